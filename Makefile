@@ -1,0 +1,37 @@
+# `make demo` and `make test` set everything up by themselves; `make help` lists the rest.
+PY   ?= python3
+VENV ?= .venv
+BIN  := $(VENV)/bin
+
+.PHONY: help demo up test check protos clean
+.DEFAULT_GOAL := help
+
+help:            ## what there is
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PY) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	    || { echo "Pointsman needs Python 3.11 to 3.13; $(PY) is $$($(PY) -V 2>&1). Try: make PY=python3.12 ..."; exit 1; }
+	@echo "Setting up $(VENV): once, one to two minutes ..."
+	@$(PY) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[shard,triton,dev]'
+	@touch $@
+
+demo: $(VENV)/.ready   ## a RAG service's day in a minute: router, two shards, two tenants, HTTP and gRPC
+	@$(BIN)/python examples/demo/demo.py
+
+up: $(VENV)/.ready     ## the same kept running, to play with
+	@$(BIN)/pointsman up
+
+test: $(VENV)/.ready   ## everything CI runs
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.ready  ## ruff and mypy alone
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+protos: $(VENV)/.ready ## generate the code of proto/ again
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \
+	    $$(cd proto && find * -name '*.proto' | sort)
+
+clean:           ## forget the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Everything that can generate, behind one Protocol: one adapter per file."""

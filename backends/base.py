@@ -1,0 +1,97 @@
+"""The Protocol that every backend fulfils, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from policies.nouns import Delta, Prompt, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a backend can do. `context_tokens` None: it does not tell.
+
+    `speaks_tokens`: it takes token ids (`Prompt.token_ids`), and the router must tokenize for it. Otherwise it takes
+    the client's own body (`Prompt.body`). `vocabulary` is the number of token ids, where it is known.
+    """
+
+    models: frozenset[str]
+    context_tokens: int | None = None
+    vocabulary: int | None = None
+    speaks_tokens: bool = False
+    reports_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A backend's own report: requests `running` and `waiting`, prompt tokens not yet computed, room in its KV pool.
+
+    None means that the backend does not tell. `reported_at` is in seconds of the clock that the backend was given.
+    """
+
+    running: int | None = None
+    waiting: int | None = None
+    waiting_tokens: int | None = None
+    free_tokens: int | None = None
+    max_requests: int | None = None
+    prefill_s_per_token: float | None = None
+    reported_at: float | None = None
+
+
+class CacheListener(Protocol):
+    """Hears what a backend's cache holds, in order. The router's prefix index is one."""
+
+    def store(self, backend: str, keys: Sequence[int], tier: str = "device") -> None:
+        """`backend` now holds the blocks `keys`, parents before children."""
+        ...
+
+    def evict(self, backend: str, keys: Sequence[int], tier: str = "device") -> None:
+        """`backend` holds these no longer."""
+        ...
+
+    def clear(self, backend: str) -> None:
+        """`backend` holds nothing: it is new, was restarted or lost touch."""
+        ...
+
+
+class Backend(Protocol):
+    """Anything that can generate.
+
+    `generate` yields Deltas until every choice has finished; the last one carries usage. It raises BackendFailed
+    (try elsewhere), BackendRefused or InvalidRequest (do not). Closing the iterator cancels the request down to its last
+    KV block. `probe` returns when the backend is known to be well, and raises BackendFailed when it is not.
+    """
+
+    name: str
+    pool: str
+    kind: str
+
+    def describe(self) -> Description | None:
+        """What it can do; None until it was reached for the first time."""
+        ...
+
+    def load(self) -> Load:
+        """The newest report, without asking for one."""
+        ...
+
+    async def start(self) -> None:
+        """Begin to connect in the background; returns at once, also when the backend is away."""
+        ...
+
+    async def probe(self) -> None:
+        """Return if the backend is well, else raise BackendFailed."""
+        ...
+
+    def generate(self, request: Request, prompt: Prompt) -> AsyncIterator[Delta]:
+        """Stream the answer to `prompt`."""
+        ...
+
+    def assets(self) -> Mapping[str, bytes]:
+        """The model's own files by name (tokenizer.json, tokenizer_config.json, ...); empty where there are none."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what runs and let go of every connection and task."""
+        ...

@@ -1,0 +1,103 @@
+"""Failures that were planned for. They know no protocol; `router.inbound.status` gives each its status code."""
+
+from __future__ import annotations
+
+
+class ExpectedError(Exception):
+    """A failure with a code for machines, and a sentence and a hint for people.
+
+    `message` says what happened, `hint` what to do about it, `param` which field of the request is meant.
+    """
+
+    code = "internal"
+    retryable = False
+    """May the same request be tried on another backend?"""
+
+    def __init__(
+        self, message: str, *, hint: str = "", param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(f"{message} ({hint})" if hint else message)
+        self.message, self.hint, self.param, self.retry_after_s = message, hint, param, retry_after_s
+
+
+class InvalidRequest(ExpectedError):
+    """The client sent something that cannot be understood or is out of range."""
+
+    code = "invalid_request"
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and answer together do not fit the model."""
+
+    code = "context_length_exceeded"
+
+
+class RequestTooLarge(ExpectedError):
+    """The body is larger than the router reads."""
+
+    code = "request_too_large"
+
+
+class Unauthenticated(ExpectedError):
+    """No key, or one that no tenant has."""
+
+    code = "invalid_api_key"
+
+
+class PermissionDenied(ExpectedError):
+    """The tenant is known and may not do this."""
+
+    code = "permission_denied"
+
+
+class UnknownModel(ExpectedError):
+    """No pool serves a model of this name to this tenant."""
+
+    code = "model_not_found"
+
+
+class QuotaExceeded(ExpectedError):
+    """The tenant's own limit is reached."""
+
+    code = "rate_limit_exceeded"
+
+
+class NoBackend(ExpectedError):
+    """Every backend was dropped by a filter, or none is there at all."""
+
+    code = "no_backend"
+
+
+class Overloaded(ExpectedError):
+    """Backends are there, but serving this request now would break promises to others."""
+
+    code = "overloaded"
+
+
+class BackendFailed(ExpectedError):
+    """A backend could not be reached, broke off, or answered nonsense."""
+
+    code = "backend_failed"
+    retryable = True
+
+
+class BackendRefused(ExpectedError):
+    """A backend understood the request and said no; another of its kind would say the same."""
+
+    code = "backend_refused"
+
+
+class DeadlineExceeded(ExpectedError):
+    """The client's deadline passed first."""
+
+    code = "deadline_exceeded"
+
+
+class ConfigError(ExpectedError):
+    """A file that cannot take effect. `problems` has one entry per mistake, with line and path."""
+
+    code = "invalid_config"
+
+    def __init__(self, message: str, *, problems: tuple[str, ...] = (), hint: str = "") -> None:
+        super().__init__("\n".join((message, *problems)), hint=hint)
+        self.problems = problems

@@ -1,0 +1,202 @@
+"""The nouns that every decision speaks of: immutable, one meaning each. `docs/glossary.md` is their dictionary."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Outcome(enum.StrEnum):
+    """How a request ended. A metric label, so the list is closed."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    EVICTED = "evicted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass:
+    """An SLA by name. `rank` 0 is served first; targets are in seconds; None where the file names none."""
+
+    name: str
+    rank: int
+    ttft_s: float | None = None
+    ttft_quantile: float = 0.95
+    tpot_s: float | None = None
+    tpot_quantile: float = 0.95
+    deadline_s: float | None = None
+    weight: float = 1.0
+    preemptible: bool = False
+    prefill_slice_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who pays and whose data must not mix.
+
+    `key_hashes` are sha256 hex digests. Empty `models` or `classes` allow all. `domain` is the cache domain: tenants
+    with equal domains share KV.
+    """
+
+    name: str
+    domain: str
+    key_hashes: frozenset[str] = frozenset()
+    weight: float = 1.0
+    models: frozenset[str] = frozenset()
+    classes: frozenset[str] = frozenset()
+    concurrent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an answer is drawn. The defaults are OpenAI's; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_new_tokens: int = 0
+    top_logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    choices: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to one model for one tenant, as policies see it: sizes and keys, never text.
+
+    `block_keys` are the chained keys of the prompt's full blocks, first block first. `rank` and `service_class` are
+    what the rules gave.
+    """
+
+    id: str
+    tenant: str
+    model: str
+    domain: str
+    prompt_tokens: int
+    max_new_tokens: int
+    service_class: str
+    rank: int = 0
+    priority: str | None = None
+    block_keys: tuple[int, ...] = ()
+    pools: tuple[str, ...] | None = None
+    policy: str = "default"
+    session: str | None = None
+    deadline_s: float | None = None
+    prefill_slice_tokens: int | None = None
+    preemptible: bool = False
+    stream: bool = False
+    sampling: Sampling = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a backend is to continue.
+
+    `token_ids` are little-endian uint32; empty where nobody tokenized. `body` is the client's own request (OpenAI
+    dialect, unknown fields included) and `path` the endpoint that it was sent to, for backends that speak the dialect;
+    None if the client spoke another one. `headers` are those that a backend should see (trace context).
+    """
+
+    token_ids: bytes = b""
+    body: Mapping[str, Any] | None = None
+    path: str = "/v1/chat/completions"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request, over all its choices. `cached_tokens` of the prompt were not computed again."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One drawn token with its natural-log probability and the most likely alternatives."""
+
+    token_id: int
+    token: str
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One piece of an answer.
+
+    `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
+    `usage`. `computed_tokens` reports prefill progress and comes alone. `message` holds what the backend added to
+    OpenAI's delta or message beside text (tool calls, reasoning, ...).
+    """
+
+    text: str = ""
+    choice: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    computed_tokens: int | None = None
+    message: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendView:
+    """One backend as one request sees it.
+
+    Counts of requests and tokens are the backend's own report plus what this router has sent since. `held_tokens` is
+    how much of the prompt's beginning it is believed to hold; None where nobody knows. `reported_s_ago` is the age of
+    the report; None before the first.
+    """
+
+    name: str
+    pool: str
+    kind: str
+    models: frozenset[str]
+    healthy: bool = True
+    draining: bool = False
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    max_requests: int | None = None
+    free_tokens: int | None = None
+    context_tokens: int | None = None
+    prefill_s_per_token: float | None = None
+    held_tokens: int | None = None
+    reported_s_ago: float | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All backends at one moment (`taken_at`, seconds of the router's clock)."""
+
+    backends: tuple[BackendView, ...]
+    taken_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a policy decided and why: `chosen` backend or None, who was `dropped` by which filter, each one's score.
+
+    `scores` lists (backend, total); `details` the same broken down: (backend, score name, value or None).
+    """
+
+    chosen: str | None
+    policy: str
+    dropped: tuple[tuple[str, str], ...] = ()
+    scores: tuple[tuple[str, float], ...] = ()
+    details: tuple[tuple[str, str, float | None], ...] = ()

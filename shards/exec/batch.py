@@ -1,0 +1,35 @@
+"""One step's work, laid out for the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence in a batch: its new tokens are `batch.token_ids[start : start + tokens]`.
+
+    `context_tokens` counts positions with KV after this step, the new ones included; `blocks` are the ids of the pool
+    blocks that hold them, in order.
+    """
+
+    start: int
+    tokens: int
+    context_tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Token ids and positions [tokens], where their KV goes (`slots` [tokens]: block * 64 + offset), and the sequences.
+
+    `logit_rows` [wanted] are indices into the tokens whose logits are wanted. All tensors are int64.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    rows: tuple[Row, ...]
+    logit_rows: torch.Tensor

@@ -1,0 +1,32 @@
+"""Block keys: names for KV that router and shard compute alike from token ids. Torch-free.
+
+A key is the xxh3-64 of a block's token bytes, seeded with its parent's key; the first block's parent is the root of its
+cache domain. Equal keys mean, almost surely, an equal prefix in the same model and domain. The router places by them;
+a shard compares the tokens themselves before it reuses memory, since xxh3 does not resist an adversary.
+"""
+
+from __future__ import annotations
+
+from xxhash import xxh3_64_intdigest
+
+BLOCK_TOKENS = 64
+"""Positions in one block of KV."""
+
+TOKEN_BYTES = 4
+"""Token ids are little-endian uint32 wherever they travel or are hashed."""
+
+_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
+
+
+def root_key(model: str, domain: str, adapter: str = "") -> int:
+    """The parent of every first block of `model` with `adapter` in cache `domain`."""
+    return xxh3_64_intdigest("\x00".join((model, adapter, domain)).encode())
+
+
+def block_keys(token_ids: bytes, parent: int) -> tuple[int, ...]:
+    """The chained keys of all full blocks in `token_ids` (little-endian uint32), which continue `parent`."""
+    keys = []
+    for start in range(0, len(token_ids) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
+        parent = xxh3_64_intdigest(token_ids[start : start + _BLOCK_BYTES], seed=parent)
+        keys.append(parent)
+    return tuple(keys)

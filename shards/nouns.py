@@ -1,0 +1,143 @@
+"""What goes into the engine and what comes out of a step. Torch-free; the server translates them to the wire."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and penalties 1 / 0 / 0 are off.
+
+    `top_logprobs` None: no logprobs; 0: the drawn token's only.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    min_new_tokens: int = 0
+    top_logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as the engine takes it. `key` is the caller's name for it, unique while it lives.
+
+    Its prompt (`prompt_tokens` in all) arrives by `Engine.extend`. `deadline_s` is a time of the engine's clock.
+    `choices` sequences are drawn from the one prompt.
+    """
+
+    key: Hashable
+    prompt_tokens: int
+    max_new_tokens: int
+    domain: str = ""
+    rank: int = 0
+    deadline_s: float | None = None
+    prefill_slice: int | None = None
+    choices: int = 1
+    sampling: SamplingParams = SamplingParams()
+
+
+class FinishReason(enum.Enum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probability of one drawn token and of the most likely ones at its position."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens that one choice of one request drew in one step; `logprobs` is empty or one per token."""
+
+    key: Hashable
+    choice: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of a prompt's KV exists; `cached_tokens` of it were found in the cache."""
+
+    key: Hashable
+    computed_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of one choice. `stop` is the stop string that ended it; `message` is for people."""
+
+    key: Hashable
+    choice: int
+    reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    stop: str = ""
+    message: str = ""
+
+
+class CacheChange(enum.Enum):
+    """What happened to cached blocks."""
+
+    STORED = "stored"
+    EVICTED = "evicted"
+    CLEARED = "cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvent:
+    """A change of what this shard holds; keys of parents come before those of children."""
+
+    change: CacheChange
+    keys: tuple[int, ...] = ()
+    tier: str = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the engine is. `waiting_tokens`: prompt tokens not computed yet, over all requests."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    blocks_total: int
+    blocks_free: int
+    prefill_s_per_token: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that one step changed."""
+
+    step: int
+    drawn: tuple[Drawn, ...]
+    progress: tuple[Progress, ...]
+    finished: tuple[Finished, ...]
+    cache: tuple[CacheEvent, ...]
+    load: Load
