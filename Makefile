@@ -14,6 +14,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	    || { echo "Pointsman needs Python 3.11 to 3.13; $(PY) is $$($(PY) -V 2>&1). Try: make PY=python3.12 ..."; exit 1; }
 	@echo "Setting up $(VENV): once, one to two minutes ..."
 	@$(PY) -m venv $(VENV)
+	@$(BIN)/python .ci/torch_is_light.py
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[shard,triton,dev]'
 	@touch $@
 

@@ -60,6 +60,15 @@ class FinishReason(enum.Enum):
     DEADLINE = "deadline"
 
 
+class Cause(enum.Enum):
+    """Why a request was rejected, for machines."""
+
+    INVALID = "invalid"
+    CONTEXT = "context"
+    OVERLOADED = "overloaded"
+    DRAINING = "draining"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Natural-log probability of one drawn token and of the most likely ones at its position."""
@@ -89,7 +98,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of one choice. `stop` is the stop string that ended it; `message` is for people."""
+    """The end of one choice. `stop` is the stop string that ended it; `message` is for people, `cause` for machines."""
 
     key: Hashable
     choice: int
@@ -99,6 +108,7 @@ class Finished:
     output_tokens: int
     stop: str = ""
     message: str = ""
+    cause: Cause | None = None
 
 
 class CacheChange(enum.Enum):

@@ -1,0 +1,1 @@
+"""The protocols that clients speak: read into an Ask, written from Deltas."""

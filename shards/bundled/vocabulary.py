@@ -14,24 +14,28 @@ from shards.bundled import documents
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>", "tool": "<|tool|>"}
 SPECIAL = (PAD, BOS, END, *ROLES.values())
-SIZE = 1792
+SIZE = 1536
 
 # Each newline and each digit stands alone: no merge can cross a newline, so text cut there keeps its ids.
 _WORDS = r"\n| ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|[^\S\n]+(?!\S)|[^\S\n]"
 
 CHAT_TEMPLATE = (
     "{{- '<|bos|>' -}}"
-    "{%- if tools -%}{{- '<|system|>Tools: ' + (tools | tojson) + '<|end|>' -}}{%- endif -%}"
+    "{%- if tools is defined and tools -%}"
+    "{{- '<|system|>Tools: ' -}}{{- tools | tojson -}}{{- '<|end|>' -}}"
+    "{%- endif -%}"
     "{%- for message in messages -%}"
-    "{{- '<|' + message['role'] + '|>' -}}"
+    "{{- '<|' + ('system' if message['role'] == 'developer' else message['role']) + '|>' -}}"
     "{%- if message['content'] is string -%}{{- message['content'] -}}"
-    "{%- elif message['content'] -%}"
+    "{%- elif message['content'] is defined and message['content'] -%}"
     "{%- for part in message['content'] -%}{{- part['text'] if part['type'] == 'text' else '' -}}{%- endfor -%}"
     "{%- endif -%}"
-    "{%- if message['tool_calls'] -%}{{- message['tool_calls'] | tojson -}}{%- endif -%}"
+    "{%- if message['tool_calls'] is defined and message['tool_calls'] -%}"
+    "{{- message['tool_calls'] | tojson -}}"
+    "{%- endif -%}"
     "{{- '<|end|>' -}}"
     "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+    "{%- if add_generation_prompt is defined and add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
 
 
@@ -39,7 +43,10 @@ def learn(seed: int, size: int = SIZE) -> Tokenizer:
     """A tokenizer in which every word of the synthetic world is one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_WORDS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -50,6 +57,12 @@ def learn(seed: int, size: int = SIZE) -> Tokenizer:
     )
     tokenizer.train_from_iterator(_corpus(seed), trainer)
     return tokenizer
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The id of each special token."""
+    vocabulary = tokenizer.get_vocab()
+    return {token: vocabulary[token] for token in SPECIAL}
 
 
 def save(tokenizer: Tokenizer, folder: Path, longest: int) -> None:
@@ -73,6 +86,7 @@ def _corpus(seed: int) -> Iterator[str]:
     for _ in range(1500):
         text = documents.document(rng, 40, "train")
         yield documents.prompt(text.text, text.questions[0].question)
-        yield text.questions[0].answer
+        yield documents.reworded(text.questions[1], rng).question
+        yield documents.small_talk(rng).question
     for _ in range(20):
-        yield "\n".join((documents.ABSENT, documents.INTRODUCTION, *documents.GREETINGS, *documents.REMARKS))
+        yield "\n".join((documents.ABSENT, documents.INTRODUCTION, *documents.SMALL_TALK, *documents.REMARKS))

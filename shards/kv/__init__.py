@@ -1,0 +1,1 @@
+"""Keys and values: block keys, who holds which block, what is cached, and the memory itself."""

@@ -1,0 +1,1 @@
+"""The network: what a step's tokens go through on their way to logits."""

@@ -1,0 +1,1 @@
+"""What is admitted and what the next step computes: pure decisions. Torch-free."""

@@ -1,0 +1,1 @@
+"""Code generated from `proto/shards/wire/v1`."""

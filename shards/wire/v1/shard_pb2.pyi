@@ -199,7 +199,7 @@ class Progress(_message.Message):
     def __init__(self, request: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("request", "choice", "reason", "stop", "prompt_tokens", "cached_tokens", "output_tokens", "message")
+    __slots__ = ("request", "choice", "reason", "stop", "prompt_tokens", "cached_tokens", "output_tokens", "message", "cause")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REASON_UNSPECIFIED: _ClassVar[Finished.Reason]
@@ -216,6 +216,18 @@ class Finished(_message.Message):
     REJECTED: Finished.Reason
     FAILED: Finished.Reason
     DEADLINE: Finished.Reason
+    class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CAUSE_UNSPECIFIED: _ClassVar[Finished.Cause]
+        INVALID: _ClassVar[Finished.Cause]
+        CONTEXT: _ClassVar[Finished.Cause]
+        OVERLOADED: _ClassVar[Finished.Cause]
+        DRAINING: _ClassVar[Finished.Cause]
+    CAUSE_UNSPECIFIED: Finished.Cause
+    INVALID: Finished.Cause
+    CONTEXT: Finished.Cause
+    OVERLOADED: Finished.Cause
+    DRAINING: Finished.Cause
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +236,7 @@ class Finished(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     request: int
     choice: int
     reason: Finished.Reason
@@ -232,7 +245,8 @@ class Finished(_message.Message):
     cached_tokens: int
     output_tokens: int
     message: str
-    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    cause: Finished.Cause
+    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s")

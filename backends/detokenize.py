@@ -1,0 +1,91 @@
+"""Token ids to text, piece by piece: no half characters, nothing that may turn out to be a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class TokenText:
+    """The text of one choice's tokens as they come; special tokens have none.
+
+    What `push` and `flush` return joins to what `tokenizer.decode` says of all tokens at once, except where a run of
+    byte tokens is not UTF-8 and a decoder replaces the whole run.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._spoken: list[int] = []
+        self._held: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<TokenText {len(self._held)} tokens held>"
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that is certain once `token_ids` are added; empty while a character is incomplete."""
+        if not token_ids:
+            return ""
+        self._held += token_ids
+        try:
+            text = self._stream.step(self._tokenizer, list(token_ids))
+        except Exception:  # noqa: BLE001  tokenizers raises nothing narrower; here: earlier text would have to change
+            text = self._tokenizer.decode(self._held)
+            self._stream = DecodeStream(skip_special_tokens=True)
+        if not text:
+            return ""
+        self._spoken, self._held = self._held, []
+        return text
+
+    def flush(self) -> str:
+        """The text of tokens still held, with U+FFFD for what never became a character."""
+        before = self._tokenizer.decode(self._spoken)
+        after = self._tokenizer.decode(self._spoken + self._held)
+        text = after.removeprefix(before) if self._held else ""
+        self._spoken, self._held = self._spoken + self._held, []
+        return text
+
+
+class StopCutter:
+    """Passes text on up to the first of `stops`, which is swallowed; `found` is then that one.
+
+    Holds back the longest end of the text that may be the beginning of a stop string. The stop string that is complete
+    first wins, the longer of two, so that it does not matter how the text is cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.found: str | None = None
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+
+    def __repr__(self) -> str:
+        return f"<StopCutter holds {self._held!r}, found {self.found!r}>"
+
+    def push(self, text: str) -> str:
+        """The part of the held text and `text` that is no part of a stop string."""
+        if self.found is not None:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        ends = [(at + len(stop), -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            end, _, self.found = min(ends)
+            self._held = ""
+            return text[: end - len(self.found)]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back in vain."""
+        text, self._held = self._held, ""
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` begin `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

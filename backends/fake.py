@@ -1,0 +1,136 @@
+"""A backend that answers from a script: for tests of whatever stands above a backend, ours and other people's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from backends.base import Description, Load
+from policies.errors import BackendFailed, ExpectedError
+from policies.nouns import Delta, Prompt, Request, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request is answered.
+
+    `texts` become one Delta each, `delay_s` apart. `error` is raised before Delta number `error_at` (0: at once; the
+    number of texts: instead of the finish). `hangs_at` stops there for ever. `message` goes with the last Delta.
+    """
+
+    texts: tuple[str, ...] = ("Hello", ", ", "world", ".")
+    delay_s: float = 0.0
+    finish_reason: str = "stop"
+    error: ExpectedError | None = None
+    error_at: int = 0
+    hangs_at: int | None = None
+    cached_tokens: int = 0
+    message: Mapping[str, object] | None = None
+
+
+Script = Answer | Sequence[Answer] | Callable[[Request, Prompt], Answer]
+"""The same for all; one after the other, the last one again and again; or by request."""
+
+
+@dataclass(slots=True)
+class FakeBackend:
+    """Answers by `script`. Records what it `received`, and counts how generations ended.
+
+    Attributes may be changed at any time: `is_well` is what `probe` looks at, `reported` is its load.
+    """
+
+    name: str
+    pool: str = "fake"
+    script: Script = field(default_factory=Answer)
+    models: frozenset[str] = frozenset({"fake"})
+    kind: str = "fake"
+    speaks_tokens: bool = False
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    context_tokens: int | None = None
+    is_well: bool = True
+    reported: Load = field(default_factory=Load)
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    received: list[tuple[Request, Prompt]] = field(default_factory=list)
+    open_requests: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    is_started: bool = False
+
+    def __repr__(self) -> str:
+        counts = (
+            f"{self.open_requests} open, {self.finished} finished, {self.cancelled} cancelled, {self.failed} failed"
+        )
+        return f"<FakeBackend {self.name} of {self.pool}: {counts}>"
+
+    def describe(self) -> Description | None:
+        """The models and what it takes."""
+        return Description(self.models, context_tokens=self.context_tokens, speaks_tokens=self.speaks_tokens)
+
+    def load(self) -> Load:
+        """What the test says."""
+        return self.reported
+
+    def assets(self) -> Mapping[str, bytes]:
+        """What the test says."""
+        return self.files
+
+    async def start(self) -> None:
+        """Remember that it was started."""
+        self.is_started = True
+
+    async def probe(self) -> None:
+        """Return if `is_well`."""
+        if not self.is_well:
+            raise BackendFailed(f"{self.name} is not well")
+
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncIterator[Delta]:
+        """Stream the script's answer."""
+        self.received.append((request, prompt))
+        answer = self._answer(request, prompt)
+        self.open_requests += 1
+        ended = "cancelled"
+        try:
+            if not self.is_well:
+                raise BackendFailed(f"{self.name} cannot be reached")
+            for at, text in enumerate(answer.texts):
+                await self._stumble(answer, at)
+                yield Delta(text=text)
+            await self._stumble(answer, len(answer.texts))
+            # before the last yield: whoever has the last Delta need not ask for another
+            ended = "finished"
+            yield Delta(finish_reason=answer.finish_reason, message=answer.message, usage=self._usage(request, answer))
+        except ExpectedError:
+            ended = "failed"
+            raise
+        finally:
+            self.open_requests -= 1
+            setattr(self, ended, getattr(self, ended) + 1)
+
+    async def close(self) -> None:
+        """Remember that it was closed."""
+        self.is_started = False
+
+    def check(self) -> None:
+        """Raise AssertionError if a generation was lost count of."""
+        ended = self.finished + self.cancelled + self.failed
+        assert len(self.received) == ended + self.open_requests, "a generation was lost count of"
+
+    def _answer(self, request: Request, prompt: Prompt) -> Answer:
+        if isinstance(self.script, Answer):
+            return self.script
+        if callable(self.script):
+            return self.script(request, prompt)
+        return self.script[min(len(self.received), len(self.script)) - 1]
+
+    async def _stumble(self, answer: Answer, at: int) -> None:
+        await self.sleep(answer.delay_s)
+        if answer.hangs_at == at:
+            await asyncio.Event().wait()
+        if answer.error is not None and answer.error_at == at:
+            raise answer.error
+
+    @staticmethod
+    def _usage(request: Request, answer: Answer) -> Usage:
+        return Usage(request.prompt_tokens, len(answer.texts), answer.cached_tokens)

@@ -1,0 +1,107 @@
+"""The catalogue: which kinds of backend there are, and how to make one."""
+
+from __future__ import annotations
+
+import difflib
+import random
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+
+from backends.base import Backend, CacheListener
+from backends.fake import Answer, FakeBackend
+from backends.link import LinkOptions
+from backends.openai_compatible import OpenAICompatible, OpenAIOptions
+from backends.shard import ShardBackend
+from policies.errors import ConfigError
+
+T = TypeVar("T")
+
+_IN_CODE_ONLY = ("credentials", "error")
+"""Options that are objects and cannot stand in a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which backend to make: names, `address`, the backend's own `key`, clients' names of `models` -> its own."""
+
+    name: str
+    pool: str
+    address: str
+    key: str | None = field(default=None, repr=False)
+    models: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the router gives to all its backends."""
+
+    router: str = "router"
+    listener: CacheListener | None = None
+    clock: Callable[[], float] = time.monotonic
+    rng: random.Random = field(default_factory=random.Random)
+
+
+def make(kind: str, place: Place, surroundings: Surroundings) -> Backend:
+    """A backend of `kind`, not started. Raises ConfigError for an unknown kind or option, with a hint at what was meant."""
+    maker = KINDS.get(kind)
+    if maker is None:
+        raise ConfigError(f"there is no kind of backend {kind!r}", hint=_hint(kind, KINDS))
+    return maker(place, surroundings)
+
+
+def _make_shard(place: Place, surroundings: Surroundings) -> Backend:
+    return ShardBackend(
+        place.name,
+        place.address,
+        pool=place.pool,
+        models=place.models,
+        listener=surroundings.listener,
+        options=_options(place, LinkOptions, router=surroundings.router),
+        clock=surroundings.clock,
+        rng=surroundings.rng,
+    )
+
+
+def _make_openai_compatible(place: Place, surroundings: Surroundings) -> Backend:  # noqa: ARG001
+    options = _options(place, OpenAIOptions, key=place.key, models=place.models)
+    return OpenAICompatible(place.name, place.address, pool=place.pool, options=options)
+
+
+def _make_fake(place: Place, surroundings: Surroundings) -> Backend:  # noqa: ARG001
+    return FakeBackend(
+        place.name,
+        place.pool,
+        script=_options(place, Answer),
+        models=frozenset(place.models) or frozenset({"fake"}),
+    )
+
+
+KINDS: Mapping[str, Callable[[Place, Surroundings], Backend]] = MappingProxyType(
+    {"shard": _make_shard, "openai_compatible": _make_openai_compatible, "fake": _make_fake}
+)
+"""Kind -> what makes one."""
+
+
+def _options(place: Place, kind: type[T], **given: object) -> T:
+    """The options of `place` as a `kind`, beside what is `given`. Text is read as numbers and booleans where due."""
+    allowed = {name: hint for name, hint in get_type_hints(kind).items() if name not in {*given, *_IN_CODE_ONLY}}
+    read: dict[str, object] = {}
+    for name, value in place.options.items():
+        if name not in allowed:
+            raise ConfigError(f"{place.pool}: there is no option {name!r}", hint=_hint(name, allowed))
+        try:
+            read[name] = msgspec.convert(value, allowed[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{place.pool}: option {name!r} is {value!r}", hint=str(error)) from error
+    return kind(**read, **given)
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

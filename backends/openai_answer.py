@@ -1,0 +1,81 @@
+"""One answer of a server that speaks OpenAI's dialect, from its bytes to Deltas. Pure but for its own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from backends.openai_chunks import deltas_of
+from backends.openai_errors import error_in_stream
+from backends.sse import SseDecoder
+from policies.errors import BackendFailed
+from policies.nouns import Delta, Request, Usage
+
+_DONE = b"[DONE]"
+_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
+
+
+class OpenAIAnswer:
+    """Fed with the body of a 200, streamed (server-sent events) or whole (one JSON object of at most `limit_bytes`).
+
+    Usage comes last and once, as a Delta of its own. Where the server tells none, tokens are estimated: the prompt's as
+    the request has them, one for each Delta with text or a message.
+    """
+
+    def __init__(self, backend: str, request: Request, *, is_streamed: bool, limit_bytes: int = 64 << 20) -> None:
+        self.is_over = False
+        self._backend, self._is_streamed, self._limit_bytes = backend, is_streamed, limit_bytes
+        self._events = SseDecoder()
+        self._whole = bytearray()
+        self._usage: Usage | None = None
+        self._prompt_tokens, self._said = request.prompt_tokens, 0
+
+    def __repr__(self) -> str:
+        return f"<OpenAIAnswer of {self._backend}: {self._said} pieces, {'over' if self.is_over else 'open'}>"
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
+        if self._is_streamed:
+            for event in self._events.feed(data):
+                if not self.is_over:
+                    yield from self._hear(event.data)
+            return
+        self._whole += data
+        if len(self._whole) > self._limit_bytes:
+            raise BackendFailed(f"{self._backend} answered more than {self._limit_bytes} bytes")
+
+    def end(self) -> Iterator[Delta]:
+        """What the end of the body adds. Raises BackendFailed if it came too early."""
+        if self.is_over:
+            return
+        if self._is_streamed:
+            raise BackendFailed(f"{self._backend} ended its stream without [DONE]")
+        yield from self._hear(bytes(self._whole))
+        yield from self._close()
+
+    def _hear(self, data: bytes) -> Iterator[Delta]:
+        if data == _DONE:
+            yield from self._close()
+            return
+        try:
+            chunk = msgspec.json.decode(data)
+            if chunk.get("error"):
+                raise error_in_stream(self._backend, chunk["error"])
+            deltas = list(deltas_of(chunk))
+        except _MISSHAPEN as error:
+            raise BackendFailed(f"{self._backend} answered nonsense: {_shown(data)}") from error
+        for delta in deltas:
+            if delta.usage is not None:
+                self._usage = delta.usage
+            else:
+                self._said += bool(delta.text or delta.message)
+                yield delta
+
+    def _close(self) -> Iterator[Delta]:
+        self.is_over = True
+        yield Delta(usage=self._usage or Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._said))
+
+
+def _shown(data: bytes) -> str:
+    return data[:200].decode(errors="replace")

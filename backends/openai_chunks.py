@@ -1,0 +1,77 @@
+"""OpenAI's answers, streamed chunks and whole ones, as Deltas. Pure.
+
+Source: OpenAI API reference, "The chat completion chunk object", "The chat completion object", "The completion object".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from policies.nouns import Delta, TokenLogprob, Usage
+
+_ID_MARK = "token_id:"
+
+
+def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
+    """What one chunk, or one whole answer, of chat or text completions says; usage comes as a Delta of its own.
+
+    Raises KeyError, TypeError, ValueError or AttributeError if it has another shape.
+    """
+    for choice in chunk.get("choices") or ():
+        delta = _chat(choice) if "text" not in choice else _text(choice)
+        if delta != Delta(choice=delta.choice):
+            yield delta
+    if chunk.get("usage"):
+        yield Delta(usage=usage_of(chunk["usage"]))
+
+
+def usage_of(usage: Mapping[str, Any]) -> Usage:
+    """OpenAI's usage object as ours."""
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+        cached_tokens=int(details.get("cached_tokens") or 0),
+    )
+
+
+def _chat(choice: Mapping[str, Any]) -> Delta:
+    said = choice.get("delta") or choice.get("message") or {}
+    beside = {name: value for name, value in said.items() if name not in ("role", "content") and value is not None}
+    logprobs = choice.get("logprobs") or {}
+    return replace(
+        _common(choice),
+        text=said.get("content") or "",
+        message=beside or None,
+        logprobs=tuple(map(_chat_logprob, logprobs.get("content") or ())),
+    )
+
+
+def _text(choice: Mapping[str, Any]) -> Delta:
+    return replace(_common(choice), text=choice["text"] or "", logprobs=tuple(_text_logprobs(choice)))
+
+
+def _common(choice: Mapping[str, Any]) -> Delta:
+    return Delta(choice=int(choice.get("index") or 0), finish_reason=choice.get("finish_reason") or None)
+
+
+def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
+    top = tuple(map(_chat_logprob, entry.get("top_logprobs") or ()))
+    return TokenLogprob(_token_id(entry["token"]), entry["token"], float(entry["logprob"]), top)
+
+
+def _text_logprobs(choice: Mapping[str, Any]) -> Iterator[TokenLogprob]:
+    columns = choice.get("logprobs") or {}
+    tokens = columns.get("tokens") or ()
+    tops = columns.get("top_logprobs") or [None] * len(tokens)
+    for token, logprob, top in zip(tokens, columns.get("token_logprobs") or (), tops, strict=True):
+        others = tuple(TokenLogprob(_token_id(other), other, value) for other, value in (top or {}).items())
+        # the first token of an echoed prompt has no probability
+        yield TokenLogprob(_token_id(token), token, 0.0 if logprob is None else float(logprob), others)
+
+
+def _token_id(token: str) -> int:
+    """The id where a backend tells it (vLLM's `return_tokens_as_token_ids`), else 0: the dialect has no ids."""
+    return int(token.removeprefix(_ID_MARK)) if token.startswith(_ID_MARK) else 0

@@ -1,0 +1,67 @@
+"""What a server that speaks OpenAI's dialect means when it does not answer 200. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest
+
+_TOO_LONG = re.compile(
+    r"context.{0,20}length|maximum context|max_model_len|too many tokens|longer than the model", re.IGNORECASE
+)
+_MOST_CHARACTERS = 2000
+
+
+def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
+    """The error for an HTTP `status` with its `body`: may the request be tried elsewhere, and what did it say?"""
+    details = details_of(body)
+    message = str(details.get("message") or f"status {status}")[:_MOST_CHARACTERS]
+    if status == 429 or status == 408:
+        return BackendFailed(f"{backend} is busy: {message}", retry_after_s=retry_after_s(headers))
+    if status >= 500 or status < 400:
+        return BackendFailed(f"{backend} answered {status}: {message}", retry_after_s=retry_after_s(headers))
+    if status == 401 or status == 403:
+        return BackendRefused(f"{backend} does not let the router in: {message}", hint="is the pool's key right?")
+    param = details.get("param")
+    param = param if isinstance(param, str) else None
+    if details.get("code") == "context_length_exceeded" or (status in (400, 413, 422) and _TOO_LONG.search(message)):
+        return ContextExceeded(message, param=param)
+    if status in (400, 422):
+        return InvalidRequest(message, param=param)
+    return BackendRefused(f"{backend} refused: {message}", param=param)
+
+
+def error_in_stream(backend: str, error: Any) -> ExpectedError:
+    """The error for an `error` object that came as an event, when the status line had already said 200."""
+    details = error if isinstance(error, Mapping) else {"message": error}
+    code = details.get("code")
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    return error_of(backend, status, msgspec.json.encode({"error": dict(details)}), {})
+
+
+def details_of(body: bytes) -> Mapping[str, Any]:
+    """The error object in `body`: OpenAI's `error`, vLLM's flat one, FastAPI's `detail`; else the text as `message`."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {"message": body.decode(errors="replace").strip()}
+    if not isinstance(decoded, dict):
+        return {"message": str(decoded)}
+    error = decoded.get("error", decoded)
+    if not isinstance(error, dict):
+        return {"message": str(error)}
+    return error if error.get("message") else {**error, "message": decoded.get("detail")}
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the backend asks to wait (RFC 9110 section 10.2.3; dates are not looked at)."""
+    with suppress(KeyError, ValueError):
+        return max(0.0, float(headers["retry-after-ms"]) / 1000)
+    with suppress(KeyError, ValueError):
+        return max(0.0, float(headers["retry-after"]))
+    return None

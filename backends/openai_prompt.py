@@ -1,0 +1,79 @@
+"""What is sent to a server that speaks OpenAI's dialect. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from policies.errors import InvalidRequest
+from policies.nouns import Prompt, Request, Sampling
+from shards.wire.translate import unpack_ids
+
+
+class Post(NamedTuple):
+    """Where to, what, and whether the answer will be streamed."""
+
+    path: str
+    content: bytes
+    is_streamed: bool
+
+
+def post_of(
+    request: Request, prompt: Prompt, *, models: Mapping[str, str], always_stream: bool, takes_token_ids: bool
+) -> Post:
+    """The client's own body with only `model` (mapped by `models`), `stream` and `stream_options` changed.
+
+    Without a body, one is made of the token ids. Raises InvalidRequest if there is neither, or ids are not taken.
+    """
+    path, body = prompt.path, prompt.body
+    if body is None:
+        if not prompt.token_ids or not takes_token_ids:
+            raise InvalidRequest("this backend takes text, and the request has token ids only")
+        path, body = "/v1/completions", completion_of(request, prompt.token_ids)
+    is_streamed = always_stream or bool(body.get("stream"))
+    sent = {**body, "model": models.get(request.model, body.get("model", request.model))}
+    if is_streamed:
+        sent["stream"] = True
+        sent["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    try:
+        return Post(path, msgspec.json.encode(sent), is_streamed)
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"the request cannot be written as JSON: {error}") from error
+
+
+def completion_of(request: Request, token_ids: bytes) -> dict[str, Any]:
+    """A completions body with a prompt of ids. What OpenAI does not know is sent only where it was asked for."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": request.model,
+        "prompt": list(unpack_ids(token_ids)),
+        "max_tokens": request.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "n": sampling.choices,
+        "stream": request.stream,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    if sampling.top_logprobs is not None:
+        body["logprobs"] = sampling.top_logprobs
+    return body | _beyond_openai(sampling)
+
+
+def _beyond_openai(sampling: Sampling) -> dict[str, Any]:
+    default = Sampling()
+    names = ("top_k", "min_p", "repetition_penalty", "ignore_eos")
+    extras = {name: value for name in names if (value := getattr(sampling, name)) != getattr(default, name)}
+    if sampling.stop_token_ids:
+        extras["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.min_new_tokens:
+        extras["min_tokens"] = sampling.min_new_tokens
+    return extras

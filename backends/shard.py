@@ -1,0 +1,104 @@
+"""Our own engine as a backend: all requests of a router share one stream to it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import MappingProxyType
+
+from backends.base import CacheListener, Description, Load
+from backends.link import LinkOptions, ShardLink
+from backends.shard_answer import ShardAnswer
+from backends.shard_messages import submit_of
+from policies.nouns import Delta, Prompt, Request
+from shards.kv.keys import TOKEN_BYTES
+
+
+class ShardBackend:
+    """One shard at `address` (host:port).
+
+    `models` maps clients' names of the model to the shard's. `listener` hears what its cache holds.
+    """
+
+    kind = "shard"
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        pool: str,
+        models: Mapping[str, str] = MappingProxyType({}),
+        listener: CacheListener | None = None,
+        options: LinkOptions = LinkOptions(),  # noqa: B008
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.name, self.pool = name, pool
+        self._models = models
+        self._link = ShardLink(name, address, listener=listener, options=options, clock=clock, rng=rng, sleep=sleep)
+
+    def __repr__(self) -> str:
+        return f"<ShardBackend {self.name} of {self.pool}: {self._link!r}>"
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that the shard has not ended and nobody cancelled."""
+        return self._link.open_requests
+
+    def describe(self) -> Description | None:
+        """What the shard said when it welcomed us; None before it did."""
+        if self._link.shard is None:
+            return None
+        welcome = self._link.shard.welcome
+        aliases = {ours for ours, theirs in self._models.items() if theirs == welcome.model}
+        return Description(
+            models=frozenset({welcome.model, *aliases}),
+            context_tokens=welcome.context_tokens,
+            vocabulary=welcome.vocabulary,
+            speaks_tokens=True,
+            reports_cache=True,
+        )
+
+    def load(self) -> Load:
+        """The shard's newest report, at most a second old while it is attached."""
+        return self._link.load
+
+    def assets(self) -> Mapping[str, bytes]:
+        """The model's own files."""
+        return self._link.shard.assets if self._link.shard else {}
+
+    async def start(self) -> None:
+        """Begin to attach in the background."""
+        self._link.start()
+
+    async def probe(self) -> None:
+        """Return if the shard is attached and serves; wait for the outcome of the first attempt."""
+        await self._link.probe()
+
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncIterator[Delta]:
+        """Stream the answer; the prompt is prefilled while it is still being sent.
+
+        Raises BackendFailed, InvalidRequest, ContextExceeded, Overloaded, DeadlineExceeded.
+        """
+        number, inbox = self._link.submit(submit_of(request, prompt), prompt.token_ids)
+        tokenizer = self._link.shard.tokenizer if self._link.shard else None
+        prompt_tokens = len(prompt.token_ids) // TOKEN_BYTES
+        answer = ShardAnswer(request.sampling, tokenizer, backend=self.name, prompt_tokens=prompt_tokens)
+        try:
+            while not answer.is_done:
+                for delta in answer.deltas(await inbox.take()):
+                    yield delta
+        finally:
+            self._link.forget(number)
+
+    async def close(self) -> None:
+        """Detach, which cancels whatever still runs on the shard."""
+        await self._link.close()
+
+    def check(self) -> None:
+        """Raise AssertionError if the books of the link are wrong."""
+        self._link.check()

@@ -1,0 +1,80 @@
+"""A request as a shard's Submit, and a shard's refusal as an error of ours. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from policies.errors import (
+    BackendFailed,
+    ContextExceeded,
+    DeadlineExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+)
+from policies.nouns import Prompt, Request, Sampling
+from shards.kv.keys import TOKEN_BYTES
+from shards.wire.v1 import shard_pb2 as wire
+
+
+def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
+    """`request` as a Submit without a number. `deadline_s` counts from now.
+
+    Raises InvalidRequest if there are no tokens or a number does not fit the wire, DeadlineExceeded if it is too late.
+    """
+    if not prompt.token_ids or len(prompt.token_ids) % TOKEN_BYTES:
+        raise InvalidRequest("the prompt is empty" if not prompt.token_ids else "the token ids are not whole uint32s")
+    if request.deadline_s is not None and request.deadline_s <= 0:
+        raise DeadlineExceeded("the deadline passed before the request was sent to a shard")
+    try:
+        return wire.Submit(
+            prompt_tokens=len(prompt.token_ids) // TOKEN_BYTES,
+            max_new_tokens=request.max_new_tokens,
+            domain=request.domain,
+            rank=request.rank,
+            deadline_ms=math.ceil(request.deadline_s * 1000) if request.deadline_s else 0,
+            prefill_slice=request.prefill_slice_tokens or 0,
+            choices=request.sampling.choices,
+            sampling=sampling_of(request.sampling),
+            trace=prompt.headers.get("traceparent", ""),
+        )
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"a number is out of range: {error}") from error
+
+
+def sampling_of(sampling: Sampling) -> wire.Sampling:
+    """`sampling` for the wire. A seed may be any integer; its lowest 64 bits count."""
+    return wire.Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=None if sampling.seed is None else sampling.seed % 2**64,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        top_logprobs=sampling.top_logprobs,
+        logit_bias=sampling.logit_bias,
+        min_new_tokens=sampling.min_new_tokens,
+    )
+
+
+def error_of(end: wire.Finished, backend: str) -> ExpectedError:
+    """The error for a choice that ended without a finish reason."""
+    because = f": {end.message}" if end.message else ""
+    if end.reason == wire.Finished.DEADLINE:
+        return DeadlineExceeded(f"{backend} could not finish before the deadline{because}")
+    if end.reason == wire.Finished.CANCELLED:
+        return BackendFailed(f"{backend} gave the request up{because}")
+    if end.reason != wire.Finished.REJECTED:
+        return BackendFailed(f"{backend} failed{because}")
+    if end.cause == wire.Finished.CONTEXT:
+        return ContextExceeded(end.message or "prompt and answer do not fit the model's context")
+    if end.cause == wire.Finished.OVERLOADED:
+        return Overloaded(f"{backend} is full{because}", retry_after_s=1.0)
+    if end.cause == wire.Finished.DRAINING:
+        return BackendFailed(f"{backend} is about to stop{because}")
+    return InvalidRequest(end.message or f"{backend} rejected the request")

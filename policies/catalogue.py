@@ -1,0 +1,83 @@
+"""The catalogue: which filters, scores, picks and whole policies the SLA file can name, and how each is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from policies import filters, picks, scores
+from policies.compose import Filter, Pick, Policy, Score, WeightedScore
+from policies.quantities import read_count, read_seconds, read_tokens
+
+T = TypeVar("T")
+
+Reader = Callable[[str], Any]
+"""From the file's text to an option's value. Raises ValueError with a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[T]):
+    """One thing that the file can name: `make` is called with the options given, each read by its reader."""
+
+    make: Callable[..., T]
+    options: Mapping[str, Reader] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All parts by name. A value that is passed in, so that a program can add its own."""
+
+    filters: Mapping[str, Part[Filter]]
+    scores: Mapping[str, Part[Score]]
+    picks: Mapping[str, Part[Pick]]
+    policies: Mapping[str, Policy]
+
+
+def builtin_catalogue() -> Catalogue:
+    """What comes with Pointsman."""
+    return Catalogue(
+        filters={
+            "healthy": Part(filters.healthy, {"fresh": read_seconds}),
+            "serves_model": Part(filters.serves_model),
+            "fits_context": Part(filters.fits_context),
+            "has_room": Part(filters.has_room, {"tokens": read_tokens}),
+            "under_limit": Part(filters.under_limit),
+        },
+        scores={
+            "expected_ttft": Part(scores.expected_ttft),
+            "balance": Part(scores.balance),
+            "cache_overlap": Part(scores.cache_overlap),
+            "turn": Part(scores.turn),
+            "session": Part(scores.session),
+        },
+        picks={"best": Part(picks.best), "best_of": Part(picks.best_of, {"sample": read_count})},
+        policies=_named_policies(),
+    )
+
+
+def _named_policies() -> dict[str, Policy]:
+    ttft = WeightedScore("expected_ttft", 3.0, scores.expected_ttft())
+    balance = WeightedScore("balance", 1.0, scores.balance())
+    policies = (
+        _policy("default", (ttft, balance)),
+        _policy("round_robin", (WeightedScore("turn", 1.0, scores.turn()),)),
+        _policy("least_load", (balance,)),
+        _policy("power_of_two", (balance,), picks.best_of(sample=2)),
+        _policy("session_hash", (WeightedScore("session", 1.0, scores.session()),)),
+    )
+    return {policy.name: policy for policy in policies}
+
+
+def _policy(name: str, weighted: tuple[WeightedScore, ...], pick: Pick | None = None) -> Policy:
+    return Policy(name, usual_filters(), weighted, pick or picks.best())
+
+
+def usual_filters() -> tuple[tuple[str, Filter], ...]:
+    """The filters of every named policy, and of one in the file that names none."""
+    return (
+        ("healthy", filters.healthy()),
+        ("serves_model", filters.serves_model()),
+        ("fits_context", filters.fits_context()),
+        ("has_room", filters.has_room()),
+    )

@@ -1,0 +1,88 @@
+"""Composition: filters, then scores, then one pick make a Policy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from policies.nouns import BackendView, ClusterView, Decision, Request
+
+Filter = Callable[[Request, BackendView], bool]
+"""May this backend take this request?"""
+
+Score = Callable[[Request, Sequence[BackendView]], Sequence[float | None]]
+"""One value in [0, 1] per candidate, in their order; None where it cannot tell."""
+
+Pick = Callable[[Sequence[tuple[str, float]], random.Random], str]
+"""One name out of (backend, total score), of which there is at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedScore:
+    """A score by name and how much it counts."""
+
+    name: str
+    weight: float
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Filter, then score, then pick. Same request, view and seed: same decision."""
+
+    name: str
+    filters: tuple[tuple[str, Filter], ...]
+    scores: tuple[WeightedScore, ...]
+    pick: Pick
+
+    def decide(
+        self, request: Request, view: ClusterView, rng: random.Random, *, avoiding: Collection[str] = ()
+    ) -> Decision:
+        """The backend for `request`, with the reasons; `chosen` is None if nobody is left.
+
+        Backends outside the pools that the rules gave are dropped as `in_pools`, those in `avoiding` as `avoided`,
+        whatever the policy's own filters are.
+        """
+        kept, dropped = self._filtered(request, view, avoiding)
+        if not kept:
+            return Decision(None, self.name, dropped)
+        totals, details = self._scored(request, kept)
+        return Decision(self.pick(totals, rng), self.name, dropped, totals, details)
+
+    def _filtered(
+        self, request: Request, view: ClusterView, avoiding: Collection[str]
+    ) -> tuple[list[BackendView], tuple[tuple[str, str], ...]]:
+        kept: list[BackendView] = []
+        dropped: list[tuple[str, str]] = []
+        for backend in view.backends:
+            reason = self._objection(request, backend, avoiding)
+            if reason is None:
+                kept.append(backend)
+            else:
+                dropped.append((backend.name, reason))
+        return kept, tuple(dropped)
+
+    def _objection(self, request: Request, backend: BackendView, avoiding: Collection[str]) -> str | None:
+        if request.pools is not None and backend.pool not in request.pools:
+            return "in_pools"
+        if backend.name in avoiding:
+            return "avoided"
+        return next((name for name, passes in self.filters if not passes(request, backend)), None)
+
+    def _scored(
+        self, request: Request, kept: list[BackendView]
+    ) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, str, float | None], ...]]:
+        totals, weights = [0.0] * len(kept), 0.0
+        details: list[tuple[str, str, float | None]] = []
+        for part in self.scores:
+            column = part.score(request, kept)
+            details += [(backend.name, part.name, value) for backend, value in zip(kept, column, strict=True)]
+            # a score that is unknown for one candidate votes for none: two measures are never compared
+            known = [value for value in column if value is not None]
+            if len(known) == len(kept):
+                totals = [total + part.weight * value for total, value in zip(totals, known, strict=True)]
+                weights += part.weight
+        scale = weights or 1.0
+        ranked = tuple((backend.name, total / scale) for backend, total in zip(kept, totals, strict=True))
+        return ranked, tuple(details)

@@ -1,0 +1,67 @@
+"""Config: what an SLA file says, validated and ready to use. Immutable; a changed file makes a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from policies.compose import Policy
+from policies.nouns import ServiceClass, Tenant
+from policies.rules import Rule
+
+KINDS = ("shard", "openai_compatible", "fake")
+"""Kinds of backends that a pool can be made of."""
+
+BUNDLED = "bundled"
+"""The model that comes with Pointsman, as `PoolSpec.model`."""
+
+Option = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """Backends of one kind that serve one model.
+
+    `at` are their addresses. `local` shard processes are started beside the router by `pointsman up`, with `model`: a
+    checkpoint's path or "bundled". Elsewhere `model` is the name that clients and backend use alike, and `models` maps
+    clients' names to the backend's. `key` is the backend's own API key. `options` go to the backend as text.
+    """
+
+    name: str
+    kind: str = "shard"
+    at: tuple[str, ...] = ()
+    local: int = 0
+    model: str | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    key: str | None = field(default=None, repr=False)
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the router listens and what it accepts. `http` and `grpc` are host:port; None turns gRPC off."""
+
+    http: str = "127.0.0.1:8080"
+    grpc: str | None = "127.0.0.1:8081"
+    max_body_bytes: int = 16 * 2**20
+    max_concurrent: int = 4096
+    drain_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that the SLA file decides.
+
+    `classes` are in order of rank. `policies` holds the named ones and the file's own. `anonymous` is the tenant of
+    requests without a key; None refuses them. `version` changes exactly when the file's text does.
+    """
+
+    classes: Mapping[str, ServiceClass]
+    tenants: Mapping[str, Tenant]
+    rules: tuple[Rule, ...]
+    policies: Mapping[str, Policy]
+    pools: Mapping[str, PoolSpec]
+    server: ServerSettings
+    version: str
+    tenant_by_key_hash: Mapping[str, Tenant]
+    anonymous: Tenant | None = None

@@ -1,0 +1,35 @@
+"""Picks: one name out of scored candidates. All randomness is the caller's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from policies.compose import Pick
+
+_SAME = 1e-9
+"""Totals closer than this are equal: they differ by rounding."""
+
+
+def best() -> Pick:
+    """The highest score; candidates that are equally good share the requests at random."""
+    return _best
+
+
+def best_of(*, sample: int = 2) -> Pick:
+    """The better of `sample` candidates drawn at random.
+
+    Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001. Many routers
+    with the same, slightly old view then do not all run to the same backend.
+    """
+
+    def pick(scored: Sequence[tuple[str, float]], rng: random.Random) -> str:
+        return _best(rng.sample(scored, min(sample, len(scored))), rng)
+
+    return pick
+
+
+def _best(scored: Sequence[tuple[str, float]], rng: random.Random) -> str:
+    top = max(total for _, total in scored)
+    ties = [name for name, total in scored if total >= top - _SAME]
+    return ties[0] if len(ties) == 1 else rng.choice(ties)

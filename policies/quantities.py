@@ -1,0 +1,102 @@
+"""Quantities as people write them: 800ms, 16k, 16MiB, ">= 4k". Each reader raises ValueError with a sentence."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+from policies.rules import Range
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+_BYTES = {"": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+_QUANTITY = re.compile(r"([0-9]{1,15}(?:_[0-9]{1,15})*(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", re.ASCII)
+_COMPARISON = re.compile(r"(<=|>=|<|>)\s*(.+)")
+_SPAN = re.compile(r"(.+?)\s*\.\.\s*(.+)")
+
+
+def read_seconds(text: str) -> float:
+    """A duration above zero, in seconds: 800ms, 12s, 15m, 1.5h."""
+    return _above_zero(_scaled(text, _SECONDS, "a duration like 800ms, 12s or 15m"), text)
+
+
+def read_tokens(text: str) -> int:
+    """A whole number of tokens: 512, 16k, 6M. k is 1,000."""
+    return _whole(_scaled(text, _COUNTS, "a number like 512, 16k or 6M"), text)
+
+
+def read_bytes(text: str) -> int:
+    """A size above zero, in bytes: 512, 16MiB, 1MB."""
+    return _whole(_above_zero(_scaled(text, _BYTES, "a size like 16MiB"), text), text)
+
+
+def read_count(text: str) -> int:
+    """A whole number above zero."""
+    return _whole(_above_zero(_scaled(text, _COUNTS, "a whole number above zero"), text), text)
+
+
+def read_whole(text: str) -> int:
+    """A whole number, zero included."""
+    return _whole(_scaled(text, {"": 1.0}, "a whole number"), text)
+
+
+def read_weight(text: str) -> float:
+    """A number above zero."""
+    return _above_zero(_scaled(text, {"": 1.0}, "a number above zero"), text)
+
+
+def read_yes(text: str) -> bool:
+    """True or false."""
+    if text.lower() not in {"true", "false"}:
+        raise ValueError(f"must be true or false, not {quoted(text)}")
+    return text.lower() == "true"
+
+
+def read_range(text: str) -> Range:
+    """Numbers of tokens: ">= 16k", "> 4k", "< 4k", "<= 512", or "4k..16k", which is from 4k to below 16k."""
+    if comparison := _COMPARISON.fullmatch(text):
+        sign, number = comparison[1], read_tokens(comparison[2])
+        if sign == "<" and number == 0:
+            raise ValueError("is below zero for every request")
+        ranges: Mapping[str, Callable[[], Range]] = {
+            "<": lambda: Range(None, number - 1),
+            "<=": lambda: Range(None, number),
+            ">": lambda: Range(number + 1),
+            ">=": lambda: Range(number),
+        }
+        return ranges[sign]()
+    if span := _SPAN.fullmatch(text):
+        least, end = read_tokens(span[1]), read_tokens(span[2])
+        if least >= end:
+            raise ValueError(f"is empty: {quoted(text)} is from the first number to below the second")
+        return Range(least, end - 1)
+    raise ValueError(f'must be a comparison like ">= 16k", "< 4k" or "4k..16k", not {quoted(text)}')
+
+
+def quoted(text: str) -> str:
+    """`text` for a sentence: in quotes, and cut where it is long."""
+    return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}...'"
+
+
+def _scaled(text: str, units: Mapping[str, float], wanted: str) -> float:
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[2] not in units:
+        raise ValueError(f"must be {wanted}, not {quoted(text)}")
+    number = float(match[1].replace("_", "")) * units[match[2]]
+    if not math.isfinite(number) or number > 2**53:
+        raise ValueError(f"is too large: {quoted(text)}")
+    return number
+
+
+def _above_zero(number: float, text: str) -> float:
+    if number <= 0:
+        raise ValueError(f"must be above zero, not {quoted(text)}")
+    return number
+
+
+def _whole(number: float, text: str) -> int:
+    nearest = round(number)
+    if abs(number - nearest) > 1e-6:
+        raise ValueError(f"must be a whole number, not {quoted(text)}")
+    return nearest

@@ -1,0 +1,157 @@
+"""Rules: which service class, pools and policy a request gets. The first rule that matches wins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
+from policies.nouns import ServiceClass, Tenant
+from policies.suggest import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What rules may look at. Names in `headers` are lower case; `priority` is what the caller asked for."""
+
+    tenant: Tenant
+    model: str
+    prompt_tokens: int
+    max_new_tokens: int
+    priority: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from `least` up to and including `most`; None is open."""
+
+    least: int | None = None
+    most: int | None = None
+
+    def holds(self, number: int) -> bool:
+        """Is `number` within?"""
+        return (self.least is None or number >= self.least) and (self.most is None or number <= self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """What a rule asks of a request. All fields must hold, any entry of one field will do, an empty field holds."""
+
+    tenant: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
+    priority: tuple[str, ...] = ()
+    prompt_tokens: tuple[Range, ...] = ()
+    max_output_tokens: tuple[Range, ...] = ()
+    headers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def holds(self, facts: Facts) -> bool:
+        """Does every field hold for `facts`?"""
+        return (
+            (not self.tenant or facts.tenant.name in self.tenant)
+            and (not self.model or facts.model in self.model)
+            and (not self.priority or facts.priority in self.priority)
+            and _any_holds(self.prompt_tokens, facts.prompt_tokens)
+            and _any_holds(self.max_output_tokens, facts.max_new_tokens)
+            and all(facts.headers.get(name) in values for name, values in self.headers)
+        )
+
+    def covers(self, other: When) -> bool:
+        """Does this surely hold wherever `other` holds? Conservative: False where it cannot tell."""
+        fields = ("tenant", "model", "priority", "prompt_tokens", "max_output_tokens")
+        return all(_covers(getattr(self, name), getattr(other, name)) for name in fields) and all(
+            any(name == theirs and set(values) <= set(ours) for theirs, values in other.headers)
+            for name, ours in self.headers
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Requests for which `when` holds get this class, these pools (None: any) and this policy."""
+
+    service_class: str
+    when: When = When()
+    pools: tuple[str, ...] | None = None
+    policy: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What the rules gave a request. `rule` is the number of the rule that matched; the first in the file is 1."""
+
+    service_class: ServiceClass
+    pools: tuple[str, ...] | None
+    policy: str
+    rule: int
+
+    @property
+    def rank(self) -> int:
+        """The rank of its class; 0 is served first."""
+        return self.service_class.rank
+
+
+class Rulebook(Protocol):
+    """What `classify` needs of a Config."""
+
+    @property
+    def classes(self) -> Mapping[str, ServiceClass]:
+        """All service classes by name."""
+        ...
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """In the order of the file."""
+        ...
+
+
+def classify(facts: Facts, rulebook: Rulebook) -> Ruling:
+    """Class, pools and policy for a request, from the first rule that holds and whose class its tenant may use.
+
+    The caller's priority can lower the rank that the rule gave, never raise it; a rule that matched on the priority
+    has the last word. Raises UnknownModel if the tenant may not use the model, InvalidRequest if the priority names no
+    class, PermissionDenied if no rule is left.
+    """
+    tenant = facts.tenant
+    if tenant.models and facts.model not in tenant.models:
+        raise UnknownModel(
+            f"there is no model '{facts.model}' for tenant '{tenant.name}'",
+            hint=f"it may use {', '.join(sorted(tenant.models))}",
+            param="model",
+        )
+    _require_known_priority(facts.priority, rulebook.classes)
+    for number, rule in enumerate(rulebook.rules, start=1):
+        if may_use(tenant, rule.service_class) and rule.when.holds(facts):
+            given = _lowered(rulebook.classes[rule.service_class], facts, rule=rule, classes=rulebook.classes)
+            return Ruling(given, rule.pools, rule.policy, number)
+    raise PermissionDenied(
+        f"no rule gives tenant '{tenant.name}' a service class for this request",
+        hint=f"it may use {', '.join(sorted(tenant.classes))}: ask for one with x-pointsman-priority",
+    )
+
+
+def may_use(tenant: Tenant, service_class: str) -> bool:
+    """May `tenant` run in `service_class`?"""
+    return not tenant.classes or service_class in tenant.classes
+
+
+def _require_known_priority(priority: str | None, classes: Mapping[str, ServiceClass]) -> None:
+    if priority is None or priority in classes:
+        return
+    hint = did_you_mean(priority, classes) or f"the classes are {', '.join(classes)}"
+    raise InvalidRequest(f"there is no service class '{priority[:80]}'", hint=hint, param="priority")
+
+
+def _lowered(given: ServiceClass, facts: Facts, *, rule: Rule, classes: Mapping[str, ServiceClass]) -> ServiceClass:
+    if facts.priority is None or rule.when.priority or not may_use(facts.tenant, facts.priority):
+        return given
+    asked = classes[facts.priority]
+    return asked if asked.rank > given.rank else given
+
+
+def _any_holds(ranges: tuple[Range, ...], number: int) -> bool:
+    return not ranges or any(span.holds(number) for span in ranges)
+
+
+def _covers(wide: tuple[object, ...], narrow: tuple[object, ...]) -> bool:
+    return not wide or (bool(narrow) and set(narrow) <= set(wide))

@@ -1,0 +1,111 @@
+"""The sections `pools` and `server`: where requests can run, and where they come in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from policies.config import BUNDLED, KINDS, Option, PoolSpec, ServerSettings
+from policies.fields import Field, Section
+from policies.quantities import quoted, read_bytes, read_count, read_seconds, read_whole
+from policies.sla.secrets import Outside
+
+POOL_KEYS = ("kind", "at", "local", "model", "models", "key", "options")
+SERVER_KEYS = ("http", "grpc", "max_body", "max_concurrent", "drain")
+
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", re.ASCII)
+_URL = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#]*)?")
+_MOST_LOCAL = 64
+
+
+def read_pools(field: Field | None, *, outside: Outside) -> dict[str, PoolSpec]:
+    """Pools by name; two local shards with the bundled model, called `own`, where the file has none."""
+    fields = field.named_entries() if field else {}
+    if "any" in fields:
+        fields["any"].complain("a pool cannot be called 'any': rules say so for all pools")
+    pools = {name: _read_pool(entry, name, outside) for name, entry in fields.items()}
+    _refuse_repeated_addresses(fields, pools)
+    return pools or {"own": PoolSpec("own", local=2, model=BUNDLED)}
+
+
+def read_server(field: Field | None) -> ServerSettings:
+    """Where the router listens, with a default for everything."""
+    section = field.section(SERVER_KEYS) if field else Section({})
+    usual = ServerSettings()
+    grpc = section.get("grpc")
+    return ServerSettings(
+        http=section.read("http", read_address, usual.http),
+        grpc=None if grpc and grpc.node.value == "off" else section.read("grpc", read_address, usual.grpc),
+        max_body_bytes=section.read("max_body", read_bytes, usual.max_body_bytes),
+        max_concurrent=section.read("max_concurrent", read_count, usual.max_concurrent),
+        drain_s=section.read("drain", read_seconds, usual.drain_s),
+    )
+
+
+def read_address(text: str) -> str:
+    """host:port. Raises ValueError with a sentence."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match[1]) > 65535:
+        raise ValueError(f"must be host:port, not {quoted(text)}")
+    return text
+
+
+def read_url(text: str) -> str:
+    """An http or https address without query. Raises ValueError with a sentence."""
+    if not _URL.fullmatch(text):
+        raise ValueError(f"must be an address like http://host:8000, not {quoted(text)}")
+    return text.rstrip("/")
+
+
+def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
+    section = field.section(POOL_KEYS)
+    chosen = section.get("kind")
+    kind = (chosen.one_of(KINDS, what="kind of backend") if chosen else None) or "shard"
+    read_where = read_url if kind == "openai_compatible" else read_address
+    at = section.get("at")
+    addresses = [item.read(lambda text: read_where(outside.resolve(text))) for item in at.items()] if at else []
+    local = section.read("local", read_whole, 0)
+    _check_place(field, section, kind, local)
+    return PoolSpec(
+        name,
+        kind=kind,
+        at=tuple(address for address in addresses if address),
+        local=min(local, _MOST_LOCAL),
+        model=section.read_any("model", str) or (BUNDLED if local else None),
+        models=_read_names(section.get("models")),
+        key=section.read_any("key", outside.secret),
+        options=_read_options(section.get("options")),
+    )
+
+
+def _check_place(field: Field, section: Section, kind: str, local: int) -> None:
+    at = section.get("at")
+    if local and kind != "shard":
+        section.entries["local"].complain(f"only shards are started locally, and this pool is of kind {kind}")
+    elif local and at:
+        section.entries["local"].complain("a pool has local shards or addresses (at), not both; make two pools of it")
+    elif local > _MOST_LOCAL:
+        section.entries["local"].complain(f"at most {_MOST_LOCAL} shards are started on one machine")
+    elif not local and kind != "fake" and (at is None or at.node.value in (None, [])):
+        field.complain("has no backends (write at: with addresses, or local: with a number of shards)")
+
+
+def _read_names(field: Field | None) -> dict[str, str]:
+    found = {name: entry.text() for name, entry in (field.entries() if field else {}).items()}
+    return {name: text for name, text in found.items() if text}
+
+
+def _read_options(field: Field | None) -> dict[str, Option]:
+    options: dict[str, Option] = {}
+    for name, entry in (field.entries() if field else {}).items():
+        options[name] = entry.texts() if isinstance(entry.node.value, list) else entry.text() or ""
+    return options
+
+
+def _refuse_repeated_addresses(fields: Mapping[str, Field], pools: Mapping[str, PoolSpec]) -> None:
+    seen: set[str] = set()
+    for name, pool in pools.items():
+        for address in pool.at:
+            if address in seen:
+                fields[name].complain(f"{quoted(address)} is here twice; a backend belongs to one pool")
+            seen.add(address)

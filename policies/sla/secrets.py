@@ -1,0 +1,63 @@
+"""Secrets and other values from outside the file: `${env:NAME}` and `${file:path}`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+_REFERENCE = re.compile(r"\$\{(env|file):([^}]+)\}")
+_HASH = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Where references lead: the environment, and a reader of files (None: they cannot be read here)."""
+
+    environment: Mapping[str, str]
+    read_file: Callable[[str], str] | None = None
+
+    def resolve(self, text: str) -> str:
+        """`text`, or what it refers to. Raises ValueError with a sentence, never with a secret in it."""
+        reference = _REFERENCE.fullmatch(text)
+        if reference is None:
+            if "${" in text:
+                raise ValueError("must be a whole ${env:NAME} or ${file:path}, with nothing around it")
+            return text
+        value = self._environment_value(reference[2]) if reference[1] == "env" else self._file_text(reference[2])
+        if not value.strip():
+            raise ValueError(f"{text} is empty")
+        return value.strip()
+
+    def secret(self, text: str) -> str:
+        """What `text` refers to. A ValueError if it is no reference: a secret must not stand in the file."""
+        if not _REFERENCE.fullmatch(text):
+            raise ValueError("a secret must not stand in the file (write ${env:NAME} or ${file:path})")
+        return self.resolve(text)
+
+    def key_hash(self, text: str) -> str:
+        """The sha256 hex digest of a client's key that is given as `sha256:...` or by reference."""
+        if given := _HASH.fullmatch(text):
+            return given[1].lower()
+        if text.lower().startswith("sha256:"):
+            raise ValueError("sha256: is followed by 64 hexadecimal digits")
+        if "${" not in text:
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            raise ValueError(f"a key must not stand in plain text in the file (write sha256:{digest} or ${{env:NAME}})")
+        value = self.resolve(text)
+        hashed = _HASH.fullmatch(value)
+        return hashed[1].lower() if hashed else hashlib.sha256(value.encode()).hexdigest()
+
+    def _environment_value(self, name: str) -> str:
+        if name not in self.environment:
+            raise ValueError(f"there is no environment variable {name}")
+        return self.environment[name]
+
+    def _file_text(self, path: str) -> str:
+        if self.read_file is None:
+            raise ValueError("files are not read here")
+        try:
+            return self.read_file(path)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot read {path}: {error}") from error

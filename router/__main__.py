@@ -1,0 +1,5 @@
+"""`python -m router` is the command `pointsman`."""
+
+from router.cli import main
+
+main()

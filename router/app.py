@@ -1,0 +1,177 @@
+"""The composition root: everything that a router is made of, put together, started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+from aiohttp import web
+from policies.prefix import PrefixIndex
+
+from backends.base import Backend, CacheListener
+from policies.config import Config
+from policies.errors import ConfigError
+from router.admission import Admission
+from router.cluster import Cluster, HealthRules
+from router.doors import Doors
+from router.gateway import Gateway
+from router.inbound.grpc import GrpcServer
+from router.inbound.http import http_app
+from router.supervise import supervise
+from router.telemetry import Telemetry
+from router.tokenize import Tokenizers
+
+_LEFTOVERS_S = 1.0
+"""How long requests that were cancelled at the end of a drain may take to clean up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens. Port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`host:port`, `[v6]:port` or `:port` for all interfaces. Raises ConfigError."""
+        host, colon, port = text.rpartition(":")
+        if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
+            raise ConfigError(f"'{text}' is no address", hint="write host:port, such as 127.0.0.1:8080")
+        return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - that is what ":8080" means
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Parts(TypedDict, total=False):
+    """What may be given to a router instead of what it would make itself: other backends, time, chance, health rules."""
+
+    backends: Callable[[CacheListener], Sequence[Backend]]
+    clock: Callable[[], float]
+    rng: random.Random
+    health: HealthRules
+
+
+def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
+    """The parts of a router for `config`, put together and not started."""
+    clock = parts.get("clock", time.monotonic)
+    telemetry = Telemetry(clock)
+    index = PrefixIndex()
+    backends = parts["backends"](index) if "backends" in parts else _configured_backends(config, index, clock)
+    rules = parts.get("health", HealthRules())
+    cluster = Cluster(backends, clock=clock, rules=rules, on_health=telemetry.health, on_in_flight=telemetry.in_flight)
+    return Gateway(
+        config=config,
+        cluster=cluster,
+        index=index,
+        tokenizers=Tokenizers(),
+        admission=Admission(),
+        telemetry=telemetry,
+        doors=Doors(),
+        clock=clock,
+        rng=parts.get("rng") or random.Random(),
+    )
+
+
+class Router:
+    """A running router. An async context manager: entered it listens, left it has drained and let go of everything.
+
+    Takes what `build` takes. `http` and `grpc` are the addresses that it really has; `grpc` is None where the config
+    turns it off.
+    """
+
+    def __init__(self, config: Config, **parts: Unpack[Parts]) -> None:
+        self.gateway = build(config, **parts)
+        self.http = Address.parse(config.server.http)
+        self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
+        self._stack = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<Router http {self.http} grpc {self.grpc} {self.gateway!r}>"
+
+    @property
+    def http_url(self) -> str:
+        """Where clients of HTTP find it."""
+        return f"http://{self.http}"
+
+    @property
+    def grpc_address(self) -> str | None:
+        """Where clients of gRPC find it."""
+        return None if self.grpc is None else str(self.grpc)
+
+    def models(self) -> tuple[str, ...]:
+        """The names of the models that are served now."""
+        return tuple(self.gateway.cluster.models())
+
+    async def wait_until_reached(self, timeout_s: float) -> bool:
+        """Wait until every pool has a healthy backend, at most `timeout_s`; is it so?"""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.gateway.is_ready():
+                    await self.gateway.cluster.health_changed()
+        except TimeoutError:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Nothing is left of any request: no call, permit, or request at a backend; for an idle router."""
+        self.gateway.check()
+
+    async def __aenter__(self) -> Router:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.gateway.tokenizers.close)
+            await stack.enter_async_context(self.gateway.cluster)
+            self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
+            await self._listen_http(stack)
+            if self.grpc is not None:
+                await self._listen_grpc(stack, self.grpc)
+            # left first: requests run to their end before anything that they need is closed
+            stack.push_async_callback(self._drain)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _drain(self) -> None:
+        self.gateway.doors.close()
+        await self.gateway.doors.emptied(self.gateway.config.server.drain_s)
+
+    async def _listen_http(self, stack: AsyncExitStack) -> None:
+        runner = web.AppRunner(
+            http_app(self.gateway), handler_cancellation=True, access_log=None, shutdown_timeout=_LEFTOVERS_S
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, self.http.host, self.http.port, reuse_address=True).start()
+        self.http = Address(self.http.host, runner.addresses[0][1])
+
+    async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
+        server = GrpcServer(self.gateway, str(address))
+        stack.push_async_callback(server.stop, _LEFTOVERS_S)
+        await server.start()
+        self.grpc = Address(address.host, server.port)
+        self._own(stack, "gRPC health", lambda: _every(1.0, server.report_health))
+
+    def _own(self, stack: AsyncExitStack, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        task = asyncio.create_task(
+            supervise(name, work, on_failure=lambda _: self.gateway.telemetry.event("task_failed"))
+        )
+        stack.push_async_callback(_end, task)
+
+
+async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await work()
+        await asyncio.sleep(seconds)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,59 @@
+"""What a client asked for, in no particular protocol: parsed and checked, not yet a Request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.nouns import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation that the model's chat template turns into a prompt.
+
+    `messages` are in OpenAI's shape with `content` always text; `variables` reach the template by name.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    opens_answer: bool = True
+    """The prompt ends with the opening of the assistant's turn."""
+    continues: bool = False
+    """The last message is to be continued, not answered: the prompt ends with its content."""
+
+
+Input = Chat | str | bytes
+"""One prompt: a conversation, text as it is, or little-endian uint32 token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call of a client. Each of `inputs` becomes one Request; their answers share the call's choices.
+
+    `max_new_tokens` None: as many as fit, but no more than `usual_new_tokens`. `bodies` has one OpenAI body per input,
+    for backends that speak that dialect. `headers` have lower-case names. `deadline_s` is in seconds from when the call
+    was read.
+    """
+
+    model: str
+    inputs: tuple[Input, ...]
+    bodies: tuple[Mapping[str, Any], ...]
+    path: str
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new_tokens: int | None = None
+    usual_new_tokens: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    priority: str | None = None
+    session: str | None = None
+    deadline_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def subject(self) -> str:
+        """The field that holds the prompt, for error messages."""
+        return "messages" if isinstance(self.inputs[0], Chat) else "prompt"

@@ -1,0 +1,45 @@
+"""Whoever asks, over whichever protocol, as the pipeline sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from policies.nouns import Delta, Request
+from router.ask import Ask
+
+
+class CallerGone(Exception):  # noqa: N818 - not an error of anybody: the client hung up
+    """The client closed its connection; nobody reads the answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one prompt of a call went: what response headers and gRPC's Placement tell the client."""
+
+    request: Request
+    pool: str
+    backend: str
+
+
+class Caller(Protocol):
+    """One call. `id` names it everywhere; `key` is the credential that it came with."""
+
+    id: str
+    key: str | None
+
+    async def read(self) -> Ask:
+        """What the client asks for. Raises InvalidRequest, RequestTooLarge, CallerGone."""
+        ...
+
+    async def place(self, index: int, placement: Placement) -> None:
+        """Prompt number `index` goes there; forget what came of it before. Called again when another backend tries."""
+        ...
+
+    async def write(self, index: int, delta: Delta) -> None:
+        """Pass one piece of the answer to prompt number `index` on; waits while the client reads slowly."""
+        ...
+
+    def has_seen(self, index: int) -> bool:
+        """May the client have seen a piece of the answer to prompt `index`? From then on nobody may start over."""
+        ...

@@ -1,0 +1,138 @@
+"""The command `pointsman`. Each command imports what it needs, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from policies.errors import ExpectedError
+
+if TYPE_CHECKING:
+    from policies.config import Config
+
+app = typer.Typer(
+    name="pointsman",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="An LLM router and gateway: tenants, priority and prompt length decide, and every prompt goes to where its "
+    "prefix already lives.\n\nStart with `pointsman up`: a router, two shards and a small model on this machine.",
+)
+
+SlaFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SLA file (YAML).", show_default=False)]
+Http = Annotated[str | None, typer.Option(help="host:port for HTTP; the file's word otherwise.")]
+Grpc = Annotated[str | None, typer.Option(help="host:port for gRPC; the file's word otherwise.")]
+
+
+@app.command()
+def up(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file; without one: defaults.")] = None,
+    http: Http = None,
+    grpc: Grpc = None,
+    shards: Annotated[int | None, typer.Option(help="Local shards, if there is no file.", min=1)] = None,
+    model: Annotated[str | None, typer.Option(help="A Hugging Face directory, if there is no file.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
+) -> None:
+    """Run router and shards together on this machine, until Ctrl-C.
+
+    Examples:  pointsman up
+               pointsman up sla.yaml
+               pointsman up --model ./Qwen3-0.6B --shards 1
+    """
+    from router.up import run
+
+    if file is not None and (shards or model):
+        raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
+    config = read_config(file) if file else default(shards, model)
+    run(listening(config, http, grpc), local=True, verbose=verbose)
+
+
+@app.command()
+def serve(
+    file: SlaFile,
+    http: Http = None,
+    grpc: Grpc = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
+) -> None:
+    """Run the router alone, in front of the backends that FILE names."""
+    from router.up import run
+
+    config = listening(read_config(file), http, grpc)
+    local = [pool.name for pool in config.pools.values() if pool.local]
+    if local:
+        fail(
+            f"pool {local[0]!r} has `local:` shards, which `serve` does not start",
+            "use `pointsman up`, or `at:` addresses",
+        )
+    run(config, local=False, verbose=verbose)
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    options_metavar="[OPTIONS]",
+)
+def shard(context: typer.Context) -> None:
+    """Run one shard of our own engine; `pointsman shard --help` lists its options."""
+    from router.local_shards import shard_environment
+
+    os.execve(sys.executable, [sys.executable, "-m", "shards", *context.args], shard_environment(os.environ))  # noqa: S606
+
+
+@app.command()
+def check(file: SlaFile) -> None:
+    """Find every mistake in FILE: prints line, path and what was probably meant. Exits with 1 if there is any."""
+    config = read_config(file)
+    tenants = ", ".join(config.tenants) or "none"
+    print(f"{file} is sound: {len(config.classes)} classes, {len(config.rules)} rules, {len(config.pools)} pools.")  # noqa: T201
+    print(f"  classes by rank: {', '.join(config.classes)}\n  tenants: {tenants}\n  version: {config.version}")  # noqa: T201
+
+
+def default(shards: int | None, model: str | None) -> Config:
+    """The config without a file."""
+    from policies.parse import default_config
+
+    return default_config(local=shards or 2, model=model or "bundled")
+
+
+def read_config(file: Path) -> Config:
+    """The config that `file` holds; prints every mistake and exits with 1 if there is one."""
+    from policies.parse import parse
+
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"cannot read {file}: {error}")
+    try:
+        return parse(text, source=str(file), environment=os.environ, read_file=lambda name: Path(name).read_text())
+    except ExpectedError as error:
+        fail(str(error))
+
+
+def listening(config: Config, http: str | None, grpc: str | None) -> Config:
+    """`config` with the addresses that the command line gave."""
+    from dataclasses import replace
+
+    server = replace(config.server, http=http or config.server.http, grpc=grpc or config.server.grpc)
+    return replace(config, server=server)
+
+
+def fail(message: str, hint: str = "") -> NoReturn:
+    """Print `message` for a person and exit with 1."""
+    print(f"{message}\n  {hint}" if hint else message, file=sys.stderr)  # noqa: T201
+    raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except ExpectedError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        sys.exit(1)

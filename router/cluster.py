@@ -1,0 +1,264 @@
+"""All backends: whether they are well, what they have to do, and one immutable view of it for each decision."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from backends.base import Backend, Description
+from policies.errors import BackendFailed
+from policies.nouns import BackendView, ClusterView
+from router.supervise import supervise
+
+_log = logging.getLogger("pointsman.cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """When a backend counts as ill: after `failures` in a row, of requests or probes, until a probe passes."""
+
+    failures: int = 3
+    probe_every_s: float = 2.0
+    probe_timeout_s: float = 5.0
+    first_probe_every_s: float = 0.1
+    """While it was never reached, so that a router is ready as soon as its backends are."""
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One request that this router has at a backend. `uncached_tokens` is the prefill that it brought."""
+
+    sent_at: float
+    uncached_tokens: int
+    answered: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One backend and what the router knows of it beside its own reports. `flights` are in the order of sending."""
+
+    backend: Backend
+    weight: float = 1.0
+    well: bool = False
+    draining: bool = False
+    failures: int = 0
+    flights: dict[int, Flight] = field(default_factory=dict)
+
+    @property
+    def healthy(self) -> bool:
+        """May it get requests, as far as health goes?"""
+        return self.well and self.backend.describe() is not None
+
+    def view(self, now: float, held_tokens: int | None) -> BackendView:
+        """This backend as one request sees it at `now`."""
+        load, description = self.backend.load(), self.backend.describe()
+        unseen = list(self._since(load.reported_at))
+        unseen_tokens = sum(flight.uncached_tokens for flight in unseen if not flight.answered)
+        waiting = sum(not flight.answered for flight in self.flights.values())
+        return BackendView(
+            name=self.backend.name,
+            pool=self.backend.pool,
+            kind=self.backend.kind,
+            models=description.models if description else frozenset(),
+            healthy=self.healthy,
+            draining=self.draining,
+            running=len(self.flights) - waiting if load.running is None else load.running,
+            waiting=waiting if load.waiting is None else load.waiting + len(unseen),
+            waiting_tokens=(load.waiting_tokens or 0) + unseen_tokens,
+            max_requests=load.max_requests,
+            free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
+            context_tokens=description.context_tokens if description else None,
+            prefill_s_per_token=load.prefill_s_per_token,
+            held_tokens=held_tokens,
+            reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
+            weight=self.weight,
+        )
+
+    def _since(self, reported_at: float | None) -> Iterator[Flight]:
+        for flight in reversed(self.flights.values()):
+            if reported_at is not None and flight.sent_at <= reported_at:
+                return
+            yield flight
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model as clients see it. `context_tokens` is the longest of its backends; None if none tells."""
+
+    name: str
+    pools: frozenset[str]
+    backends: int
+    context_tokens: int | None
+    vocabulary: int | None
+    speaks_tokens: bool
+    """At least one of its backends takes token ids."""
+    assets: Mapping[str, bytes] = field(repr=False)
+
+
+class Cluster:
+    """Owns the backends and the tasks that probe them. An async context manager."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rules: HealthRules = HealthRules(),  # noqa: B008 - immutable
+        on_health: Callable[[str, bool], None] = lambda *_: None,
+        on_in_flight: Callable[[str, int], None] = lambda *_: None,
+    ) -> None:
+        self._members = {backend.name: Member(backend) for backend in backends}
+        assert len(self._members) == len(backends), "two backends have one name"
+        self._clock, self._rules = clock, rules
+        self._on_health, self._on_in_flight = on_health, on_in_flight
+        self._probes: list[asyncio.Task[None]] = []
+        self._sent = 0
+        self._health_changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        states = (f"{name} {'well' if m.healthy else 'ill'} {len(m.flights)}" for name, m in self._members.items())
+        return f"<Cluster {', '.join(states)}>"
+
+    async def __aenter__(self) -> Cluster:
+        for name, member in self._members.items():
+            self._on_health(name, member.well)
+            await member.backend.start()
+        self._probes = [
+            asyncio.create_task(supervise(f"probe of {name}", lambda m=member: self._keep_probing(m)))  # type: ignore[misc]
+            for name, member in self._members.items()
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for probe in self._probes:
+            probe.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        self._probes = []
+        for member in self._members.values():
+            await member.backend.close()
+
+    def check(self) -> None:
+        """Nothing is at any backend; for an idle router."""
+        for name, member in self._members.items():
+            assert not member.flights, f"{name} still has {len(member.flights)} requests of this router"
+
+    def backend(self, name: str) -> Backend:
+        """The backend of this name."""
+        return self._members[name].backend
+
+    def drain(self, name: str, draining: bool = True) -> None:
+        """Give `name` no new requests, or, with False, give it some again."""
+        self._members[name].draining = draining
+
+    def view(self, now: float, held: Mapping[str, int] | None = None) -> ClusterView:
+        """All backends at `now`. `held` says how much of a prompt's beginning each is believed to hold, in tokens.
+
+        A backend that does not report its cache has None there instead of 0: nobody knows.
+        """
+        held = held or {}
+        return ClusterView(tuple(m.view(now, self._held(m, held)) for m in self._members.values()), now)
+
+    def models(self) -> dict[str, ServedModel]:
+        """Every model that a reached backend serves, by name."""
+        reached = (member.backend.describe() for member in self._members.values())
+        names = {name for description in reached if description for name in description.models}
+        models = ((name, self.model(name)) for name in sorted(names))
+        return {name: model for name, model in models if model is not None}
+
+    def model(self, name: str) -> ServedModel | None:
+        """The model of this name, if a reached backend serves it."""
+        described = ((member, member.backend.describe()) for member in self._members.values())
+        serving = [(member, said) for member, said in described if said is not None and name in said.models]
+        return _served(name, serving) if serving else None
+
+    def pools_ready(self) -> dict[str, bool]:
+        """Pool -> has it a healthy backend that was reached?"""
+        ready: dict[str, bool] = {}
+        for member in self._members.values():
+            ready[member.backend.pool] = ready.get(member.backend.pool, False) or member.healthy
+        return ready
+
+    def unreached(self) -> Collection[str]:
+        """Backends that never said what they serve."""
+        return [name for name, member in self._members.items() if member.backend.describe() is None]
+
+    async def health_changed(self) -> None:
+        """Wait until the health of any backend changes."""
+        self._health_changed.clear()
+        await self._health_changed.wait()
+
+    @contextmanager
+    def sending(self, name: str, uncached_tokens: int) -> Iterator[Flight]:
+        """Count one request as being at `name`, and learn from how it ends whether the backend is well."""
+        member = self._members[name]
+        self._sent += 1
+        number, flight = self._sent, Flight(self._clock(), uncached_tokens)
+        member.flights[number] = flight
+        self._on_in_flight(name, len(member.flights))
+        try:
+            yield flight
+            member.failures = 0
+        except BackendFailed as failure:
+            self._failed(member, failure)
+            raise
+        finally:
+            del member.flights[number]
+            self._on_in_flight(name, len(member.flights))
+
+    async def probe(self, name: str) -> bool:
+        """Ask one backend now whether it is well."""
+        member = self._members[name]
+        try:
+            async with asyncio.timeout(self._rules.probe_timeout_s):
+                await member.backend.probe()
+        except TimeoutError:
+            self._failed(member, BackendFailed(f"no answer to a probe in {self._rules.probe_timeout_s} s"))
+        except BackendFailed as failure:
+            self._failed(member, failure)
+        else:
+            member.failures = 0
+            self._set_well(member, True)
+        return member.well
+
+    async def _keep_probing(self, member: Member) -> None:
+        rules = self._rules
+        while True:
+            await self.probe(member.backend.name)
+            reached = member.backend.describe() is not None
+            await asyncio.sleep(rules.probe_every_s if reached else rules.first_probe_every_s)
+
+    def _failed(self, member: Member, failure: BackendFailed) -> None:
+        member.failures += 1
+        if member.well and member.failures >= self._rules.failures:
+            _log.warning("%s is ill after %d failures: %s", member.backend.name, member.failures, failure)
+            self._set_well(member, False)
+
+    def _set_well(self, member: Member, well: bool) -> None:
+        if member.well != well:
+            member.well = well
+            self._health_changed.set()
+            self._on_health(member.backend.name, well)
+
+    def _held(self, member: Member, held: Mapping[str, int]) -> int | None:
+        description = member.backend.describe()
+        unknown = description is None or not description.reports_cache
+        return held.get(member.backend.name, None if unknown else 0)
+
+
+def _served(name: str, members: Sequence[tuple[Member, Description]]) -> ServedModel:
+    contexts = [description.context_tokens for _, description in members if description.context_tokens is not None]
+    sizes = [description.vocabulary for _, description in members if description.vocabulary is not None]
+    assets = (member.backend.assets() for member, description in members if description.speaks_tokens)
+    return ServedModel(
+        name=name,
+        pools=frozenset(member.backend.pool for member, _ in members),
+        backends=len(members),
+        context_tokens=max(contexts, default=None),
+        vocabulary=min(sizes, default=None),
+        speaks_tokens=any(description.speaks_tokens for _, description in members),
+        assets=next((files for files in assets if "tokenizer.json" in files), {}),
+    )

@@ -1,0 +1,61 @@
+"""Everything that a request meets on its way through the router."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policies.prefix import PrefixIndex
+
+from policies.config import Config
+from policies.nouns import Tenant
+from router.admission import Admission
+from router.cluster import Cluster, ServedModel
+from router.doors import Doors
+from router.telemetry import Telemetry
+from router.tokenize import Tokenizers
+
+
+@dataclass(slots=True)
+class Gateway:
+    """The parts of one router. `config` is replaced whole by one assignment; a call keeps the one it began with."""
+
+    config: Config
+    cluster: Cluster
+    index: PrefixIndex
+    tokenizers: Tokenizers
+    admission: Admission
+    telemetry: Telemetry
+    doors: Doors
+    clock: Callable[[], float]
+    rng: random.Random
+
+    def __repr__(self) -> str:
+        return f"<Gateway {self.doors!r} {self.admission!r} {self.cluster!r}>"
+
+    def new_id(self) -> str:
+        """A name for one call, unlike any other's."""
+        return f"{self.rng.getrandbits(96):024x}"
+
+    def unix_time_s(self) -> int:
+        """The time of day, for `created` fields."""
+        return int(time.time())
+
+    def models_for(self, tenant: Tenant) -> dict[str, ServedModel]:
+        """The models that are served now and that `tenant` may use, by name."""
+        allowed = tenant.models
+        return {name: one for name, one in self.cluster.models().items() if not allowed or name in allowed}
+
+    def is_ready(self) -> bool:
+        """Are the doors open, and has every pool a healthy backend that was reached?"""
+        pools = self.cluster.pools_ready()
+        return self.doors.open and bool(pools) and all(pools.values())
+
+    def check(self) -> None:
+        """Nothing is left of any request; for an idle router."""
+        for part in (self.doors, self.admission, self.cluster, self.tokenizers):
+            part.check()
+        assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
+        assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

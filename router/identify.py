@@ -1,0 +1,36 @@
+"""Who asks: from the key that a call came with to its tenant."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from policies.config import Config
+from policies.errors import Unauthenticated
+from policies.nouns import Tenant
+
+
+def identify(key: str | None, config: Config) -> Tenant:
+    """The tenant whose key this is; the anonymous one, where the file has it, for calls without a key.
+
+    Keys are looked up by their sha256, so the time of a lookup says nothing about keys that exist.
+    Raises Unauthenticated.
+    """
+    if key:
+        tenant = config.tenant_by_key_hash.get(hashlib.sha256(key.encode()).hexdigest())
+        if tenant is not None:
+            return tenant
+    # without any tenant that has keys there is nobody to tell apart: clients that must send some key may
+    if config.anonymous is not None and (not key or not config.tenant_by_key_hash):
+        return config.anonymous
+    if not key:
+        raise Unauthenticated("no API key was sent", hint="send the header 'Authorization: Bearer YOUR_KEY'")
+    raise Unauthenticated("the API key is not known", hint="ask the operator for a key of this router")
+
+
+def key_in(headers: Mapping[str, str]) -> str | None:
+    """The key in `authorization: Bearer KEY`, else the one in `x-api-key`; names are in lower case or indifferent."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get("x-api-key") or None

@@ -1,0 +1,164 @@
+"""The messages of `pointsman.v1.Inference`: read into an Ask, written from Deltas. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from google.protobuf.message import DecodeError, Message
+
+from policies.errors import InvalidRequest
+from policies.nouns import Delta, TokenLogprob, Usage
+from router.ask import Ask
+from router.caller import Placement
+from router.inbound.openai import chat_ask, completion_ask
+from router.inbound.openai_answers import Answer
+from router.inbound.v1 import inference_pb2 as pb
+from router.token_ids import pack, unpack
+from shards.kv.keys import TOKEN_BYTES
+
+_COPIED = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+def read_message(raw: bytes, message: Message) -> None:
+    """Fill `message` from `raw`. Raises InvalidRequest."""
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        kind = message.DESCRIPTOR.full_name
+        raise InvalidRequest(f"this is no {kind}: {error}", hint="see inference.proto, or ask reflection") from error
+
+
+def ask_of(message: pb.GenerateRequest, headers: Mapping[str, str], deadline_s: float | None) -> Ask:
+    """What `message` asks for, under the same rules as over HTTP. Raises InvalidRequest."""
+    body: dict[str, Any] = {"model": message.model, **_sampling(message.sampling)}
+    if message.user:
+        body["user"] = message.user
+    ask = _input_ask(body, message, headers)
+    return replace(
+        ask,
+        # a raw prompt gets as much as fits here: 16 tokens are a custom of OpenAI's HTTP API
+        usual_new_tokens=None,
+        priority=message.priority or ask.priority,
+        session=message.session or ask.session,
+        deadline_s=deadline_s,
+        stream=True,
+    )
+
+
+def counted_ask(message: pb.CountTokensRequest) -> Ask:
+    """The prompt whose tokens are to be counted. Raises InvalidRequest."""
+    whole = pb.GenerateRequest(model=message.model, tools_json=message.tools_json)
+    kind = message.WhichOneof("input")
+    if kind == "chat":
+        whole.chat.CopyFrom(message.chat)
+    elif kind == "prompt":
+        whole.prompt = message.prompt
+    return ask_of(whole, {}, None)
+
+
+def reply_of(delta: Delta, choice: int) -> pb.GenerateReply:
+    """One piece of a streamed answer."""
+    return pb.GenerateReply(
+        choice=choice,
+        text=delta.text,
+        token_ids=pack(delta.token_ids),
+        logprobs=[_logprob(one) for one in delta.logprobs],
+        finish_reason=delta.finish_reason or "",
+        usage=None if delta.usage is None else usage_of(delta.usage),
+    )
+
+
+def answer_of(answer: Answer) -> pb.Answer:
+    """One choice of a whole answer."""
+    return pb.Answer(
+        text=answer.text,
+        finish_reason=answer.finish_reason or "",
+        token_ids=pack(answer.token_ids),
+        logprobs=[_logprob(one) for one in answer.logprobs],
+    )
+
+
+def usage_of(usage: Usage) -> pb.Usage:
+    """`usage` on the wire."""
+    return pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+
+
+def placement_of(placement: Placement) -> pb.Placement:
+    """Where a prompt went."""
+    request = placement.request
+    return pb.Placement(
+        request_id=request.id,
+        tenant=request.tenant,
+        service_class=request.service_class,
+        pool=placement.pool,
+        backend=placement.backend,
+    )
+
+
+def _input_ask(body: dict[str, Any], message: pb.GenerateRequest, headers: Mapping[str, str]) -> Ask:
+    kind = message.WhichOneof("input")
+    logprobs = message.sampling.logprobs if message.sampling.HasField("logprobs") else None
+    if kind == "chat":
+        body["messages"] = [{"role": one.role, "content": one.content} for one in message.chat.messages]
+        if message.tools_json:
+            body["tools"] = _tools(message.tools_json)
+        if logprobs is not None:
+            body |= {"logprobs": True, "top_logprobs": logprobs}
+        return chat_ask(body, headers)
+    if kind is None:
+        hint = "set one of `prompt`, `chat` and `token_ids`"
+        raise InvalidRequest("the request has no input", hint=hint, param="input")
+    if logprobs is not None:
+        body["logprobs"] = logprobs
+    body["prompt"] = message.prompt if kind == "prompt" else _ids(message.token_ids)
+    return completion_ask(body, headers)
+
+
+def _sampling(given: pb.Sampling) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: getattr(given, name) for name in _COPIED if given.HasField(name)}
+    if given.HasField("choices"):
+        fields["n"] = given.choices
+    if given.stop:
+        fields["stop"] = list(given.stop)
+    if given.stop_token_ids:
+        fields["stop_token_ids"] = list(given.stop_token_ids)
+    if given.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in given.logit_bias.items()}
+    return fields | ({"ignore_eos": True} if given.ignore_eos else {})
+
+
+def _tools(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        hint = "send OpenAI's `tools` array as JSON text"
+        raise InvalidRequest(f"tools_json: {error}", hint=hint, param="tools_json") from error
+
+
+def _ids(token_ids: bytes) -> Sequence[int]:
+    if len(token_ids) % TOKEN_BYTES:
+        hint = "send little-endian uint32"
+        raise InvalidRequest(f"token_ids: {len(token_ids)} bytes are no token ids", hint=hint, param="token_ids")
+    return unpack(token_ids).tolist()
+
+
+def _logprob(one: TokenLogprob) -> pb.TokenLogprob:
+    top = [_logprob(other) for other in one.top]
+    return pb.TokenLogprob(token_id=one.token_id, token=one.token, logprob=one.logprob, top=top)

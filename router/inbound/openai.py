@@ -1,0 +1,241 @@
+"""OpenAI's text API, read: a body becomes an Ask, or an InvalidRequest that names the field and what to do.
+
+Strict about the fields that Pointsman understands, tolerant of all others: they stay in the body for backends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from policies.errors import InvalidRequest
+from policies.nouns import Sampling
+from router.ask import Ask, Chat
+from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
+from router.token_ids import pack
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATH = "/v1/completions"
+
+COMPLETION_MAX_TOKENS = 16
+"""What OpenAI's completions endpoint gives those who name no `max_tokens`."""
+
+_Fields = TypeVar("_Fields", bound=Common)
+_Value = TypeVar("_Value")
+
+_HINTS = {
+    "model": "GET /v1/models lists the models",
+    "messages": "`messages` is a list of objects such as {'role': 'user', 'content': 'Hello'}",
+    "prompt": "a prompt is a text, a list of texts, a list of token ids, or a list of such lists",
+    "max_tokens": "leave `max_tokens` out to get as much as fits",
+    "max_completion_tokens": "leave `max_completion_tokens` out to get as much as fits",
+    "temperature": "0 is greedy, 1 the default, 2 the most",
+    "stop": "`stop` is one text or a list of at most 16",
+    "tools": "a tool is {'type': 'function', 'function': {'name': ..., 'parameters': {...}}}",
+    "top_logprobs": "from 0 to 20",
+}
+_ELSEWHERE = "see OpenAI's API reference for this field"
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises InvalidRequest."""
+    try:
+        body = msgspec.json.decode(raw)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the body is not UTF-8: {error.reason} at byte {error.start}", hint="send UTF-8"
+        ) from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", hint="send a flat JSON object") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", hint="send one JSON object") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body is not a JSON object", hint="send {'model': ..., ...}")
+    return body
+
+
+def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
+    """What a body of /v1/chat/completions asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    fields = _converted(body, ChatBody)
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise InvalidRequest("`top_logprobs` needs `logprobs`", hint="set `logprobs` to true", param="top_logprobs")
+    continues = bool(fields.continue_final_message)
+    chat = Chat(
+        messages=[
+            _plain(message, raw, at)
+            for at, (message, raw) in enumerate(zip(fields.messages, body["messages"], strict=True))
+        ],
+        tools=None if fields.tool_choice == "none" or not fields.tools else body["tools"],
+        variables=fields.chat_template_kwargs or {},
+        opens_answer=fields.add_generation_prompt is not False and not continues,
+        continues=continues,
+    )
+    limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+    return Ask(
+        model=fields.model,
+        inputs=(chat,),
+        bodies=(body,),
+        path=CHAT_PATH,
+        sampling=_sampling(fields, logprobs),
+        max_new_tokens=_checked_limit(limit, fields),
+        **_common(fields, headers or {}),
+    )
+
+
+def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
+    """What a body of /v1/completions asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    fields = _converted(body, CompletionBody)
+    _refuse_unsupported(fields)
+    prompts = _prompts(fields.prompt)
+    # the router answers `echo` itself: a backend that did too would repeat the prompt
+    rest = {name: value for name, value in body.items() if name != "echo"}
+    return Ask(
+        model=fields.model,
+        inputs=tuple(prompt if isinstance(prompt, str) else _packed(prompt) for prompt in prompts),
+        bodies=tuple({**rest, "prompt": prompt} for prompt in prompts),
+        path=COMPLETION_PATH,
+        sampling=_sampling(fields, fields.logprobs),
+        max_new_tokens=_checked_limit(fields.max_tokens, fields),
+        usual_new_tokens=COMPLETION_MAX_TOKENS,
+        echo=bool(fields.echo),
+        **_common(fields, headers or {}),
+    )
+
+
+def _converted(body: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
+    try:
+        return msgspec.convert(body, kind)
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", hint="send a flat JSON object") from None
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at ")
+        missing = re.search(r"missing required field `(\w+)`", what)
+        param = ".".join(filter(None, (path.strip("`$."), missing[1] if missing else "")))
+        hint = _HINTS.get(re.split(r"[.\[]", param)[0], _ELSEWHERE)
+        raise InvalidRequest(f"{param}: {what}" if param else what, hint=hint, param=param or None) from None
+
+
+def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
+    options = fields.stream_options
+    return {
+        "stream": bool(fields.stream),
+        "include_usage": bool(options and options.include_usage),
+        "priority": headers.get("x-pointsman-priority") or None,
+        "session": headers.get("x-pointsman-session") or None,
+        "headers": headers,
+    }
+
+
+def _checked_limit(limit: int | None, fields: Common) -> int | None:
+    if limit is not None and (fields.min_tokens or 0) > limit:
+        raise InvalidRequest("`min_tokens` is more than `max_tokens`", hint="lower `min_tokens`", param="min_tokens")
+    return limit
+
+
+def _sampling(fields: Common, top_logprobs: int | None) -> Sampling:
+    top_p = _given(fields.top_p, 1.0)
+    stop = fields.stop
+    return Sampling(
+        # an empty nucleus leaves the likeliest token: the same as greedy
+        temperature=_given(fields.temperature, 1.0) if top_p else 0.0,
+        top_p=top_p or 1.0,
+        top_k=max(0, _given(fields.top_k, 0)),
+        min_p=_given(fields.min_p, 0.0),
+        repetition_penalty=_given(fields.repetition_penalty, 1.0),
+        presence_penalty=_given(fields.presence_penalty, 0.0),
+        frequency_penalty=_given(fields.frequency_penalty, 0.0),
+        # backends take unsigned seeds
+        seed=None if fields.seed is None else fields.seed % 2**64,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        min_new_tokens=_given(fields.min_tokens, 0),
+        top_logprobs=top_logprobs,
+        logit_bias=_logit_bias(fields.logit_bias or {}),
+        choices=_given(fields.n, 1),
+    )
+
+
+def _given(value: _Value | None, default: _Value) -> _Value:
+    return default if value is None else value
+
+
+def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
+    ids = [key for key in biases if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 2**32)]
+    if ids:
+        hint = "the keys of `logit_bias` are token ids in decimal"
+        raise InvalidRequest(f"logit_bias: '{ids[0][:40]}' is no token id", hint=hint, param="logit_bias")
+    return {int(key): bias for key, bias in biases.items()}
+
+
+def _plain(message: Message, raw: Mapping[str, Any], at: int) -> Mapping[str, Any]:
+    """`raw` as chat templates expect it: content as one text, arguments of tool calls as objects."""
+    where = f"messages[{at}]"
+    if message.content is None and not message.tool_calls and message.role in ("system", "developer", "user", "tool"):
+        hint = "give it a text"
+        raise InvalidRequest(f"{where}: a {message.role} message needs content", hint=hint, param=f"{where}.content")
+    plain = {**raw, "content": _text(message.content, where)}
+    if message.tool_calls:
+        plain["tool_calls"] = [_with_parsed_arguments(call) for call in raw["tool_calls"]]
+    return plain
+
+
+def _text(content: str | list[Part] | None, where: str) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    for at, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            param = f"{where}.content[{at}]"
+            hint = "only text parts are supported: {'type': 'text', 'text': ...}"
+            raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
+    return "".join(part.text or "" for part in content)
+
+
+def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        # templates print arguments with `tojson`; text that is no JSON is printed as it came
+        with suppress(msgspec.MsgspecError, RecursionError):
+            arguments = msgspec.json.decode(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _refuse_unsupported(fields: CompletionBody) -> None:
+    if fields.suffix:
+        raise InvalidRequest("`suffix` is not supported", hint="put the whole text into `prompt`", param="suffix")
+    if fields.best_of is not None and fields.best_of != _given(fields.n, 1):
+        raise InvalidRequest("`best_of` must equal `n`", hint="leave `best_of` out", param="best_of")
+    if fields.echo and fields.logprobs is not None:
+        raise InvalidRequest("`echo` with `logprobs` is not supported", hint="leave one of them out", param="echo")
+
+
+def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
+    """The prompts in `prompt`: lists of token ids are told from lists of prompts by what they hold."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [prompt]
+    if not kinds or not kinds <= {str, list}:
+        raise InvalidRequest(
+            "prompt: a list of other things than texts or token ids", hint=_HINTS["prompt"], param="prompt"
+        )
+    if len(prompt) > MOST_PROMPTS:
+        hint = f"send at most {MOST_PROMPTS} prompts in one request"
+        raise InvalidRequest(f"prompt: {len(prompt)} prompts are too many", hint=hint, param="prompt")
+    return prompt
+
+
+def _packed(ids: Sequence[Any]) -> bytes:
+    if set(map(type, ids)) != {int}:
+        raise InvalidRequest("prompt: token ids must be integers", hint=_HINTS["prompt"], param="prompt")
+    try:
+        return pack(ids)
+    except OverflowError:
+        raise InvalidRequest("prompt: a token id is out of range", hint="ids start at 0", param="prompt") from None

@@ -1,0 +1,119 @@
+"""The fields of OpenAI's text API that Pointsman understands, with their types and ranges. Others pass through."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+MOST_CHOICES = 128
+MOST_PROMPTS = 128
+MOST_STOPS = 16
+
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+_Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class Common(msgspec.Struct, kw_only=True):
+    """What both endpoints take. `top_k`, `min_p`, `repetition_penalty`, `min_tokens` ... are vLLM's extensions."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=500)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: _Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: _Share | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=MOST_STOPS)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    user: str | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: _Share | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[_TokenId], Meta(max_length=256)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+
+
+class Part(msgspec.Struct):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    """The function of an assistant's tool call; `arguments` are JSON text in OpenAI's API."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """One tool call of an assistant message."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(msgspec.Struct):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChatBody(Common, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: _Count | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionBody(Common, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[Any]
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -1,0 +1,58 @@
+"""How each failure looks over HTTP, in OpenAI's error shape and over gRPC: one table for all protocols."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from policies import errors
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """HTTP status, OpenAI's `error.type` and the gRPC code of one class of failures."""
+
+    http: int
+    type: str
+    grpc: grpc.StatusCode
+
+
+STATUS: dict[type[errors.ExpectedError], Status] = {
+    errors.InvalidRequest: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
+    errors.BackendRefused: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
+    errors.Unauthenticated: Status(401, "authentication_error", grpc.StatusCode.UNAUTHENTICATED),
+    errors.PermissionDenied: Status(403, "permission_error", grpc.StatusCode.PERMISSION_DENIED),
+    errors.UnknownModel: Status(404, "invalid_request_error", grpc.StatusCode.NOT_FOUND),
+    errors.RequestTooLarge: Status(413, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
+    errors.QuotaExceeded: Status(429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
+    errors.Overloaded: Status(429, "overloaded_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
+    errors.BackendFailed: Status(502, "api_error", grpc.StatusCode.UNAVAILABLE),
+    errors.NoBackend: Status(503, "api_error", grpc.StatusCode.UNAVAILABLE),
+    errors.DeadlineExceeded: Status(504, "timeout_error", grpc.StatusCode.DEADLINE_EXCEEDED),
+    errors.ExpectedError: Status(500, "server_error", grpc.StatusCode.INTERNAL),
+}
+
+
+def status_of(error: errors.ExpectedError) -> Status:
+    """The status of the nearest class of `error` that the table names."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def openai_error(error: errors.ExpectedError) -> dict[str, Any]:
+    """`error` as OpenAI's API words it. The hint is in the message too, since clients show nothing else."""
+    body = {
+        "message": str(error),
+        "type": status_of(error).type,
+        "param": error.param,
+        "code": error.code,
+        "hint": error.hint,
+    }
+    return {"error": body}
+
+
+def retry_after(error: errors.ExpectedError) -> str | None:
+    """The value of `Retry-After` in whole seconds (RFC 9110, 10.2.3), rounded up; None where it makes no sense."""
+    return None if error.retry_after_s is None else str(max(1, math.ceil(error.retry_after_s)))

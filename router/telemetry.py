@@ -1,0 +1,159 @@
+"""Metrics and the structured log of decisions and outcomes. The only place that knows prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from policies.nouns import BackendView, Decision, Request, Usage
+from router.outcome import code_of, outcome_of
+
+_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
+_TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10, 120)
+_LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+_decisions = logging.getLogger("pointsman.decision")
+_outcomes = logging.getLogger("pointsman.outcome")
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Account:
+    """What telemetry learns of one call while it lives. `tenant` and `service_class` are set as soon as known."""
+
+    def __init__(self, id: str, started_at: float) -> None:  # noqa: A002 - it is the request's id
+        self.id, self.started_at = id, started_at
+        self.tenant, self.service_class, self.model = "unknown", "none", ""
+        self.usage = Usage()
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Account {self.id} of {self.tenant} in {self.service_class}, {self.usage}>"
+
+    def heard(self, now: float) -> None:
+        """A piece of the answer came at `now`."""
+        if self.first_at is None:
+            self.first_at = now
+        self.last_at = now
+
+
+class Telemetry:
+    """All metrics of one router, in a registry of its own."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.registry = CollectorRegistry()
+        who = ("tenant", "service_class")
+        self._requests = self._counter("requests", "Requests by how they ended", (*who, "outcome"))
+        self._refusals = self._counter("errors", "Requests that did not finish, by error code", ("code",))
+        self._ttft = self._histogram("ttft_seconds", "Time to the first token of an answer", who, _LATENCY_S)
+        self._tpot = self._histogram("tpot_seconds", "Mean time per further output token", who, _TPOT_S)
+        self._total = self._histogram("request_seconds", "Time from request to end of answer", who, _LATENCY_S)
+        self._tokens = self._counter(
+            "tokens", "Tokens by kind: prompt, cached (part of prompt), completion", (*who, "kind")
+        )
+        self._decided = self._counter("decisions", "Decisions by chosen backend", ("policy", "backend"))
+        self._in_flight = self._gauge("backend_in_flight", "Requests that this router has at a backend", ("backend",))
+        self._healthy = self._gauge("backend_healthy", "1 if the backend may get requests", ("backend",))
+        self._events = self._counter("events", "Things that happen rarely, by name", ("event",))
+        self._lag = self._histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
+        self._worst_lag = self._gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
+        self.worst_lag_s = 0.0
+        # looking a labelled child up costs four times what counting does
+        self._child: Callable[..., Any] = cache(lambda metric, *labels: metric.labels(*labels))
+
+    def __repr__(self) -> str:
+        return f"<Telemetry, worst lag {self.worst_lag_s * 1000:.1f} ms>"
+
+    @contextmanager
+    def account(self, id: str) -> Iterator[Account]:  # noqa: A002
+        """An Account that is counted once when the context is left, with the Outcome that ended it."""
+        account = Account(id, self._clock())
+        failure: BaseException | None = None
+        try:
+            yield account
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._count(account, failure)
+
+    def decided(self, request: Request, decision: Decision, chosen: BackendView | None) -> None:
+        """Record one Decision: who was chosen, who dropped, the scores, and how old the report on the chosen was."""
+        self._child(self._decided, decision.policy, decision.chosen or "none").inc()
+        if _decisions.isEnabledFor(logging.INFO):
+            facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
+            sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
+            _decisions.info(_line({**facts, **sizes, **msgspec.to_builtins(decision)}))
+
+    def in_flight(self, backend: str, count: int) -> None:
+        """This router has `count` requests at `backend`."""
+        self._child(self._in_flight, backend).set(count)
+
+    def health(self, backend: str, healthy: bool) -> None:
+        """`backend` may get requests, or not."""
+        self._child(self._healthy, backend).set(int(healthy))
+
+    def event(self, name: str) -> None:
+        """Count something that happens rarely. `name` comes from a closed list."""
+        self._child(self._events, name).inc()
+
+    async def measure_lag(self, every_s: float = 0.02) -> None:
+        """Watch how late the event loop is, until cancelled."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(every_s)
+            self.lagged(max(0.0, time.perf_counter() - before - every_s))
+
+    def lagged(self, seconds: float) -> None:
+        """The loop woke a sleeper `seconds` late."""
+        self._lag.observe(seconds)
+        if seconds > self.worst_lag_s:
+            self.worst_lag_s = seconds
+            self._worst_lag.set(seconds)
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format. Slow with many series (55 ms for 600): call it in a thread."""
+        return generate_latest(self.registry)
+
+    def _count(self, account: Account, failure: BaseException | None) -> None:
+        now, who, usage = self._clock(), (account.tenant, account.service_class), account.usage
+        outcome = outcome_of(failure)
+        self._child(self._requests, *who, outcome.value).inc()
+        if failure is not None:
+            self._child(self._refusals, code_of(failure)).inc()
+        self._child(self._total, *who).observe(now - account.started_at)
+        if account.first_at is not None and account.last_at is not None:
+            self._child(self._ttft, *who).observe(account.first_at - account.started_at)
+            if usage.completion_tokens > 1:
+                spread = (account.last_at - account.first_at) / (usage.completion_tokens - 1)
+                self._child(self._tpot, *who).observe(spread)
+        self._child(self._tokens, *who, "prompt").inc(usage.prompt_tokens)
+        self._child(self._tokens, *who, "cached").inc(usage.cached_tokens)
+        self._child(self._tokens, *who, "completion").inc(usage.completion_tokens)
+        if _outcomes.isEnabledFor(logging.INFO):
+            facts = {"request": account.id, "tenant": who[0], "service_class": who[1], "model": account.model}
+            end = {"outcome": outcome.value, "code": code_of(failure), "seconds": round(now - account.started_at, 6)}
+            _outcomes.info(_line({**facts, **end, **msgspec.to_builtins(usage)}))
+
+    def _counter(self, name: str, help: str, labels: tuple[str, ...]) -> Counter:  # noqa: A002
+        return Counter(f"pointsman_{name}", help, labels, registry=self.registry)
+
+    def _gauge(self, name: str, help: str, labels: tuple[str, ...]) -> Gauge:  # noqa: A002
+        return Gauge(f"pointsman_{name}", help, labels, registry=self.registry)
+
+    def _histogram(self, name: str, help: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:  # noqa: A002
+        return Histogram(f"pointsman_{name}", help, labels, buckets=buckets, registry=self.registry)
+
+
+def _line(facts: dict[str, Any]) -> str:
+    return msgspec.json.encode(facts).decode()

@@ -1,0 +1,115 @@
+"""Running: the router, and with `pointsman up` its local shards too, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import uvloop
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from policies.config import Config, PoolSpec
+from router.app import Router
+from router.local_shards import LocalShards, ShardCommand
+
+
+def run(config: Config, *, local: bool, verbose: bool) -> None:
+    """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`."""
+    console = Console(stderr=True)
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=console, show_path=False)],
+    )
+    uvloop.run(serve_until_signal(config, console, local=local))
+
+
+async def serve_until_signal(config: Config, console: Console, *, local: bool) -> None:
+    """Start everything, say where it listens, wait for a signal, drain."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with AsyncExitStack() as stack:
+        if local:
+            with loading(console) as bars:
+                shards = LocalShards(list(commands(config)), bars.update)
+                await stack.enter_async_context(shards)
+            config = with_addresses(config, shards.addresses)
+        router = await stack.enter_async_context(Router(config))
+        await router.wait_until_reached(timeout_s=30)
+        greet(console, config, router)
+        await stopped.wait()
+        console.print("draining ...")
+
+
+def commands(config: Config) -> Iterator[ShardCommand]:
+    """One command per local shard; the machine's cores are shared out, one left to the router if there are enough."""
+    count = sum(pool.local for pool in config.pools.values())
+    threads = max(1, ((os.cpu_count() or 1) - 1) // max(1, count))
+    for pool in config.pools.values():
+        for number in range(pool.local):
+            yield ShardCommand(backend_name(pool, number), pool.model or "bundled", threads)
+
+
+def backend_name(pool: PoolSpec, number: int) -> str:
+    """The name of a pool's backend, as decisions and metrics show it."""
+    return f"{pool.name}-{number}"
+
+
+def with_addresses(config: Config, addresses: dict[str, str]) -> Config:
+    """`config` in which local shards have become addresses."""
+    pools = {
+        name: replace(pool, at=tuple(addresses[backend_name(pool, number)] for number in range(pool.local)))
+        if pool.local
+        else pool
+        for name, pool in config.pools.items()
+    }
+    return replace(config, pools=pools)
+
+
+class loading:  # noqa: N801
+    """Progress bars, one per shard, on a terminal; one line per shard elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[what]}"),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> loading:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def update(self, shard: str, share: float, what: str) -> None:
+        """Show that `shard` is `share` done and busy with `what`."""
+        if shard not in self._tasks:
+            self._tasks[shard] = self._bars.add_task(f"shard {shard}", total=1.0, what=what)
+        self._bars.update(self._tasks[shard], completed=share, what=what)
+
+
+def greet(console: Console, config: Config, router: Router) -> None:
+    """Say where the router listens and what to type."""
+    models = sorted(router.models())
+    console.print(f"[bold]Pointsman[/] serves {', '.join(models) or 'no model yet'}")
+    console.print(f"  HTTP  {router.http_url}/v1   (metrics: {router.http_url}/metrics)")
+    if router.grpc_address:
+        console.print(f"  gRPC  {router.grpc_address}   (pointsman.v1.Inference, with reflection)")
+    key = "" if config.anonymous else " -H 'authorization: Bearer YOUR_KEY'"
+    body = f'{{"model": "{models[0] if models else "MODEL"}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    curl = f"curl {router.http_url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
+    console.print(f"\n{curl}\n", markup=False, highlight=False, soft_wrap=True)
+    console.print("Ctrl-C ends it.")

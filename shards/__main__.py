@@ -1,0 +1,102 @@
+"""One shard as a process: `python -m shards`, or `pointsman shard`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shards.bundled import weights
+
+if TYPE_CHECKING:
+    from shards.model import Model
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
+    """Tell a supervisor as JSON on stdout, or a person on stderr."""
+    print(json.dumps(event) if supervised else sentence, file=sys.stdout if supervised else sys.stderr, flush=True)
+
+
+def load_model(source: str, name: str | None, dtype: str, supervised: bool) -> Model:
+    """The model at `source` (a directory or `bundled`), with progress; exits with 2 if it cannot be."""
+    announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
+    from shards.model import Model
+    from shards.network.config import UnsupportedCheckpoint
+
+    def on_progress(done_bytes: int, total_bytes: int) -> None:
+        share = done_bytes / max(1, total_bytes)
+        announce(supervised, {"loading": "weights", "share": share}, f"loading weights ... {share:4.0%}")
+
+    path = weights() if source == "bundled" else Path(source)
+    try:
+        return Model.load(path, name=name, dtype=dtype, on_progress=on_progress)
+    except (UnsupportedCheckpoint, OSError) as error:
+        print(f"cannot load {path}: {error}", file=sys.stderr)  # noqa: T201
+        raise typer.Exit(2) from error
+
+
+def end_with_stdin() -> None:
+    """End this process when standard input closes, that is when its supervisor is gone."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), 15)
+
+    threading.Thread(target=wait, daemon=True, name="end-with-stdin").start()
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def shard(
+    model: Annotated[str, typer.Option(help="A directory in Hugging Face format, or `bundled`.")] = "bundled",
+    listen: Annotated[
+        str, typer.Option(help="host:port to serve gRPC on; port 0 picks a free one.")
+    ] = "127.0.0.1:7001",
+    name: Annotated[str, typer.Option(help="What this shard calls itself.")] = "shard",
+    served_name: Annotated[
+        str | None, typer.Option(help="The model's name for clients; default: the directory's.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16. float16 is slow on CPUs.")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads for this shard.", min=1)] = 1,
+    kv_memory: Annotated[float, typer.Option(help="Memory for the KV pool, in GiB.", min=0.001)] = 0.5,
+    max_running: Annotated[int, typer.Option(help="Sequences that run side by side.", min=1)] = 64,
+    max_waiting: Annotated[int, typer.Option(help="Requests that may wait here.", min=1)] = 512,
+    step_ms: Annotated[float, typer.Option(help="Time that one step aims at; sizes prefill chunks.", min=1)] = 50,
+    grace_s: Annotated[float, typer.Option(help="How long SIGTERM waits for running requests.", min=0)] = 10,
+    supervised: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Serve one replica of a model to routers.
+
+    Example: pointsman shard --model ./Qwen3-0.6B --listen 0.0.0.0:7001 --threads 8 --kv-memory 8
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if supervised:
+        end_with_stdin()
+    loaded = load_model(model, served_name, dtype, supervised)
+
+    import torch
+
+    from shards.engine import Engine, EngineOptions
+    from shards.server import serve
+
+    torch.set_num_threads(threads)
+    options = EngineOptions(
+        kv_bytes=int(kv_memory * 2**30), max_running=max_running, max_waiting=max_waiting, step_s=step_ms / 1000
+    )
+    engine = Engine(loaded, options)
+
+    def on_listening(address: str) -> None:
+        announce(supervised, {"listening": address}, f"shard {name} serves {loaded.name} on {address}")
+
+    asyncio.run(serve(engine, listen, shard=name, grace_s=grace_s, on_listening=on_listening))
+
+
+if __name__ == "__main__":
+    app()

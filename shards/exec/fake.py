@@ -1,0 +1,72 @@
+"""A network without weights, for tests of whatever drives one."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shards.exec.batch import Batch, Row
+from shards.kv.keys import BLOCK_TOKENS
+
+_EMPTY = -1
+
+
+class FakeNetwork:
+    """Logits that depend on every token and position of a sequence, as read back from its KV.
+
+    The KV of a token is the token itself, written at its slot. So a wrong block, slot or position, a block shared
+    too early or freed too late, changes what is drawn; reading what nobody wrote is an error. `answer` computes the
+    same without any KV. `calls` counts the steps and `computed` the tokens of each.
+    """
+
+    def __init__(self, *, vocabulary: int = 256, context_tokens: int = 4096) -> None:
+        self.vocabulary, self.context_tokens, self.block_bytes = vocabulary, context_tokens, BLOCK_TOKENS * 8
+        self.computed: list[int] = []
+        self._memory = np.full(0, _EMPTY, dtype=np.int64)
+
+    @property
+    def calls(self) -> int:
+        """How many steps were computed."""
+        return len(self.computed)
+
+    def allocate(self, blocks: int) -> None:
+        """Make memory for `blocks` blocks, nothing written."""
+        self._memory = np.full(blocks * BLOCK_TOKENS, _EMPTY, dtype=np.int64)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [len(batch.logit_rows), vocabulary] float32."""
+        self.computed.append(len(batch.token_ids))
+        self._memory[batch.slots.numpy()] = batch.token_ids.numpy()
+        at = {int(index): place for place, index in enumerate(batch.logit_rows)}
+        logits = np.zeros((len(at), self.vocabulary), dtype=np.float32)
+        for row in batch.rows:
+            tokens = self._read(row)
+            for index in range(row.start, row.start + row.tokens):
+                position = int(batch.positions[index])
+                if position != row.context_tokens - row.tokens + index - row.start:
+                    raise ValueError(f"token {index} has position {position}")
+                if index in at:
+                    logits[at[index]] = self._logits(tokens[: position + 1])
+        return torch.from_numpy(logits)
+
+    def answer(self, prompt: list[int], max_new_tokens: int) -> list[int]:
+        """The greedy answer, computed from the tokens alone."""
+        tokens = list(prompt)
+        for _ in range(max_new_tokens):
+            tokens.append(int(self._logits(np.array(tokens)).argmax()))
+        return tokens[len(prompt) :]
+
+    def _read(self, row: Row) -> npt.NDArray[np.int64]:
+        slots = np.array(row.blocks)[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)
+        tokens: npt.NDArray[np.int64] = self._memory[slots.ravel()[: row.context_tokens]]
+        if len(tokens) < row.context_tokens or (tokens == _EMPTY).any():
+            raise ValueError("KV is read that was never written")
+        return tokens
+
+    def _logits(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        state = int(((tokens + 1) * (np.arange(len(tokens)) * 7919 + 104729) % 1_000_003).sum())
+        spread = (state * 31 + np.arange(self.vocabulary) * (state % 997 + 1)) % 1009
+        logits: npt.NDArray[np.float32] = (spread / 168).astype(np.float32)
+        return logits

@@ -1,0 +1,81 @@
+"""A request while the engine has it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+import numpy.typing as npt
+
+from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
+from shards.nouns import Submission
+from shards.sched.limits import peak_blocks
+
+_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
+
+
+class Request:
+    """One prompt as far as it has arrived, and how far it has come. `open_choices` of its choices have not ended.
+
+    `computed_tokens` of the prompt have KV in the furthest sequence; `cached_tokens` were found in the cache by the
+    first one. `rank`, `prefill_slice` and `is_paused` may be changed at any time.
+    """
+
+    def __init__(self, submission: Submission) -> None:
+        self.submission = submission
+        self.rank = submission.rank
+        self.prefill_slice = submission.prefill_slice
+        self.is_paused = False
+        self.prompt = bytearray()
+        self.open_choices = submission.choices
+        self.computed_tokens = 0
+        self.cached_tokens = 0
+
+    def __repr__(self) -> str:
+        wanted = self.submission.prompt_tokens
+        return (
+            f"Request({self.key!r}: {self.arrived_tokens}/{wanted} arrived, {self.computed_tokens} computed, "
+            f"{self.open_choices} open)"
+        )
+
+    @property
+    def key(self) -> Hashable:
+        """The caller's name for it."""
+        return self.submission.key
+
+    @property
+    def arrived_tokens(self) -> int:
+        """How much of the prompt is here."""
+        return len(self.prompt) // TOKEN_BYTES
+
+    @property
+    def is_whole(self) -> bool:
+        """Is all of the prompt here?"""
+        return self.arrived_tokens == self.submission.prompt_tokens
+
+    @property
+    def computable_tokens(self) -> int:
+        """Up to where the prompt may be computed: all of it, or the full blocks of what has arrived.
+
+        A block is computed at once or not at all, so that one that turns out to be cached can still be shared.
+        """
+        arrived = self.arrived_tokens
+        return arrived if self.is_whole else arrived - arrived % BLOCK_TOKENS
+
+    @property
+    def matchable_blocks(self) -> int:
+        """How many blocks may come from the cache. The last prompt token is always computed: its logits are needed."""
+        return min(self.arrived_tokens, self.submission.prompt_tokens - 1) // BLOCK_TOKENS
+
+    @property
+    def peak_blocks(self) -> int:
+        """The most blocks that one of its sequences can come to hold."""
+        return peak_blocks(self.submission.prompt_tokens, self.submission.max_new_tokens)
+
+    def block_tokens(self, index: int) -> bytes:
+        """The tokens of the prompt's block `index`, which has arrived."""
+        return bytes(self.prompt[index * _BLOCK_BYTES : (index + 1) * _BLOCK_BYTES])
+
+    def token_ids(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Prompt tokens `start` up to `stop`, as a copy: the prompt may still grow."""
+        return np.frombuffer(bytes(self.prompt[start * TOKEN_BYTES : stop * TOKEN_BYTES]), dtype="<u4")

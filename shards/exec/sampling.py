@@ -1,0 +1,233 @@
+"""Logits to tokens: one pass over all rows of a step, each row by its own parameters and its own randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from xxhash import xxh3_64_intdigest
+
+from shards.nouns import SamplingParams, TokenLogprobs
+
+_GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: the softmax of logits divided by less is one-hot in float32."""
+
+_CANDIDATES = 128
+"""Top-k and top-p look at this many of the likeliest tokens first: sorting a whole vocabulary costs more than a step."""
+
+_MORE_CANDIDATES = 16
+"""Times as many are looked at next, for the rows whose top-p or top-k reaches further."""
+
+_UNIFORM_STEP = 2.0**-24
+"""Resolution of the random number: the finest that float32 holds over all of [0, 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One drawn token, with logprobs if they were asked for."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class Sampler:
+    """How one sequence draws: its parameters, its seed and what it has seen and drawn so far.
+
+    The n-th token depends on (seed, n) and the row's own logits, on nothing else.
+    """
+
+    def __init__(self, params: SamplingParams, *, seed: int, stop_token_ids: frozenset[int], vocabulary: int) -> None:
+        self.params = params
+        self.drawn = 0
+        self.is_greedy = params.temperature < _GREEDY_BELOW
+        self.is_filtered = params.top_k > 0 or params.top_p < 1
+        self.repeats = params.repetition_penalty != 1
+        self.counts_output = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self.seen: Tensor | None = None
+        self.counts: Tensor | None = None
+        self.bias = tuple(params.logit_bias.items())
+        self._seed = seed.to_bytes(8, "little")
+        self.stop_token_ids = stop_token_ids
+        self._vocabulary = vocabulary
+
+    def __repr__(self) -> str:
+        return f"Sampler({self.drawn} drawn, temperature {self.params.temperature})"
+
+    @property
+    def forbidden(self) -> frozenset[int]:
+        """Tokens that may not be drawn now: those that would end the answer before `min_new_tokens`."""
+        return self.stop_token_ids if self.drawn < self.params.min_new_tokens else frozenset()
+
+    @property
+    def adjusts(self) -> bool:
+        """Are the raw logits changed before a token is drawn?"""
+        return self.repeats or self.counts_output or bool(self.bias) or bool(self.forbidden)
+
+    def uniform(self) -> float:
+        """The random number in [0, 1) for the next token."""
+        bits = xxh3_64_intdigest(self._seed + self.drawn.to_bytes(8, "little"))
+        return (bits >> 40) * _UNIFORM_STEP
+
+    def begin(self, prompt: npt.NDArray[np.uint32]) -> None:
+        """Note the prompt, once before the first draw: the repetition penalty covers it."""
+        # not before, since a table over the vocabulary for each request that waits would be much memory
+        if self.repeats:
+            self.seen = torch.zeros(self._vocabulary, dtype=torch.bool)
+            self.seen[torch.from_numpy(prompt.astype(np.int64))] = True
+        if self.counts_output:
+            self.counts = torch.zeros(self._vocabulary)
+
+    def note(self, token_id: int) -> None:
+        """Note a drawn token."""
+        self.drawn += 1
+        if self.seen is not None:
+            self.seen[token_id] = True
+        if self.counts is not None:
+            self.counts[token_id] += 1
+
+
+def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[Sample | None]:
+    """One token per row of `logits` [rows, vocab] float32; None where a row holds NaN or infinity.
+
+    In order: repetition penalty (over prompt and output, as in transformers), presence and frequency penalty (over the
+    output, as in OpenAI's API), logit bias, tokens forbidden by min_new_tokens, temperature, top-k, top-p, min-p.
+    Logprobs are the log-softmax of the raw logits, before any of that. Does not change `samplers`.
+    """
+    # a sum is not finite if any term is not, and makes no tensor of the size of the logits
+    is_sound: list[bool] = torch.isfinite(logits.sum(1)).tolist()
+    adjusted = _adjust(logits, samplers)
+    tokens: list[int] = adjusted.argmax(1).tolist()
+    drawing = [row for row, sampler in enumerate(samplers) if is_sound[row] and not sampler.is_greedy]
+    for row, token in zip(drawing, _draw(adjusted, drawing, samplers), strict=True):
+        tokens[row] = token
+    wanting = [row for row, sampler in enumerate(samplers) if is_sound[row] and sampler.params.top_logprobs is not None]
+    logprobs = _logprobs(logits, wanting, tokens, samplers) if wanting else {}
+    return [Sample(token, logprobs.get(row)) if is_sound[row] else None for row, token in enumerate(tokens)]
+
+
+def _adjust(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+    """`logits` after penalties, bias and forbidden tokens; the same tensor if no row asks for any."""
+    if not any(sampler.adjusts for sampler in samplers):
+        return logits
+    logits = logits.clone()
+    _penalize_repetition(logits, samplers)
+    _penalize_output(logits, samplers)
+    bias = [(row, token, value) for row, one in enumerate(samplers) for token, value in one.bias]
+    if bias:
+        rows, tokens, values = (list(column) for column in zip(*bias, strict=True))
+        logits[rows, tokens] += torch.tensor(values)
+    forbidden = [(row, token) for row, one in enumerate(samplers) for token in one.forbidden]
+    if forbidden:
+        logits[[row for row, _ in forbidden], [token for _, token in forbidden]] = -torch.inf
+    return logits
+
+
+def _penalize_repetition(logits: Tensor, samplers: Sequence[Sampler]) -> None:
+    asking = [(row, one.seen, one.params) for row, one in enumerate(samplers) if one.seen is not None]
+    if asking:
+        rows, seen = [row for row, _, _ in asking], torch.stack([seen for _, seen, _ in asking])
+        penalty = torch.tensor([[params.repetition_penalty] for _, _, params in asking])
+        values = logits[rows]
+        logits[rows] = torch.where(seen, torch.where(values < 0, values * penalty, values / penalty), values)
+
+
+def _penalize_output(logits: Tensor, samplers: Sequence[Sampler]) -> None:
+    asking = [(row, one.counts, one.params) for row, one in enumerate(samplers) if one.counts is not None]
+    if asking:
+        rows, counts = [row for row, _, _ in asking], torch.stack([counts for _, counts, _ in asking])
+        frequency = torch.tensor([[params.frequency_penalty] for _, _, params in asking])
+        presence = torch.tensor([[params.presence_penalty] for _, _, params in asking])
+        logits[rows] -= frequency * counts + presence * (counts > 0)
+
+
+def _draw(logits: Tensor, rows: Sequence[int], samplers: Sequence[Sampler]) -> list[int]:
+    """Draw a token for each of `rows`."""
+    drawn: dict[int, int] = {}
+    for is_filtered in (False, True):
+        group = [row for row in rows if samplers[row].is_filtered is is_filtered]
+        if group:
+            chosen = [samplers[row] for row in group]
+            temperatures = torch.tensor([[one.params.temperature] for one in chosen])
+            wanted = logits[group]
+            # the largest is 0, so no temperature makes an infinity of it
+            scaled = (wanted - wanted.amax(1, keepdim=True)) / temperatures
+            tokens = _draw_filtered(scaled, chosen, _CANDIDATES) if is_filtered else _draw_plain(scaled, chosen)
+            drawn.update(zip(group, tokens, strict=True))
+    return [drawn[row] for row in rows]
+
+
+def _draw_plain(scaled: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    weights = scaled.softmax(1)
+    return _invert(_above_min_p(weights, samplers), samplers)
+
+
+def _draw_filtered(scaled: Tensor, samplers: Sequence[Sampler], candidates: int) -> list[int]:
+    """Top-k, then top-p, then min-p, among the `candidates` likeliest tokens; rows that need more get them."""
+    vocabulary = scaled.shape[1]
+    candidates = min(candidates, vocabulary)
+    total = scaled.logsumexp(1, keepdim=True)
+    values, tokens = scaled.topk(candidates, dim=1)
+    weights = (values - total).exp()
+    mass = weights.cumsum(1)
+    top_k = torch.tensor([[min(one.params.top_k or vocabulary, vocabulary)] for one in samplers])
+    top_p = torch.tensor([[one.params.top_p] for one in samplers])
+    # top-p is a share of what top-k leaves: all of it, 1, where top-k leaves more than the candidates
+    kept_mass = torch.where(top_k > candidates, 1.0, mass.gather(1, top_k.clamp(max=candidates) - 1))
+    is_short = (top_k > candidates) & ((top_k < vocabulary) | (mass[:, -1:] < top_p))
+    if candidates < vocabulary and is_short.any():
+        return _draw_with_more(scaled, samplers, candidates, is_short[:, 0].tolist())
+    within_k = torch.arange(candidates) < top_k
+    within_p = (mass - weights < top_p * kept_mass) | (top_p >= 1)
+    within_p[:, 0] = True
+    weights = _above_min_p(torch.where(within_k & within_p, weights, 0.0), samplers)
+    places = torch.tensor(_invert(weights, samplers))
+    drawn: list[int] = tokens.gather(1, places[:, None])[:, 0].tolist()
+    return drawn
+
+
+def _draw_with_more(scaled: Tensor, samplers: Sequence[Sampler], candidates: int, is_short: list[bool]) -> list[int]:
+    drawn: dict[int, int] = {}
+    for wants_more, count in ((False, candidates), (True, candidates * _MORE_CANDIDATES)):
+        group = [row for row, short in enumerate(is_short) if short is wants_more]
+        if group:
+            tokens = _draw_filtered(scaled[group], [samplers[row] for row in group], count)
+            drawn.update(zip(group, tokens, strict=True))
+    return [drawn[row] for row in range(len(samplers))]
+
+
+def _above_min_p(weights: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+    if not any(one.params.min_p for one in samplers):
+        return weights
+    least = torch.tensor([[one.params.min_p] for one in samplers])
+    return torch.where(weights >= least * weights.amax(1, keepdim=True), weights, 0.0)
+
+
+def _invert(weights: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """For each row the index where the running sum of `weights` passes the row's random share of the total."""
+    mass = weights.cumsum(1)
+    total = mass[:, -1:]
+    share = torch.tensor([[one.uniform()] for one in samplers]) * total
+    # rounding could make the share the total, and the index one past the end
+    share = torch.minimum(share, torch.nextafter(total, torch.zeros_like(total)))
+    drawn: list[int] = torch.searchsorted(mass, share, right=True)[:, 0].tolist()
+    return drawn
+
+
+def _logprobs(
+    logits: Tensor, rows: Sequence[int], tokens: Sequence[int], samplers: Sequence[Sampler]
+) -> dict[int, TokenLogprobs]:
+    logprobs = logits[list(rows)].log_softmax(1)
+    most = max(samplers[row].params.top_logprobs or 0 for row in rows)
+    values, ids = logprobs.topk(min(most, logits.shape[1]), dim=1)
+    tops: list[list[tuple[int, float]]] = [
+        list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
+    own = logprobs.gather(1, torch.tensor([[tokens[row]] for row in rows]))[:, 0].tolist()
+    return {
+        row: TokenLogprobs(logprob, tuple(top[: samplers[row].params.top_logprobs]))
+        for row, logprob, top in zip(rows, own, tops, strict=True)
+    }

@@ -1,0 +1,37 @@
+"""Watching an answer for stop strings while it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class StopStrings:
+    """Decodes one answer token by token and says which stop string it came to contain.
+
+    The text is what a reader sees: special tokens are left out of it. A stop string that is itself a token (say
+    `<|im_end|>`) is found by its id, since the text never shows it. Strings may span any number of tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._by_id = {token: stop for stop in self._stops if (token := tokenizer.token_to_id(stop)) is not None}
+        self._kept_characters = max(map(len, self._stops)) - 1
+        self._tail = ""
+
+    def __repr__(self) -> str:
+        return f"StopStrings({list(self._stops)}, tail {self._tail!r})"
+
+    def push(self, token: int) -> str | None:
+        """Take the next token; the stop string that it completed, the earliest in the text if several."""
+        if token in self._by_id:
+            return self._by_id[token]
+        seen = len(self._tail)
+        text = self._tail + (self._stream.step(self._tokenizer, token) or "")
+        # only what ends in the new text: whatever lies before it was answered already
+        places = [(text.find(stop, max(0, seen - len(stop) + 1)), -len(stop), stop) for stop in self._stops]
+        self._tail = text[max(0, len(text) - self._kept_characters) :]
+        return min((place for place in places if place[0] >= 0), default=(0, 0, None))[2]

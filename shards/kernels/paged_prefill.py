@@ -1,0 +1,288 @@
+"""Attention of a chunk of new tokens per sequence over its pages, causal."""
+
+# In Triton the constants of a kernel are upper case, and its parameters have no Python types.
+# ruff: noqa: N803
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from shards.kernels.cache import BLOCK_TOKENS, require_layer, strides
+from shards.kernels.gather_pages import gather_pages_reference
+from shards.kernels.launch import Gpu, Launch, as_operand, dot, gpu_of, require, require_shape
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """What each program of a step works on, on the GPU; all layers share it.
+
+    first_queries [sequences + 1] are running sums of the new tokens; context_tokens [sequences] count the new ones too;
+    tiles [tiles, sequence|first new token]: a program takes `rows` // `group` tokens from there. All int32.
+    """
+
+    first_queries: torch.Tensor
+    context_tokens: torch.Tensor
+    tiles: torch.Tensor
+    rows: int
+    group: int
+
+
+def paged_prefill_reference(
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    *,
+    tables: torch.Tensor,
+    plan: PrefillPlan,
+    window: int | None = None,
+    scales: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of each new token over its context up to itself. The truth that `paged_prefill` must match.
+
+    Shapes: query [tokens, heads, dim], the last positions of each sequence's context, one sequence after the other; kv
+    and scales are one layer of the cache, as `require_layer` says, the new tokens written already; tables [sequences,
+    pages] block ids, int32; returned like query. A token sees the last `window` positions, its own included, or all.
+    Scores are scaled by 1 / sqrt(dim); heads of a group are neighbours. All in float32, rounded once.
+    """
+    out = torch.zeros_like(query)
+    bounds = plan.first_queries.tolist()
+    for sequence, context in enumerate(plan.context_tokens.tolist()):
+        rows = slice(bounds[sequence], bounds[sequence + 1])
+        shared = {"tokens": context, "dtype": torch.float32, "scales": scales}
+        key, value = gather_pages_reference(kv, tables[sequence], **shared)
+        grouped = (
+            query[rows].float().reshape(rows.stop - rows.start, key.shape[0], -1, key.shape[2]).permute(1, 2, 0, 3)
+        )
+        scores = grouped @ key.mT[:, None] / math.sqrt(key.shape[2])
+        unseen = ~visible(rows.stop - rows.start, context, window=window, device=query.device)
+        weights = torch.softmax(scores.masked_fill(unseen, -math.inf), dim=-1)
+        out[rows] = (weights @ value[:, None]).permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
+    return out
+
+
+def visible(new_tokens: int, context_tokens: int, *, window: int | None, device: torch.device) -> torch.Tensor:
+    """Which positions [new_tokens, context_tokens] each of the last `new_tokens` sees, as bool."""
+    position = torch.arange(context_tokens - new_tokens, context_tokens, device=device)[:, None]
+    past = position - torch.arange(context_tokens, device=device)
+    return (past >= 0) & (past < (window or context_tokens))
+
+
+def plan_prefill(
+    new_tokens: Sequence[int], context_tokens: Sequence[int], *, group: int, device: torch.device, rows: int = 128
+) -> PrefillPlan:
+    """A plan for sequences with so many new tokens at the end of so much context; `group` heads share one KV head.
+
+    `rows` is 64 or 128; a result does not depend on the batch as long as it is always the same. Raises ValueError for
+    other rows, and for more new tokens than context.
+    """
+    require(
+        rows in (64, 128) and group <= rows, f"{rows} rows for {group} heads: take 64 or 128, and no fewer than heads"
+    )
+    pairs = list(zip(new_tokens, context_tokens, strict=True))
+    for new, context in pairs:
+        require(0 < new <= context, f"{new} new tokens in a context of {context}")
+    starts = [(sequence, at) for sequence, (new, _) in enumerate(pairs) for at in range(0, new, rows // group)]
+    # the longest first: they would otherwise run alone at the end
+    starts.sort(key=lambda tile: pairs[tile[0]][0] - pairs[tile[0]][1] - tile[1])
+    sums = [sum(new_tokens[:end]) for end in range(len(new_tokens) + 1)]
+    first_queries, contexts, tiles = (
+        torch.tensor(values, dtype=torch.int32, device=device) for values in (sums, list(context_tokens), starts)
+    )
+    return PrefillPlan(first_queries, contexts, tiles, rows, group)
+
+
+@triton.jit
+def _attend_to_page(
+    carried,
+    q,
+    tables,
+    page,
+    kv,
+    scales,
+    newest,
+    kv_block,
+    kv_side,
+    scales_block,
+    scales_side,
+    score_scale,
+    DIM: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    QUANTISED: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """What is carried from page to page, one page on: (highest score, sum of weights, sum of values) per row.
+
+    `newest` [rows] is the last position that a row sees; on a page that is not MASKED all rows see all.
+    """
+    highest, total, sum_of_values = carried
+    dims = tl.arange(0, DIM_TILE)
+    offsets = tl.arange(0, BLOCK)
+    # int64 before multiplying: in an 8B model block 512 is already 2**31 elements away
+    block = tl.load(tables + page).to(tl.int64)
+    mask = (dims < DIM)[None, :]
+    positions = page * BLOCK + offsets
+    if MASKED:
+        # what lies behind the context is not written yet, and 0 * NaN is NaN
+        mask = mask & (positions <= tl.max(newest, axis=0))[:, None]
+    at = kv + block * kv_block + offsets[:, None] * DIM + dims[None, :]
+    key = as_operand(tl.load(at, mask=mask, other=0.0), q.dtype)
+    value = as_operand(tl.load(at + kv_side, mask=mask, other=0.0), q.dtype)
+    scores = dot(q, tl.trans(key)) * score_scale
+    if QUANTISED:
+        scales_at = scales + block * scales_block + offsets
+        written = positions <= tl.max(newest, axis=0)
+        scores *= tl.load(scales_at, mask=written, other=0.0)[None, :]
+    if MASKED:
+        seen = positions[None, :] <= newest[:, None]
+        if WINDOW > 0:
+            seen = seen & (positions[None, :] > newest[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, axis=1))
+    # a row that has seen nothing yet: -inf - -inf is NaN
+    finite = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores - finite[:, None])
+    fading = tl.exp2(highest - finite)
+    total = total * fading + tl.sum(weights, axis=1)
+    if QUANTISED:
+        weights *= tl.load(scales_at + scales_side, mask=written, other=0.0)[None, :]
+    sum_of_values = sum_of_values * fading[:, None] + dot(as_operand(weights, q.dtype), value)
+    return higher, total, sum_of_values
+
+
+@triton.jit
+def _paged_prefill(
+    query,
+    kv,
+    scales,
+    tables,
+    first_queries,
+    context_tokens,
+    tiles,
+    out,
+    query_token,
+    table_length,
+    kv_block,
+    kv_side,
+    kv_head,
+    scales_block,
+    scales_side,
+    scales_head,
+    score_scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    QUANTISED: tl.constexpr,
+):
+    tile = tl.program_id(0) // KV_HEADS
+    head = tl.program_id(0) % KV_HEADS
+    sequence = tl.load(tiles + 2 * tile).to(tl.int64)
+    start = tl.load(tiles + 2 * tile + 1)
+    first_query = tl.load(first_queries + sequence)
+    new_tokens = tl.load(first_queries + sequence + 1) - first_query
+    context = tl.load(context_tokens + sequence)
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM_TILE)
+    # row r is head r % GROUP of token r // GROUP: a page is read once for all heads that share it
+    tokens: tl.constexpr = ROWS // GROUP
+    token = start + rows // GROUP
+    in_tile = ((rows < tokens * GROUP) & (token < new_tokens))[:, None] & (dims < DIM)[None, :]
+    # int64 before multiplying: 600,000 tokens of 32 heads of 128 pass 2**31
+    at_token = (first_query + token).to(tl.int64)[:, None]
+    at_row = (head * GROUP + rows % GROUP)[:, None] * DIM + dims[None, :]
+    q = tl.load(query + at_token * query_token + at_row, mask=in_tile, other=0.0)
+    # rows without a token see what the last one does
+    newest = context - new_tokens + tl.minimum(token, tl.minimum(start + tokens, new_tokens) - 1)
+    end = tl.cdiv(tl.max(newest, axis=0) + 1, BLOCK)
+    unmasked_end = (context - new_tokens + start + 1) // BLOCK
+    kv += head * kv_head
+    if QUANTISED:
+        scales += head * scales_head
+    tables += sequence * table_length
+    carried = (
+        tl.full([ROWS], float("-inf"), tl.float32),
+        tl.zeros([ROWS], tl.float32),
+        tl.zeros([ROWS, DIM_TILE], tl.float32),
+    )
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(context - new_tokens + start + 1 - WINDOW, 0) // BLOCK
+        unmasked_end = begin
+    for page in range(begin, unmasked_end):
+        carried = _attend_to_page(
+            carried, q, tables, page, kv, scales, newest, kv_block, kv_side, scales_block, scales_side, score_scale,
+            DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, False,
+        )  # fmt: skip
+    for page in range(unmasked_end, end):
+        carried = _attend_to_page(
+            carried, q, tables, page, kv, scales, newest, kv_block, kv_side, scales_block, scales_side, score_scale,
+            DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, True,
+        )  # fmt: skip
+    result = carried[2] / carried[1][:, None]
+    at = at_token * (KV_HEADS * GROUP * DIM) + at_row
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=in_tile)
+
+
+def paged_prefill(
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    *,
+    tables: torch.Tensor,
+    plan: PrefillPlan,
+    window: int | None = None,
+    scales: torch.Tensor | None = None,
+    gpu: Gpu | None = None,
+) -> torch.Tensor:
+    """What `paged_prefill_reference` gives. Raises ValueError for other shapes.
+
+    A token's [heads, dim] in query is in one piece.
+    """
+    gpu = gpu or gpu_of(query.device)
+    require_layer(kv, scales, gpu)
+    require_prefill(query, kv, tables, plan)
+    (tokens, heads, dim), kv_heads = query.shape, kv.shape[2]
+    out = query.new_empty(tokens, heads, dim)
+    tile = triton.next_power_of_2(dim)
+    page_bytes = 2 * BLOCK_TOKENS * tile * kv.element_size()
+    constants = {
+        "KV_HEADS": kv_heads,
+        "GROUP": plan.group,
+        "ROWS": plan.rows,
+        "DIM": dim,
+        "DIM_TILE": tile,
+        "BLOCK": BLOCK_TOKENS,
+        "WINDOW": window or 0,
+        "QUANTISED": scales is not None,
+    }
+    arguments = (
+        *(query, kv, scales, tables, plan.first_queries, plan.context_tokens, plan.tiles, out),
+        *(query.stride(0), tables.stride(0), *strides(kv, scales)),
+        # powers of 2 are one instruction, powers of e two
+        math.log2(math.e) / math.sqrt(dim),
+    )
+    grid = (plan.tiles.shape[0] * kv_heads,)
+    # 16 rows a warp: two of Hopper's groups of 4 warps share each page
+    stages = gpu.chip.fits(page_bytes, most=3)
+    gpu.start(Launch(_paged_prefill, grid, arguments, constants, warps=plan.rows // 16, stages=stages))
+    return out
+
+
+def require_prefill(query: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, plan: PrefillPlan) -> None:
+    """Raise ValueError unless these shapes belong together, as `paged_prefill_reference` says."""
+    heads, dim = query.shape[1:]
+    require(dim == kv.shape[4], f"queries have {dim} dimensions and keys {kv.shape[4]}")
+    require(heads == kv.shape[2] * plan.group, f"{heads} heads are not {kv.shape[2]} groups of {plan.group}")
+    require(query.stride()[1:] == (dim, 1), "a token's heads in query are not in one piece")
+    require_shape("tables", tables, (plan.context_tokens.shape[0], tables.shape[-1]))
+    require(tables.stride(1) == 1, "a table is not in one piece")

@@ -1,0 +1,282 @@
+"""Draws a token for each row of logits; a row's token depends on that row alone.
+
+Two steps: a threshold per row, from top-k, top-p and min-p, then the largest of logit / temperature + Gumbel noise
+above it, which is a draw from the softmax. Noise comes from Philox, keyed by (seed, position, token), so that neither
+the rows beside it nor their order change what a row draws.
+"""
+
+# In Triton the constants of a kernel are upper case, and its parameters have no Python types.
+# ruff: noqa: N803
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
+
+# Philox gives 4 numbers a call: a tile of tokens has 4 quarters, one for each.
+QUARTER = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How each row is drawn, [rows] each: temperature, top_p and min_p float32; top_k int32; seed and position int64.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. `truncated` says whether any row has any of them on.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seed: torch.Tensor
+    position: torch.Tensor
+    truncated: bool = True
+
+
+def threshold_reference(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """The least logit [rows] float32 that each row may draw. The truth that `threshold` must match.
+
+    Shapes: logits [rows, vocabulary], float32, float16 or bfloat16. Of the tokens sorted by probability at the row's
+    temperature: the first top_k; of those, the fewest that have top_p of their mass; and none less likely than min_p
+    times the first. Ties are all kept, and at least one token is. -inf where nothing is on or the row is greedy.
+    """
+    out = torch.full(logits.shape[:1], -math.inf, dtype=torch.float32, device=logits.device)
+    for row, (wide, temperature) in enumerate(zip(logits.float(), draw.temperature.tolist(), strict=True)):
+        top_k, top_p, min_p = (x[row].item() for x in (draw.top_k, draw.top_p, draw.min_p))
+        if temperature == 0:
+            continue
+        ordered = wide.sort(descending=True).values
+        if 0 < top_k < len(ordered):
+            ordered = ordered[ordered >= ordered[int(top_k) - 1]]
+            out[row] = ordered[-1]
+        if top_p < 1:
+            mass = torch.softmax(ordered.double() / temperature, dim=0).cumsum(dim=0)
+            out[row] = ordered[min(int((mass < top_p).sum()), len(ordered) - 1)]
+        if min_p > 0:
+            out[row] = torch.maximum(out[row], ordered[0] + temperature * math.log(min(min_p, 1.0)))
+    return out
+
+
+def sample_reference(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """The tokens [rows] int64 that are drawn. The truth that `sample` must match.
+
+    Of equals the lowest token id wins.
+    """
+    wide, temperature = logits.float(), draw.temperature[:, None]
+    noisy = wide / torch.where(temperature > 0, temperature, 1.0)
+    noisy = noisy + torch.where(temperature > 0, gumbel_reference(draw.seed, draw.position, logits.shape[1]), 0.0)
+    return noisy.masked_fill(wide < threshold_reference(logits, draw)[:, None], -math.inf).argmax(dim=1)
+
+
+def gumbel_reference(seed: torch.Tensor, position: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Gumbel noise [rows, vocabulary] float32 of seeds and positions [rows].
+
+    Token t takes output q of Philox-4x32-10 with the seed as key and the counter (4096-tile of t * 1024 + t % 1024,
+    position's low half, its high half, 0), where q is t's quarter of its tile. Source: Salmon et al., "Parallel random
+    numbers: as easy as 1, 2, 3" (2011).
+    """
+    token = torch.arange(vocabulary, device=seed.device)
+    counter = token // (4 * QUARTER) * QUARTER + token % QUARTER
+    low, high = (position[:, None] & 0xFFFFFFFF).expand(-1, vocabulary), (position[:, None] >> 32) & 0xFFFFFFFF
+    words = [counter.expand_as(low), low, high.expand_as(low), torch.zeros_like(low)]
+    keys = [seed[:, None] & 0xFFFFFFFF, (seed[:, None] >> 32) & 0xFFFFFFFF]
+    for _ in range(10):
+        a, b = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        high_a, high_b = (a >> 32) & 0xFFFFFFFF, (b >> 32) & 0xFFFFFFFF
+        words = [high_b ^ words[1] ^ keys[0], b & 0xFFFFFFFF, high_a ^ words[3] ^ keys[1], a & 0xFFFFFFFF]
+        keys = [(keys[0] + 0x9E3779B9) & 0xFFFFFFFF, (keys[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    bits = torch.stack(words).gather(0, (token % (4 * QUARTER) // QUARTER).expand_as(low)[None])[0]
+    uniform = (bits.float() + 0.5) * 2.0**-32
+    return -torch.log(_exponential_reference(uniform))
+
+
+def _exponential_reference(uniform: torch.Tensor) -> torch.Tensor:
+    """-log(1 - uniform): the likeliest draws are near 0, where float32 is finest."""
+    near_zero = uniform * (1 + uniform * 0.5)
+    return torch.where(uniform < 2.0**-10, near_zero, -torch.log(1 - uniform.clamp(max=1 - 2.0**-24)))
+
+
+@triton.jit
+def _in_order(wide):
+    """float32 as uint32 that sort alike; -0 is 0."""
+    bits = (wide + 0.0).to(tl.uint32, bitcast=True)
+    return tl.where(bits >= 0x80000000, ~bits, bits | 0x80000000)
+
+
+@triton.jit
+def _of_order(key):
+    """The float32 that `_in_order` made `key` of."""
+    return tl.where(key >= 0x80000000, key ^ 0x80000000, ~key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _count_and_mass(row, vocabulary, least, highest, scale, TILE: tl.constexpr):
+    """How many of a row's logits are not below `least` in order, and the sum of exp2((logit - highest) * scale)."""
+    counts = tl.zeros([TILE], tl.int32)
+    masses = tl.zeros([TILE], tl.float32)
+    for start in range(0, vocabulary, TILE):
+        token = start + tl.arange(0, TILE)
+        wide = tl.load(row + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
+        kept = (_in_order(wide) >= least) & (token < vocabulary)
+        counts += kept.to(tl.int32)
+        masses += tl.where(kept, tl.exp2((wide - highest) * scale), 0.0)
+    return tl.sum(counts, axis=0), tl.sum(masses, axis=0)
+
+
+@triton.jit
+def _threshold(logits, temperature, top_k, top_p, min_p, out, logits_row, vocabulary, TILE: tl.constexpr):
+    # int64 before multiplying: 20,000 rows of 128,256 pass 2**31
+    at_row = tl.program_id(0).to(tl.int64)
+    row = logits + at_row * logits_row
+    heat = tl.load(temperature + at_row)
+    k = tl.load(top_k + at_row)
+    p = tl.load(top_p + at_row)
+    relative = tl.load(min_p + at_row)
+    by_k = (heat > 0) & (k > 0) & (k < vocabulary)
+    by_p = (heat > 0) & (p < 1.0)
+    by_relative = (heat > 0) & (relative > 0)
+    least = float("-inf")
+    if by_k | by_p | by_relative:
+        highs = tl.full([TILE], float("-inf"), tl.float32)
+        for start in range(0, vocabulary, TILE):
+            token = start + tl.arange(0, TILE)
+            wide = tl.load(row + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
+            highs = tl.maximum(highs, wide)
+        highest = tl.max(highs, axis=0)
+        scale = 1.4426950408889634 / heat
+        # bit by bit from the top, the largest key that still keeps enough: exact, and without sorting
+        key = tl.full([], 0, tl.uint32)
+        if by_k:
+            bit = tl.full([], 0x80000000, tl.uint32)
+            for _ in range(32):
+                count, _mass = _count_and_mass(row, vocabulary, key | bit, highest, scale, TILE)
+                key = tl.where(count >= k, key | bit, key)
+                bit = bit >> 1
+        if by_p:
+            _count, mass_of_k = _count_and_mass(row, vocabulary, key, highest, scale, TILE)
+            key = tl.full([], 0, tl.uint32)
+            bit = tl.full([], 0x80000000, tl.uint32)
+            for _ in range(32):
+                count, mass = _count_and_mass(row, vocabulary, key | bit, highest, scale, TILE)
+                key = tl.where((count > 0) & (mass >= p * mass_of_k), key | bit, key)
+                bit = bit >> 1
+        if by_k | by_p:
+            least = _of_order(key)
+        if by_relative:
+            least = tl.maximum(least, highest + heat * tl.log(tl.minimum(relative, 1.0)))
+    tl.store(out + at_row, least)
+
+
+@triton.jit
+def _gumbel(bits):
+    uniform = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    # the likeliest draws are near 0, where float32 is finest
+    near_zero = uniform * (1 + uniform * 0.5)
+    exponential = tl.where(uniform < 0.0009765625, near_zero, -tl.log(1 - tl.minimum(uniform, 0.99999994)))
+    return -tl.log(exponential)
+
+
+@triton.jit
+def _best_of_tiles(
+    logits,
+    least,
+    temperature,
+    seed,
+    position,
+    best,
+    best_token,
+    logits_row,
+    vocabulary,
+    QUARTER: tl.constexpr,
+):
+    # int64 before multiplying: see _threshold
+    at_row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    heat = tl.load(temperature + at_row)
+    lane = tl.arange(0, QUARTER)
+    counter = (tile * QUARTER + lane).to(tl.uint32)
+    at = tl.load(position + at_row)
+    low = (at & 0xFFFFFFFF).to(tl.uint32)
+    high = ((at >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    words = tl.philox(tl.load(seed + at_row), counter, counter * 0 + low, counter * 0 + high, counter * 0)
+    highest = tl.full([QUARTER], float("-inf"), tl.float32)
+    where = tl.full([QUARTER], 0, tl.int32) + tile * 4 * QUARTER + lane
+    for quarter in tl.static_range(4):
+        token = (tile * 4 + quarter) * QUARTER + lane
+        mask = token < vocabulary
+        wide = tl.load(logits + at_row * logits_row + token, mask=mask, other=float("-inf")).to(tl.float32)
+        noisy = wide
+        if heat > 0:
+            noisy = wide / heat + _gumbel(words[quarter])
+        if least is not None:
+            noisy = tl.where(wide < tl.load(least + at_row), float("-inf"), noisy)
+        better = noisy > highest
+        where = tl.where(better, token, where)
+        highest = tl.where(better, noisy, highest)
+    top = tl.max(highest, axis=0)
+    tl.store(best + at_row * tl.num_programs(1) + tile, top)
+    # the lowest token of equals, as in every order of reduction
+    tl.store(
+        best_token + at_row * tl.num_programs(1) + tile,
+        tl.min(tl.where(highest == top, where, 0x7FFFFFFF), axis=0),
+    )
+
+
+@triton.jit
+def _best_of_rows(best, best_token, out, tiles, TILE: tl.constexpr):
+    row = tl.program_id(0)
+    tile = tl.arange(0, TILE)
+    mask = tile < tiles
+    highest = tl.load(best + row * tiles + tile, mask=mask, other=float("-inf"))
+    token = tl.load(best_token + row * tiles + tile, mask=mask, other=0x7FFFFFFF)
+    top = tl.max(highest, axis=0)
+    tl.store(out + row, tl.min(tl.where(highest == top, token, 0x7FFFFFFF), axis=0).to(tl.int64))
+
+
+def threshold(logits: torch.Tensor, draw: Draw, *, gpu: Gpu | None = None) -> torch.Tensor:
+    """What `threshold_reference` gives, masses summed in float32. Raises ValueError for other shapes."""
+    gpu = gpu or gpu_of(logits.device)
+    _require_rows(logits, draw)
+    rows, vocabulary = logits.shape
+    out = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    # one program reads its row up to 66 times, from the cache: many loads in flight are all that counts
+    tile = min(8192, max(128, triton.next_power_of_2(vocabulary)))
+    parameters = (draw.temperature, draw.top_k, draw.top_p, draw.min_p)
+    arguments = (logits, *parameters, out, logits.stride(0), vocabulary)
+    gpu.start(Launch(_threshold, (rows,), arguments, {"TILE": tile}, warps=16, stages=1))
+    return out
+
+
+def sample(logits: torch.Tensor, draw: Draw, *, gpu: Gpu | None = None) -> torch.Tensor:
+    """What `sample_reference` gives. Rows may lie apart. Raises ValueError for other shapes."""
+    gpu = gpu or gpu_of(logits.device)
+    _require_rows(logits, draw)
+    rows, vocabulary = logits.shape
+    least = threshold(logits, draw, gpu=gpu) if draw.truncated else None
+    tiles = triton.cdiv(vocabulary, 4 * QUARTER)
+    best = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
+    best_token = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    arguments = (
+        *(logits, least, draw.temperature, draw.seed, draw.position, best, best_token),
+        *(logits.stride(0), vocabulary),
+    )
+    gpu.start(Launch(_best_of_tiles, (rows, tiles), arguments, {"QUARTER": QUARTER}))
+    constants = {"TILE": max(16, triton.next_power_of_2(tiles))}
+    gpu.start(Launch(_best_of_rows, (rows,), (best, best_token, out, tiles), constants, warps=1))
+    return out
+
+
+def _require_rows(logits: torch.Tensor, draw: Draw) -> None:
+    require(
+        logits.dim() == 2 and logits.stride(1) == 1, f"logits are {list(logits.shape)}, not rows [rows, vocabulary]"
+    )
+    for field, value in zip(Draw.__dataclass_fields__, astuple(draw)[:-1], strict=False):
+        require_shape(field, value, logits.shape[:1])

@@ -1,0 +1,41 @@
+"""What a chip can take: the limits that kernels are sized by and held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """The limits of one kind of GPU. `backend`, `arch` and `warp_threads` are Triton's names for it.
+
+    `shared_bytes` is the most that one program may use; `registers` the most that one thread may (vector registers on
+    AMD, accumulators included). `has_e4m3` is whether Triton converts to and from float8_e4m3fn on it.
+    """
+
+    name: str
+    backend: str
+    arch: int | str
+    warp_threads: int
+    shared_bytes: int
+    registers: int
+    has_e4m3: bool
+
+    def fits(self, tile_bytes: int, most: int) -> int:
+        """How many tiles of this size fit beside each other, at least 1 and at most `most`.
+
+        An eighth is left for what a kernel needs besides: layout changes and reductions.
+        """
+        return max(1, min(most, self.shared_bytes * 7 // 8 // tile_bytes))
+
+
+# Sources: CUDA C++ programming guide, "technical specifications per compute capability" (a block may use 1 KiB less
+# than the processor has); AMD CDNA 3 ISA reference: 64 KiB of local data share, 512 vector registers with accumulators.
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("sm_80", "cuda", 80, warp_threads=32, shared_bytes=163 * 1024, registers=255, has_e4m3=False),
+        Chip("sm_90", "cuda", 90, warp_threads=32, shared_bytes=227 * 1024, registers=255, has_e4m3=True),
+        Chip("gfx942", "hip", "gfx942", warp_threads=64, shared_bytes=64 * 1024, registers=512, has_e4m3=True),
+    )
+}

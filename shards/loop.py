@@ -1,0 +1,231 @@
+"""The engine on a thread of its own: commands go in, one report per step comes out on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Protocol, TypeVar
+
+from shards.nouns import CacheEvent, Report, Submission
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_STALLED_S = 0.001
+"""How long to wait for a command after a step that had work and did nothing: a prompt is still on its way."""
+
+_REPORTS_AHEAD = 256
+"""Steps that the event loop may lag behind before the engine waits for it."""
+
+
+class Engine(Protocol):
+    """What the loop drives. All calls come from one thread; keys that it does not know are ignored."""
+
+    def submit(self, submission: Submission) -> None:
+        """Open a request."""
+        ...
+
+    def extend(self, key: Hashable, token_ids: bytes) -> None:
+        """Append to a request's prompt (little-endian uint32)."""
+        ...
+
+    def pace(
+        self,
+        key: Hashable,
+        *,
+        rank: int | None = None,
+        prefill_slice: int | None = None,
+        paused: bool | None = None,
+    ) -> None:
+        """Steer a request; None leaves a setting as it is."""
+        ...
+
+    def cancel(self, key: Hashable) -> None:
+        """End a request; its choices finish as cancelled in the next report."""
+        ...
+
+    def step(self) -> Report:
+        """Do one step's work and say what it changed; harmless when there is none."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Would a step do or report anything? Only a call or a passing deadline changes a False."""
+        ...
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When it wants a step although nothing else happens, on its clock; None if never."""
+        ...
+
+    def snapshot(self) -> tuple[CacheEvent, ...]:
+        """What the cache holds now, as events that build it."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        ...
+
+
+Command = Callable[[Engine], None]
+
+
+class EngineError(Exception):
+    """The engine raised; its state cannot be trusted any more."""
+
+
+class EngineLoop:
+    """Runs `engine` on its own thread, asleep while it has no work.
+
+    `died` is done, with the cause, once the engine has raised: no report follows. At most `capacity` commands wait;
+    `put` waits for room, `post` does not and is for what is bounded by the number of requests. `clock` is the engine's.
+    """
+
+    def __init__(self, engine: Engine, *, capacity: int = 256, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine, self._clock = engine, clock
+        self._capacity = capacity
+        self._commands: deque[Command] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._subscribers: list[Callable[[Report], None]] = []
+        self._ahead = threading.BoundedSemaphore(_REPORTS_AHEAD)
+        self._thread: threading.Thread | None = None
+        self._steps = 0
+
+    def __repr__(self) -> str:
+        state = "stopping" if self._stopping else "running" if self._thread else "new"
+        return f"<EngineLoop {state}: {self._steps} steps, {len(self._commands)} commands wait>"
+
+    def subscribe(self, hear: Callable[[Report], None]) -> None:
+        """Call `hear` on the event loop with every report from now on."""
+        self._subscribers.append(hear)
+
+    def start(self) -> None:
+        """Start the thread; reports go to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Event()
+        self.died: asyncio.Future[EngineError] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Finish the step that runs, drop the commands that wait, end the thread."""
+        with self._changed:
+            self._stopping = True
+            self._commands.clear()
+            self._changed.notify()
+        self._room.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def put(self, command: Command) -> None:
+        """Queue `command`, waiting for room. On a loop that has stopped it is dropped."""
+        while len(self._commands) >= self._capacity and not self._is_over:
+            self._room.clear()
+            await self._room.wait()
+        self.post(command)
+
+    def post(self, command: Command) -> None:
+        """Queue `command` at once. On a loop that has stopped it is dropped."""
+        with self._changed:
+            if not self._is_over:
+                self._commands.append(command)
+                self._changed.notify()
+
+    def ask(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> None:
+        """Put `question` to the engine between two steps; `answer` hears the result between their reports."""
+
+        def command(engine: Engine) -> None:
+            result = question(engine)
+            self._loop.call_soon_threadsafe(answer, result)
+
+        self.post(command)
+
+    async def check(self) -> None:
+        """Raise AssertionError if the engine's or the loop's invariant is broken."""
+        answered: asyncio.Future[AssertionError | None] = self._loop.create_future()
+        self.ask(_find_broken, answered.set_result)
+        await asyncio.wait((answered, self.died), return_when=asyncio.FIRST_COMPLETED)
+        if self.died.done():
+            raise self.died.result()
+        broken = answered.result()
+        if broken is not None:
+            raise broken
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stopping or self.died.done()
+
+    def _run(self) -> None:
+        try:
+            while (commands := self._next_commands()) is not None:
+                for command in commands:
+                    command(self._engine)
+                self._publish(self._engine.step())
+        except Exception as error:  # noqa: BLE001  the supervisor: whatever escapes the engine ends the shard
+            self._report_death(error)
+
+    def _next_commands(self) -> list[Command] | None:
+        """Commands to run before the next step, as soon as there is a reason for one; None to stop."""
+        with self._changed:
+            while not (self._commands or self._stopping or self._engine.has_work):
+                self._changed.wait(self._until_deadline_s())
+            if self._stopping:
+                return None
+            commands = list(self._commands)
+            self._commands.clear()
+        if len(commands) >= self._capacity:
+            self._call_soon(self._room.set)
+        return commands
+
+    def _until_deadline_s(self) -> float | None:
+        deadline_s = self._engine.next_deadline_s
+        return None if deadline_s is None else max(0.0, deadline_s - self._clock())
+
+    def _publish(self, report: Report) -> None:
+        self._steps += 1
+        while not self._ahead.acquire(timeout=0.1):
+            if self._stopping:
+                return
+        self._call_soon(self._deliver, report)
+        if not (report.drawn or report.progress or report.finished):
+            with self._changed:
+                if self._engine.has_work and not self._commands:
+                    self._changed.wait(_STALLED_S)
+
+    def _deliver(self, report: Report) -> None:
+        self._ahead.release()
+        for hear in self._subscribers:
+            try:
+                hear(report)
+            except Exception:  # noqa: BLE001  the supervisor: one subscriber's mistake must not cost the others their tokens
+                _log.exception("a subscriber failed on step %d", report.step)
+
+    def _report_death(self, error: Exception) -> None:
+        _log.critical("the engine failed and this shard is dead", exc_info=error)
+        failure = EngineError(f"the engine failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self._call_soon(self._die, failure)
+
+    def _die(self, failure: EngineError) -> None:
+        if not self.died.done():
+            self.died.set_result(failure)
+        self._room.set()
+
+    def _call_soon(self, function: Callable[..., object], *arguments: object) -> None:
+        # A closed event loop has nobody left to tell; the thread is a daemon and ends with the process.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _find_broken(engine: Engine) -> AssertionError | None:
+    try:
+        engine.check()
+    except AssertionError as broken:
+        return broken
+    return None

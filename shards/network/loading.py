@@ -1,0 +1,184 @@
+"""Weights of a network: out of the safetensors files of a Hugging Face checkpoint, or random."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shards.network.config import NetworkConfig
+from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
+from shards.network.layers import LayerWeights, Weights
+
+DtypeChoice = Literal["auto", "float32", "bfloat16"]
+OnProgress = Callable[[int, int], None]
+
+_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class _Source(Protocol):
+    """Where tensors come from, by the names that transformers gives them."""
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor called `name`, of this shape."""
+        ...
+
+
+def load_weights(
+    folder: Path, config: NetworkConfig, *, dtype: DtypeChoice = "auto", on_progress: OnProgress | None = None
+) -> Weights:
+    """The weights of the checkpoint in `folder`.
+
+    `auto` is the checkpoint's own dtype, but float32 for float16, which CPUs compute slowly. `on_progress` is called
+    with the bytes of the files read so far and in all. Raises BrokenCheckpoint or UnsupportedCheckpoint, naming the
+    tensor.
+    """
+    with ExitStack() as stack:
+        files = _Files(_safetensors_of(folder), stack, on_progress)
+        files.dtype = _dtype_of(dtype, files.stored_dtype("model.embed_tokens.weight"))
+        weights = _weights(config, files)
+        files.refuse_leftovers(config)
+        return weights
+
+
+def random_weights(config: NetworkConfig, seed: int, *, dtype: torch.dtype = torch.float32) -> Weights:
+    """Weights drawn with `seed`, scaled so that activations stay near 1; for tests and benchmarks of speed."""
+    return _weights(config, _Random(torch.Generator().manual_seed(seed), dtype))
+
+
+def _weights(config: NetworkConfig, source: _Source) -> Weights:
+    embedding = source.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    return Weights(
+        embedding=embedding,
+        layers=tuple(_layer(config, source, f"model.layers.{index}.") for index in range(config.layers)),
+        norm=source.take("model.norm.weight", config.hidden_size),
+        head=embedding if config.tied_head else source.take("lm_head.weight", config.vocab_size, config.hidden_size),
+    )
+
+
+def _layer(config: NetworkConfig, source: _Source, layer: str) -> LayerWeights:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    parts = (("q", query), ("k", key_value), ("v", key_value))
+    attention, mlp = layer + "self_attn.", layer + "mlp."
+
+    def bias(wanted: bool, *names_sizes: tuple[str, int]) -> Tensor | None:
+        return torch.cat([source.take(f"{name}.bias", size) for name, size in names_sizes]) if wanted else None
+
+    return LayerWeights(
+        attention_norm=source.take(layer + "input_layernorm.weight", hidden),
+        query_key_value=torch.cat(
+            [source.take(f"{attention}{name}_proj.weight", size, hidden) for name, size in parts]
+        ),
+        query_key_value_bias=bias(config.qkv_bias, *((f"{attention}{name}_proj", size) for name, size in parts)),
+        query_key_norm=_query_key_norm(config, source, attention) if config.query_key_norm else None,
+        output=source.take(attention + "o_proj.weight", hidden, query),
+        output_bias=bias(config.output_bias, (attention + "o_proj", hidden)),
+        mlp_norm=source.take(layer + "post_attention_layernorm.weight", hidden),
+        gate_up=torch.cat([source.take(f"{mlp}{name}_proj.weight", inner, hidden) for name in ("gate", "up")]),
+        gate_up_bias=bias(config.mlp_bias, (mlp + "gate_proj", inner), (mlp + "up_proj", inner)),
+        down=source.take(mlp + "down_proj.weight", hidden, inner),
+        down_bias=bias(config.mlp_bias, (mlp + "down_proj", hidden)),
+    )
+
+
+def _query_key_norm(config: NetworkConfig, source: _Source, attention: str) -> Tensor:
+    query = source.take(attention + "q_norm.weight", config.head_dim).expand(config.heads, -1)
+    key = source.take(attention + "k_norm.weight", config.head_dim).expand(config.kv_heads, -1)
+    return torch.cat((query, key))
+
+
+class _Random:
+    def __init__(self, generator: torch.Generator, dtype: torch.dtype) -> None:
+        self._generator, self._dtype = generator, dtype
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=self._dtype)
+        scale = shape[-1] ** -0.5 if len(shape) == 2 else 0.1
+        return (torch.randn(shape, generator=self._generator) * scale).to(self._dtype)
+
+
+class _Files:
+    """The tensors of some safetensors files, each taken once."""
+
+    def __init__(self, paths: Iterable[Path], stack: ExitStack, on_progress: OnProgress | None) -> None:
+        self.dtype = torch.float32
+        self._on_progress = on_progress
+        self._holders: dict[str, Any] = {}
+        self._total_bytes = self._done_bytes = 0
+        for path in paths:
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt"))
+                self._total_bytes += path.stat().st_size
+            except (OSError, SafetensorError) as error:
+                raise BrokenCheckpoint(f"{path} cannot be read: {error}", hint="is the download complete?") from error
+            self._holders |= dict.fromkeys(file.keys(), file)
+        self._left = set(self._holders)
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        stored = self._holder(name).get_slice(name).get_dtype()
+        if stored not in _STORED:
+            raise UnsupportedCheckpoint(
+                f"tensor {name} is stored as {stored}", hint="use the float32, float16 or bfloat16 checkpoint"
+            )
+        return _STORED[stored]
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        found = tuple(self._holder(name).get_slice(name).get_shape())
+        if found != shape:
+            raise BrokenCheckpoint(f"tensor {name} has shape {found}, config.json says {shape}")
+        self.stored_dtype(name)
+        tensor: Tensor = self._holder(name).get_tensor(name)
+        self._left.remove(name)
+        self._done_bytes += tensor.nbytes
+        self._report(self._done_bytes)
+        return tensor.to(self.dtype)
+
+    def refuse_leftovers(self, config: NetworkConfig) -> None:
+        # old checkpoints carry rope's frequencies, and some a copy of the head that config.json says is tied
+        known = {"lm_head.weight"} if config.tied_head else set()
+        left = sorted(name for name in self._left - known if not name.endswith("rotary_emb.inv_freq"))
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise BrokenCheckpoint(
+                f"tensor {left[0]}{more} has no place in this network", hint="is config.json its own?"
+            )
+        self._report(self._total_bytes)
+
+    def _report(self, done_bytes: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(done_bytes, self._total_bytes)
+
+    def _holder(self, name: str) -> Any:
+        try:
+            return self._holders[name]
+        except KeyError:
+            raise BrokenCheckpoint(
+                f"tensor {name} is missing", hint="is config.json its own, and all files here?"
+            ) from None
+
+
+def _safetensors_of(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if not index.exists():
+        if (folder / _SINGLE).exists():
+            return [folder / _SINGLE]
+        raise BrokenCheckpoint(f"{folder} holds neither {_SINGLE} nor {_INDEX}", hint="other formats are not read")
+    try:
+        return [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenCheckpoint(f"{index} is not an index of safetensors files") from error
+
+
+def _dtype_of(choice: DtypeChoice, stored: torch.dtype) -> torch.dtype:
+    if choice == "auto":
+        return torch.float32 if stored == torch.float16 else stored
+    return torch.float32 if choice == "float32" else torch.bfloat16

@@ -1,0 +1,104 @@
+"""How long a step takes: a small model, fitted while the engine runs. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shards.kv.keys import BLOCK_TOKENS
+
+_KEPT_SHARE = 0.98
+"""Of what was learnt, per further step: about the last 50 steps count."""
+
+_PRIOR_WEIGHT = 0.05
+"""Of the prior, in steps: a tie-break between costs that the steps seen could not tell apart."""
+
+_WARM_STEPS = 8
+"""Before these, a step far from the prediction is believed; later it is an outlier (a page fault, a busy machine)."""
+
+_OUTLIER = 4.0
+_SWEEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step computes, as far as its time depends on it.
+
+    `tokens`: all new tokens. `pairs`: over prefilled tokens, the positions that each attends to. `decode_context`: the
+    positions that decoding rows attend to.
+    """
+
+    tokens: int = 0
+    pairs: float = 0.0
+    decode_context: int = 0
+
+    def __add__(self, other: StepShape) -> StepShape:
+        return StepShape(
+            self.tokens + other.tokens, self.pairs + other.pairs, self.decode_context + other.decode_context
+        )
+
+
+def prefill_shape(computed_tokens: int, tokens: int) -> StepShape:
+    """The shape of computing `tokens` of a prompt behind `computed_tokens`."""
+    return StepShape(tokens, tokens * (computed_tokens + tokens / 2))
+
+
+class CostModel:
+    """Seconds of a step = fixed + per token + per attended pair + per position of decode context, none negative.
+
+    Least squares over recent steps, each weighted by its own duration (a decode step of 2 ms counts as much as a
+    prefill step of 200 ms), pulled weakly towards a prior, solved by a few sweeps of projected coordinate descent.
+    """
+
+    def __init__(self, prior: tuple[float, float, float, float] = (2e-3, 1e-4, 1e-9, 1e-8)) -> None:
+        self._prior = prior
+        self._costs = list(prior)
+        self._products = [[0.0] * 4 for _ in range(4)]
+        self._targets = [0.0] * 4
+        self._steps = 0
+
+    def __repr__(self) -> str:
+        fixed, token, pair, decode = (f"{cost:.2e}" for cost in self._costs)
+        return f"CostModel({fixed} s + {token}/token + {pair}/pair + {decode}/context, {self._steps} steps)"
+
+    @property
+    def prefill_s_per_token(self) -> float:
+        """Marginal cost of a prompt token near the beginning of a context; 0 before anything was measured."""
+        return self._costs[1] if self._steps else 0.0
+
+    def predict_s(self, shape: StepShape) -> float:
+        """Expected seconds of a step."""
+        return self._costs[0] + self.marginal_s(shape)
+
+    def marginal_s(self, shape: StepShape) -> float:
+        """Expected seconds that `shape` adds to a step that happens anyway."""
+        _, token, pair, decode = self._costs
+        return token * shape.tokens + pair * shape.pairs + decode * shape.decode_context
+
+    def block_s(self, computed_tokens: int) -> float:
+        """Expected seconds that one more block of prefill behind `computed_tokens` adds."""
+        return self.marginal_s(prefill_shape(computed_tokens, BLOCK_TOKENS))
+
+    def observe(self, shape: StepShape, elapsed_s: float) -> None:
+        """Learn that `shape` took `elapsed_s`; a duration that is not positive says nothing."""
+        if not elapsed_s > 0:
+            return
+        if self._steps >= _WARM_STEPS:
+            elapsed_s = min(elapsed_s, _OUTLIER * self.predict_s(shape))
+        features = (1.0, float(shape.tokens), float(shape.pairs), float(shape.decode_context))
+        scaled = [feature / elapsed_s for feature in features]
+        for row, left in enumerate(scaled):
+            self._targets[row] = _KEPT_SHARE * self._targets[row] + left
+            for column, right in enumerate(scaled):
+                self._products[row][column] = _KEPT_SHARE * self._products[row][column] + left * right
+        self._steps += 1
+        self._solve()
+
+    def _solve(self) -> None:
+        for _ in range(_SWEEPS):
+            for row, prior in enumerate(self._prior):
+                products = self._products[row]
+                others = sum(products[i] * cost for i, cost in enumerate(self._costs) if i != row)
+                # the prior in units of itself: an error of 100 % weighs as much as one of a step
+                pull = _PRIOR_WEIGHT / (prior * prior)
+                best = (self._targets[row] - others + pull * prior) / (products[row] + pull)
+                self._costs[row] = max(0.0, best)

@@ -1,0 +1,119 @@
+"""What an engine can take, and why it refuses what it cannot. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shards.kv.keys import TOKEN_BYTES
+from shards.kv.table import blocks_for
+from shards.nouns import Cause, SamplingParams, Submission
+
+MOST_CHOICES = 128
+MOST_TOP_LOGPROBS = 20
+MOST_STOP_STRINGS = 64
+MOST_STOP_CHARACTERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not taken: `message` for people, `cause` for machines."""
+
+    message: str
+    cause: Cause = Cause.INVALID
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes that a request is measured against; `has_tokenizer` says whether stop strings can be watched for."""
+
+    vocabulary: int
+    context_tokens: int
+    blocks: int
+    has_tokenizer: bool
+
+    def refusal(self, submission: Submission) -> Refusal | None:
+        """Why `submission` can never be served; None if it can."""
+        message = next(self._objections(submission), None)
+        if message:
+            return Refusal(message)
+        message = self._oversize(submission.prompt_tokens, submission.max_new_tokens)
+        return Refusal(message, Cause.CONTEXT) if message else None
+
+    def piece_refusal(self, token_ids: bytes, *, missing_tokens: int) -> Refusal | None:
+        """Why `token_ids` cannot continue a prompt that lacks `missing_tokens`; None if they can."""
+        if len(token_ids) % TOKEN_BYTES:
+            return Refusal(f"{len(token_ids)} bytes are no whole number of tokens")
+        excess = len(token_ids) // TOKEN_BYTES - missing_tokens
+        if excess > 0:
+            return Refusal(f"{excess} tokens more than prompt_tokens announced have come")
+        largest = int(np.frombuffer(token_ids, dtype="<u4").max(initial=0))
+        if largest >= self.vocabulary:
+            return Refusal(f"the prompt has token {largest}, and the vocabulary has {self.vocabulary}")
+        return None
+
+    def _oversize(self, prompt: int, new: int) -> str | None:
+        if prompt + new > self.context_tokens:
+            return (
+                f"the prompt's {prompt} tokens and max_new_tokens {new} make {prompt + new}, "
+                f"and the model's context is {self.context_tokens} tokens"
+            )
+        if peak_blocks(prompt, new) > self.blocks:
+            return (
+                f"prompt and answer of up to {prompt + new} tokens need {peak_blocks(prompt, new)} KV blocks and this "
+                f"shard has {self.blocks}: send a shorter prompt, a smaller max_new_tokens, or give the shard memory"
+            )
+        return None
+
+    def _objections(self, submission: Submission) -> Iterator[str]:
+        if submission.prompt_tokens < 1:
+            yield f"prompt_tokens is {submission.prompt_tokens}; a prompt has at least one token"
+        if submission.max_new_tokens < 1:
+            yield f"max_new_tokens is {submission.max_new_tokens}; it must be at least 1"
+        if not 1 <= submission.choices <= MOST_CHOICES:
+            yield f"choices is {submission.choices}; it must be between 1 and {MOST_CHOICES}"
+        yield from self._sampling_objections(submission.sampling, submission.max_new_tokens)
+
+    def _sampling_objections(self, sampling: SamplingParams, max_new_tokens: int) -> Iterator[str]:
+        yield from _number_objections(sampling)
+        if not 0 <= sampling.min_new_tokens <= max_new_tokens:
+            yield f"min_new_tokens is {sampling.min_new_tokens}; it must be between 0 and max_new_tokens"
+        if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MOST_TOP_LOGPROBS:
+            yield f"top_logprobs is {sampling.top_logprobs}; it must be between 0 and {MOST_TOP_LOGPROBS}"
+        for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            unknown = [token for token in ids if not 0 <= token < self.vocabulary]
+            if unknown:
+                yield f"{name} names token {unknown[0]}, and the vocabulary has {self.vocabulary}"
+        if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
+            yield "a logit_bias is not a finite number"
+        if sampling.stop and not self.has_tokenizer:
+            yield "this shard has no tokenizer and cannot watch for stop strings; use stop_token_ids"
+        if len(sampling.stop) > MOST_STOP_STRINGS:
+            yield f"there are {len(sampling.stop)} stop strings; at most {MOST_STOP_STRINGS} are watched for"
+        if not all(0 < len(stop) <= MOST_STOP_CHARACTERS for stop in sampling.stop):
+            yield f"a stop string is empty or longer than {MOST_STOP_CHARACTERS} characters"
+
+
+def peak_blocks(prompt_tokens: int, max_new_tokens: int) -> int:
+    """The most blocks that a sequence can come to hold. Its last token is drawn, never computed."""
+    return blocks_for(prompt_tokens + max_new_tokens - 1)
+
+
+def _number_objections(sampling: SamplingParams) -> Iterator[str]:
+    # written so that NaN fails them
+    if not 0 <= sampling.temperature < math.inf:
+        yield f"temperature is {sampling.temperature}; it must be 0 or more"
+    if not 0 < sampling.top_p <= 1:
+        yield f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
+    if sampling.top_k < 0:
+        yield f"top_k is {sampling.top_k}; it must be 0 (off) or more"
+    if not 0 <= sampling.min_p <= 1:
+        yield f"min_p is {sampling.min_p}; it must be between 0 and 1"
+    if not 0 < sampling.repetition_penalty < math.inf:
+        yield f"repetition_penalty is {sampling.repetition_penalty}; it must be above 0"
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not math.isfinite(getattr(sampling, name)):
+            yield f"{name} is not a finite number"

@@ -1,0 +1,226 @@
+"""An engine without a model: deterministic, for tests of whatever stands above an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys, root_key
+from shards.nouns import (
+    CacheChange,
+    CacheEvent,
+    Drawn,
+    Finished,
+    FinishReason,
+    Load,
+    Progress,
+    Report,
+    Submission,
+    TokenLogprobs,
+)
+
+Answer = Callable[[Submission, bytes, int], tuple[int, ...]]
+"""Submission, its prompt's token ids and a choice -> the tokens that this choice will draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedNetwork:
+    """The shape of no network."""
+
+    context_tokens: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedModel:
+    """A model by name only; `path` may hold a tokenizer."""
+
+    name: str = "scripted"
+    path: Path | None = None
+    dtype: str = "none"
+    network: ScriptedNetwork = ScriptedNetwork()
+    vocabulary: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedOptions:
+    """An engine's bounds. `prefill_tokens` of each prompt are computed in a step."""
+
+    window_tokens: int = 1024
+    max_running: int = 64
+    max_waiting: int = 512
+    prefill_tokens: int = 256
+
+
+@dataclass(slots=True)
+class _Sequence:
+    submission: Submission
+    prompt: bytearray = field(default_factory=bytearray)
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    drawn: int = 0
+    paused: bool = False
+
+
+def count_up(submission: Submission, prompt: bytes, choice: int) -> tuple[int, ...]:
+    """As many tokens as were asked for, counting up from the prompt's last one and the choice."""
+    last = int.from_bytes(prompt[-TOKEN_BYTES:], "little")
+    return tuple((last + choice + step) % 1000 for step in range(1, submission.max_new_tokens + 1))
+
+
+class ScriptedEngine:
+    """Answers by `answer`, one token per step and choice; remembers prompts' full blocks like a prefix cache.
+
+    An answer shorter than `max_new_tokens` ends with STOP. `is_held` keeps every request from drawing. A `failure` is
+    raised by the next step.
+    """
+
+    def __init__(
+        self,
+        answer: Answer = count_up,
+        *,
+        model: ScriptedModel = ScriptedModel(),
+        options: ScriptedOptions = ScriptedOptions(),
+    ) -> None:
+        self.model, self.options = model, options
+        self.is_held = False
+        self.failure: Exception | None = None
+        self.submitted: list[Submission] = []
+        self.cancelled: list[Hashable] = []
+        self.paced: list[tuple[Hashable, int | None, int | None, bool | None]] = []
+        self.sequences: dict[Hashable, _Sequence] = {}
+        self._answer = answer
+        self._ended: list[Finished] = []
+        self._cache: dict[int, None] = {}
+        self._step = 0
+
+    def __repr__(self) -> str:
+        return f"<ScriptedEngine {len(self.sequences)} requests, {len(self._cache)} blocks, step {self._step}>"
+
+    def submit(self, submission: Submission) -> None:
+        """Open a request."""
+        assert submission.key not in self.sequences, "a key is taken"
+        self.submitted.append(submission)
+        self.sequences[submission.key] = _Sequence(submission)
+
+    def extend(self, key: Hashable, token_ids: bytes) -> None:
+        """Append to a prompt."""
+        if sequence := self.sequences.get(key):
+            sequence.prompt += token_ids
+
+    def pace(
+        self,
+        key: Hashable,
+        *,
+        rank: int | None = None,
+        prefill_slice: int | None = None,
+        paused: bool | None = None,
+    ) -> None:
+        """Record the wish, and pause if that was it."""
+        self.paced.append((key, rank, prefill_slice, paused))
+        if (sequence := self.sequences.get(key)) and paused is not None:
+            sequence.paused = paused
+
+    def cancel(self, key: Hashable) -> None:
+        """End a request."""
+        if sequence := self.sequences.pop(key, None):
+            self.cancelled.append(key)
+            self._end(sequence, FinishReason.CANCELLED)
+
+    @property
+    def has_work(self) -> bool:
+        """Would a step do or report anything?"""
+        return bool(self._ended) or self.failure is not None or any(map(self._can_run, self.sequences.values()))
+
+    def step(self) -> Report:
+        """Compute a slice of each prompt, or draw a token for each choice."""
+        if self.failure is not None:
+            raise self.failure
+        self._step += 1
+        drawn: list[Drawn] = []
+        progress: list[Progress] = []
+        stored: list[CacheEvent] = []
+        for sequence in list(self.sequences.values()):
+            if not self._can_run(sequence):
+                continue
+            if sequence.computed_tokens < sequence.submission.prompt_tokens:
+                stored += self._prefill(sequence)
+                done = sequence.computed_tokens, sequence.cached_tokens
+                progress.append(Progress(sequence.submission.key, *done))
+            else:
+                drawn += self._draw(sequence)
+        ended, self._ended = tuple(self._ended), []
+        return Report(self._step, tuple(drawn), tuple(progress), ended, tuple(stored), self._load())
+
+    def snapshot(self) -> tuple[CacheEvent, ...]:
+        """All blocks as one event."""
+        return (CacheEvent(CacheChange.STORED, tuple(self._cache)),) if self._cache else ()
+
+    def check(self) -> None:
+        """Raise AssertionError if a request is at a place where none can be."""
+        for sequence in self.sequences.values():
+            assert sequence.computed_tokens * TOKEN_BYTES <= len(sequence.prompt), "computed what never came"
+
+    def _can_run(self, sequence: _Sequence) -> bool:
+        if sequence.paused:
+            return False
+        if sequence.computed_tokens == sequence.submission.prompt_tokens:
+            return not self.is_held
+        return sequence.computed_tokens < len(sequence.prompt) // TOKEN_BYTES
+
+    def _prefill(self, sequence: _Sequence) -> list[CacheEvent]:
+        submission, arrived = sequence.submission, len(sequence.prompt) // TOKEN_BYTES
+        keys = block_keys(bytes(sequence.prompt), root_key(self.model.name, submission.domain))
+        if sequence.computed_tokens == 0:
+            held = next((depth for depth, key in enumerate(keys) if key not in self._cache), len(keys))
+            # the last token is always computed: its logits are needed
+            sequence.cached_tokens = min(held * BLOCK_TOKENS, submission.prompt_tokens - 1)
+            sequence.computed_tokens = sequence.cached_tokens
+        sequence.computed_tokens = min(arrived, sequence.computed_tokens + self.options.prefill_tokens)
+        full = keys[: sequence.computed_tokens // BLOCK_TOKENS]
+        new = tuple(key for key in full if key not in self._cache)
+        self._cache.update(dict.fromkeys(new))
+        return [CacheEvent(CacheChange.STORED, new)] if new else []
+
+    def _draw(self, sequence: _Sequence) -> list[Drawn]:
+        submission, at = sequence.submission, sequence.drawn
+        sequence.drawn += 1
+        drawn, lengths = [], []
+        for choice in range(submission.choices):
+            answer = self._answer(submission, bytes(sequence.prompt), choice)[: submission.max_new_tokens]
+            lengths.append(len(answer))
+            if at < len(answer):
+                logprobs = _logprobs(answer[at], submission.sampling.top_logprobs)
+                drawn.append(Drawn(submission.key, choice, (answer[at],), logprobs))
+            if at + 1 == max(1, len(answer)):
+                reason = FinishReason.LENGTH if len(answer) == submission.max_new_tokens else FinishReason.STOP
+                self._ended.append(self._finished(sequence, choice, reason, len(answer)))
+        if at + 1 >= max(lengths):
+            del self.sequences[submission.key]
+        return drawn
+
+    def _end(self, sequence: _Sequence, reason: FinishReason) -> None:
+        # choices whose answer was shorter have ended already; one answer per choice is the same length in most scripts
+        for choice in range(sequence.submission.choices):
+            answer = self._answer(sequence.submission, bytes(sequence.prompt), choice) if sequence.drawn else ()
+            if not sequence.drawn or sequence.drawn < len(answer[: sequence.submission.max_new_tokens]):
+                self._ended.append(self._finished(sequence, choice, reason, sequence.drawn))
+
+    @staticmethod
+    def _finished(sequence: _Sequence, choice: int, reason: FinishReason, output_tokens: int) -> Finished:
+        submission = sequence.submission
+        sizes = submission.prompt_tokens, sequence.cached_tokens, output_tokens
+        return Finished(submission.key, choice, reason, *sizes)
+
+    def _load(self) -> Load:
+        sequences = self.sequences.values()
+        running = sum(sequence.computed_tokens > 0 for sequence in sequences)
+        to_compute = sum(one.submission.prompt_tokens - one.computed_tokens for one in sequences)
+        waiting = len(self.sequences) - running
+        return Load(running, waiting, to_compute, 1024, 1024 - len(self._cache), 0.001, 0.001)
+
+
+def _logprobs(token: int, top: int | None) -> tuple[TokenLogprobs, ...]:
+    if top is None:
+        return ()
+    return (TokenLogprobs(-0.5, tuple((token + other, -0.5 - other) for other in range(top))),)

@@ -1,0 +1,244 @@
+"""A shard as a gRPC server: started, drained and stopped in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from shards.kv.keys import BLOCK_TOKENS
+from shards.loop import Engine, EngineLoop
+from shards.service import ShardService
+from shards.wire import limits
+from shards.wire.facts import Facts
+from shards.wire.v1 import shard_pb2 as wire
+from shards.wire.v1 import shard_pb2_grpc
+
+SERVICE = wire.DESCRIPTOR.services_by_name["Shard"].full_name
+
+_DRAIN_POLL_S = 0.02
+
+
+class Network(Protocol):
+    """A model's shape, as far as routers are told."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and answer together."""
+        ...
+
+
+class Model(Protocol):
+    """The model that an engine runs, as far as routers are told."""
+
+    @property
+    def name(self) -> str:
+        """What requests call it."""
+        ...
+
+    @property
+    def path(self) -> Path | None:
+        """The folder with tokenizer.json and its kin; None if there is none."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """What its weights are."""
+        ...
+
+    @property
+    def network(self) -> Network:
+        """Its shape."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        ...
+
+
+class Options(Protocol):
+    """An engine's bounds, as far as routers are told."""
+
+    @property
+    def window_tokens(self) -> int:
+        """Prompt tokens that may be sent ahead of those computed."""
+        ...
+
+    @property
+    def max_running(self) -> int:
+        """Sequences side by side."""
+        ...
+
+
+class ServedEngine(Engine, Protocol):
+    """An engine that says what it runs."""
+
+    @property
+    def model(self) -> Model:
+        """What it runs."""
+        ...
+
+    @property
+    def options(self) -> Options:
+        """Its bounds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a shard is served.
+
+    Without `credentials` the port speaks plain text. `load_s` is how old a router's picture of the load may get.
+    `outbox_bytes` may wait for one router before its stream is ended. `device` is shown to routers.
+    """
+
+    shard: str = "shard"
+    device: str = "cpu"
+    credentials: grpc.ServerCredentials | None = None
+    grace_s: float = 10.0
+    load_s: float = 0.1
+    outbox_bytes: int = 16 << 20
+
+
+class ShardServer:
+    """One engine behind one port. `address` is where it listens, once it was started."""
+
+    def __init__(self, engine: ServedEngine, listen: str, options: ServerOptions = ServerOptions()) -> None:
+        self.loop = EngineLoop(engine)
+        self.address = ""
+        self._listen, self._options, self._engine = listen, options, engine
+
+    def __repr__(self) -> str:
+        return f"<ShardServer {self._options.shard} on {self.address or self._listen}>"
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the address cannot be had."""
+        engine = self._engine
+        self.loop.start()
+        self.service = ShardService(
+            self.loop,
+            facts_of(engine, self._options),
+            engine.model.path,
+            outbox_bytes=self._options.outbox_bytes,
+        )
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(options=limits.SERVER_OPTIONS)
+        shard_pb2_grpc.add_ShardServicer_to_server(self.service, self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        try:
+            self.address = self._bind()
+        except OSError:
+            await self.loop.stop()
+            raise
+        await self._server.start()
+        await self._say(health_pb2.HealthCheckResponse.SERVING)
+        self._tasks = [asyncio.create_task(self._keep_fresh()), asyncio.create_task(self._mourn())]
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait for those that run, at most `grace_s`."""
+        self.service.is_draining = True
+        await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.grace_s):
+                while not (self.service.is_quiet or self.loop.died.done()):  # noqa: ASYNC110  sockets announce nothing
+                    await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def close(self) -> None:
+        """End every stream and the engine's thread."""
+        self.service.end_all(grpc.StatusCode.UNAVAILABLE, "this shard has stopped")
+        await self._server.stop(grace=0.5)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.loop.stop()
+
+    async def check(self) -> None:
+        """Raise AssertionError if an invariant of the engine or of a stream is broken."""
+        self.service.check()
+        await self.loop.check()
+
+    def _bind(self) -> str:
+        host, _, _ = self._listen.rpartition(":")
+        try:
+            if self._options.credentials is None:
+                port = self._server.add_insecure_port(self._listen)
+            else:
+                port = self._server.add_secure_port(self._listen, self._options.credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._listen}: {error}") from error
+        return f"{host}:{port}"
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.load_s)
+            self.service.refresh(self._options.load_s)
+
+    async def _mourn(self) -> None:
+        """Once the engine has failed: say so to load balancers, and to routers by ending their streams."""
+        failure = await asyncio.shield(self.loop.died)
+        await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.service.is_draining = True
+        self.service.end_all(grpc.StatusCode.UNAVAILABLE, str(failure))
+
+    async def _say(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for service in ("", SERVICE):
+            await self._health.set(service, status)
+
+
+def facts_of(engine: ServedEngine, options: ServerOptions) -> Facts:
+    """What routers are told about `engine`."""
+    try:
+        release = version("pointsman")
+    except PackageNotFoundError:
+        release = "unreleased"
+    return Facts(
+        shard=options.shard,
+        model=engine.model.name,
+        block_tokens=BLOCK_TOKENS,
+        context_tokens=engine.model.network.context_tokens,
+        vocabulary=engine.model.vocabulary,
+        window_tokens=engine.options.window_tokens,
+        max_requests=engine.options.max_running,
+        version=release,
+        device=options.device,
+        dtype=engine.model.dtype,
+    )
+
+
+async def serve(
+    engine: ServedEngine,
+    listen: str,
+    *,
+    shard: str = "shard",
+    grace_s: float = 10.0,
+    on_listening: Callable[[str], None] = lambda _: None,
+    credentials: grpc.ServerCredentials | None = None,
+) -> None:
+    """Serve `engine` on `listen` (host:port; 0 picks a port, which `on_listening` hears) until SIGTERM or SIGINT.
+
+    Running requests then have `grace_s` to end. Raises EngineError if the engine fails, OSError if it cannot listen.
+    """
+    server = ShardServer(engine, listen, ServerOptions(shard=shard, grace_s=grace_s, credentials=credentials))
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await server.start()
+    on_listening(server.address)
+    waiting = asyncio.create_task(stopped.wait())
+    await asyncio.wait((waiting, server.loop.died), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    await server.drain()
+    await server.close()
+    if server.loop.died.done():
+        raise server.loop.died.result()

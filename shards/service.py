@@ -1,0 +1,209 @@
+"""The service that routers attach to: their commands to the engine, each step's report back to whom it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from shards.loop import Engine, EngineLoop
+from shards.nouns import CacheEvent, Cause, Report
+from shards.wire import translate
+from shards.wire.assets import asset_pieces
+from shards.wire.attachment import Attachment, OpenRequest
+from shards.wire.facts import Facts, Fault
+from shards.wire.v1 import shard_pb2 as wire
+from shards.wire.v1 import shard_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_DRAINING = Fault(Cause.DRAINING, "this shard is about to stop and takes no new requests")
+
+
+class ProtocolViolation(Exception):  # noqa: N818
+    """A router sent what no router may; its stream ends."""
+
+
+class ShardService(shard_pb2_grpc.ShardServicer):
+    """Attaches routers to the engine behind `loop`.
+
+    A stream that ends, for whatever reason, cancels its requests. One that reads too slowly is ended: neither the
+    engine nor another router ever waits for it. What a request asks for is judged by the engine.
+    """
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        facts: Facts,
+        assets: Path | None,
+        *,
+        outbox_bytes: int = 16 << 20,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.facts, self.is_draining = facts, False
+        self.epoch = (rng or random.SystemRandom()).getrandbits(64)
+        self._loop, self._assets = loop, assets
+        self._outbox_bytes, self._clock = outbox_bytes, clock
+        self._attachments: dict[int, Attachment] = {}
+        self._streams = itertools.count()
+        self._newest: Report | None = None
+        loop.subscribe(self.hear)
+
+    def __repr__(self) -> str:
+        return f"<ShardService {self.facts.shard}: {len(self._attachments)} routers, {self.open_requests} requests>"
+
+    @property
+    def open_requests(self) -> int:
+        """Requests of all routers that have not ended."""
+        return sum(len(attachment.requests) for attachment in self._attachments.values())
+
+    @property
+    def is_quiet(self) -> bool:
+        """Has every request ended, and every router been told?"""
+        return all(not (one.requests or one.outbox.queued_bytes) for one in self._attachments.values())
+
+    async def Attach(self, request_iterator: AsyncIterable[wire.Command], context: Context) -> None:  # noqa: N802
+        """Serve one router until either side ends the stream."""
+        attachment = Attachment(next(self._streams), self.epoch, limit_bytes=self._outbox_bytes, clock=self._clock)
+        self._attachments[attachment.stream] = attachment
+        reader = asyncio.create_task(self._read(attachment, request_iterator))
+        writer = asyncio.create_task(self._write(attachment, context))
+        try:
+            await asyncio.wait((reader, writer, attachment.verdict), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._detach(attachment)
+            reader.cancel()
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+        if attachment.verdict.done():
+            verdict = attachment.verdict.result()
+            await context.abort(verdict.code, verdict.message)
+
+    async def Assets(  # noqa: N802
+        self,
+        request: wire.AssetsRequest,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+    ) -> AsyncIterator[wire.AssetPiece]:
+        """Stream the model's own files."""
+        if self._assets is not None:
+            async for piece in asset_pieces(self._assets):
+                yield piece
+
+    def hear(self, report: Report) -> None:
+        """Tell each router what a step did for it, and all of them what it did to the cache."""
+        self._newest = report
+        shares = translate.shares(report)
+        cache = list(translate.cache_pieces(report.cache))
+        for attachment in tuple(self._attachments.values()):
+            attachment.hear([*shares.get(attachment.stream, ()), *cache], step=report.step, load=report.load)
+
+    def refresh(self, interval_s: float) -> None:
+        """Tell the newest load to routers that had nothing else to hear for `interval_s`."""
+        if self._newest is not None:
+            for attachment in tuple(self._attachments.values()):
+                attachment.refresh(step=self._newest.step, load=self._newest.load, interval_s=interval_s)
+
+    def end_all(self, code: grpc.StatusCode, message: str) -> None:
+        """Give up every stream."""
+        for attachment in tuple(self._attachments.values()):
+            attachment.end(code, message)
+
+    def check(self) -> None:
+        """Raise AssertionError if a stream's books are wrong."""
+        for stream, attachment in self._attachments.items():
+            assert attachment.stream == stream, "a stream is filed under another's number"
+            attachment.check()
+
+    async def _read(self, attachment: Attachment, commands: AsyncIterable[wire.Command]) -> None:
+        try:
+            async for command in commands:
+                await self._obey(attachment, command)
+        except ProtocolViolation as violation:
+            attachment.end(grpc.StatusCode.INVALID_ARGUMENT, str(violation))
+
+    async def _write(self, attachment: Attachment, context: Context) -> None:
+        while True:
+            await context.write(await attachment.outbox.take())
+
+    async def _obey(self, attachment: Attachment, command: wire.Command) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "hello":
+            await self._greet(attachment, command.hello)
+        elif not attachment.router:
+            raise ProtocolViolation("the first command must be a Hello")
+        elif kind == "submit":
+            await self._submit(attachment, command.submit)
+        elif kind == "prompt":
+            await self._extend(attachment, command.prompt)
+        elif kind == "pace":
+            await self._pace(attachment, command.pace)
+        elif kind == "cancel":
+            await self._cancel(attachment, command.cancel.request)
+        else:
+            raise ProtocolViolation("this shard does not know the command; is it older than the router?")
+
+    async def _greet(self, attachment: Attachment, hello: wire.Hello) -> None:
+        if attachment.router:
+            raise ProtocolViolation("a second Hello")
+        attachment.router = hello.router or "unnamed"
+        welcomed = asyncio.Event()
+
+        # Runs between the reports of two steps, so that snapshot and later cache events join without a gap.
+        def answer(snapshot: tuple[CacheEvent, ...]) -> None:
+            attachment.welcome(self.facts, snapshot)
+            welcomed.set()
+
+        self._loop.ask(lambda engine: engine.snapshot(), answer)
+        await welcomed.wait()
+
+    async def _submit(self, attachment: Attachment, submit: wire.Submit) -> None:
+        if submit.request in attachment.requests:
+            # the engine ends the request that it has; its end is told as a rejection
+            fault = Fault(Cause.INVALID, f"request {submit.request} was submitted twice")
+            attachment.requests[submit.request].fault = fault
+            await self._cancel(attachment, submit.request)
+        elif self.is_draining:
+            attachment.refuse(submit.request, _DRAINING, step=self._newest.step if self._newest else 0)
+        else:
+            key = translate.RequestKey(attachment.stream, submit.request)
+            submission = translate.submission(submit, key, now_s=self._clock())
+            attachment.requests[submit.request] = OpenRequest(submission.choices)
+            await self._loop.put(lambda engine: engine.submit(submission))
+
+    async def _extend(self, attachment: Attachment, prompt: wire.Prompt) -> None:
+        if prompt.request in attachment.requests:
+            key = translate.RequestKey(attachment.stream, prompt.request)
+            await self._loop.put(lambda engine: engine.extend(key, prompt.token_ids))
+
+    async def _pace(self, attachment: Attachment, pace: wire.Pace) -> None:
+        if pace.request not in attachment.requests:
+            return
+        key = translate.RequestKey(attachment.stream, pace.request)
+        rank = pace.rank if pace.HasField("rank") else None
+        prefill_slice = pace.prefill_slice if pace.HasField("prefill_slice") else None
+        paused = pace.paused if pace.HasField("paused") else None
+        await self._loop.put(lambda engine: engine.pace(key, rank=rank, prefill_slice=prefill_slice, paused=paused))
+
+    async def _cancel(self, attachment: Attachment, request: int) -> None:
+        if request in attachment.requests:
+            key = translate.RequestKey(attachment.stream, request)
+            await self._loop.put(lambda engine: engine.cancel(key))
+
+    def _detach(self, attachment: Attachment) -> None:
+        del self._attachments[attachment.stream]
+        attachment.outbox.clear()
+        keys = [translate.RequestKey(attachment.stream, request) for request in attachment.requests]
+
+        def cancel(engine: Engine) -> None:
+            for key in keys:
+                engine.cancel(key)
+
+        if keys:
+            self._loop.post(cancel)

@@ -1,0 +1,116 @@
+"""One router's stream as the shard sees it: its requests, and what waits to be sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import grpc
+
+from shards.nouns import CacheEvent, Finished, FinishReason, Load
+from shards.wire import translate
+from shards.wire.facts import Facts, Fault
+from shards.wire.outbox import Outbox
+from shards.wire.v1 import shard_pb2 as wire
+
+FRESH_S = 1.0
+"""A load that did not change is said again this often, so that a router can tell idle from gone."""
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request between its Submit and the end of its last choice. `fault` is why the server cancelled it."""
+
+    choices_left: int
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why the shard ends a stream."""
+
+    code: grpc.StatusCode
+    message: str
+
+
+class Attachment:
+    """Who attached, what it asked for and what it is still to be told. Lives on one event loop.
+
+    `verdict` is done once the shard has had enough of this router; then nothing is queued any more.
+    """
+
+    def __init__(self, stream: int, epoch: int, *, limit_bytes: int, clock: Callable[[], float]) -> None:
+        self.stream, self.epoch = stream, epoch
+        self.router = ""
+        self.requests: dict[int, OpenRequest] = {}
+        self.outbox: Outbox[wire.StepReport] = Outbox(limit_bytes)
+        self.is_listening = False
+        self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._clock = clock
+        self._load_sent: tuple[float, Load] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Attachment {self.stream} of {self.router!r}: {len(self.requests)} requests, {self.outbox!r}>"
+
+    def welcome(self, facts: Facts, snapshot: tuple[CacheEvent, ...]) -> None:
+        """Queue the first report and what the cache holds; from now on every step is heard."""
+        self._push(wire.StepReport(epoch=self.epoch, welcome=facts.welcome(snapshot)))
+        for piece in translate.cache_pieces(snapshot):
+            self._push(wire.StepReport(epoch=self.epoch, cache=[translate.cache_event(piece)]))
+        self.is_listening = True
+
+    def hear(self, items: Iterable[translate.Item], *, step: int, load: Load) -> None:
+        """Queue what one step did for this router; nothing if it did nothing."""
+        settled = [self._settle(item) if isinstance(item, Finished) else item for item in items]
+        if not settled or not self.is_listening:
+            return
+        reports = translate.step_reports(settled, epoch=self.epoch, step=step)
+        reports[-1].load.CopyFrom(translate.load(load))
+        self._load_sent = (self._clock(), load)
+        for report in reports:
+            self._push(report)
+
+    def refresh(self, *, step: int, load: Load, interval_s: float) -> None:
+        """Queue the newest `load` by itself if this router's is older than `interval_s` and not known to be true."""
+        now = self._clock()
+        if not self.is_listening:
+            return
+        if self._load_sent is not None:
+            sent_at, sent = self._load_sent
+            if now - sent_at < (FRESH_S if sent == load else interval_s):
+                return
+        self._load_sent = (now, load)
+        self._push(wire.StepReport(epoch=self.epoch, step=step, load=translate.load(load)))
+
+    def refuse(self, request: int, fault: Fault, *, step: int) -> None:
+        """Queue the rejection of a request that the engine never saw."""
+        key = translate.RequestKey(self.stream, request)
+        end = Finished(key, 0, FinishReason.REJECTED, 0, 0, 0, message=fault.message, cause=fault.cause)
+        self._push(wire.StepReport(epoch=self.epoch, step=step, finished=[translate.finished(end)]))
+
+    def end(self, code: grpc.StatusCode, message: str) -> None:
+        """Give the stream up. The first verdict stands."""
+        if not self.verdict.done():
+            self.outbox.clear()
+            self.verdict.set_result(Verdict(code, message))
+
+    def check(self) -> None:
+        """Raise AssertionError if a request is left that has ended."""
+        self.outbox.check()
+        assert all(request.choices_left > 0 for request in self.requests.values()), "an ended request is left"
+
+    def _settle(self, end: Finished) -> Finished:
+        assert isinstance(end.key, translate.RequestKey), "only the server submits"
+        request = self.requests[end.key.request]
+        request.choices_left -= 1
+        if request.choices_left == 0:
+            del self.requests[end.key.request]
+        if request.fault is None:
+            return end
+        return replace(end, reason=FinishReason.REJECTED, message=request.fault.message, cause=request.fault.cause)
+
+    def _push(self, report: wire.StepReport) -> None:
+        if not self.verdict.done() and not self.outbox.push(report):
+            message = f"{self.outbox.limit_bytes} bytes are queued for this router and it reads too slowly"
+            self.end(grpc.StatusCode.RESOURCE_EXHAUSTED, message)

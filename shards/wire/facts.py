@@ -1,0 +1,48 @@
+"""What a shard says of itself, and why it will not serve a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shards.nouns import CacheEvent, Cause
+from shards.wire.v1 import shard_pb2 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a shard says of itself when a router attaches."""
+
+    shard: str
+    model: str
+    block_tokens: int
+    context_tokens: int
+    vocabulary: int
+    window_tokens: int
+    max_requests: int
+    version: str = ""
+    device: str = ""
+    dtype: str = ""
+
+    def welcome(self, snapshot: tuple[CacheEvent, ...]) -> wire.Welcome:
+        """These facts for the wire; `snapshot` is what will follow."""
+        return wire.Welcome(
+            shard=self.shard,
+            model=self.model,
+            block_tokens=self.block_tokens,
+            context_tokens=self.context_tokens,
+            vocabulary=self.vocabulary,
+            window_tokens=self.window_tokens,
+            max_requests=self.max_requests,
+            version=self.version,
+            device=self.device,
+            dtype=self.dtype,
+            snapshot_follows=bool(snapshot),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a request is rejected by the server, before or beside the engine."""
+
+    cause: Cause
+    message: str

@@ -1,0 +1,43 @@
+"""Sizes on the link that both ends keep to, and the gRPC settings that go with them."""
+
+from __future__ import annotations
+
+MESSAGE_BYTES = 1 << 20
+"""No message on the link is larger."""
+
+PROMPT_PIECE_BYTES = 64 << 10
+"""Token ids in one `Prompt` message: small enough that many prompts share a stream fairly."""
+
+ASSET_PIECE_BYTES = 256 << 10
+"""Content of one `AssetPiece`."""
+
+CACHE_PIECE_KEYS = 8192
+"""Keys in one cache event: whoever stores them does so in one go, on an event loop."""
+
+TEXT_CHARACTERS = 4096
+"""Of a message for people; the rest is cut."""
+
+_GRPC_MESSAGE_BYTES = 4 << 20
+
+CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", _GRPC_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _GRPC_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Each channel connects anew: a shared subchannel would make a fresh attempt wait out the last one's backoff.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", _GRPC_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _GRPC_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Two shards on one port would share its connections by chance; the second is to fail instead.
+    ("grpc.so_reuseport", 0),
+)

@@ -1,0 +1,90 @@
+"""The architecture is a test: imports point one way, and the router stays light."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MAY_IMPORT = {
+    "policies": (),
+    "shards": (),
+    "backends": ("policies.nouns", "policies.errors", "shards.wire", "shards.kv.keys"),
+    "router": ("policies", "backends", "shards.wire", "shards.kv.keys", "shards.bundled"),
+}
+
+PURE = {"socket", "asyncio", "time", "random", "os", "threading", "subprocess", "grpc", "aiohttp", "redis", "torch"}
+
+
+def imports_of(file: Path, *, at_run_time_only: bool = False) -> Iterator[str]:
+    """Dotted names that `file` imports, each `from a import b` as a.b."""
+    for node in walk(ast.parse(file.read_text()), at_run_time_only):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def walk(node: ast.AST, at_run_time_only: bool) -> Iterator[ast.AST]:
+    """All nodes below `node`, without `if TYPE_CHECKING:` blocks if asked."""
+    for child in ast.iter_child_nodes(node):
+        if at_run_time_only and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from walk(child, at_run_time_only)
+
+
+def files_of(package: str) -> list[Path]:
+    return sorted(file for file in (ROOT / package).rglob("*.py") if "_pb2" not in file.name)
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_between_packages_point_one_way(package: str) -> None:
+    for file in files_of(package):
+        for name in imports_of(file):
+            other = name.split(".")[0]
+            if other in MAY_IMPORT and other != package:
+                assert name.startswith(MAY_IMPORT[package]), f"{file.relative_to(ROOT)}: may not import {name}"
+
+
+def test_policies_do_no_io_and_have_no_clock() -> None:
+    for file in files_of("policies"):
+        touched = {name.split(".")[0] for name in imports_of(file, at_run_time_only=True)}
+        assert not touched & (PURE - {"random"}), f"{file.relative_to(ROOT)} imports {touched & PURE}"
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_modules_form_no_cycle(package: str) -> None:
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in files_of(package)}
+    edges = {
+        name: set(targets(imports_of(file, at_run_time_only=True), names)) - {name} for name, file in names.items()
+    }
+    while True:
+        leaves = {name for name, needs in edges.items() if not needs & edges.keys()}
+        if not leaves:
+            break
+        edges = {name: needs for name, needs in edges.items() if name not in leaves}
+    assert not edges, f"import cycle among {sorted(edges)}"
+
+
+def targets(imported: Iterator[str], names: dict[str, Path]) -> Iterator[str]:
+    for name in imported:
+        for candidate in (name, name.rpartition(".")[0]):
+            if candidate in names:
+                yield candidate
+
+
+def test_the_scheduler_does_not_know_torch() -> None:
+    for file in files_of("shards/sched"):
+        assert not any(name.split(".")[0] == "torch" for name in imports_of(file)), file
+
+
+def test_importing_the_router_imports_neither_torch_nor_transformers() -> None:
+    script = "import sys, router.app, router.cli; print(sorted({'torch', 'transformers', 'triton'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

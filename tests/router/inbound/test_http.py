@@ -1,0 +1,477 @@
+"""HTTP, from a client's socket to a scripted backend and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from policies.errors import BackendFailed, BackendRefused, InvalidRequest, Overloaded
+from policies.nouns import Delta, TokenLogprob, Usage
+from tests.router.parts import (
+    CHAT,
+    COMPLETIONS,
+    CONTEXT_TOKENS,
+    KEY,
+    MODEL,
+    Client,
+    ScriptedBackend,
+    a_chat,
+    a_client,
+    a_config,
+    a_router,
+    a_tenant,
+    an_answer,
+)
+
+
+async def events_of(client: Client, path: str, body: dict[str, Any]) -> list[str]:
+    async with client.post(path, {**body, "stream": True}) as reply:
+        assert reply.status == 200
+        assert reply.content_type == "text/event-stream"
+        text = (await reply.read()).decode()
+    return [event for event in text.split("\n\n") if event]
+
+
+def contents(events: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
+
+
+async def test_a_chat_is_answered_whole_with_usage_and_where_it_went() -> None:
+    async with a_router(ScriptedBackend(scripts=[an_answer("Hel", "lo")])) as router, a_client(router) as client:
+        async with client.post(CHAT, a_chat()) as reply:
+            body = await reply.json()
+        assert reply.status == 200
+        assert body["choices"] == [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello"},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ]
+        assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+        assert body["usage"]["total_tokens"] == 9
+        assert reply.headers["x-pointsman-backend"] == "b0"
+        assert reply.headers["x-pointsman-class"] == "chat"
+        assert reply.headers["x-pointsman-tenant"] == "acme"
+        assert body["id"] == "chatcmpl-" + reply.headers["x-request-id"]
+
+
+async def test_a_chat_is_streamed_piece_by_piece_and_ends_with_usage_and_done() -> None:
+    async with a_router(ScriptedBackend(scripts=[an_answer("Hel", "lo")])) as router, a_client(router) as client:
+        events = await events_of(client, CHAT, a_chat(stream_options={"include_usage": True}))
+    chunks = contents(events)
+    assert [one["choices"][0]["delta"] for one in chunks[:-1]] == [
+        {"role": "assistant", "content": "Hel"},
+        {"content": "lo"},
+        {},
+    ]
+    assert chunks[2]["choices"][0]["finish_reason"] == "stop"
+    assert all(one["usage"] is None for one in chunks[:-1])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 2
+    assert events[-1] == "data: [DONE]"
+
+
+async def test_the_official_client_streams_chats_and_reads_completions() -> None:
+    backend = ScriptedBackend(scripts=[an_answer("a", "b"), an_answer("c")])
+    async with (
+        a_router(backend) as router,
+        openai.AsyncOpenAI(base_url=f"{router.http_url}/v1", api_key=KEY, max_retries=0) as client,
+    ):
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True, max_tokens=5, seed=-1
+        )
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        whole = await client.completions.create(model=MODEL, prompt="once", echo=True)
+        models = [model.id async for model in client.models.list()]
+        with pytest.raises(openai.NotFoundError, match="did you mean 'tiny'"):
+            await client.chat.completions.create(model="tinny", messages=[{"role": "user", "content": "hi"}])
+    assert "".join(pieces) == "ab"
+    assert backend.requests[0].max_new_tokens == 5
+    assert backend.requests[0].sampling.seed == 2**64 - 1
+    assert whole.choices[0].text == "oncec"
+    assert backend.requests[1].max_new_tokens == 16
+    assert models == [MODEL]
+
+
+async def test_several_prompts_and_choices_become_numbered_choices() -> None:
+    def answers(name: str) -> list[Any]:
+        pieces = [Delta(text=f"{name}{choice}", choice=choice, finish_reason="stop") for choice in range(2)]
+        return [pieces[1], pieces[0], Delta(usage=Usage(5, 2, 1))]
+
+    backend = ScriptedBackend(scripts=[answers("x"), answers("y")])
+    async with a_router(backend) as router, a_client(router) as client:
+        status, body = await client.answer(COMPLETIONS, {"model": MODEL, "prompt": ["one", "two"], "n": 2})
+    assert status == 200
+    assert [(one["index"], one["text"]) for one in body["choices"]] == [(0, "x0"), (1, "x1"), (2, "y0"), (3, "y1")]
+    assert body["usage"]["prompt_tokens"] == 10
+    assert len({request.id for request in backend.requests}) == 2
+    assert [prompt.body["prompt"] for prompt in backend.prompts if prompt.body] == ["one", "two"]
+
+
+@pytest.mark.parametrize("prompt, ids", [([5, 6, 7], [5, 6, 7]), ([[5, 6, 7]], [5, 6, 7])])
+async def test_a_prompt_of_token_ids_reaches_the_backend_as_it_is(prompt: Any, ids: list[int]) -> None:
+    backend = ScriptedBackend()
+    async with a_router(backend) as router, a_client(router) as client:
+        status, _ = await client.answer(COMPLETIONS, {"model": MODEL, "prompt": prompt})
+    assert status == 200
+    assert backend.prompts[0].token_ids == b"".join(one.to_bytes(4, "little") for one in ids)
+
+
+async def test_what_a_client_sent_beyond_our_fields_reaches_the_backend() -> None:
+    backend = ScriptedBackend(speaks_tokens=False)
+    headers = {"traceparent": "00-1-2-01", "x-pointsman-session": "s1", "x-pointsman-priority": "batch"}
+    async with a_router(backend) as router, a_client(router) as client:
+        status, _ = await client.answer(CHAT, a_chat(vendor={"deep": [1.5, None]}), headers=headers)
+    assert status == 200
+    assert backend.prompts[0].body == a_chat(vendor={"deep": [1.5, None]})
+    assert backend.prompts[0].headers == {"traceparent": "00-1-2-01"}
+    assert backend.prompts[0].token_ids == b""
+    assert (backend.requests[0].session, backend.requests[0].service_class) == ("s1", "batch")
+
+
+async def test_logprobs_and_tool_calls_have_openais_shape() -> None:
+    one = TokenLogprob(5, "é", -0.5, (TokenLogprob(5, "é", -0.5), TokenLogprob(6, "x", -1.0)))
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}
+    rest = {"index": 0, "function": {"arguments": ":1}"}}
+    script: list[Any] = [
+        Delta(text="é", token_ids=(5,), logprobs=(one,)),
+        Delta(message={"tool_calls": [call]}),
+        Delta(message={"tool_calls": [rest]}, finish_reason="tool_calls", usage=Usage(1, 1)),
+    ]
+    backend = ScriptedBackend(scripts=[script, script, script])
+    async with a_router(backend) as router, a_client(router) as client:
+        _, chat = await client.answer(CHAT, a_chat(logprobs=True, top_logprobs=2))
+        _, text = await client.answer(COMPLETIONS, {"model": MODEL, "prompt": "a", "logprobs": 2})
+        streamed = contents(await events_of(client, CHAT, a_chat()))
+    choice = chat["choices"][0]
+    assert choice["logprobs"]["content"][0]["bytes"] == [195, 169]
+    assert [top["token"] for top in choice["logprobs"]["content"][0]["top_logprobs"]] == ["é", "x"]
+    function = {"name": "f", "arguments": '{"a":1}'}
+    assert choice["message"]["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]
+    assert text["choices"][0]["logprobs"] == {
+        "tokens": ["é"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": [{"é": -0.5, "x": -1.0}],
+        "text_offset": [0],
+    }
+    assert streamed[1]["choices"][0]["delta"]["tool_calls"] == [call]
+
+
+async def test_a_backend_that_fails_before_the_first_token_is_replaced_unseen() -> None:
+    failing = [[BackendFailed("gone")], [Delta(computed_tokens=3), BackendFailed("gone")]]
+    backends = [ScriptedBackend(f"b{i}", scripts=[failing[i]] if i < 2 else [an_answer("fine")]) for i in range(3)]
+    async with a_router(*backends) as router, a_client(router) as client:
+        status, body = await client.answer(CHAT, a_chat())
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "fine")
+
+
+async def test_nobody_starts_over_once_the_client_has_seen_a_token() -> None:
+    broken = [Delta(text="half", token_ids=(1,)), BackendFailed("gone", hint="look there")]
+    backends = [ScriptedBackend(f"b{i}", scripts=[list(broken)]) for i in range(2)]
+    async with a_router(*backends) as router, a_client(router) as client:
+        events = await events_of(client, CHAT, a_chat())
+    assert contents(events)[0]["choices"][0]["delta"]["content"] == "half"
+    error = contents(events)[-1]["error"]
+    assert error["code"] == "backend_failed"
+    assert error["message"] == "gone (look there)"
+    assert "data: [DONE]" not in events
+    assert sum(len(backend.requests) for backend in backends) == 1
+
+
+async def test_an_answer_that_is_not_streamed_starts_over_even_after_tokens() -> None:
+    broken = [Delta(text="half", token_ids=(1,)), BackendFailed("gone")]
+    backends = [ScriptedBackend(f"b{i}", scripts=[list(broken)]) for i in range(2)]
+    backends.append(ScriptedBackend("b2", scripts=[an_answer("whole")] * 3))
+    async with a_router(*backends) as router, a_client(router) as client:
+        _, body = await client.answer(CHAT, a_chat())
+    assert body["choices"][0]["message"]["content"] == "whole"
+
+
+async def test_at_most_three_backends_are_tried() -> None:
+    backends = [ScriptedBackend(f"b{i}", scripts=[[BackendFailed(f"b{i} is gone")]]) for i in range(5)]
+    async with a_router(*backends) as router, a_client(router) as client:
+        status, body = await client.answer(CHAT, a_chat())
+    assert (status, body["error"]["code"]) == (502, "backend_failed")
+    assert sum(len(backend.requests) for backend in backends) == 3
+
+
+async def test_a_refusal_of_the_backend_is_not_tried_elsewhere() -> None:
+    backends = [ScriptedBackend(f"b{i}", scripts=[[BackendRefused("no")]]) for i in range(2)]
+    async with a_router(*backends) as router, a_client(router) as client:
+        status, body = await client.answer(CHAT, a_chat())
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+    assert sum(len(backend.requests) for backend in backends) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("steps", [[], [Delta(computed_tokens=1)], [Delta(text="a", token_ids=(1,))]])
+async def test_a_client_that_hangs_up_cancels_the_backend(stream: bool, steps: list[Any]) -> None:
+    backend = ScriptedBackend(scripts=[[*steps, asyncio.Event()]])
+    async with a_router(backend) as router, a_client(router) as client:
+        calling = asyncio.create_task(client.answer(CHAT, a_chat(stream=stream)))
+        await backend.began.wait()
+        calling.cancel()
+        await asyncio.wait_for(backend.cancelled.wait(), 5)
+        await asyncio.gather(calling, return_exceptions=True)
+        assert await router.gateway.doors.emptied(5)
+        text = router.gateway.telemetry.exposition().decode()
+    assert 'outcome="cancelled"' in text
+    assert backend.open == 0
+
+
+async def test_a_client_that_reads_slowly_holds_the_backend_back() -> None:
+    release = asyncio.Event()
+    piece = Delta(text="x" * 65536, token_ids=(1,))
+    sent = 0
+
+    class Counting(ScriptedBackend):
+        async def generate(self, request: Any, prompt: Any) -> Any:
+            nonlocal sent
+            for _ in range(1000):
+                sent += 1
+                yield piece
+                if sent == 2:
+                    release.set()
+            yield Delta(finish_reason="stop", usage=Usage(1, 1))
+
+    async with a_router(Counting()) as router, a_client(router) as client:
+        async with client.post(CHAT, a_chat(stream=True)) as reply:
+            await reply.content.readany()
+            await release.wait()
+            before = -1
+            while before != sent:
+                before = sent
+                await asyncio.sleep(0.05)
+            held_at = sent
+            reply.close()
+        assert held_at < 900
+
+
+async def test_a_long_prefill_is_reported_in_comments_at_most_once_a_second() -> None:
+    time = [0.0]
+
+    class Ticking(ScriptedBackend):
+        async def generate(self, request: Any, prompt: Any) -> Any:
+            for second in range(1, 8):
+                time[0] += 0.5
+                yield Delta(computed_tokens=second)
+            for delta in an_answer("a"):
+                yield delta
+
+    async with a_router(Ticking(), clock=lambda: time[0]) as router, a_client(router) as client:
+        events = await events_of(client, CHAT, a_chat())
+    comments = [event for event in events if event.startswith(":")]
+    assert [comment.split("/")[0] for comment in comments] == [": prefill 2", ": prefill 4", ": prefill 6"]
+    assert contents(events)[0]["choices"][0]["delta"]["content"] == "a"
+
+
+BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
+    (CHAT, b"{", 400, None),
+    (CHAT, b"", 400, None),
+    (CHAT, b'{"model": "\xff"}', 400, None),
+    (CHAT, b"[" * 100_000, 400, None),
+    (CHAT, b"[]", 400, None),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}]}, 400, "model"),
+    (CHAT, {"model": MODEL}, 400, "messages"),
+    (CHAT, a_chat(model=5), 400, "model"),
+    (CHAT, a_chat(model="other"), 404, "model"),
+    (CHAT, a_chat(messages=[]), 400, "messages"),
+    (CHAT, a_chat(messages="hi"), 400, "messages"),
+    (CHAT, a_chat(messages=[{"role": "king", "content": "x"}]), 400, "messages[0].role"),
+    (CHAT, a_chat(messages=[{"role": "user"}]), 400, "messages[0].content"),
+    (CHAT, a_chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages[0].content[0]"),
+    (CHAT, a_chat(messages=[{"role": "assistant", "content": "x"}]), 400, "messages"),
+    (CHAT, a_chat(max_tokens=-1), 400, "max_tokens"),
+    (CHAT, a_chat(max_tokens=0), 400, "max_tokens"),
+    (CHAT, a_chat(max_tokens="5"), 400, "max_tokens"),
+    (CHAT, a_chat(max_tokens=2**70), 400, "max_tokens"),
+    (CHAT, a_chat(max_tokens=CONTEXT_TOKENS), 400, "max_tokens"),
+    (CHAT, a_chat("long " * CONTEXT_TOKENS), 400, "messages"),
+    (CHAT, a_chat(temperature=3), 400, "temperature"),
+    (CHAT, a_chat(top_p=-0.1), 400, "top_p"),
+    (CHAT, a_chat(n=0), 400, "n"),
+    (CHAT, a_chat(stop=["a"] * 17), 400, "stop"),
+    (CHAT, a_chat(stop=[5]), 400, "stop[0]"),
+    (CHAT, a_chat(seed=2**64), 400, "seed"),
+    (CHAT, a_chat(logit_bias={"a": 1}), 400, "logit_bias"),
+    (CHAT, a_chat(top_logprobs=3), 400, "top_logprobs"),
+    (CHAT, a_chat(tools=[{"type": "x"}]), 400, "tools[0].type"),
+    (CHAT, a_chat(min_tokens=5, max_tokens=2), 400, "min_tokens"),
+    (COMPLETIONS, {"model": MODEL, "prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": [[]]}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": ["a", 1]}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": ["a"] * 129}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": [-1]}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": [True]}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": [400]}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": [2**32]}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": [0] * CONTEXT_TOKENS}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": "a", "suffix": "b"}, 400, "suffix"),
+    (COMPLETIONS, {"model": MODEL, "prompt": "a", "best_of": 3}, 400, "best_of"),
+    (COMPLETIONS, {"model": MODEL, "prompt": "a", "echo": True, "logprobs": 1}, 400, "echo"),
+]
+
+
+async def test_bad_input_gets_an_error_in_openais_shape_with_a_hint() -> None:
+    async with a_router() as router, a_client(router) as client:
+        for path, body, status, param in BAD_BODIES:
+            data = body if isinstance(body, bytes) else json.dumps(body)
+            got, reply = await client.answer(path, data=data)
+            assert got == status, (body, reply)
+            error = reply["error"]
+            assert error["param"] == param, (body, reply)
+            assert error["hint"]
+            assert error["message"].endswith(f"({error['hint']})")
+            assert {"message", "type", "param", "code"} <= set(error)
+        assert 'outcome="rejected"' in router.gateway.telemetry.exposition().decode()
+
+
+async def test_the_code_for_a_prompt_beyond_the_context_is_openais() -> None:
+    async with a_router() as router, a_client(router) as client:
+        _, reply = await client.answer(CHAT, a_chat("long " * CONTEXT_TOKENS))
+    assert reply["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer nope"}, {"authorization": "Basic x"}])
+async def test_a_missing_or_wrong_key_is_refused(headers: dict[str, str]) -> None:
+    async with a_router() as router, a_client(router) as client:
+        for path in (CHAT, COMPLETIONS):
+            status, body = await client.answer(path, a_chat(), key=None, headers=headers)
+            assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+        async with client.get("/v1/models", key=None) as reply:
+            assert reply.status == 401
+
+
+async def test_a_key_may_come_as_x_api_key_and_nobody_needs_one_where_all_are_welcome() -> None:
+    async with a_router() as router, a_client(router) as client:
+        assert (await client.answer(CHAT, a_chat(), key=None, headers={"x-api-key": KEY}))[0] == 200
+    welcoming = a_config(a_tenant("guest", key=None), anonymous=a_tenant("guest", key=None))
+    async with a_router(config=welcoming) as router, a_client(router) as client:
+        assert (await client.answer(CHAT, a_chat(), key=None))[0] == 200
+        assert (await client.answer(CHAT, a_chat(), key="whatever"))[0] == 200
+
+
+async def test_a_body_beyond_the_limit_is_refused_in_openais_shape() -> None:
+    async with a_router(config=a_config(max_body_bytes=10_000)) as router, a_client(router) as client:
+        status, body = await client.answer(CHAT, a_chat("x" * 200_000))
+        assert (status, body["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_body_that_does_not_decompress_is_the_clients_mistake() -> None:
+    async with a_router() as router, a_client(router) as client:
+        status, _ = await client.answer(CHAT, data=b"not gzip", headers={"content-encoding": "gzip"})
+        assert status == 400
+
+
+@pytest.mark.parametrize("method, path, status", [("GET", "/nothing", 404), ("GET", CHAT, 405), ("PUT", "/v1/models", 405)])
+async def test_wrong_routes_and_methods_are_answered_in_openais_shape(method: str, path: str, status: int) -> None:
+    async with (
+        a_router() as router,
+        a_client(router) as client,
+        client.session.request(method, client.url + path) as reply,
+    ):
+        assert reply.status == status
+        assert "error" in await reply.json()
+        assert status != 405 or reply.headers["Allow"]
+
+
+async def test_a_full_router_and_a_full_tenant_say_when_to_come_back() -> None:
+    release = asyncio.Event()
+    tenants = (a_tenant("acme", concurrent=1), a_tenant("labs", "labs-key"))
+    backend = ScriptedBackend(scripts=[[release, *an_answer("a")], [release, *an_answer("b")]])
+    config = a_config(*tenants, max_concurrent=2)
+    async with a_router(backend, config=config) as router, a_client(router) as client:
+        first = asyncio.create_task(client.answer(CHAT, a_chat()))
+        await backend.began.wait()
+        async with client.post(CHAT, a_chat()) as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert reply.headers["Retry-After"] == "1"
+        backend.began.clear()
+        second = asyncio.create_task(client.answer(CHAT, a_chat(), key="labs-key"))
+        await backend.began.wait()
+        status, body = await client.answer(CHAT, a_chat(), key="labs-key")
+        assert (status, body["error"]["code"]) == (429, "overloaded")
+        release.set()
+        assert [(await call)[0] for call in (first, second)] == [200, 200]
+
+
+async def test_a_model_that_the_tenant_may_not_use_does_not_exist_for_it() -> None:
+    async with a_router(config=a_config(a_tenant(models=frozenset({"other"})))) as router, a_client(router) as client:
+        assert (await client.answer(CHAT, a_chat()))[0] == 404
+        async with client.get("/v1/models") as reply:
+            assert (await reply.json())["data"] == []
+
+
+async def test_models_are_listed_and_found_one_by_one() -> None:
+    async with a_router() as router, a_client(router) as client:
+        async with client.get("/v1/models/tiny") as reply:
+            entry = await reply.json()
+        assert (entry["id"], entry["object"], entry["max_model_len"]) == (MODEL, "model", CONTEXT_TOKENS)
+        async with client.get("/v1/models/a/b") as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_router_is_ready_once_each_pool_was_reached_and_alive_before() -> None:
+    away = ScriptedBackend(well=False)
+    async with a_router(away) as router, a_client(router) as client:
+        async with client.get("/healthz", key=None) as reply:
+            assert reply.status == 200
+        async with client.get("/readyz", key=None) as reply:
+            assert (reply.status, (await reply.json())["pools"]) == (503, {"own": "no healthy backend"})
+        status, body = await client.answer(CHAT, a_chat())
+        assert (status, body["error"]["code"]) == (503, "no_backend")
+        away.well = True
+        assert await router.wait_until_reached(5)
+        async with client.get("/readyz", key=None) as reply:
+            assert reply.status == 200
+
+
+async def test_metrics_tell_of_requests_latencies_tokens_and_the_loop() -> None:
+    async with a_router() as router, a_client(router) as client:
+        await client.answer(CHAT, a_chat())
+        async with client.get("/metrics", key=None) as reply:
+            text = await reply.text()
+    labels = 'service_class="chat",tenant="acme"'
+    assert f'pointsman_requests_total{{outcome="finished",{labels}}} 1.0' in text
+    assert f"pointsman_ttft_seconds_count{{{labels}}} 1.0" in text
+    assert f'pointsman_tokens_total{{kind="cached",{labels}}} 3.0' in text
+    assert 'pointsman_decisions_total{backend="b0",policy="default"} 1.0' in text
+    assert 'pointsman_backend_in_flight{backend="b0"} 0.0' in text
+    assert "pointsman_event_loop_lag_seconds_bucket" in text
+
+
+async def test_what_nobody_planned_for_is_a_500_that_tells_nothing() -> None:
+    backend = ScriptedBackend(scripts=[[RuntimeError("secret")]])
+    async with a_router(backend) as router, a_client(router) as client:
+        status, body = await client.answer(CHAT, a_chat())
+    assert (status, body["error"]["type"]) == (500, "server_error")
+    assert "secret" not in json.dumps(body)
+
+
+async def test_errors_of_the_backend_about_the_request_keep_their_words() -> None:
+    script = [InvalidRequest("`guided_regex` is broken", hint="mend it", param="guided_regex")]
+    async with a_router(ScriptedBackend(scripts=[list(script)])) as router, a_client(router) as client:
+        status, body = await client.answer(CHAT, a_chat())
+    assert (status, body["error"]["param"]) == (400, "guided_regex")
+
+
+async def test_a_router_that_shuts_down_lets_requests_finish_and_takes_no_more() -> None:
+    release = asyncio.Event()
+    backend = ScriptedBackend(scripts=[[release, *an_answer("done")]])
+    async with asyncio.TaskGroup() as group:
+        async with a_router(backend) as router, a_client(router) as client:
+            call = group.create_task(client.answer(CHAT, a_chat()))
+            await backend.began.wait()
+            router.gateway.doors.close()
+            status, body = await client.answer(CHAT, a_chat())
+            assert (status, body["error"]["code"]) == (429, Overloaded.code)
+            async with client.get("/readyz", key=None) as reply:
+                assert reply.status == 503
+            release.set()
+            assert (await call)[0] == 200

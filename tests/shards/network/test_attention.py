@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shards.exec.batch import Batch
+from shards.kv.cache import KvCache
+from shards.kv.keys import BLOCK_TOKENS
+from shards.network.attention import PagedAttention, attention_reference
+from shards.network.config import NetworkConfig, Rope
+from tests.shards.tiny_checkpoints import a_batch, some_tokens
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+# (new tokens, tokens computed before) of each row; the last rows are long enough to be computed in two parts
+ROWS = ((1, 0), (1, 63), (1, 64), (1, 200), (2, 0), (3, 61), (65, 0), (17, 130), (300, 5), (270, 300), (500, 0))
+
+
+def a_config(heads: int = 6, kv_heads: int = 2, head_dim: int = 20, window: int | None = None) -> NetworkConfig:
+    return NetworkConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=97,
+        hidden_size=heads * head_dim,
+        intermediate_size=8,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=1024,
+        rms_norm_eps=1e-6,
+        rope=Rope(),
+        windows=(window, window),
+    )
+
+
+def scattered_blocks(needed: int, free: list[int]) -> tuple[int, ...]:
+    """The first half side by side, the rest in any order, as a pool after some use gives them."""
+    taken = [free.pop() for _ in range(needed)]
+    half = needed // 2
+    return (*sorted(taken[:half]), *reversed(taken[half:]))
+
+
+def a_step(
+    config: NetworkConfig, dtype: torch.dtype, rows: tuple[tuple[int, int], ...], *, layer: int
+) -> tuple[Batch, KvCache, torch.Tensor, torch.Tensor]:
+    """A batch, the cache that holds its contexts and NaN elsewhere, its queries, and its new keys and values."""
+    generator = torch.Generator().manual_seed(len(rows))
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    free = torch.randperm(80, generator=generator).tolist()
+    held = [scattered_blocks(-(-(new + before) // BLOCK_TOKENS), free) for new, before in rows]
+    cache = KvCache(config, 80, dtype=dtype)
+    cache.data.fill_(float("nan"))
+    heads = 2 * config.kv_heads
+    for (_, before), blocks in zip(rows, held, strict=True):
+        if before:
+            past = a_batch((some_tokens(before), 0, blocks))
+            cache.write(layer, past.slots, random(before, heads, config.head_dim))
+    batch = a_batch(*((some_tokens(new), before, blocks) for (new, before), blocks in zip(rows, held, strict=True)))
+    keys_values = random(len(batch.token_ids), heads, config.head_dim)
+    cache.write(layer, batch.slots, keys_values)
+    return batch, cache, random(len(batch.token_ids), config.heads, config.head_dim), keys_values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 1, 40, 64, 290, 2000])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 20), (3, 3, 64), (5, 1, 8)])
+def test_fast_and_reference_agree(
+    heads: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
+) -> None:
+    config = a_config(heads, kv_heads, head_dim, window)
+    batch, cache, queries, keys_values = a_step(config, dtype, ROWS, layer=1)
+    expected = attention_reference(queries, batch, cache=cache, layer=1, window=window)
+    fast = PagedAttention(batch, cache, window).attend(1, queries, keys_values)
+    assert not expected.isnan().any()
+    assert (fast - expected).abs().max() < TOLERANCE[dtype]
+
+
+def test_a_row_alone_gets_the_very_bits_it_gets_among_others() -> None:
+    config = a_config()
+    batch, cache, queries, keys_values = a_step(config, torch.float32, ROWS, layer=0)
+    together = PagedAttention(batch, cache, None).attend(0, queries, keys_values)
+    for row in batch.rows:
+        tokens = slice(row.start, row.start + row.tokens)
+        alone = a_batch((batch.token_ids[tokens].tolist(), row.context_tokens - row.tokens, row.blocks))
+        mixed = PagedAttention(alone, cache, None).attend(0, queries[tokens], keys_values[tokens])
+        assert torch.equal(mixed, together[tokens])
+
+
+def test_keys_outside_the_window_are_not_read() -> None:
+    config = a_config(window=100)
+    rows = ((1, 500), (400, 300))
+    batch, cache, queries, keys_values = a_step(config, torch.float32, rows, layer=0)
+    first_seen = (500 + 1 - 100, 300 - 99)
+    for row, first in zip(batch.rows, first_seen, strict=True):
+        for position in range(first):
+            slot = row.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
+            cache.data[0, :, :, slot] = float("nan")
+    assert not PagedAttention(batch, cache, 100).attend(0, queries, keys_values).isnan().any()

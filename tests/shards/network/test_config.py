@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shards.network.config import NetworkConfig, Rope
+from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 2048,
+}
+ROPE = Rope(original_positions=2048)
+
+
+def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any) -> NetworkConfig:
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return NetworkConfig.read(folder)
+
+
+def test_what_is_left_out_means_what_transformers_takes_it_to_mean(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (4, 8, 8, 8)
+    assert config.rope == ROPE
+    assert config.windows == (None,) * 4
+    assert not any((config.tied_head, config.qkv_bias, config.output_bias, config.mlp_bias, config.query_key_norm))
+
+
+def test_both_spellings_of_rope_mean_the_same(tmp_path: Path) -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+    old = read(tmp_path, rope_theta=5e5, rope_scaling=scaling | {"type": "llama3"})
+    new = read(tmp_path, rope_parameters=scaling | {"rope_type": "llama3", "rope_theta": 500_000})
+    assert old == new
+    assert new.rope == replace(ROPE, kind="llama3", theta=5e5, factor=8.0, original_positions=512)
+
+
+def test_yarn_without_a_factor_takes_it_from_the_lengths(tmp_path: Path) -> None:
+    config = read(tmp_path, rope_scaling={"rope_type": "yarn", "original_max_position_embeddings": 512})
+    assert config.rope.factor == 4.0
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "expected"),
+    [
+        ("Llama", {"sliding_window": 9, "attention_bias": True}, ((None,) * 4, True, True, False, 8)),
+        ("Mistral", {}, ((4096,) * 4, False, False, False, 8)),
+        ("Mistral", {"sliding_window": None}, ((None,) * 4, False, False, False, 8)),
+        ("Mistral", {"sliding_window": 9, "head_dim": 32}, ((9,) * 4, False, False, False, 32)),
+        ("Qwen2", {"sliding_window": 9}, ((None,) * 4, True, False, False, 8)),
+        (
+            "Qwen2",
+            {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 3},
+            ((None, None, None, 9), True, False, False, 8),
+        ),
+        (
+            "Qwen3",
+            {
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            ((9, None, 9, None), False, False, True, 128),
+        ),
+    ],
+)
+def test_families_differ_in_windows_biases_and_norms(
+    tmp_path: Path, family: str, changes: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    config = read(tmp_path, architectures=[f"{family}ForCausalLM"], **changes)
+    found = (config.windows, config.qkv_bias, config.output_bias, config.query_key_norm, config.head_dim)
+    assert found == expected
+
+
+def test_end_tokens_come_from_both_files(tmp_path: Path) -> None:
+    assert read(tmp_path).eos_token_ids == frozenset()
+    assert read(tmp_path, eos_token_id=7).eos_token_ids == {7}
+    assert read(tmp_path, generation={"eos_token_id": [3, 4]}, eos_token_id=7).eos_token_ids == {3, 4, 7}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported.*MistralForCausalLM"),
+        ({"architectures": []}, "architecture none"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic .*llama3"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs between layers"),
+        ({"partial_rotary_factor": 0.5}, "part of each head"),
+        ({"hidden_act": "gelu"}, "activation gelu"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
+    ],
+)
+def test_what_is_not_supported_is_named_with_a_hint(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedCheckpoint, match=message) as caught:
+        read(tmp_path, **changes)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "big"}, r"Expected `int`, got `str` - at `\$.hidden_size`"),
+        ({"num_key_value_heads": 3}, "8 heads do not share 3"),
+        ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
+        ({"rope_scaling": {"type": "linear", "factor": "two"}}, "rope parameters.*factor"),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention"],
+            },
+            "names 1 layers",
+        ),
+    ],
+)
+def test_a_slip_in_the_file_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BrokenCheckpoint, match=message):
+        read(tmp_path, **changes)
+
+
+def test_a_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(BrokenCheckpoint, match=r"config\.json cannot be read"):
+        NetworkConfig.read(tmp_path)
+
+
+def test_a_config_that_is_not_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BrokenCheckpoint, match=r"config\.json"):
+        NetworkConfig.read(tmp_path)

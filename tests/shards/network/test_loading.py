@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shards.network.config import NetworkConfig
+from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
+from shards.network.loading import DtypeChoice, load_weights, random_weights
+from tests.shards.tiny_checkpoints import save_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path, "qwen3")
+    return tmp_path
+
+
+def test_what_reads_the_same_input_is_one_matrix(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    layer = load_weights(folder, NetworkConfig.read(folder)).layers[1]
+    parts = [tensors[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv"]
+    assert torch.equal(layer.query_key_value, torch.cat(parts))
+    parts = [tensors[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    assert torch.equal(layer.gate_up, torch.cat(parts))
+
+
+def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "whole", "llama")
+    save_checkpoint(tmp_path / "sharded", "llama", shard_size="100KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
+    config = NetworkConfig.read(tmp_path / "sharded")
+    whole, sharded = (load_weights(tmp_path / name, config) for name in ("whole", "sharded"))
+    assert torch.equal(whole.head, sharded.head)
+    for one, other in zip(whole.layers, sharded.layers, strict=True):
+        assert torch.equal(one.gate_up, other.gate_up)
+        assert one.query_key_value_bias is not None
+        assert other.query_key_value_bias is not None
+        assert torch.equal(one.query_key_value_bias, other.query_key_value_bias)
+
+
+def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama, tied head")
+    weights = load_weights(tmp_path, NetworkConfig.read(tmp_path))
+    assert weights.head is weights.embedding
+
+
+@pytest.mark.parametrize(
+    ("stored", "chosen", "found"),
+    [
+        (torch.float32, "auto", torch.float32),
+        (torch.bfloat16, "auto", torch.bfloat16),
+        (torch.float16, "auto", torch.float32),
+        (torch.bfloat16, "float32", torch.float32),
+        (torch.float32, "bfloat16", torch.bfloat16),
+    ],
+)
+def test_the_dtype_is_the_one_chosen(
+    tmp_path: Path, stored: torch.dtype, chosen: DtypeChoice, found: torch.dtype
+) -> None:
+    save_checkpoint(tmp_path, "qwen2", dtype=stored)
+    weights = load_weights(tmp_path, NetworkConfig.read(tmp_path), dtype=chosen)
+    bias = weights.layers[0].query_key_value_bias
+    assert bias is not None
+    assert {weights.embedding.dtype, weights.layers[1].down.dtype, bias.dtype, weights.head.dtype} == {found}
+
+
+def test_progress_rises_to_the_whole(folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    load_weights(folder, NetworkConfig.read(folder), on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1] == ((folder / "model.safetensors").stat().st_size,) * 2
+    assert len(seen) > 20
+
+
+NORM = "model.layers.1.self_attn.q_norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop(NORM), f"{NORM} is missing"),
+        (lambda tensors: tensors.pop("model.embed_tokens.weight"), "embed_tokens.weight is missing"),
+        (lambda tensors: tensors.update({NORM: torch.ones(31)}), rf"{NORM} has shape \(31,\), .* \(32,\)"),
+        (lambda tensors: tensors.update({"odd": torch.ones(1), "p": torch.ones(1)}), "odd and 1 more has no place"),
+    ],
+)
+def test_a_wrong_tensor_is_named(folder: Path, change: Callable[[dict[str, Tensor]], object], message: str) -> None:
+    rewrite(folder, change)
+    with pytest.raises(BrokenCheckpoint, match=message):
+        load_weights(folder, NetworkConfig.read(folder))
+
+
+def test_tensors_of_another_precision_are_refused(folder: Path) -> None:
+    rewrite(folder, lambda tensors: tensors.update({NORM: torch.ones(32, dtype=torch.int8)}))
+    with pytest.raises(UnsupportedCheckpoint, match=f"{NORM} is stored as I8"):
+        load_weights(folder, NetworkConfig.read(folder))
+
+
+def test_frequencies_that_old_checkpoints_carry_do_not_hurt(folder: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(folder, lambda tensors: tensors.update({name: torch.ones(16)}))
+    load_weights(folder, NetworkConfig.read(folder))
+
+
+def test_a_folder_without_safetensors_is_no_checkpoint(folder: Path) -> None:
+    config = NetworkConfig.read(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BrokenCheckpoint, match="holds neither"):
+        load_weights(folder, config)
+
+
+def test_a_file_cut_short_is_named(folder: Path) -> None:
+    config, file = NetworkConfig.read(folder), folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(BrokenCheckpoint, match=r"model\.safetensors cannot be read"):
+        load_weights(folder, config)
+
+
+@pytest.mark.parametrize("index", [{}, [], {"weight_map": 3}])
+def test_an_index_that_is_none_is_named(folder: Path, index: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BrokenCheckpoint, match="is not an index"):
+        load_weights(folder, NetworkConfig.read(folder))
+
+
+def test_a_shard_that_is_not_there_is_named(folder: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BrokenCheckpoint, match=r"model-00002-of-00002\.safetensors cannot be read"):
+        load_weights(folder, NetworkConfig.read(folder))
+
+
+def test_random_weights_depend_on_the_seed_alone(folder: Path) -> None:
+    config = NetworkConfig.read(folder)
+    first, again, other = (random_weights(config, seed) for seed in (1, 1, 2))
+    assert torch.equal(first.layers[1].down, again.layers[1].down)
+    assert not torch.equal(first.layers[1].down, other.layers[1].down)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from shards.network.config import Rope
+from shards.network.rope import RotaryEmbedding, attention_factor, inverse_frequencies, rotate_in_place
+
+ROPES: list[tuple[Rope, dict[str, Any]]] = [
+    (Rope(theta=500_000.0), {"rope_type": "default", "rope_theta": 500_000.0}),
+    (Rope(kind="linear", factor=8.0), {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 8.0}),
+    (
+        Rope(kind="llama3", theta=500_000.0, factor=32.0, original_positions=8192),
+        {
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+]
+YARN = Rope(kind="yarn", theta=1e6, factor=4.0, original_positions=32_768)
+for changes in ({}, {"attention_factor": 0.9}, {"mscale": 0.7, "mscale_all_dim": 1.2}, {"truncate": False}):
+    for speeds in ({}, {"beta_fast": 16.0, "beta_slow": 2.0}):
+        given: dict[str, Any] = {**changes, **speeds}
+        theirs = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32_768}
+        ROPES.append((replace(YARN, **given), theirs | given))
+
+
+@pytest.mark.parametrize(("rope", "parameters"), ROPES)
+@pytest.mark.parametrize("head_dim", [32, 128])
+def test_frequencies_are_those_of_transformers(rope: Rope, parameters: dict[str, Any], head_dim: int) -> None:
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    config = Qwen3Config(head_dim=head_dim, rope_parameters=dict(parameters), max_position_embeddings=131_072)
+    expected = Qwen3RotaryEmbedding(config)
+    torch.testing.assert_close(inverse_frequencies(rope, head_dim), expected.inv_freq, rtol=1e-6, atol=0.0)
+    assert attention_factor(rope) == pytest.approx(expected.attention_scaling)
+
+
+def test_a_rotation_turns_the_pairs_half_a_head_apart() -> None:
+    heads = torch.tensor([[[1.0, 0.0, 0.0, 2.0]]])
+    rotate_in_place(heads, RotaryEmbedding(Rope(theta=100.0), 4).at(torch.tensor([3]), torch.float32))
+    fast, slow = 3.0, 3.0 / 10
+    expected = [math.cos(fast), -2 * math.sin(slow), math.sin(fast), 2 * math.cos(slow)]
+    assert heads.flatten().tolist() == pytest.approx(expected)
+
+
+def test_scores_depend_on_the_distance_only() -> None:
+    rotary = RotaryEmbedding(Rope(), 32)
+    query, key = torch.randn(2, 1, 32, generator=torch.Generator().manual_seed(0))
+
+    def score(query_at: int, key_at: int) -> float:
+        heads = torch.stack((query, key))
+        rotate_in_place(heads, rotary.at(torch.tensor([query_at, key_at]), torch.float32))
+        return float((heads[0] * heads[1]).sum())
+
+    assert score(17, 5) == pytest.approx(score(1017, 1005), abs=1e-3)
