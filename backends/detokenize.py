@@ -31,7 +31,7 @@ class TokenText:
         self._held += token_ids
         try:
             text = self._stream.step(self._tokenizer, list(token_ids))
-        except Exception:  # noqa: BLE001  tokenizers raises nothing narrower; here: earlier text would have to change
+        except Exception:  # noqa: BLE001 - tokenizers raises nothing narrower; here: earlier text would have to change
             text = self._tokenizer.decode(self._held)
             self._stream = DecodeStream(skip_special_tokens=True)
         if not text:

@@ -182,7 +182,7 @@ class ShardLink:
                 self._lose(f"it did not welcome us within {self._options.attach_s:g} s")
             except BackendFailed as error:
                 self._lose(error.message)
-            except Exception as error:  # noqa: BLE001  the supervisor: a link that ends for good would be silent
+            except Exception as error:  # noqa: BLE001 - the supervisor: a link that ends for good would be silent
                 _log.exception("the link to %s failed and is made anew", self.name)
                 self._lose(f"{type(error).__name__}: {error}")
             await self._sleep(self._backoff.next_s())

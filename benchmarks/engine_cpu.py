@@ -25,12 +25,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 import transformers
-from shards.engine import Engine, EngineOptions
-from shards.model import Model
 from tokenizers import Tokenizer
 
 from shards.bundled import weights
 from shards.bundled.documents import document, facts_within, prompt
+from shards.engine import Engine, EngineOptions
+from shards.model import Model
 from shards.nouns import FinishReason, SamplingParams, Submission
 
 Answers = list[list[int]]

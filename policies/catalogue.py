@@ -74,10 +74,13 @@ def _policy(name: str, weighted: tuple[WeightedScore, ...], pick: Pick | None = 
 
 
 def usual_filters() -> tuple[tuple[str, Filter], ...]:
-    """The filters of every named policy, and of one in the file that names none."""
+    """The filters of every named policy, and of one in the file that names none.
+
+    Room is not among them: nothing waits in the router for room yet, so a burst that a backend's own queue would take
+    would be refused.
+    """
     return (
         ("healthy", filters.healthy()),
         ("serves_model", filters.serves_model()),
         ("fits_context", filters.fits_context()),
-        ("has_room", filters.has_room()),
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from operator import or_
 
@@ -22,8 +21,8 @@ class PrefixIndex:
     """Knows which backends hold which blocks, and answers how much of a prompt's beginning each of them holds.
 
     Each tier ("device", "host", ...) maps a block key to a mask with one bit per backend; a block counts as held if any
-    tier has it. A backend that loses everything gets a new bit and its old one is retired, so `clear` does not touch the
-    blocks. At most `max_blocks` entries, all tiers together, are kept; the oldest go first.
+    tier has it. A backend that loses everything gets a new bit and its old one is retired, so `clear` does not touch
+    the blocks. At most `max_blocks` entries, all tiers together, are kept; the oldest go first.
     """
 
     def __init__(self, *, max_blocks: int = 1_000_000) -> None:
@@ -89,8 +88,9 @@ class PrefixIndex:
     def longest(self, keys: Sequence[int]) -> Mapping[str, int]:
         """Backend -> how many of the first blocks in `keys` it holds without a gap; those that hold none are left out.
 
-        Walks every block until no backend is left, because an eviction may have left a hole anywhere. 3,125 blocks (200k
-        tokens) of half a million, on 100 backends: 0.36 ms, of which 0.2 ms are look-ups (busy 2.5 GHz core, 2026-11).
+        Walks every block until no backend is left, because an eviction may have left a hole anywhere. 3,125 blocks
+        (200k tokens) among half a million, all on 100 backends: 0.36 ms, of which 0.2 ms are look-ups (busy 2.5 GHz
+        core, 2026-11).
         """
         held: dict[str, int] = {}
         alive = self._live
@@ -126,7 +126,10 @@ class PrefixIndex:
         tiers = [masks.get for masks in self._tiers.values() if masks]
         if len(tiers) == 1:
             return list(map(tiers[0], keys))
-        return list(reduce(partial(map, or_), [map(get, keys, repeat(0)) for get in tiers], repeat(0, len(keys))))
+        held: Iterable[int] = repeat(0, len(keys))
+        for get in tiers:
+            held = map(or_, held, map(get, keys, repeat(0)))
+        return list(held)
 
     def _named(self, mask: int) -> Iterator[str]:
         while mask:

@@ -29,7 +29,7 @@ class Node:
     size: int = 1
 
 
-class _Unreadable(Exception):
+class _UnreadableError(Exception):
     """Nothing sensible can be said about the rest of the file."""
 
     def __init__(self, line: int, sentence: str) -> None:
@@ -40,24 +40,21 @@ class _Unreadable(Exception):
 def read_yaml(text: str) -> tuple[Node, list[Problem]]:
     """The one document in `text`, and what is wrong with it. Never raises; what cannot be read is an empty node.
 
-    Tags are refused and never acted on. Duplicate keys and keys that are not text are problems; their first value stays.
+    Tags are refused and never acted on. So are duplicate keys, of which the first stays, and keys that are not text.
     """
     builder = _Builder()
     try:
         if len(text.encode()) > _MAX_TEXT_BYTES:
-            raise _Unreadable(1, f"the file is larger than {_MAX_TEXT_BYTES:,} bytes")
+            raise _UnreadableError(1, f"the file is larger than {_MAX_TEXT_BYTES:,} bytes")
         return builder.document(yaml.parse(text, Loader=yaml.CSafeLoader)), builder.problems
-    except _Unreadable as error:
+    except _UnreadableError as error:
         return Node(1, None), [*builder.problems, error.problem]
     except UnicodeEncodeError as error:
         return Node(1, None), [(_line_of(text, error.start), "", "there is a character that is not valid Unicode")]
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        return Node(1, None), [
-            (mark.line + 1 if mark else 1, "", f"this is not YAML: {error.problem or error.context}")
-        ]
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        return Node(1, None), [(line, "", f"this is not YAML: {error.problem or error.context}")]
     except yaml.reader.ReaderError as error:
-        # a file of megabytes of text without a line end is cut by the size above, so counting is cheap
         return Node(1, None), [(_line_of(text, error.position), "", f"this is not YAML: {error.reason}")]
 
 
@@ -77,23 +74,23 @@ class _Builder:
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
-                    raise _Unreadable(_line(event), "there is a second document; the file holds one")
+                    raise _UnreadableError(_line(event), "there is a second document; the file holds one")
                 root = self._node(next(events), events, path="", depth=0)
         return root or Node(1, None)
 
     def _node(self, event: Event, events: Iterator[Event], *, path: str, depth: int) -> Node:
         if depth > _MAX_DEPTH:
-            raise _Unreadable(_line(event), f"it is nested more than {_MAX_DEPTH} levels deep")
+            raise _UnreadableError(_line(event), f"it is nested more than {_MAX_DEPTH} levels deep")
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
         assert isinstance(event, yaml.NodeEvent)
         if event.anchor:
             self._anchors[event.anchor] = None
         if (tag := getattr(event, "tag", None)) is not None:
-            self.problems.append((_line(event), path, f"tags like {tag} are not understood here"))
+            self.problems.append((_line(event), path, f"tags like {tag[:60]} are not understood here"))
         node = self._value(event, events, path, depth)
         if node.size > _MAX_NODES:
-            raise _Unreadable(node.line, f"it has more than {_MAX_NODES:,} values, aliases unfolded")
+            raise _UnreadableError(node.line, f"it has more than {_MAX_NODES:,} values, aliases unfolded")
         if event.anchor:
             self._anchors[event.anchor] = node
         return node
@@ -127,10 +124,10 @@ class _Builder:
     def _alias(self, event: yaml.AliasEvent) -> Node:
         name = event.anchor
         if name not in self._anchors:
-            raise _Unreadable(_line(event), f"there is no anchor '{name}'")
+            raise _UnreadableError(_line(event), f"there is no anchor '{name}'")
         node = self._anchors[name]
         if node is None:
-            raise _Unreadable(_line(event), f"the anchor '{name}' contains itself")
+            raise _UnreadableError(_line(event), f"the anchor '{name}' contains itself")
         return replace(node, line=_line(event))
 
 
@@ -140,4 +137,4 @@ def joined(path: str, key: str) -> str:
 
 
 def _line(event: Event) -> int:
-    return int(event.start_mark.line) + 1
+    return event.start_mark.line + 1 if event.start_mark else 1

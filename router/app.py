@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from aiohttp import web
-from policies.prefix import PrefixIndex
 
 from backends.base import Backend, CacheListener
+from backends.kinds import Place, Surroundings, make
 from policies.config import Config
 from policies.errors import ConfigError
+from policies.prefix import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, HealthRules
 from router.doors import Doors
@@ -26,7 +27,7 @@ from router.supervise import supervise
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
 
-_LEFTOVERS_S = 1.0
+_LEFTOVERS_S = 0.25
 """How long requests that were cancelled at the end of a drain may take to clean up."""
 
 
@@ -50,7 +51,7 @@ class Address:
 
 
 class Parts(TypedDict, total=False):
-    """What may be given to a router instead of what it would make itself: other backends, time, chance, health rules."""
+    """What may be given to a router instead of what it makes itself: backends, time, chance, health rules."""
 
     backends: Callable[[CacheListener], Sequence[Backend]]
     clock: Callable[[], float]
@@ -63,9 +64,19 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     clock = parts.get("clock", time.monotonic)
     telemetry = Telemetry(clock)
     index = PrefixIndex()
-    backends = parts["backends"](index) if "backends" in parts else _configured_backends(config, index, clock)
-    rules = parts.get("health", HealthRules())
-    cluster = Cluster(backends, clock=clock, rules=rules, on_health=telemetry.health, on_in_flight=telemetry.in_flight)
+    rng = parts.get("rng") or random.Random()
+    if "backends" in parts:
+        backends = parts["backends"](index)
+    else:
+        surroundings = Surroundings(listener=index, clock=clock, rng=rng)
+        backends = tuple(_configured_backends(config, surroundings))
+    cluster = Cluster(
+        backends,
+        clock=clock,
+        rules=parts.get("health", HealthRules()),
+        on_health=telemetry.health,
+        on_in_flight=telemetry.in_flight,
+    )
     return Gateway(
         config=config,
         cluster=cluster,
@@ -75,7 +86,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         telemetry=telemetry,
         doors=Doors(),
         clock=clock,
-        rng=parts.get("rng") or random.Random(),
+        rng=rng,
     )
 
 
@@ -164,6 +175,22 @@ class Router:
             supervise(name, work, on_failure=lambda _: self.gateway.telemetry.event("task_failed"))
         )
         stack.push_async_callback(_end, task)
+
+
+def _configured_backends(config: Config, surroundings: Surroundings) -> Iterator[Backend]:
+    for pool in config.pools.values():
+        # a shard says itself what its model is called; its `model` in the file is where the checkpoint lies
+        own = {pool.model: pool.model} if pool.model is not None and pool.kind != "shard" else {}
+        for number, address in enumerate(pool.at):
+            place = Place(
+                name=f"{pool.name}-{number}",
+                pool=pool.name,
+                address=address,
+                key=pool.key,
+                models={**own, **pool.models},
+                options=pool.options,
+            )
+            yield make(pool.kind, place, surroundings)
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

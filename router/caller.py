@@ -9,7 +9,7 @@ from policies.nouns import Delta, Request
 from router.ask import Ask
 
 
-class CallerGone(Exception):  # noqa: N818 - not an error of anybody: the client hung up
+class CallerGone(Exception):
     """The client closed its connection; nobody reads the answer any more."""
 
 

@@ -36,9 +36,7 @@ class ChatTemplate:
     `assets` are a model's files by name: chat_template.jinja, else `chat_template` in tokenizer_config.json.
     """
 
-    def __init__(
-        self, assets: Mapping[str, bytes], now: Callable[[], dt.datetime] = dt.datetime.now
-    ) -> None:
+    def __init__(self, assets: Mapping[str, bytes], now: Callable[[], dt.datetime] = dt.datetime.now) -> None:
         settings = json.loads(assets.get("tokenizer_config.json") or b"{}")
         self._special = {name: _content(settings[name]) for name in _SPECIAL if settings.get(name) is not None}
         environment = _environment(now)

@@ -53,9 +53,11 @@ class Member:
         """May it get requests, as far as health goes?"""
         return self.well and self.backend.describe() is not None
 
-    def view(self, now: float, held_tokens: int | None) -> BackendView:
-        """This backend as one request sees it at `now`."""
+    def view(self, now: float, held: Mapping[str, int]) -> BackendView:
+        """This backend as one request sees it at `now`; `held` has the tokens that backends are believed to hold."""
         load, description = self.backend.load(), self.backend.describe()
+        # one that reports its cache and is not named holds nothing; of any other nobody knows
+        unnamed = 0 if description and description.reports_cache else None
         unseen = list(self._since(load.reported_at))
         unseen_tokens = sum(flight.uncached_tokens for flight in unseen if not flight.answered)
         waiting = sum(not flight.answered for flight in self.flights.values())
@@ -64,7 +66,7 @@ class Member:
             pool=self.backend.pool,
             kind=self.backend.kind,
             models=description.models if description else frozenset(),
-            healthy=self.healthy,
+            healthy=self.well and description is not None,
             draining=self.draining,
             running=len(self.flights) - waiting if load.running is None else load.running,
             waiting=waiting if load.waiting is None else load.waiting + len(unseen),
@@ -73,7 +75,7 @@ class Member:
             free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
             context_tokens=description.context_tokens if description else None,
             prefill_s_per_token=load.prefill_s_per_token,
-            held_tokens=held_tokens,
+            held_tokens=held.get(self.backend.name, unnamed),
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
             weight=self.weight,
         )
@@ -107,7 +109,7 @@ class Cluster:
         backends: Sequence[Backend],
         *,
         clock: Callable[[], float] = time.monotonic,
-        rules: HealthRules = HealthRules(),  # noqa: B008 - immutable
+        rules: HealthRules = HealthRules(),
         on_health: Callable[[str, bool], None] = lambda *_: None,
         on_in_flight: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
@@ -160,7 +162,7 @@ class Cluster:
         A backend that does not report its cache has None there instead of 0: nobody knows.
         """
         held = held or {}
-        return ClusterView(tuple(m.view(now, self._held(m, held)) for m in self._members.values()), now)
+        return ClusterView(tuple(member.view(now, held) for member in self._members.values()), now)
 
     def models(self) -> dict[str, ServedModel]:
         """Every model that a reached backend serves, by name."""
@@ -242,11 +244,6 @@ class Cluster:
             member.well = well
             self._health_changed.set()
             self._on_health(member.backend.name, well)
-
-    def _held(self, member: Member, held: Mapping[str, int]) -> int | None:
-        description = member.backend.describe()
-        unknown = description is None or not description.reports_cache
-        return held.get(member.backend.name, None if unknown else 0)
 
 
 def _served(name: str, members: Sequence[tuple[Member, Description]]) -> ServedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from policies.errors import Overloaded
 
@@ -41,11 +41,10 @@ class Doors:
 
     async def emptied(self, timeout_s: float) -> bool:
         """Wait until nobody is inside, at most `timeout_s`; was it so?"""
-        try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        if self.inside:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), timeout_s)
+        return not self.inside
 
     def check(self) -> None:
         """Nobody is counted wrong; for use at any time."""

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from policies.prefix import PrefixIndex
-
 from policies.config import Config
 from policies.nouns import Tenant
+from policies.prefix import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, ServedModel
 from router.doors import Doors

@@ -144,7 +144,10 @@ def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
 
 
 def choose(request: Request, config: Config, gateway: Gateway, avoiding: set[str]) -> tuple[Backend, int]:
-    """The backend for `request` and how many tokens of its prompt it is believed to hold. Raises NoBackend, Overloaded."""
+    """The backend for `request`, and how many tokens of its prompt it is believed to hold.
+
+    Raises NoBackend, or Overloaded where a backend may have room soon.
+    """
     now = gateway.clock()
     held = {name: blocks * BLOCK_TOKENS for name, blocks in gateway.index.longest(request.block_keys).items()}
     view = gateway.cluster.view(now, held)
@@ -188,7 +191,7 @@ class _Call:
         headers = {name: self.ask.headers[name] for name in FORWARDED if name in self.ask.headers}
         prompt = Prompt(tokens.token_ids, self.ask.bodies[at], self.ask.path, headers)
         tried: set[str] = set()
-        failure: BackendFailed | None = None
+        failure: ExpectedError | None = None
         while True:
             try:
                 backend, held_tokens = choose(request, self.config, self.gateway, tried)
@@ -200,7 +203,7 @@ class _Call:
                 with self.gateway.cluster.sending(backend.name, request.prompt_tokens - held_tokens) as flight:
                     await self._relay(at, request, backend.generate(request, prompt), flight, tokens.echo)
                 return
-            except BackendFailed as error:
+            except (BackendFailed, Overloaded) as error:
                 failure = error
                 tried.add(backend.name)
                 if self.caller.has_seen(at) or len(tried) == MOST_TRIES:

@@ -211,7 +211,9 @@ class Tokenizers:
         self._loaded, self._waiting_characters = 0, 0
 
     def __repr__(self) -> str:
-        return f"<Tokenizers of {len(self._models)} models, {self._waiting_characters} characters wait, {self._cache!r}>"
+        return (
+            f"<Tokenizers of {len(self._models)} models, {self._waiting_characters} characters wait, {self._cache!r}>"
+        )
 
     def check(self) -> None:
         """The cache is sound, and nothing waits; for an idle router."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shards.bundled import weights
+from shards.bundled import NAME, weights
 
 if TYPE_CHECKING:
     from shards.model import Model
@@ -29,16 +29,15 @@ def load_model(source: str, name: str | None, dtype: str, supervised: bool) -> M
     """The model at `source` (a directory or `bundled`), with progress; exits with 2 if it cannot be."""
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
     from shards.model import Model
-    from shards.network.config import UnsupportedCheckpoint
 
     def on_progress(done_bytes: int, total_bytes: int) -> None:
         share = done_bytes / max(1, total_bytes)
         announce(supervised, {"loading": "weights", "share": share}, f"loading weights ... {share:4.0%}")
 
-    path = weights() if source == "bundled" else Path(source)
+    path, usual_name = (weights(), NAME) if source == "bundled" else (Path(source), None)
     try:
-        return Model.load(path, name=name, dtype=dtype, on_progress=on_progress)
-    except (UnsupportedCheckpoint, OSError) as error:
+        return Model.load(path, name=name or usual_name, dtype=dtype, on_progress=on_progress)
+    except (ValueError, OSError) as error:
         print(f"cannot load {path}: {error}", file=sys.stderr)  # noqa: T201
         raise typer.Exit(2) from error
 

@@ -167,7 +167,7 @@ class EngineLoop:
                 for command in commands:
                     command(self._engine)
                 self._publish(self._engine.step())
-        except Exception as error:  # noqa: BLE001  the supervisor: whatever escapes the engine ends the shard
+        except Exception as error:  # noqa: BLE001 - the supervisor: whatever escapes the engine ends the shard
             self._report_death(error)
 
     def _next_commands(self) -> list[Command] | None:
@@ -203,7 +203,7 @@ class EngineLoop:
         for hear in self._subscribers:
             try:
                 hear(report)
-            except Exception:  # noqa: BLE001  the supervisor: one subscriber's mistake must not cost the others their tokens
+            except Exception:  # noqa: BLE001 - the supervisor: one subscriber's mistake must not cost the others their tokens
                 _log.exception("a subscriber failed on step %d", report.step)
 
     def _report_death(self, error: Exception) -> None:

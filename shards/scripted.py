@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys, root_key
 from shards.nouns import (
     CacheChange,
     CacheEvent,
+    Cause,
     Drawn,
     Finished,
     FinishReason,
@@ -97,15 +98,26 @@ class ScriptedEngine:
     def __repr__(self) -> str:
         return f"<ScriptedEngine {len(self.sequences)} requests, {len(self._cache)} blocks, step {self._step}>"
 
+    def remember(self, keys: Iterable[int]) -> None:
+        """Hold blocks `keys` in the cache, as if earlier prompts had brought them."""
+        self._cache.update(dict.fromkeys(keys))
+
     def submit(self, submission: Submission) -> None:
-        """Open a request."""
+        """Open a request, or reject what does not fit the context."""
         assert submission.key not in self.sequences, "a key is taken"
         self.submitted.append(submission)
-        self.sequences[submission.key] = _Sequence(submission)
+        if submission.prompt_tokens + submission.max_new_tokens > self.model.network.context_tokens:
+            self._reject(submission, "prompt and answer do not fit the context", Cause.CONTEXT)
+        elif len(self.sequences) == self.options.max_running + self.options.max_waiting:
+            self._reject(submission, "too many wait here", Cause.OVERLOADED)
+        else:
+            self.sequences[submission.key] = _Sequence(submission)
 
     def extend(self, key: Hashable, token_ids: bytes) -> None:
-        """Append to a prompt."""
-        if sequence := self.sequences.get(key):
+        """Append to a prompt; what are no whole tokens ends the request."""
+        if len(token_ids) % TOKEN_BYTES and (broken := self.sequences.pop(key, None)):
+            self._reject(broken.submission, "no whole number of tokens", Cause.INVALID)
+        elif sequence := self.sequences.get(key):
             sequence.prompt += token_ids
 
     def pace(
@@ -131,6 +143,11 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         """Would a step do or report anything?"""
         return bool(self._ended) or self.failure is not None or any(map(self._can_run, self.sequences.values()))
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """Never: deadlines are not watched."""
+        return None
 
     def step(self) -> Report:
         """Compute a slice of each prompt, or draw a token for each choice."""
@@ -160,6 +177,11 @@ class ScriptedEngine:
         """Raise AssertionError if a request is at a place where none can be."""
         for sequence in self.sequences.values():
             assert sequence.computed_tokens * TOKEN_BYTES <= len(sequence.prompt), "computed what never came"
+
+    def _reject(self, submission: Submission, message: str, cause: Cause) -> None:
+        for choice in range(submission.choices):
+            end = Finished(submission.key, choice, FinishReason.REJECTED, 0, 0, 0, message=message, cause=cause)
+            self._ended.append(end)
 
     def _can_run(self, sequence: _Sequence) -> bool:
         if sequence.paused:

@@ -151,7 +151,7 @@ class ShardServer:
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.grace_s):
-                while not (self.service.is_quiet or self.loop.died.done()):  # noqa: ASYNC110  sockets announce nothing
+                while not (self.service.is_quiet or self.loop.died.done()):  # noqa: ASYNC110 - sockets announce nothing
                     await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from policies.config import BUNDLED, KINDS, Option, PoolSpec, ServerSettings
 from policies.fields import Field, Section
@@ -52,6 +52,8 @@ def read_address(text: str) -> str:
 
 def read_url(text: str) -> str:
     """An http or https address without query. Raises ValueError with a sentence."""
+    if "@" in text:
+        raise ValueError("must hold no user and no password (they belong into key)")
     if not _URL.fullmatch(text):
         raise ValueError(f"must be an address like http://host:8000, not {quoted(text)}")
     return text.rstrip("/")
@@ -63,7 +65,7 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
     kind = (chosen.one_of(KINDS, what="kind of backend") if chosen else None) or "shard"
     read_where = read_url if kind == "openai_compatible" else read_address
     at = section.get("at")
-    addresses = [item.read(lambda text: read_where(outside.resolve(text))) for item in at.items()] if at else []
+    addresses = [item.read(lambda text: _resolved(text, outside, read_where)) for item in at.items()] if at else []
     local = section.read("local", read_whole, 0)
     _check_place(field, section, kind, local)
     return PoolSpec(
@@ -78,6 +80,15 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
     )
 
 
+def _resolved(text: str, outside: Outside, reader: Callable[[str], str]) -> str:
+    value = outside.resolve(text)
+    try:
+        return reader(value)
+    except ValueError as error:
+        # what a reference leads to may be a secret that was named by mistake
+        raise ValueError(f"{text} leads to something that is no address") if value != text else error from None
+
+
 def _check_place(field: Field, section: Section, kind: str, local: int) -> None:
     at = section.get("at")
     if local and kind != "shard":
@@ -86,7 +97,7 @@ def _check_place(field: Field, section: Section, kind: str, local: int) -> None:
         section.entries["local"].complain("a pool has local shards or addresses (at), not both; make two pools of it")
     elif local > _MOST_LOCAL:
         section.entries["local"].complain(f"at most {_MOST_LOCAL} shards are started on one machine")
-    elif not local and kind != "fake" and (at is None or at.node.value in (None, [])):
+    elif not local and kind != "fake" and at is None:
         field.complain("has no backends (write at: with addresses, or local: with a number of shards)")
 
 

@@ -1,4 +1,4 @@
-"""The section `rules`: conditions in order, and the proof that every request matches one and every rule can be reached."""
+"""The section `rules`: conditions in order, with the proof that every request matches one and each is reached."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def read_rules(field: Field | None, names: Names) -> tuple[Rule, ...]:
     """Rules in order; one that gives every request the first class and any pool where the file has none."""
     fields = field.items() if field and field.node.value is not None else []
     read = [(entry, rule) for entry in fields if (rule := _read_rule(entry, names)) is not None]
-    if field and fields:
+    # a condition that could not be read looks like one that always holds
+    if field and fields and field.is_sound():
         _check_reach(read, names)
-        _check_cover(field, fields, read)
+        _check_cover(field, read)
         _check_tenants(field, read, names)
     return tuple(rule for _, rule in read) or (Rule(next(iter(names.classes))),)
 
@@ -68,8 +69,6 @@ def _ranges(field: Field | None) -> tuple[Range, ...]:
 def _read_pools(field: Field | None, names: Names) -> tuple[str, ...] | None:
     if field is None or field.node.value == "any":
         return None
-    if field.node.value in (None, []):
-        field.complain("names no pool (write any for all)")
     return field.some_of(names.pools, what="pool")
 
 
@@ -87,16 +86,15 @@ def _all_may_use(first: Rule, rule: Rule, names: Names) -> bool:
     return all(may_use(tenant, first.service_class) for tenant in users)
 
 
-def _check_cover(field: Field, fields: list[Field], read: list[tuple[Field, Rule]]) -> None:
-    # a rule that could not be read has its own complaint; whether it covers the rest is not known
-    if len(read) == len(fields) and read[-1][1].when != When():
+def _check_cover(field: Field, read: list[tuple[Field, Rule]]) -> None:
+    if read[-1][1].when != When():
         field.complain("there are requests that match no rule (end with one that has no `when`)")
 
 
 def _check_tenants(field: Field, read: list[tuple[Field, Rule]], names: Names) -> None:
     for tenant in names.tenants.values():
         usable = (may_use(tenant, rule.service_class) and _may_be(tenant, rule.when) for _, rule in read)
-        if read and not any(usable):
+        if not any(usable):
             field.complain(f"no rule gives tenant '{tenant.name}' a class that it may use")
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+NAME = "pointsman-reader"
+"""What clients call it."""
+
 
 def weights() -> Path:
     """The folder of the checkpoint, in the Hugging Face format."""

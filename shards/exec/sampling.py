@@ -16,8 +16,8 @@ from shards.nouns import SamplingParams, TokenLogprobs
 _GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: the softmax of logits divided by less is one-hot in float32."""
 
-_CANDIDATES = 128
-"""Top-k and top-p look at this many of the likeliest tokens first: sorting a whole vocabulary costs more than a step."""
+CANDIDATES = 128
+"""Top-k and top-p look at this many of the likeliest tokens first: sorting whole vocabularies would be slow."""
 
 _MORE_CANDIDATES = 16
 """Times as many are looked at next, for the rows whose top-p or top-k reaches further."""
@@ -90,19 +90,20 @@ class Sampler:
             self.counts[token_id] += 1
 
 
-def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[Sample | None]:
+def sample(logits: Tensor, samplers: Sequence[Sampler], *, candidates: int = CANDIDATES) -> list[Sample | None]:
     """One token per row of `logits` [rows, vocab] float32; None where a row holds NaN or infinity.
 
     In order: repetition penalty (over prompt and output, as in transformers), presence and frequency penalty (over the
     output, as in OpenAI's API), logit bias, tokens forbidden by min_new_tokens, temperature, top-k, top-p, min-p.
-    Logprobs are the log-softmax of the raw logits, before any of that. Does not change `samplers`.
+    Logprobs are the log-softmax of the raw logits, before any of that. `candidates` changes the time that it takes, not
+    the tokens; `samplers` do not change.
     """
     # a sum is not finite if any term is not, and makes no tensor of the size of the logits
     is_sound: list[bool] = torch.isfinite(logits.sum(1)).tolist()
     adjusted = _adjust(logits, samplers)
     tokens: list[int] = adjusted.argmax(1).tolist()
     drawing = [row for row, sampler in enumerate(samplers) if is_sound[row] and not sampler.is_greedy]
-    for row, token in zip(drawing, _draw(adjusted, drawing, samplers), strict=True):
+    for row, token in zip(drawing, _draw(adjusted, drawing, samplers, candidates=candidates), strict=True):
         tokens[row] = token
     wanting = [row for row, sampler in enumerate(samplers) if is_sound[row] and sampler.params.top_logprobs is not None]
     logprobs = _logprobs(logits, wanting, tokens, samplers) if wanting else {}
@@ -144,7 +145,7 @@ def _penalize_output(logits: Tensor, samplers: Sequence[Sampler]) -> None:
         logits[rows] -= frequency * counts + presence * (counts > 0)
 
 
-def _draw(logits: Tensor, rows: Sequence[int], samplers: Sequence[Sampler]) -> list[int]:
+def _draw(logits: Tensor, rows: Sequence[int], samplers: Sequence[Sampler], *, candidates: int) -> list[int]:
     """Draw a token for each of `rows`."""
     drawn: dict[int, int] = {}
     for is_filtered in (False, True):
@@ -155,7 +156,7 @@ def _draw(logits: Tensor, rows: Sequence[int], samplers: Sequence[Sampler]) -> l
             wanted = logits[group]
             # the largest is 0, so no temperature makes an infinity of it
             scaled = (wanted - wanted.amax(1, keepdim=True)) / temperatures
-            tokens = _draw_filtered(scaled, chosen, _CANDIDATES) if is_filtered else _draw_plain(scaled, chosen)
+            tokens = _draw_filtered(scaled, chosen, candidates) if is_filtered else _draw_plain(scaled, chosen)
             drawn.update(zip(group, tokens, strict=True))
     return [drawn[row] for row in rows]
 

@@ -30,8 +30,17 @@ class StopStrings:
         if token in self._by_id:
             return self._by_id[token]
         seen = len(self._tail)
-        text = self._tail + (self._stream.step(self._tokenizer, token) or "")
+        text = self._tail + self._decode(token)
         # only what ends in the new text: whatever lies before it was answered already
         places = [(text.find(stop, max(0, seen - len(stop) + 1)), -len(stop), stop) for stop in self._stops]
         self._tail = text[max(0, len(text) - self._kept_characters) :]
         return min((place for place in places if place[0] >= 0), default=(0, 0, None))[2]
+
+    def _decode(self, token: int) -> str:
+        """The text that `token` completes."""
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # noqa: BLE001 - tokenizers raises nothing more exact
+            # the decoder changed text that it gave before; what follows is decoded on its own
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._tokenizer, token) or ""

@@ -74,7 +74,7 @@ def _merged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dense: 
         return out.to(query.dtype)
     packed = query.reshape(kv_heads, -1, dim)
     before, logsumexp_before = _dense(packed, key[:, :old], value[:, :old], causal=False, dense=dense)
-    return merge((before.view(out.shape), logsumexp_before.view(heads, new)), (out, logsumexp)).to(query.dtype)
+    return merge((before.reshape(out.shape), logsumexp_before.reshape(heads, new)), (out, logsumexp)).to(query.dtype)
 
 
 def merge(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -99,4 +99,4 @@ def _dense(
     else:
         both = torch.ops.aten._scaled_dot_product_flash_attention(*tensors, 0.0, causal, False, scale=scale)
     # cuDNN's logsumexp has a last dimension of 1
-    return both[0][0], both[1][0].view(query.shape[:2])
+    return both[0][0], both[1][0].reshape(query.shape[:2])

@@ -166,9 +166,9 @@ def _kv_write(
         in_row = head < heads
         at = query + token * query_token + head * DIM + half
         low, high = _turned(at, query_weight, angle_cos, angle_sin, in_row, mask, epsilon, DIM, HALF)
-        to = out + token * heads * DIM + head * DIM + half
-        tl.store(to, low.to(out.dtype.element_ty), mask=in_row & mask)
-        tl.store(to + DIM // 2, high.to(out.dtype.element_ty), mask=in_row & mask)
+        at_out = out + token * heads * DIM + head * DIM + half
+        tl.store(at_out, low.to(out.dtype.element_ty), mask=in_row & mask)
+        tl.store(at_out + DIM // 2, high.to(out.dtype.element_ty), mask=in_row & mask)
     else:
         head = (part - query_parts) * TILE + tl.arange(0, TILE)[:, None]
         in_row = head < kv_heads
@@ -176,19 +176,19 @@ def _kv_write(
         slot = tl.load(slots + token).to(tl.int64)
         block = slot // BLOCK
         offset = slot % BLOCK
-        to = kv + block * kv_block + head * kv_head + offset * DIM + half
-        scale_to = scales
+        at_kv = kv + block * kv_block + head * kv_head + offset * DIM + half
+        at_scales = scales
         if LARGEST > 0:
-            scale_to = scales + block * scales_block + head * scales_head + offset
+            at_scales = scales + block * scales_block + head * scales_head + offset
         at = key + token * key_token + head * DIM + half
         low, high = _turned(at, key_weight, angle_cos, angle_sin, in_row, mask, epsilon, DIM, HALF)
-        _put(to, scale_to, low, high, in_row, mask, LARGEST, DIM)
+        _put(at_kv, at_scales, low, high, in_row, mask, LARGEST, DIM)
         at = value + token * value_token + head * DIM + half
         low = tl.load(at, mask=in_row & mask, other=0.0).to(tl.float32)
         high = tl.load(at + DIM // 2, mask=in_row & mask, other=0.0).to(tl.float32)
         if LARGEST > 0:
-            scale_to += scales_side
-        _put(to + kv_side, scale_to, low, high, in_row, mask, LARGEST, DIM)
+            at_scales += scales_side
+        _put(at_kv + kv_side, at_scales, low, high, in_row, mask, LARGEST, DIM)
 
 
 def kv_write(

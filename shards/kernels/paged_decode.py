@@ -179,9 +179,12 @@ def _attend_to_splits(
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sum_of_values = tl.zeros([ROWS, DIM_TILE], tl.float32)
+        # all ids at once: a load that waits for another load is not prefetched as far as one that does not
+        pages = split * (SPLIT // BLOCK) + tl.arange(0, SPLIT // BLOCK)
+        blocks = tl.load(tables + sequence * table_length + pages, mask=pages * BLOCK < end, other=0)
         for page in range(start // BLOCK, tl.cdiv(end, BLOCK)):
             # int64 before multiplying: in an 8B model block 512 is already 2**31 elements away
-            block = tl.load(tables + sequence * table_length + page).to(tl.int64)
+            block = tl.sum(tl.where(pages == page, blocks, 0), axis=0).to(tl.int64)
             positions = page * BLOCK + offsets
             # every page has a position that is seen, so `highest` is finite from the first one on
             seen = (positions >= start) & (positions < end)
@@ -208,10 +211,10 @@ def _attend_to_splits(
             at_out = out + sequence * (KV_HEADS * GROUP * DIM) + at_rows
             tl.store(at_out, result.to(out.dtype.element_ty), mask=in_tile)
         else:
-            at_out = partial + at_split * (KV_HEADS * GROUP * DIM) + at_rows
-            tl.store(at_out, result, mask=in_tile)
-            at_rows_sum = logsumexp + at_split * (KV_HEADS * GROUP) + head * GROUP + rows
-            tl.store(at_rows_sum, highest + tl.log2(total), mask=rows < GROUP)
+            at_partial = partial + at_split * (KV_HEADS * GROUP * DIM) + at_rows
+            tl.store(at_partial, result, mask=in_tile)
+            at_sums = logsumexp + at_split * (KV_HEADS * GROUP) + head * GROUP + rows
+            tl.store(at_sums, highest + tl.log2(total), mask=rows < GROUP)
 
 
 @triton.jit
@@ -231,6 +234,9 @@ def _merge_splits(
     dims = tl.arange(0, DIM_TILE)
     first = tl.load(first_splits + sequence)
     end = tl.load(first_splits + sequence + 1)
+    # a single split has written its result itself
+    if end - first == 1:
+        return
     highest = float("-inf")
     total = 0.0
     result = tl.zeros([DIM_TILE], tl.float32)
@@ -246,10 +252,9 @@ def _merge_splits(
         total = total * fading + tl.sum(weights, axis=0)
         result = result * fading + tl.sum(weights[:, None] * parts, axis=0)
         highest = higher
-    # one split has written its own result, and none at all is a row of padding: it gives 0, which spoils nothing
-    if end - first != 1:
-        result = tl.where(end > first, result / total, 0.0)
-        tl.store(out + (sequence * HEADS + head) * DIM + dims, result.to(out.dtype.element_ty), mask=dims < DIM)
+    # no split at all is a row of padding: it gives 0, which spoils nothing
+    result /= tl.where(end > first, total, 1.0)
+    tl.store(out + (sequence * HEADS + head) * DIM + dims, result.to(out.dtype.element_ty), mask=dims < DIM)
 
 
 def plan_decode(plan: DecodePlan, context_tokens: torch.Tensor, *, gpu: Gpu | None = None) -> None:
@@ -289,9 +294,10 @@ def paged_decode(
     (sequences, heads, dim), kv_heads = query.shape, kv.shape[2]
     out = query.new_empty(sequences, heads, dim)
     tile = triton.next_power_of_2(dim)
-    # a stage is one page of keys and values; four hide the page id that is loaded before them
-    stages = gpu.chip.fits(2 * BLOCK_TOKENS * tile * kv.element_size(), most=4)
-    beside = gpu.chip.fits(stages * 2 * BLOCK_TOKENS * tile * kv.element_size(), most=4)
+    # two pages under way while one is worked on, and as many programs beside each other as that leaves room for
+    page_bytes = 2 * BLOCK_TOKENS * tile * kv.element_size()
+    buffers = gpu.chip.fits(page_bytes, most=2)
+    beside = gpu.chip.fits(buffers * page_bytes, most=4)
     constants = {
         "KV_HEADS": kv_heads,
         "GROUP": heads // kv_heads,
@@ -311,7 +317,7 @@ def paged_decode(
         math.log2(math.e) / math.sqrt(dim),
     )
     grid = (gpu.processors * beside,)
-    gpu.start(Launch(_attend_to_splits, grid, arguments, constants, warps=4, stages=stages))
+    gpu.start(Launch(_attend_to_splits, grid, arguments, constants, warps=4, stages=buffers + 1))
     merged = {"HEADS": heads, "DIM": dim, "DIM_TILE": tile, "TILE": 16}
     arguments = (plan.partial, plan.logsumexp, plan.first_splits, out)
     gpu.start(Launch(_merge_splits, (sequences, heads), arguments, merged))

@@ -18,6 +18,11 @@ from shards.kernels.cache import BLOCK_TOKENS, require_layer, strides
 from shards.kernels.gather_pages import gather_pages_reference
 from shards.kernels.launch import Gpu, Launch, as_operand, dot, gpu_of, require, require_shape
 
+# Rows and warps of a program: the most rows that compile without spilling registers (tests/shards/kernels prints the
+# table). Hopper's matrix unit takes 64 rows of 4 warps; AMD's warps are twice as wide.
+TILES = {"sm_90": (128, 8), "gfx942": (128, 4)}
+OTHER_TILES = (64, 8)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
@@ -74,16 +79,20 @@ def visible(new_tokens: int, context_tokens: int, *, window: int | None, device:
 
 
 def plan_prefill(
-    new_tokens: Sequence[int], context_tokens: Sequence[int], *, group: int, device: torch.device, rows: int = 128
+    new_tokens: Sequence[int],
+    context_tokens: Sequence[int],
+    *,
+    group: int,
+    device: torch.device,
+    gpu: Gpu | None = None,
 ) -> PrefillPlan:
     """A plan for sequences with so many new tokens at the end of so much context; `group` heads share one KV head.
 
-    `rows` is 64 or 128; a result does not depend on the batch as long as it is always the same. Raises ValueError for
-    other rows, and for more new tokens than context.
+    The size of a tile depends on the chip alone, and so a result does not depend on the batch. Raises ValueError for
+    more new tokens than context, and for more heads in a group than a tile has rows.
     """
-    require(
-        rows in (64, 128) and group <= rows, f"{rows} rows for {group} heads: take 64 or 128, and no fewer than heads"
-    )
+    rows, _ = TILES.get((gpu or gpu_of(device)).chip.name, OTHER_TILES)
+    require(group <= rows, f"a group of {group} heads does not fit into {rows} rows")
     pairs = list(zip(new_tokens, context_tokens, strict=True))
     for new, context in pairs:
         require(0 < new <= context, f"{new} new tokens in a context of {context}")
@@ -254,7 +263,7 @@ def paged_prefill(
     (tokens, heads, dim), kv_heads = query.shape, kv.shape[2]
     out = query.new_empty(tokens, heads, dim)
     tile = triton.next_power_of_2(dim)
-    page_bytes = 2 * BLOCK_TOKENS * tile * kv.element_size()
+    page_bytes = 2 * BLOCK_TOKENS * tile * query.element_size()
     constants = {
         "KV_HEADS": kv_heads,
         "GROUP": plan.group,
@@ -272,9 +281,10 @@ def paged_prefill(
         math.log2(math.e) / math.sqrt(dim),
     )
     grid = (plan.tiles.shape[0] * kv_heads,)
-    # 16 rows a warp: two of Hopper's groups of 4 warps share each page
-    stages = gpu.chip.fits(page_bytes, most=3)
-    gpu.start(Launch(_paged_prefill, grid, arguments, constants, warps=plan.rows // 16, stages=stages))
+    _, warps = TILES.get(gpu.chip.name, OTHER_TILES)
+    # the page's id takes a stage too
+    stages = 1 + gpu.chip.fits(page_bytes, most=2)
+    gpu.start(Launch(_paged_prefill, grid, arguments, constants, warps=warps, stages=stages))
     return out
 
 

@@ -107,13 +107,14 @@ def _exponential_reference(uniform: torch.Tensor) -> torch.Tensor:
 def _in_order(wide):
     """float32 as uint32 that sort alike; -0 is 0."""
     bits = (wide + 0.0).to(tl.uint32, bitcast=True)
-    return tl.where(bits >= 0x80000000, ~bits, bits | 0x80000000)
+    return bits ^ tl.where(bits >= 0x80000000, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
 
 
 @triton.jit
 def _of_order(key):
     """The float32 that `_in_order` made `key` of."""
-    return tl.where(key >= 0x80000000, key ^ 0x80000000, ~key).to(tl.float32, bitcast=True)
+    bits = key ^ tl.where(key >= 0x80000000, 0x80000000, 0xFFFFFFFF).to(tl.uint32)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ class Chip:
     """The limits of one kind of GPU. `backend`, `arch` and `warp_threads` are Triton's names for it.
 
     `shared_bytes` is the most that one program may use; `registers` the most that one thread may (vector registers on
-    AMD, accumulators included). `has_e4m3` is whether Triton converts to and from float8_e4m3fn on it.
+    AMD, accumulators included). `has_e4m3` is whether it converts float8_e4m3fn in hardware.
     """
 
     name: str
@@ -30,12 +30,13 @@ class Chip:
 
 
 # Sources: CUDA C++ programming guide, "technical specifications per compute capability" (a block may use 1 KiB less
-# than the processor has); AMD CDNA 3 ISA reference: 64 KiB of local data share, 512 vector registers with accumulators.
+# than the processor has); AMD CDNA 3 ISA reference: 64 KiB of local data share, 512 vector registers with accumulators,
+# and an 8-bit type of its own (fnuz) in place of e4m3.
 CHIPS = {
     chip.name: chip
     for chip in (
         Chip("sm_80", "cuda", 80, warp_threads=32, shared_bytes=163 * 1024, registers=255, has_e4m3=False),
         Chip("sm_90", "cuda", 90, warp_threads=32, shared_bytes=227 * 1024, registers=255, has_e4m3=True),
-        Chip("gfx942", "hip", "gfx942", warp_threads=64, shared_bytes=64 * 1024, registers=512, has_e4m3=True),
+        Chip("gfx942", "hip", "gfx942", warp_threads=64, shared_bytes=64 * 1024, registers=512, has_e4m3=False),
     )
 }

@@ -9,7 +9,7 @@ from shards.kv.extents import FreeBlocks
 from shards.kv.prefix import CachedBlock, PrefixCache
 
 
-class OutOfBlocks(Exception):  # noqa: N818 - reads as what happened
+class OutOfBlocks(Exception):
     """More blocks are wanted than are free or evictable."""
 
 

@@ -114,7 +114,7 @@ async def test_several_prompts_and_choices_become_numbered_choices() -> None:
     assert [prompt.body["prompt"] for prompt in backend.prompts if prompt.body] == ["one", "two"]
 
 
-@pytest.mark.parametrize("prompt, ids", [([5, 6, 7], [5, 6, 7]), ([[5, 6, 7]], [5, 6, 7])])
+@pytest.mark.parametrize(("prompt", "ids"), [([5, 6, 7], [5, 6, 7]), ([[5, 6, 7]], [5, 6, 7])])
 async def test_a_prompt_of_token_ids_reaches_the_backend_as_it_is(prompt: Any, ids: list[int]) -> None:
     backend = ScriptedBackend()
     async with a_router(backend) as router, a_client(router) as client:
@@ -164,7 +164,7 @@ async def test_logprobs_and_tool_calls_have_openais_shape() -> None:
 
 
 async def test_a_backend_that_fails_before_the_first_token_is_replaced_unseen() -> None:
-    failing = [[BackendFailed("gone")], [Delta(computed_tokens=3), BackendFailed("gone")]]
+    failing: list[list[Any]] = [[BackendFailed("gone")], [Delta(computed_tokens=3), BackendFailed("gone")]]
     backends = [ScriptedBackend(f"b{i}", scripts=[failing[i]] if i < 2 else [an_answer("fine")]) for i in range(3)]
     async with a_router(*backends) as router, a_client(router) as client:
         status, body = await client.answer(CHAT, a_chat())
@@ -172,7 +172,7 @@ async def test_a_backend_that_fails_before_the_first_token_is_replaced_unseen() 
 
 
 async def test_nobody_starts_over_once_the_client_has_seen_a_token() -> None:
-    broken = [Delta(text="half", token_ids=(1,)), BackendFailed("gone", hint="look there")]
+    broken: list[Any] = [Delta(text="half", token_ids=(1,)), BackendFailed("gone", hint="look there")]
     backends = [ScriptedBackend(f"b{i}", scripts=[list(broken)]) for i in range(2)]
     async with a_router(*backends) as router, a_client(router) as client:
         events = await events_of(client, CHAT, a_chat())
@@ -185,7 +185,7 @@ async def test_nobody_starts_over_once_the_client_has_seen_a_token() -> None:
 
 
 async def test_an_answer_that_is_not_streamed_starts_over_even_after_tokens() -> None:
-    broken = [Delta(text="half", token_ids=(1,)), BackendFailed("gone")]
+    broken: list[Any] = [Delta(text="half", token_ids=(1,)), BackendFailed("gone")]
     backends = [ScriptedBackend(f"b{i}", scripts=[list(broken)]) for i in range(2)]
     backends.append(ScriptedBackend("b2", scripts=[an_answer("whole")] * 3))
     async with a_router(*backends) as router, a_client(router) as client:
@@ -369,7 +369,9 @@ async def test_a_body_that_does_not_decompress_is_the_clients_mistake() -> None:
         assert status == 400
 
 
-@pytest.mark.parametrize("method, path, status", [("GET", "/nothing", 404), ("GET", CHAT, 405), ("PUT", "/v1/models", 405)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nothing", 404), ("GET", CHAT, 405), ("PUT", "/v1/models", 405)]
+)
 async def test_wrong_routes_and_methods_are_answered_in_openais_shape(method: str, path: str, status: int) -> None:
     async with (
         a_router() as router,
@@ -464,14 +466,13 @@ async def test_errors_of_the_backend_about_the_request_keep_their_words() -> Non
 async def test_a_router_that_shuts_down_lets_requests_finish_and_takes_no_more() -> None:
     release = asyncio.Event()
     backend = ScriptedBackend(scripts=[[release, *an_answer("done")]])
-    async with asyncio.TaskGroup() as group:
-        async with a_router(backend) as router, a_client(router) as client:
-            call = group.create_task(client.answer(CHAT, a_chat()))
-            await backend.began.wait()
-            router.gateway.doors.close()
-            status, body = await client.answer(CHAT, a_chat())
-            assert (status, body["error"]["code"]) == (429, Overloaded.code)
-            async with client.get("/readyz", key=None) as reply:
-                assert reply.status == 503
-            release.set()
-            assert (await call)[0] == 200
+    async with asyncio.TaskGroup() as group, a_router(backend) as router, a_client(router) as client:
+        call = group.create_task(client.answer(CHAT, a_chat()))
+        await backend.began.wait()
+        router.gateway.doors.close()
+        status, body = await client.answer(CHAT, a_chat())
+        assert (status, body["error"]["code"]) == (429, Overloaded.code)
+        async with client.get("/readyz", key=None) as reply:
+            assert reply.status == 503
+        release.set()
+        assert (await call)[0] == 200

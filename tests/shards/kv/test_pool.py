@@ -7,12 +7,20 @@ import pytest
 
 from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.pool import BlockPool, OutOfBlocks
+from shards.kv.prefix import PrefixCache
 from shards.kv.table import BlockTable
 from shards.nouns import CacheChange
 
 
 def a_block(token: int) -> bytes:
     return struct.pack("<I", token) * BLOCK_TOKENS
+
+
+class CollidingCache(PrefixCache):
+    """Has two keys in all."""
+
+    def key(self, parent, token_ids, *, domain):
+        return token_ids[0] % 2
 
 
 def a_table(pool: BlockPool, *tokens: int, domain: str = "") -> BlockTable:
@@ -104,7 +112,7 @@ def test_distrust_uncaches_what_nobody_else_holds():
 
 def test_a_collision_stops_the_chain_for_good():
     pool = BlockPool(8, model="m")
-    pool.prefix.key = lambda parent, token_ids, domain: token_ids[0] % 2  # type: ignore[method-assign]
+    pool.prefix = CollidingCache("m")
     a_table(pool, 1)
     other = a_table(pool, 3, 2)
     assert not other.is_chained
@@ -157,4 +165,3 @@ def grow(table: BlockTable, tokens: list[int], written: dict[int, tuple[str, tup
     assert [written[block] for block in table.ids] == [
         (table.domain, tuple(tokens[: index + 1])) for index in range(len(tokens))
     ]
-

@@ -42,7 +42,7 @@ def test_another_domain_finds_nothing():
     assert cache.find(None, a_block(1), domain="b") is None
 
 
-@pytest.mark.parametrize("domain, tokens", [("a", 2), ("b", 1)])
+@pytest.mark.parametrize(("domain", "tokens"), [("a", 2), ("b", 1)])
 def test_an_equal_key_of_other_tokens_or_domains_is_a_miss_and_is_not_cached(domain, tokens):
     cache = CollidingCache("m")
     cache.add(0, None, a_block(1), domain="a")

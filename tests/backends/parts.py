@@ -1,0 +1,58 @@
+"""What tests of backends are built from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from backends.base import Backend
+from policies.nouns import Delta, Prompt, Request
+from shards.wire.translate import pack_ids
+
+END = "<end>"
+
+
+@functools.cache
+def a_tokenizer() -> Tokenizer:
+    """One token per byte, and one that is special."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    return tokenizer
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(a_tokenizer().encode(text).ids)
+
+
+def a_model_folder(folder: Path) -> Path:
+    a_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def a_request(**fields: Any) -> Request:
+    stated = {"id": "r", "tenant": "t", "model": "m", "domain": "d", "prompt_tokens": 5, "max_new_tokens": 100}
+    return Request(**{**stated, "service_class": "interactive", **fields})
+
+
+def a_prompt(text: str = "Hello", **fields: Any) -> Prompt:
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], "stream": True}
+    return Prompt(**{"token_ids": pack_ids(ids_of(text)), "body": body, **fields})
+
+
+async def everything(backend: Backend, request: Request | None = None, prompt: Prompt | None = None) -> list[Delta]:
+    deltas = backend.generate(request or a_request(), prompt or a_prompt())
+    async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
+        return [delta async for delta in deltas]
+
+
+def text_of(deltas: list[Delta], choice: int = 0) -> str:
+    return "".join(delta.text for delta in deltas if delta.choice == choice)

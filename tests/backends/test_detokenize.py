@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from backends.detokenize import StopCutter, TokenText
+from tests.backends.parts import END, a_tokenizer, ids_of
+
+
+def pieces_of(length: int, cuts: list[int]) -> list[slice]:
+    places = sorted({0, length, *(cut % (length + 1) for cut in cuts)})
+    return [slice(start, end) for start, end in pairwise(places)]
+
+
+@given(st.lists(st.integers(0, 256)), st.lists(st.integers(0, 1000)))
+def test_increments_join_to_what_decoding_all_at_once_says(ids: list[int], cuts: list[int]) -> None:
+    text = TokenText(a_tokenizer())
+    joined = "".join(text.push(ids[piece]) for piece in pieces_of(len(ids), cuts)) + text.flush()
+    assert joined == a_tokenizer().decode(ids)
+
+
+@given(st.text())
+def test_no_increment_has_half_a_character(spoken: str) -> None:
+    text = TokenText(a_tokenizer())
+    increments = [text.push((token,)) for token in ids_of(spoken)]
+    assert all("\ufffd" not in increment for increment in increments) or "\ufffd" in spoken
+    assert "".join(increments) + text.flush() == a_tokenizer().decode(ids_of(spoken))
+
+
+def test_special_tokens_have_no_text() -> None:
+    text = TokenText(a_tokenizer())
+    assert text.push(ids_of("a")) + text.push(ids_of(END)) + text.flush() == "a"
+
+
+def test_half_a_character_at_the_end_is_replaced() -> None:
+    text = TokenText(a_tokenizer())
+    assert text.push(ids_of("é")[:1]) == ""
+    assert text.flush() == "\ufffd"
+    assert text.flush() == ""
+
+
+@given(st.lists(st.integers(0, 260)))
+def test_bytes_that_are_no_text_never_raise(ids: list[int]) -> None:
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁hi": 256, "▁": 257, "a": 258, "é": 259, "?": 260}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="?"))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    text = TokenText(tokenizer)
+    joined = "".join(text.push((token,)) for token in ids) + text.flush()
+    assert bool(joined.strip()) == bool(tokenizer.decode(ids).strip())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "shown", "found"),
+    [
+        (["one two three"], ["two"], "one ", "two"),
+        (["one t", "w", "o three"], ["two"], "one ", "two"),
+        (["one t", "w", "enty"], ["two"], "one twenty", None),
+        (["aab"], ["ab"], "a", "ab"),
+        (["a", "a", "a", "b"], ["aab"], "a", "aab"),
+        (["abc"], ["abc", "b"], "a", "b"),
+        (["ab"], ["b", "ab"], "", "ab"),
+        (["text"], [""], "text", None),
+        (["text t"], ["tz"], "text t", None),
+    ],
+)
+def test_text_ends_where_a_stop_string_begins(
+    pieces: list[str], stops: list[str], shown: str, found: str | None
+) -> None:
+    cutter = StopCutter(stops)
+    assert "".join(cutter.push(piece) for piece in pieces) + cutter.flush() == shown
+    assert cutter.found == found
+
+
+words = st.text("ab", max_size=30)
+stop_words = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3)
+
+
+@given(words, stop_words, st.lists(st.integers(0, 1000)))
+def test_how_text_is_cut_into_pieces_changes_nothing(text: str, stops: list[str], cuts: list[int]) -> None:
+    whole, pieced = StopCutter(stops), StopCutter(stops)
+    shown = "".join(pieced.push(text[piece]) for piece in pieces_of(len(text), cuts)) + pieced.flush()
+    assert shown == whole.push(text) + whole.flush()
+    assert pieced.found == whole.found
+
+
+@given(words, stop_words, st.lists(st.integers(0, 1000)))
+def test_no_part_of_a_stop_string_is_ever_shown(text: str, stops: list[str], cuts: list[int]) -> None:
+    cutter, shown = StopCutter(stops), ""
+    for piece in pieces_of(len(text), cuts):
+        shown += cutter.push(text[piece])
+        assert not any(stop in shown for stop in stops)
+        if cutter.found is None:
+            rest = text[len(shown) : piece.stop]
+            assert rest == "" or any(stop.startswith(rest) for stop in stops)
+    if cutter.found is not None:
+        assert text.startswith(shown + cutter.found)
+    else:
+        assert shown + cutter.flush() == text

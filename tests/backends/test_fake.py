@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from backends.fake import Answer, FakeBackend
+from policies.errors import BackendFailed, BackendRefused
+from policies.nouns import Delta, Usage
+from tests.backends.parts import a_prompt, a_request, everything, text_of
+
+
+async def test_it_says_what_the_script_says_and_remembers_what_it_was_asked() -> None:
+    fake = FakeBackend("f", script=Answer(("a", "b"), cached_tokens=3))
+    request, prompt = a_request(), a_prompt()
+    deltas = await everything(fake, request, prompt)
+    assert deltas == [Delta(text="a"), Delta(text="b"), Delta(finish_reason="stop", usage=Usage(5, 2, 3))]
+    assert fake.received == [(request, prompt)]
+    assert fake.finished == 1
+    fake.check()
+
+
+async def test_answers_come_one_after_the_other_and_the_last_again() -> None:
+    fake = FakeBackend("f", script=[Answer(("a",)), Answer(("b",))])
+    assert [text_of(await everything(fake)) for _ in range(3)] == ["a", "b", "b"]
+
+
+async def test_a_script_may_look_at_the_request() -> None:
+    fake = FakeBackend("f", script=lambda request, prompt: Answer((request.tenant,)))
+    assert text_of(await everything(fake, a_request(tenant="acme"))) == "acme"
+
+
+async def test_it_fails_where_the_script_says() -> None:
+    fake = FakeBackend("f", script=Answer(("a", "b"), error=BackendRefused("no"), error_at=1))
+    async with aclosing(fake.generate(a_request(), a_prompt())) as deltas:
+        assert (await anext(deltas)).text == "a"
+        with pytest.raises(BackendRefused):
+            await anext(deltas)
+    assert (fake.failed, fake.open_requests) == (1, 0)
+    fake.check()
+
+
+async def test_it_hangs_until_it_is_cancelled() -> None:
+    fake = FakeBackend("f", script=Answer(hangs_at=0))
+    asking = asyncio.create_task(everything(fake))
+    await asyncio.sleep(0)
+    assert fake.open_requests == 1
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert (fake.cancelled, fake.open_requests) == (1, 0)
+    fake.check()
+
+
+async def test_its_pauses_are_the_tests() -> None:
+    pauses = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    await everything(FakeBackend("f", script=Answer(("a", "b"), delay_s=5), sleep=sleep))
+    assert pauses == [5, 5, 5]
+
+
+async def test_one_that_is_not_well_fails_probe_and_requests() -> None:
+    fake = FakeBackend("f", is_well=False)
+    with pytest.raises(BackendFailed):
+        await fake.probe()
+    with pytest.raises(BackendFailed):
+        await everything(fake)
+    assert "1 failed" in repr(fake)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from backends.fake import FakeBackend
+from backends.kinds import KINDS, Place, Surroundings, make
+from backends.openai_compatible import OpenAICompatible
+from backends.shard import ShardBackend
+from policies.config import KINDS as KINDS_OF_THE_FILE
+from policies.errors import ConfigError
+
+
+def a_place(**fields: Any) -> Place:
+    return Place(**{"name": "b", "pool": "p", "address": "127.0.0.1:1", **fields})
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"), [("shard", ShardBackend), ("openai_compatible", OpenAICompatible), ("fake", FakeBackend)]
+)
+def test_each_kind_makes_its_backend(kind: str, made: type) -> None:
+    backend = make(kind, a_place(), Surroundings(rng=random.Random(1)))
+    assert type(backend) is made
+    assert (backend.name, backend.pool, backend.kind) == ("b", "p", kind)
+
+
+def test_the_file_and_the_catalogue_know_the_same_kinds() -> None:
+    assert set(KINDS) == set(KINDS_OF_THE_FILE)
+
+
+def test_options_are_read_from_text() -> None:
+    options = {"always_stream": "false", "connect_s": "2.5", "max_requests": "8", "served": ("m",)}
+    backend = make("openai_compatible", a_place(options=options, key="k", models={"a": "b"}), Surroundings())
+    assert isinstance(backend, OpenAICompatible)
+    assert (backend._options.always_stream, backend._options.connect_s) == (False, 2.5)
+    assert (backend._options.key, backend._options.models, backend.load().max_requests) == ("k", {"a": "b"}, 8)
+    assert backend._options.served == {"m"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "told"),
+    [
+        ("shrad", {}, "did you mean 'shard'?"),
+        ("zzz", {}, "known: fake, openai_compatible, shard"),
+        ("openai_compatible", {"conect_s": 1}, "did you mean 'connect_s'?"),
+        ("openai_compatible", {"connect_s": "soon"}, "option 'connect_s' is 'soon'"),
+        ("openai_compatible", {"key": "x"}, "there is no option 'key'"),
+        ("shard", {"credentials": "x"}, "there is no option 'credentials'"),
+    ],
+)
+def test_a_slip_is_told_with_what_was_meant(kind: str, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        make(kind, a_place(options=options), Surroundings())
+    assert told in str(failure.value)

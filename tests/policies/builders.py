@@ -1,0 +1,25 @@
+"""Builders: each states only what matters to the test that calls it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from policies.nouns import BackendView, ClusterView, Request
+
+REQUEST = Request(
+    "r1", "acme", "llama", "acme", prompt_tokens=1000, max_new_tokens=100, service_class="standard", session=None
+)
+BACKEND = BackendView("a", pool="own", kind="shard", models=frozenset({"llama"}), reported_s_ago=0.1)
+
+
+def a_request(**what: Any) -> Request:
+    return replace(REQUEST, **what)
+
+
+def a_backend(name: str = "a", **what: Any) -> BackendView:
+    return replace(BACKEND, name=name, **what)
+
+
+def a_cluster(*backends: BackendView) -> ClusterView:
+    return ClusterView(backends, taken_at=0.0)

@@ -1,0 +1,110 @@
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.catalogue import builtin_catalogue
+from policies.compose import Policy, Score, WeightedScore
+from policies.nouns import BackendView, Request
+from policies.picks import best
+from tests.policies.builders import a_backend, a_cluster, a_request
+
+NAMED = builtin_catalogue().policies
+
+
+def fixed(*values: float | None) -> Score:
+    return lambda request, candidates: list(values)
+
+
+def a_policy(*scores: WeightedScore) -> Policy:
+    return Policy("own", (("healthy", lambda request, backend: backend.healthy),), scores, best())
+
+
+def rng() -> random.Random:
+    return random.Random(1)
+
+
+def test_the_decision_says_who_was_dropped_and_what_each_scored() -> None:
+    policy = a_policy(WeightedScore("x", 3.0, fixed(1.0, 0.0)), WeightedScore("y", 1.0, fixed(0.0, 1.0)))
+    view = a_cluster(a_backend("a"), a_backend("b"), a_backend("c", healthy=False))
+    decision = policy.decide(a_request(), view, rng())
+    assert decision.chosen == "a"
+    assert decision.policy == "own"
+    assert decision.dropped == (("c", "healthy"),)
+    assert decision.scores == (("a", 0.75), ("b", 0.25))
+    assert decision.details == (("a", "x", 1.0), ("b", "x", 0.0), ("a", "y", 0.0), ("b", "y", 1.0))
+
+
+def test_a_score_unknown_for_one_votes_for_none_and_is_still_shown() -> None:
+    policy = a_policy(WeightedScore("x", 9.0, fixed(1.0, None)), WeightedScore("y", 1.0, fixed(0.0, 1.0)))
+    decision = policy.decide(a_request(), a_cluster(a_backend("a"), a_backend("b")), rng())
+    assert decision.chosen == "b"
+    assert decision.scores == (("a", 0.0), ("b", 1.0))
+    assert ("b", "x", None) in decision.details
+
+
+def test_backends_outside_the_rules_pools_are_dropped_whatever_the_policy() -> None:
+    view = a_cluster(a_backend("a", pool="vllm"), a_backend("b"))
+    decision = a_policy().decide(a_request(pools=("own",)), view, rng())
+    assert (decision.chosen, decision.dropped) == ("b", (("a", "in_pools"),))
+
+
+def test_a_backend_that_failed_this_request_is_avoided() -> None:
+    view = a_cluster(a_backend("a"), a_backend("b"))
+    decision = a_policy().decide(a_request(), view, rng(), avoiding={"b"})
+    assert (decision.chosen, decision.dropped) == ("a", (("b", "avoided"),))
+
+
+def test_nobody_left_is_a_decision_with_reasons() -> None:
+    decision = a_policy().decide(a_request(), a_cluster(a_backend("a", healthy=False)), rng())
+    assert (decision.chosen, decision.dropped, decision.scores) == (None, (("a", "healthy"),), ())
+
+
+def test_an_empty_cluster_has_nobody() -> None:
+    assert a_policy().decide(a_request(), a_cluster(), rng()).chosen is None
+
+
+def test_by_default_a_prompt_goes_where_its_prefix_lives() -> None:
+    view = a_cluster(*(a_backend(f"b{n}", held_tokens=2000 if n == 3 else 0, running=1) for n in range(5)))
+    assert NAMED["default"].decide(a_request(prompt_tokens=2048), view, rng()).chosen == "b3"
+
+
+def test_by_default_equal_backends_share_the_requests() -> None:
+    view, dice = a_cluster(a_backend("a"), a_backend("b")), rng()
+    chosen = [NAMED["default"].decide(a_request(), view, dice).chosen for _ in range(100)]
+    assert 30 < chosen.count("a") < 70
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_drained_backend_gets_no_new_request(name: str) -> None:
+    view = a_cluster(a_backend("a", draining=True), a_backend("b", running=500))
+    assert NAMED[name].decide(a_request(), view, rng()).chosen == "b"
+
+
+@pytest.mark.parametrize("name", ["default", "least_load", "power_of_two"])
+def test_a_busy_backend_is_spared(name: str) -> None:
+    view = a_cluster(a_backend("a", running=50, waiting_tokens=10**6), a_backend("b"))
+    assert NAMED[name].decide(a_request(), view, rng()).chosen == "b"
+
+
+@given(
+    name=st.sampled_from(sorted(NAMED)),
+    loads=st.lists(st.integers(0, 50), min_size=1, max_size=8),
+    seed=st.integers(0, 2**32),
+)
+def test_same_request_view_and_seed_is_the_same_decision(name: str, loads: Sequence[int], seed: int) -> None:
+    view = a_cluster(*(a_backend(f"b{n}", running=load) for n, load in enumerate(loads)))
+
+    def decide(request: Request) -> object:
+        return NAMED[name].decide(request, view, random.Random(seed))
+
+    assert decide(a_request()) == decide(a_request())
+
+
+def test_deciding_leaves_the_view_as_it_is() -> None:
+    backends: tuple[BackendView, ...] = (a_backend("a"), a_backend("b"))
+    view = a_cluster(*backends)
+    NAMED["default"].decide(a_request(), view, rng())
+    assert view.backends == backends

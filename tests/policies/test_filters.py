@@ -1,0 +1,44 @@
+import pytest
+
+from policies import filters
+from policies.compose import Filter
+from policies.nouns import BackendView, Decision, Request
+from tests.policies.builders import a_backend, a_request
+
+
+@pytest.mark.parametrize(
+    ("passes", "request_", "backend", "verdict"),
+    [
+        (filters.healthy(), a_request(), a_backend(), True),
+        (filters.healthy(), a_request(), a_backend(healthy=False), False),
+        (filters.healthy(), a_request(), a_backend(draining=True), False),
+        (filters.healthy(), a_request(), a_backend(reported_s_ago=11.0), False),
+        (filters.healthy(fresh=20.0), a_request(), a_backend(reported_s_ago=11.0), True),
+        (filters.healthy(), a_request(), a_backend(reported_s_ago=None), True),
+        (filters.serves_model(), a_request(model="llama"), a_backend(), True),
+        (filters.serves_model(), a_request(model="qwen"), a_backend(), False),
+        (filters.fits_context(), a_request(prompt_tokens=90, max_new_tokens=10), a_backend(context_tokens=100), True),
+        (filters.fits_context(), a_request(prompt_tokens=91, max_new_tokens=10), a_backend(context_tokens=100), False),
+        (filters.fits_context(), a_request(prompt_tokens=10**9), a_backend(context_tokens=None), True),
+        (filters.has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=100, running=1), False),
+        (filters.has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=100, running=1, held_tokens=1), True),
+        (filters.has_room(tokens=1), a_request(prompt_tokens=100), a_backend(free_tokens=100, waiting=1), False),
+        (filters.has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=100), True),
+        (filters.has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=None, running=9), True),
+        (filters.under_limit(), a_request(), a_backend(running=3, waiting=1, max_requests=4), False),
+        (filters.under_limit(), a_request(), a_backend(running=2, waiting=1, max_requests=4), True),
+        (filters.under_limit(), a_request(), a_backend(running=2000, max_requests=None), True),
+    ],
+)
+def test_a_filter_asks_one_question(passes: Filter, request_: Request, backend: BackendView, verdict: bool) -> None:
+    assert passes(request_, backend) is verdict
+
+
+def test_a_backend_that_holds_the_whole_prompt_still_computes_its_last_token() -> None:
+    assert filters.uncached_tokens(a_request(prompt_tokens=64), a_backend(held_tokens=64)) == 1
+
+
+def test_only_want_of_room_is_worth_waiting() -> None:
+    assert filters.is_worth_waiting(Decision(None, "default", dropped=(("a", "healthy"), ("b", "has_room"))))
+    assert not filters.is_worth_waiting(Decision(None, "default", dropped=(("a", "healthy"),)))
+    assert not filters.is_worth_waiting(Decision("b", "default", dropped=(("a", "has_room"),)))

@@ -1,0 +1,56 @@
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import quantities
+from policies.rules import Range
+
+READERS: list[Callable[[str], object]] = [
+    getattr(quantities, name) for name in vars(quantities) if name.startswith("read_")
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("800ms", 0.8), ("12s", 12), ("15m", 900), ("1.5h", 5400), ("2 d", 172800)]
+)
+def test_durations_are_seconds(text: str, seconds: float) -> None:
+    assert quantities.read_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("0", 0), ("512", 512), ("16k", 16000), ("1.5k", 1500), ("6M", 6000000)])
+def test_k_is_a_thousand_tokens(text: str, tokens: int) -> None:
+    assert quantities.read_tokens(text) == tokens
+
+
+@pytest.mark.parametrize(("text", "size"), [("16MiB", 16 * 2**20), ("1MB", 10**6), ("512", 512)])
+def test_sizes_are_bytes(text: str, size: int) -> None:
+    assert quantities.read_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        (">= 16k", Range(16000)),
+        ("> 4k", Range(4001)),
+        ("<4k", Range(None, 3999)),
+        ("<= 512", Range(None, 512)),
+        ("4k..16k", Range(4000, 15999)),
+    ],
+)
+def test_comparisons_are_ranges(text: str, span: Range) -> None:
+    assert quantities.read_range(text) == span
+
+
+@pytest.mark.parametrize("text", ["12", "12 s s", "-1s", "0s", "1e3s", "", "9" * 40 + "s", "١s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be|too large"):
+        quantities.read_seconds(text)
+
+
+@given(st.text(max_size=20), st.sampled_from(READERS))
+def test_readers_raise_nothing_but_value_error(text: str, reader: Callable[[str], object]) -> None:
+    with contextlib.suppress(ValueError):
+        reader(text)

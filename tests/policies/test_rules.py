@@ -1,0 +1,110 @@
+from typing import Any
+
+import pytest
+
+from policies.config import Config
+from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
+from policies.nouns import Tenant
+from policies.parse import parse
+from policies.rules import Facts, Range, When, classify
+
+CONFIG = parse(
+    "classes: {chat: {}, rag: {}, night: {}}\n"
+    "rules:\n"
+    "  - {when: {priority: night}, class: night, pools: own}\n"
+    "  - {when: {prompt_tokens: '>= 16k'}, class: rag, policy: least_load}\n"
+    "  - {class: chat}\n"
+)
+ACME = Tenant("acme", domain="acme")
+
+
+def facts(**what: Any) -> Facts:
+    return Facts(**{"tenant": ACME, "model": "m", "prompt_tokens": 10, "max_new_tokens": 10, **what})
+
+
+def class_of(config: Config = CONFIG, **what: Any) -> str:
+    return classify(facts(**what), config).service_class.name
+
+
+def test_the_first_rule_that_matches_wins() -> None:
+    ruling = classify(facts(prompt_tokens=16000), CONFIG)
+    assert (ruling.service_class.name, ruling.rank, ruling.policy, ruling.pools, ruling.rule) == (
+        "rag",
+        1,
+        "least_load",
+        None,
+        2,
+    )
+    assert class_of(prompt_tokens=15999) == "chat"
+
+
+def test_a_rule_can_match_on_the_priority_and_then_has_the_last_word() -> None:
+    ruling = classify(facts(priority="night", prompt_tokens=20000), CONFIG)
+    assert (ruling.service_class.name, ruling.pools, ruling.rule) == ("night", ("own",), 1)
+
+
+def test_a_priority_lowers_the_rank_and_keeps_the_rules_pools_and_policy() -> None:
+    ruling = classify(facts(priority="rag"), CONFIG)
+    assert (ruling.service_class.name, ruling.policy, ruling.rule) == ("rag", "default", 3)
+
+
+def test_a_priority_never_raises_the_rank() -> None:
+    assert class_of(priority="chat", prompt_tokens=16000) == "rag"
+
+
+def test_a_priority_that_the_tenant_may_not_use_changes_nothing() -> None:
+    assert class_of(priority="rag", tenant=Tenant("a", "a", classes=frozenset({"chat"}))) == "chat"
+
+
+def test_a_priority_that_is_no_class_is_refused_with_a_hint() -> None:
+    with pytest.raises(InvalidRequest, match="did you mean 'night'") as caught:
+        class_of(priority="nigth")
+    assert caught.value.param == "priority"
+
+
+def test_a_rule_whose_class_the_tenant_may_not_use_is_skipped() -> None:
+    assert class_of(prompt_tokens=16000, tenant=Tenant("a", "a", classes=frozenset({"chat"}))) == "chat"
+
+
+def test_where_no_rule_is_left_permission_is_denied_with_a_hint() -> None:
+    with pytest.raises(PermissionDenied, match="it may use night: ask for one"):
+        class_of(tenant=Tenant("a", "a", classes=frozenset({"night"})))
+
+
+def test_a_model_that_the_tenant_may_not_use_is_unknown_to_it() -> None:
+    with pytest.raises(UnknownModel, match="it may use n"):
+        class_of(tenant=Tenant("a", "a", models=frozenset({"n"})))
+
+
+@pytest.mark.parametrize(
+    ("when", "holds"),
+    [
+        (When(), True),
+        (When(tenant=("labs", "acme")), True),
+        (When(tenant=("labs",)), False),
+        (When(model=("m",), tenant=("labs",)), False),
+        (When(prompt_tokens=(Range(100), Range(None, 10))), True),
+        (When(max_output_tokens=(Range(11),)), False),
+        (When(headers=(("x-team", ("ads", "search")),)), True),
+        (When(headers=(("x-team", ("search",)),)), False),
+        (When(headers=(("x-other", ("ads",)),)), False),
+    ],
+)
+def test_every_field_must_hold_and_any_entry_will_do(when: When, holds: bool) -> None:
+    assert when.holds(facts(headers={"x-team": "ads"})) is holds
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "covers"),
+    [
+        (When(), When(tenant=("a",)), True),
+        (When(tenant=("a",)), When(), False),
+        (When(tenant=("a", "b")), When(tenant=("a",), model=("m",)), True),
+        (When(prompt_tokens=(Range(1),)), When(prompt_tokens=(Range(1),)), True),
+        (When(prompt_tokens=(Range(1),)), When(prompt_tokens=(Range(2),)), False),
+        (When(headers=(("x", ("1", "2")),)), When(headers=(("x", ("1",)), ("y", ("3",)))), True),
+        (When(headers=(("x", ("1",)),)), When(headers=(("y", ("1",)),)), False),
+    ],
+)
+def test_a_condition_covers_another_only_where_that_is_sure(wide: When, narrow: When, covers: bool) -> None:
+    assert wide.covers(narrow) is covers

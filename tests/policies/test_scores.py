@@ -1,0 +1,108 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import scores
+from policies.compose import Score
+from policies.nouns import BackendView
+from tests.policies.builders import a_backend, a_request
+
+ALL = [scores.cache_overlap(), scores.expected_ttft(), scores.balance(), scores.turn(), scores.session()]
+
+
+def best(score: Score, request_id: str = "r1", session: str | None = None, *backends: BackendView) -> str:
+    column = score(a_request(id=request_id, session=session), backends)
+    return max(zip([value or 0.0 for value in column], backends, strict=True), key=lambda pair: pair[0])[1].name
+
+
+def test_overlap_is_the_share_of_the_prompt_that_is_held() -> None:
+    backends = [a_backend(held_tokens=held) for held in (0, 250, 1000, 5000)]
+    assert scores.cache_overlap()(a_request(prompt_tokens=1000), backends) == [0.0, 0.25, 1.0, 1.0]
+    assert scores.cache_overlap()(a_request(), [a_backend(held_tokens=None)]) == [None]
+
+
+def test_overlap_of_an_empty_prompt_is_none_at_all() -> None:
+    assert scores.cache_overlap()(a_request(prompt_tokens=0), [a_backend(held_tokens=0)]) == [0.0]
+
+
+def test_who_holds_the_prompt_is_expected_to_answer_first() -> None:
+    cold, warm = a_backend(prefill_s_per_token=1e-3), a_backend(prefill_s_per_token=1e-3, held_tokens=900)
+    slow, fast = scores.expected_ttft()(a_request(prompt_tokens=1000), [cold, warm])
+    assert fast == 1.0
+    assert slow == pytest.approx((0.1 + scores.NOTICEABLE_S) / (1.0 + scores.NOTICEABLE_S))
+
+
+def test_a_long_queue_outweighs_a_warm_cache() -> None:
+    warm = a_backend(prefill_s_per_token=1e-3, held_tokens=1000, waiting_tokens=5000)
+    cold = a_backend(prefill_s_per_token=1e-3, held_tokens=0)
+    assert scores.expected_ttft()(a_request(prompt_tokens=1000), [warm, cold])[1] == 1.0
+
+
+@pytest.mark.parametrize("unknown", [None, 0.0])
+def test_an_unmeasured_speed_is_unknown_unless_nobody_has_measured(unknown: float | None) -> None:
+    measured, not_yet = a_backend(prefill_s_per_token=1e-3), a_backend(prefill_s_per_token=unknown)
+    assert scores.expected_ttft()(a_request(), [measured, not_yet]) == [1.0, None]
+    assert scores.expected_ttft()(a_request(), [not_yet, not_yet]) == [1.0, 1.0]
+
+
+def test_balance_is_the_unused_share_where_limits_are_known() -> None:
+    backends = [a_backend(running=4, waiting=4, max_requests=16), a_backend(running=40, max_requests=16)]
+    assert scores.balance()(a_request(), backends) == [0.5, 0.0]
+
+
+def test_balance_compares_requests_per_weight_where_limits_are_not_known() -> None:
+    backends = [a_backend(running=1), a_backend(running=3, max_requests=16), a_backend(running=7, weight=4.0)]
+    assert scores.balance()(a_request(), backends) == [1.0, 0.5, 1.0]
+
+
+def test_turns_are_even_in_the_long_run_and_follow_weights() -> None:
+    backends = (a_backend("a"), a_backend("b"), a_backend("c", weight=2.0))
+    turns = Counter(best(scores.turn(), f"r{number}", None, *backends) for number in range(4000))
+    assert turns["a"] == pytest.approx(1000, rel=0.15)
+    assert turns["b"] == pytest.approx(1000, rel=0.15)
+    assert turns["c"] == pytest.approx(2000, rel=0.15)
+
+
+def test_a_session_stays_and_who_leaves_moves_only_its_own() -> None:
+    backends = [a_backend(f"b{number}") for number in range(5)]
+    before = {f"s{s}": best(scores.session(), f"r{s}", f"s{s}", *backends) for s in range(200)}
+    again = {f"s{s}": best(scores.session(), "another", f"s{s}", *backends) for s in range(200)}
+    after = {f"s{s}": best(scores.session(), f"r{s}", f"s{s}", *backends[:-1]) for s in range(200)}
+    assert before == again
+    assert {s for s in before if before[s] != after[s]} == {s for s in before if before[s] == "b4"}
+
+
+def test_without_a_session_the_first_block_of_a_tenants_prompt_decides() -> None:
+    backends = [a_backend(f"b{number}") for number in range(50)]
+    session = scores.session()
+    one = session(a_request(id="r1", block_keys=(7, 8)), backends)
+    assert one == session(a_request(id="r2", block_keys=(7, 9)), backends)
+    assert one != session(a_request(block_keys=(6, 8)), backends)
+    assert one != session(a_request(block_keys=(7, 8), tenant="labs"), backends)
+
+
+BACKENDS = st.lists(
+    st.builds(
+        a_backend,
+        st.sampled_from("abcdef"),
+        running=st.integers(0, 1000),
+        waiting=st.integers(0, 1000),
+        waiting_tokens=st.integers(0, 10**7),
+        max_requests=st.none() | st.integers(1, 100),
+        held_tokens=st.none() | st.integers(0, 10**6),
+        prefill_s_per_token=st.none() | st.floats(0, 1),
+        weight=st.floats(0.01, 100),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(BACKENDS, st.integers(0, 10**6))
+def test_every_score_lies_between_nothing_and_one(backends: list[BackendView], prompt_tokens: int) -> None:
+    for score in ALL:
+        column = score(a_request(prompt_tokens=prompt_tokens), backends)
+        assert len(column) == len(backends)
+        assert all(value is None or 0.0 <= value <= 1.0 for value in column)

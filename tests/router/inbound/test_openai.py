@@ -1,0 +1,130 @@
+"""Parsing OpenAI's bodies: what comes out, and that nothing but InvalidRequest is ever raised."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.errors import InvalidRequest
+from router.ask import Chat
+from router.inbound.openai import chat_ask, completion_ask, decode
+from tests.router.parts import CHAT, COMPLETIONS, a_chat, a_client, a_router
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KNOWN = [
+    "messages", "prompt", "stream", "stream_options", "max_tokens", "temperature", "top_p", "n", "stop", "seed",
+    "logprobs", "top_logprobs", "logit_bias", "tools", "tool_choice", "echo", "suffix", "best_of", "top_k",
+    "stop_token_ids", "min_tokens", "chat_template_kwargs", "user", "max_completion_tokens", "continue_final_message",
+]  # fmt: skip
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "tool", "x"])},
+    optional={"content": anything, "tool_calls": anything, "name": anything},
+)
+body = st.fixed_dictionaries({"model": st.just("tiny") | anything}).flatmap(
+    lambda base: st.dictionaries(st.sampled_from(KNOWN), anything, max_size=5).map(lambda more: {**base, **more})
+)
+plausible = st.builds(
+    lambda base, messages, prompt: {"messages": messages, "prompt": prompt, **base, "model": "tiny", "max_tokens": 3},
+    st.dictionaries(st.sampled_from(KNOWN), anything, max_size=2),
+    st.lists(message, max_size=3),
+    anything,
+)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200) | anything.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_an_object_or_an_invalid_request(raw: bytes) -> None:
+    with suppress(InvalidRequest):
+        assert isinstance(decode(raw), dict)
+
+
+@settings(deadline=None)
+@given(body | plausible)
+def test_any_object_is_an_ask_or_an_invalid_request(fields: dict[str, Any]) -> None:
+    for parse in (chat_ask, completion_ask):
+        with suppress(InvalidRequest):
+            ask = parse(decode(json.dumps(fields).encode()))
+            assert ask.inputs
+            assert len(ask.inputs) == len(ask.bodies)
+
+
+async def test_arbitrary_json_never_makes_the_live_handler_fail() -> None:
+    """A few hundred bodies against one running router: each gets an answer or a 4xx."""
+    bodies: list[dict[str, Any]] = []
+
+    @settings(deadline=None, database=None)
+    @given(plausible | body)
+    def collect(fields: dict[str, Any]) -> None:
+        bodies.append(fields)
+
+    collect()
+    async with a_router() as router, a_client(router) as client:
+        for fields in bodies[:150]:
+            for path in (CHAT, COMPLETIONS):
+                async with client.post(path, fields) as reply:
+                    text = await reply.text()
+                    assert reply.status in (200, 400, 404), (fields, text)
+
+
+def test_text_parts_become_one_text_and_arguments_of_tool_calls_become_objects() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    broken = {"id": "d", "type": "function", "function": {"name": "g", "arguments": "{"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call, broken]},
+        {"role": "tool", "content": "5", "tool_call_id": "c", "extra": 1},
+    ]
+    (chat,) = chat_ask({"model": "m", "messages": messages}).inputs
+    assert isinstance(chat, Chat)
+    user, assistant, tool = chat.messages
+    assert user["content"] == "ab"
+    assert assistant["content"] == ""
+    assert [one["function"]["arguments"] for one in assistant["tool_calls"]] == [{"a": 1}, "{"]
+    assert tool["extra"] == 1
+
+
+def test_tools_reach_the_template_unless_they_may_not_be_chosen() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for choice, expected in ((None, tools), ("auto", tools), ("none", None)):
+        (chat,) = chat_ask(a_chat(tools=tools, tool_choice=choice)).inputs
+        assert isinstance(chat, Chat)
+        assert chat.tools == expected
+
+
+def test_sampling_takes_every_field() -> None:
+    fields: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.3,
+        "frequency_penalty": -0.3, "seed": 7, "stop": "end", "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 2,
+        "logit_bias": {"5": -100}, "n": 3, "logprobs": True, "top_logprobs": 4, "max_tokens": 8,
+        "max_completion_tokens": 9,
+    }  # fmt: skip
+    ask = chat_ask(a_chat(**fields))
+    sampling = ask.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 0, 0.1)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.2, 0.3, -0.3)
+    assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (7, ("end",), (5,))
+    assert (sampling.ignore_eos, sampling.min_new_tokens, sampling.logit_bias) == (True, 2, {5: -100})
+    assert (sampling.choices, sampling.top_logprobs, ask.max_new_tokens) == (3, 4, 9)
+
+
+def test_an_empty_nucleus_is_greedy() -> None:
+    sampling = chat_ask(a_chat(top_p=0, temperature=1.5)).sampling
+    assert (sampling.temperature, sampling.top_p) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("wrong", ["-5", "1.5", "x" * 5000, "٣"])
+def test_logit_biases_are_keyed_by_token_ids(wrong: str) -> None:
+    with pytest.raises(InvalidRequest, match="logit_bias"):
+        chat_ask(a_chat(logit_bias={wrong: 1}))

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from policies.errors import Unauthenticated
+from router.identify import identify, key_in
+from tests.router.parts import KEY, a_config, a_tenant
+
+
+def test_a_key_leads_to_its_tenant() -> None:
+    assert identify(KEY, a_config()).name == "acme"
+
+
+@pytest.mark.parametrize("key", [None, "", "wrong", "ключ"])
+def test_no_key_or_a_wrong_one_is_refused_with_a_hint(key: str | None) -> None:
+    with pytest.raises(Unauthenticated) as caught:
+        identify(key, a_config())
+    assert caught.value.hint
+
+
+def test_a_wrong_key_is_not_anonymous_where_tenants_have_keys() -> None:
+    guest = a_tenant("guest", key=None)
+    config = a_config(a_tenant(), guest, anonymous=guest)
+    assert identify(None, config) is guest
+    with pytest.raises(Unauthenticated):
+        identify("wrong", config)
+
+
+def test_any_key_will_do_where_nobody_has_one() -> None:
+    guest = a_tenant("guest", key=None)
+    assert identify("whatever", a_config(guest, anonymous=guest)) is guest
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"authorization": "Bearer k"}, "k"),
+        ({"authorization": "bearer  k "}, "k"),
+        ({"authorization": "Basic k"}, None),
+        ({"x-api-key": "k"}, "k"),
+        ({"authorization": "Bearer ", "x-api-key": "k"}, "k"),
+        ({}, None),
+    ],
+)
+def test_keys_come_in_two_headers(headers: dict[str, str], key: str | None) -> None:
+    assert key_in(headers) == key

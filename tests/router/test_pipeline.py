@@ -1,0 +1,294 @@
+"""The life of a request: whatever happens, it is settled once and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.base import CacheListener
+from backends.fake import Answer, FakeBackend
+from policies.errors import (
+    BackendFailed,
+    BackendRefused,
+    DeadlineExceeded,
+    ExpectedError,
+    InvalidRequest,
+    NoBackend,
+    Overloaded,
+    UnknownModel,
+)
+from policies.nouns import Delta, Outcome, Usage
+from router.app import build
+from router.ask import Ask
+from router.caller import CallerGone, Placement
+from router.gateway import Gateway
+from router.inbound.openai import chat_ask, completion_ask
+from router.outcome import outcome_of
+from router.pipeline import MOST_TRIES, outer_edge, serve, together, within
+from router.telemetry import Telemetry
+from tests.router.parts import KEY, MODEL, ScriptedBackend, a_chat, a_config, an_answer
+
+
+class Listener:
+    """A caller in the same process: keeps what it hears, and hangs up after so many pieces if told to."""
+
+    def __init__(self, ask: Ask, *, hangs_up_after: int | None = None, key: str | None = KEY) -> None:
+        self.id, self.key, self._ask, self._left = "r1", key, ask, hangs_up_after
+        self.heard: list[Delta] = []
+        self.placed: list[str] = []
+
+    async def read(self) -> Ask:
+        return self._ask
+
+    async def place(self, index: int, placement: Placement) -> None:
+        self.placed.append(placement.backend)
+
+    async def write(self, index: int, delta: Delta) -> None:
+        if self._left is not None:
+            if not self._left:
+                raise CallerGone
+            self._left -= 1
+        self.heard.append(delta)
+
+    def has_seen(self, index: int) -> bool:
+        return any(delta.text for delta in self.heard)
+
+
+def a_gateway(*backends: Any, **parts: Any) -> Gateway:
+    return build(a_config(), backends=lambda _: backends, rng=random.Random(1), **parts)
+
+
+async def well(gateway: Gateway, *names: str) -> Gateway:
+    for name in names:
+        assert await gateway.cluster.probe(name)
+    return gateway
+
+
+async def ended(caller: Listener, gateway: Gateway) -> BaseException | None:
+    try:
+        await serve(caller, gateway)
+    except (Exception, asyncio.CancelledError) as error:
+        return error
+    return None
+
+
+FAILURES = (BackendFailed("gone"), BackendRefused("no"), InvalidRequest("bad"), Overloaded("full"), RuntimeError("bug"))
+script = st.builds(
+    lambda texts, failure, at: [
+        *[Delta(text=text, token_ids=(1,)) for text in texts[:at]],
+        *([] if failure is None else [failure]),
+        *[Delta(text=text, token_ids=(1,)) for text in texts[at:]],
+        Delta(finish_reason="stop", usage=Usage(5, len(texts), 1)),
+    ],
+    st.lists(st.sampled_from(["", "a", "b"]), max_size=3),
+    st.none() | st.sampled_from(FAILURES) | st.just(asyncio.CancelledError()),
+    st.integers(0, 3),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(script, min_size=4, max_size=4), st.none() | st.integers(0, 3))
+def test_whatever_backends_and_client_do_each_request_is_settled_once(scripts: Any, hangs_up_after: int | None) -> None:
+    async def run() -> None:
+        backends = [ScriptedBackend(f"b{i}", scripts=[list(one)], speaks_tokens=False) for i, one in enumerate(scripts)]
+        gateway = await well(a_gateway(*backends), *(backend.name for backend in backends))
+        caller = Listener(chat_ask(a_chat()), hangs_up_after=hangs_up_after)
+        error = await ended(caller, gateway)
+        gateway.check()
+        assert gateway.admission.settled == {outcome_of(error): 1}
+        assert all(backend.open == 0 for backend in backends)
+        assert len(caller.placed) <= MOST_TRIES
+        assert len(set(caller.placed)) == len(caller.placed)
+        counted = [
+            sample.value
+            for metric in gateway.telemetry.registry.collect()
+            for sample in metric.samples
+            if sample.name == "pointsman_requests_total"
+        ]
+        assert counted == [1.0]
+        if error is None:
+            assert caller.heard[-1].usage is not None
+        await gateway.tokenizers.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    return Telemetry()
+
+
+async def test_a_request_goes_where_its_prefix_lives() -> None:
+    listeners: list[CacheListener] = []
+    backends = [ScriptedBackend(f"b{i}") for i in range(3)]
+
+    def make(listener: CacheListener) -> list[ScriptedBackend]:
+        listeners.append(listener)
+        return backends
+
+    gateway = build(a_config(), backends=make, rng=random.Random(2))
+    await well(gateway, "b0", "b1", "b2")
+    ask = chat_ask(a_chat("the quick brown fox " * 100))
+    first = Listener(ask)
+    await serve(first, gateway)
+    home = first.placed[0]
+    request = next(backend for backend in backends if backend.name == home).requests[0]
+    assert len(request.block_keys) > 1
+    listeners[0].store(home, request.block_keys)
+    for _ in range(5):
+        caller = Listener(ask)
+        await serve(caller, gateway)
+        assert caller.placed == [home]
+    await gateway.tokenizers.close()
+
+
+async def test_two_tenants_with_one_prompt_have_no_key_in_common() -> None:
+    from tests.router.parts import a_tenant
+
+    backend = ScriptedBackend()
+    config = a_config(a_tenant("acme"), a_tenant("labs", "labs-key"), a_tenant("twin", "twin-key", domain="acme"))
+    gateway = await well(build(config, backends=lambda _: [backend]), "b0")
+    for key in (KEY, "labs-key", "twin-key"):
+        await serve(Listener(chat_ask(a_chat("word " * 300)), key=key), gateway)
+    acme, labs, twin = (set(request.block_keys) for request in backend.requests)
+    assert acme
+    assert not acme & labs
+    assert acme == twin
+    await gateway.tokenizers.close()
+
+
+async def test_the_shipped_fake_is_a_backend_too() -> None:
+    flaky = Answer(texts=("never",), error=BackendFailed("gone"))
+    backends = [FakeBackend(f"b{i}", "own", script=[flaky, Answer()], models=frozenset({MODEL})) for i in range(2)]
+    gateway = await well(a_gateway(*backends), "b0", "b1")
+    error = await ended(Listener(chat_ask(a_chat())), gateway)
+    assert isinstance(error, BackendFailed)
+    caller = Listener(chat_ask(a_chat()))
+    await serve(caller, gateway)
+    assert "".join(delta.text for delta in caller.heard) == "Hello, world."
+    for backend in backends:
+        backend.check()
+    gateway.check()
+    await gateway.tokenizers.close()
+
+
+async def test_an_echoed_prompt_stands_before_each_choice() -> None:
+    answer: list[Any] = [
+        Delta(computed_tokens=1),
+        *[Delta(text="!", choice=at, finish_reason="stop") for at in (0, 1)],
+        Delta(usage=Usage(1, 1)),
+    ]
+    for prompt in ("hey", [72, 7]):
+        gateway = await well(a_gateway(ScriptedBackend(scripts=[list(answer)])), "b0")
+        caller = Listener(completion_ask({"model": MODEL, "prompt": prompt, "echo": True, "n": 2}))
+        await serve(caller, gateway)
+        texts = [delta.text for delta in caller.heard if delta.text]
+        assert len(texts) == 2
+        assert all(text.endswith("!") and len(text) > 1 for text in texts)
+        assert prompt != "hey" or texts == ["hey!", "hey!"]
+        await gateway.tokenizers.close()
+
+
+async def test_what_was_drawn_before_a_failure_is_charged() -> None:
+    script: list[Any] = [Delta(text="a", token_ids=(1, 2)), BackendFailed("gone")]
+    gateway = await well(a_gateway(ScriptedBackend(scripts=[script])), "b0")
+    assert isinstance(await ended(Listener(chat_ask(a_chat())), gateway), BackendFailed)
+    samples = {
+        sample.labels["kind"]: sample.value
+        for metric in gateway.telemetry.registry.collect()
+        for sample in metric.samples
+        if sample.name == "pointsman_tokens_total"
+    }
+    assert samples["completion"] == 2
+    assert samples["prompt"] > 0
+    await gateway.tokenizers.close()
+
+
+async def test_a_model_that_only_a_backend_out_of_reach_serves_is_unavailable_not_unknown() -> None:
+    backend = ScriptedBackend(well=False)
+    gateway = a_gateway(backend)
+    assert isinstance(await ended(Listener(chat_ask(a_chat())), gateway), NoBackend)
+    backend.well = True
+    await well(gateway, "b0")
+    assert isinstance(await ended(Listener(chat_ask(a_chat(model="other"))), gateway), UnknownModel)
+
+
+async def test_a_drained_backend_gets_no_new_request() -> None:
+    gateway = await well(a_gateway(ScriptedBackend("b0"), ScriptedBackend("b1")), "b0", "b1")
+    gateway.cluster.drain("b0")
+    for _ in range(5):
+        caller = Listener(chat_ask(a_chat()))
+        await serve(caller, gateway)
+        assert caller.placed == ["b1"]
+    gateway.cluster.drain("b1")
+    error = await ended(Listener(chat_ask(a_chat())), gateway)
+    assert isinstance(error, NoBackend)
+    assert "b0: healthy" in error.hint
+    await gateway.tokenizers.close()
+
+
+async def test_a_deadline_that_passed_is_not_mistaken_for_another_timeout() -> None:
+    with pytest.raises(DeadlineExceeded):
+        async with within(0.0):
+            await asyncio.Event().wait()
+    with pytest.raises(TimeoutError, match="another"):
+        async with within(60.0):
+            raise TimeoutError("another")
+
+
+async def test_the_first_failure_of_several_prompts_ends_the_others_and_comes_alone() -> None:
+    cancelled = asyncio.Event()
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise BackendFailed("gone")
+
+    with pytest.raises(BackendFailed, match="gone"):
+        await together([waits(), fails()])
+    assert cancelled.is_set()
+
+
+def test_the_outer_edge_lets_through_what_was_planned_and_hides_the_rest(telemetry: Telemetry) -> None:
+    for planned in (BackendFailed("x"), CallerGone()):
+        with pytest.raises(type(planned)), outer_edge(telemetry):
+            raise planned
+    with pytest.raises(ExpectedError) as caught, outer_edge(telemetry):
+        raise ZeroDivisionError("secret")
+    assert "secret" not in str(caught.value)
+
+
+async def test_an_answer_uses_as_much_context_as_is_left() -> None:
+    backend = ScriptedBackend(context_tokens=100, scripts=[an_answer("a")] * 3)
+    gateway = await well(a_gateway(backend), "b0")
+    await serve(Listener(chat_ask(a_chat())), gateway)
+    await serve(Listener(completion_ask({"model": MODEL, "prompt": [5] * 90})), gateway)
+    await serve(Listener(completion_ask({"model": MODEL, "prompt": [5] * 50})), gateway)
+    chat, nearly_full, half_full = backend.requests
+    assert chat.max_new_tokens == 100 - chat.prompt_tokens
+    assert nearly_full.max_new_tokens == 10
+    assert half_full.max_new_tokens == 16
+    await gateway.tokenizers.close()
+
+
+def test_every_outcome_has_a_cause() -> None:
+    causes = [None, asyncio.CancelledError(), CallerGone(), InvalidRequest("x"), BackendFailed("x"), RuntimeError()]
+    outcomes = [outcome_of(cause) for cause in causes]
+    assert outcomes == [
+        Outcome.FINISHED,
+        Outcome.CANCELLED,
+        Outcome.CANCELLED,
+        Outcome.REJECTED,
+        Outcome.FAILED,
+        Outcome.FAILED,
+    ]

@@ -1,0 +1,199 @@
+"""Compiles what the launchers would start at real shapes, for chips that are not here: one line of JSON for each.
+
+Run in a process of its own without TRITON_INTERPRET. Tensors are on torch's meta device, so a cache of 100 GB costs
+nothing; what the launchers ask for, down to which numbers are multiples of 16, is what a GPU would be given.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+
+from shards.kernels.copy_blocks import copy_blocks
+from shards.kernels.gather_pages import gather_pages
+from shards.kernels.kv_write import HeadNorm, Rotation, kv_write
+from shards.kernels.launch import Gpu, Launch
+from shards.kernels.norm import rms_norm
+from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
+from shards.kernels.paged_prefill import paged_prefill, plan_prefill
+from shards.kernels.sampling import Draw, sample
+from shards.kernels.silu_mul import silu_mul
+from shards.kernels.targets import CHIPS, Chip
+
+# Llama-3.1-8B
+LAYERS, HEADS, KV_HEADS, DIM, WIDTH, INNER, VOCABULARY = 32, 32, 8, 128, 4096, 14336, 128256
+META = torch.device("meta")
+TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
+
+
+@dataclass(frozen=True)
+class Recorder(Gpu):
+    """A GPU that starts nothing and remembers what it was asked to."""
+
+    launches: list[Launch] = field(default_factory=list)
+
+    def start(self, launch: Launch) -> None:
+        self.launches.append(launch)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def layer(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    kv = empty(10_000, LAYERS, 2, KV_HEADS, 64, DIM, dtype=dtype)[:, 3]
+    return kv, None if dtype == torch.bfloat16 else empty(10_000, LAYERS, 2, KV_HEADS, 64, dtype=torch.float32)[:, 3]
+
+
+def write(gpu: Gpu, dtype: torch.dtype) -> None:
+    kv, scales = layer(dtype)
+    parts = empty(64, (HEADS + 2 * KV_HEADS) * DIM).view(64, -1, DIM).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    places = (empty(64, dtype=torch.int64), empty(64, dtype=torch.int64))
+    rotation = Rotation(*(empty(131072, DIM // 2, dtype=torch.float32) for _ in range(2)))
+    norm = HeadNorm(empty(DIM), empty(DIM), 1e-6)
+    kv_write(tuple(parts), places, kv=kv, rotation=rotation, norm=norm, scales=scales, gpu=gpu)
+
+
+def decode(gpu: Gpu, dtype: torch.dtype, window: int | None = None) -> None:
+    kv, scales = layer(dtype)
+    tables, contexts = empty(64, 2048, dtype=torch.int32), empty(64, dtype=torch.int32)
+    plan = DecodePlan.with_room(64, 16384, heads=HEADS, dim=DIM, device=META, window=window)
+    plan_decode(plan, contexts, gpu=gpu)
+    query = empty(64, HEADS, DIM)
+    paged_decode(query, kv, tables=tables, context_tokens=contexts, plan=plan, scales=scales, gpu=gpu)
+
+
+def prefill(gpu: Gpu, dtype: torch.dtype, window: int | None = None) -> None:
+    kv, scales = layer(dtype)
+    plan = plan_prefill([8192], [131072], group=HEADS // KV_HEADS, device=META, gpu=gpu)
+    query, tables = empty(8192, HEADS, DIM), empty(1, 2048, dtype=torch.int32)
+    paged_prefill(query, kv, tables=tables, plan=plan, window=window, scales=scales, gpu=gpu)
+
+
+def gather(gpu: Gpu, dtype: torch.dtype) -> None:
+    kv, scales = layer(dtype)
+    table = empty(2048, dtype=torch.int32)
+    gather_pages(kv, table, tokens=131072, dtype=torch.bfloat16, scales=scales, gpu=gpu)
+
+
+def draw(gpu: Gpu) -> None:
+    float32, int64 = empty(64, dtype=torch.float32), empty(64, dtype=torch.int64)
+    parameters = Draw(float32, empty(64, dtype=torch.int32), float32, float32, int64, int64)
+    sample(empty(64, VOCABULARY), parameters, gpu=gpu)
+
+
+def copy(gpu: Gpu) -> None:
+    cache = empty(10_000, LAYERS, 2, KV_HEADS, 64, DIM)
+    copy_blocks(cache, cache, empty(7, 2, dtype=torch.int64), gpu=gpu)
+
+
+PLAIN: dict[str, Callable[[Gpu], object]] = {
+    "kv_write": lambda gpu: write(gpu, torch.bfloat16),
+    "decode": lambda gpu: decode(gpu, torch.bfloat16),
+    "prefill": lambda gpu: prefill(gpu, torch.bfloat16),
+    "gather": lambda gpu: gather(gpu, torch.bfloat16),
+    "norm": lambda gpu: rms_norm(empty(64, WIDTH), empty(WIDTH), epsilon=1e-6, residual=empty(64, WIDTH), gpu=gpu),
+    "silu_mul": lambda gpu: silu_mul(empty(64, 2 * INNER), gpu=gpu),
+    "sample": draw,
+    "copy": copy,
+}
+QUANTISED: dict[str, Callable[[Gpu, torch.dtype], object]] = {
+    "kv_write": write,
+    "decode": decode,
+    "prefill": prefill,
+    "gather": gather,
+}
+E4M3 = torch.float8_e4m3fn
+
+
+def asked_of(chip: Chip) -> dict[str, Launch]:
+    """Every launch by name; int8 everywhere, e4m3 where the chip has it."""
+    work: dict[str, Callable[[Gpu], object]] = dict(PLAIN)
+    for dtype in (torch.int8, E4M3) if chip.has_e4m3 else (torch.int8,):
+        for name, call in QUANTISED.items():
+            work[f"{name} {TYPES[dtype]}"] = lambda gpu, call=call, dtype=dtype: call(gpu, dtype)
+    if chip.name == "sm_90":
+        work["decode window"] = lambda gpu: decode(gpu, torch.bfloat16, window=4096)
+        work["prefill window"] = lambda gpu: prefill(gpu, torch.bfloat16, window=4096)
+    launches = {}
+    for name, call in work.items():
+        recorder = Recorder(chip, processors=132)
+        call(recorder)
+        for launch in recorder.launches:
+            kernel = launch.kernel.fn.__name__
+            suffix = name.partition(" ")[2]
+            # planning and merging do not see how KV is stored
+            if not (suffix and kernel in ("_plan", "_merge_splits") and suffix != "window"):
+                launches[f"{kernel} {suffix}".strip()] = launch
+    return launches
+
+
+def source_of(launch: Launch) -> ASTSource:
+    """What Triton's own launcher would compile for these arguments."""
+    names = launch.kernel.arg_names
+    signature, constants, attributes = {}, dict(launch.constants), {}
+    for i, value in enumerate(launch.arguments):
+        if value is None or (isinstance(value, int) and value == 1):
+            signature[names[i]], constants[names[i]] = "constexpr", value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[names[i]] = f"*{TYPES[value.dtype]}"
+        elif isinstance(value, int):
+            signature[names[i]] = "i32" if -(2**31) <= value < 2**31 else "i64"
+        else:
+            signature[names[i]] = "fp32"
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    signature |= dict.fromkeys(launch.constants, "constexpr")
+    return ASTSource(launch.kernel, {name: signature[name] for name in names}, constants, attributes)
+
+
+def registers_and_spills(compiled: CompiledKernel, chip: Chip) -> tuple[int, int]:
+    """Registers of a thread, and bytes (NVIDIA) or vector registers (AMD) that it has to keep in memory."""
+    if chip.backend == "hip":
+        text = compiled.asm["amdgcn"]
+        return tuple(int(re.findall(rf"\.vgpr_{what}: *(\d+)", text)[0]) for what in ("count", "spill_count"))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.findall(rf"{what}:(\d+)", report)[0]) for what in ("REG", "STACK"))
+    return registers, stack
+
+
+def main(names: list[str]) -> None:
+    for chip in (CHIPS[name] for name in names):
+        target = GPUTarget(chip.backend, chip.arch, chip.warp_threads)
+        for name, launch in asked_of(chip).items():
+            options = {"num_warps": launch.warps, "num_stages": launch.stages}
+            compiled = triton.compile(source_of(launch), target=target, options=options)
+            registers, spills = registers_and_spills(compiled, chip)
+            shared = compiled.metadata.shared
+            print(
+                json.dumps(
+                    {"chip": chip.name, "kernel": name, "shared": shared, "registers": registers, "spills": spills}
+                ),
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

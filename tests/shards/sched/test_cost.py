@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shards.sched.cost import CostModel, StepShape, prefill_shape
+
+TRUE = (4e-3, 2e-4, 3e-9, 5e-8)
+
+
+def a_duration(shape: StepShape) -> float:
+    fixed, token, pair, decode = TRUE
+    return fixed + token * shape.tokens + pair * shape.pairs + decode * shape.decode_context
+
+
+def a_shape(rng: random.Random) -> StepShape:
+    decoding = rng.randint(0, 64)
+    shape = StepShape(decoding, 0.0, decoding * rng.randint(1, 4000))
+    if rng.random() < 0.6:
+        shape += prefill_shape(rng.randint(0, 100_000), rng.randint(1, 60) * 64)
+    return shape
+
+
+def test_before_anything_was_measured_it_says_so_and_still_predicts():
+    cost = CostModel()
+    assert cost.prefill_s_per_token == 0
+    assert cost.predict_s(StepShape(64)) > 0
+
+
+def test_it_learns_what_steps_cost():
+    rng, cost = random.Random(1), CostModel()
+    for _ in range(300):
+        shape = a_shape(rng)
+        cost.observe(shape, a_duration(shape) * rng.uniform(0.9, 1.1))
+    for _ in range(50):
+        shape = a_shape(rng)
+        assert cost.predict_s(shape) == pytest.approx(a_duration(shape), rel=0.25)
+
+
+def test_a_chunk_far_into_a_context_costs_more_than_one_at_its_beginning():
+    rng, cost = random.Random(2), CostModel()
+    for _ in range(200):
+        shape = a_shape(rng)
+        cost.observe(shape, a_duration(shape))
+    assert cost.block_s(500_000) > 4 * cost.block_s(0)
+
+
+def test_one_outlier_does_not_spoil_it():
+    cost = CostModel()
+    for _ in range(50):
+        cost.observe(StepShape(64), 0.010)
+    cost.observe(StepShape(64), 60.0)
+    assert cost.predict_s(StepShape(64)) < 0.05
+
+
+def test_no_cost_is_negative_whatever_is_observed():
+    rng, cost = random.Random(3), CostModel()
+    for _ in range(500):
+        cost.observe(a_shape(rng), rng.choice([0.0, -1.0, rng.expovariate(20), 1e-9]))
+        assert cost.predict_s(a_shape(rng)) >= 0
+        assert cost.block_s(10) >= 0

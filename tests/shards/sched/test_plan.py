@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shards.kv.keys import BLOCK_TOKENS
+from shards.sched.cost import CostModel, StepShape, prefill_shape
+from shards.sched.plan import StepLimits, Work, plan_step, shape_of
+
+LIMITS = StepLimits(step_s=0.05)
+
+
+def a_cost(token_s: float = 1e-4, pair_s: float = 0.0) -> CostModel:
+    return CostModel(prior=(1e-3, token_s, pair_s, 0.0))
+
+
+def a_prompt(id: int, tokens: int, *, computed: int = 0, rank: int = 0, **more: object) -> Work:  # noqa: A002
+    more = {"ready_tokens": tokens, "rest_tokens": tokens, **more}
+    return Work(id, rank, arrival=id, computed_tokens=computed, is_decoding=False, **more)  # type: ignore[arg-type]
+
+
+def a_decoding(id: int, context: int = 100) -> Work:  # noqa: A002
+    return Work(id, 0, id, context, ready_tokens=1, rest_tokens=0, is_decoding=True)
+
+
+def test_every_decoding_sequence_gets_its_token_whatever_the_time():
+    plan = plan_step([a_decoding(i, 100_000) for i in range(64)], a_cost(token_s=1.0), LIMITS)
+    assert plan == dict.fromkeys(range(64), 1)
+
+
+def test_nothing_to_do_is_an_empty_plan():
+    assert plan_step([], a_cost(), LIMITS) == {}
+    assert plan_step([a_prompt(1, 0)], a_cost(), LIMITS) == {}
+
+
+def test_a_long_prompt_gets_what_the_time_holds():
+    plan = plan_step([a_prompt(1, 100_000)], a_cost(token_s=1e-4), LIMITS)
+    assert plan[1] % BLOCK_TOKENS == 0
+    assert 350 <= plan[1] <= 490
+
+
+def test_a_chunk_shrinks_with_the_context_before_it():
+    cost = a_cost(pair_s=1e-8)
+    near = plan_step([a_prompt(1, 100_000)], cost, LIMITS)[1]
+    far = plan_step([a_prompt(1, 100_000, computed=128_000)], cost, LIMITS)[1]
+    assert far < near / 4
+
+
+def test_a_chunk_ends_on_a_block_boundary_or_with_the_prompt():
+    assert plan_step([a_prompt(1, 1000, slice_tokens=200)], a_cost(token_s=0), LIMITS) == {1: 192}
+    assert plan_step([a_prompt(1, 1000)], a_cost(token_s=0), LIMITS) == {1: 1000}
+
+
+def test_a_slice_below_a_block_still_makes_progress():
+    assert plan_step([a_prompt(1, 1000, slice_tokens=10)], a_cost(token_s=0), LIMITS) == {1: 64}
+
+
+def test_a_short_prompt_does_not_wait_behind_long_ones():
+    long = [a_prompt(i, 100_000) for i in range(20)]
+    assert plan_step([*long, a_prompt(99, 70)], a_cost(), LIMITS)[99] == 70
+
+
+def test_a_short_prompt_does_not_wait_even_when_the_lanes_cost_more_than_the_step():
+    long = [a_prompt(i, 100_000) for i in range(8)]
+    assert plan_step([*long, a_prompt(99, 20)], a_cost(token_s=1e-3), LIMITS)[99] == 20
+
+
+def test_no_more_long_prompts_than_lanes_are_served_and_each_gets_a_block():
+    plan = plan_step([a_prompt(i, 100_000) for i in range(20)], a_cost(token_s=1.0), LIMITS)
+    assert plan == dict.fromkeys(range(8), BLOCK_TOKENS)
+
+
+def test_lanes_share_the_time_evenly():
+    plan = plan_step([a_prompt(i, 100_000) for i in range(3)], a_cost(token_s=3e-5), LIMITS)
+    assert max(plan.values()) - min(plan.values()) <= BLOCK_TOKENS
+
+
+def test_a_better_rank_goes_first_and_a_worse_one_keeps_its_block():
+    plan = plan_step([a_prompt(1, 100_000, rank=3), a_prompt(2, 100_000, rank=0)], a_cost(), LIMITS)
+    assert plan[1] == BLOCK_TOKENS
+    assert plan[2] > 3 * BLOCK_TOKENS
+
+
+def test_a_sequence_whose_next_block_is_computed_by_another_steps_back():
+    twins = [a_prompt(i, 1000, next_block="same", may_follow=True) for i in (1, 2, 3)]
+    assert set(plan_step(twins, a_cost(), LIMITS)) == {1}
+
+
+def test_who_may_not_follow_computes_the_block_itself():
+    twins = [a_prompt(1, 64, next_block="same"), a_prompt(2, 64, next_block="same")]
+    assert plan_step(twins, a_cost(), LIMITS) == {1: 64, 2: 64}
+
+
+def test_the_batch_is_bounded_even_if_tokens_cost_nothing():
+    limits = StepLimits(chunk_tokens=1024, batch_tokens=2048)
+    plan = plan_step([a_prompt(i, 100_000) for i in range(4)], a_cost(token_s=0), limits)
+    assert max(plan.values()) <= 1024
+    assert sum(plan.values()) <= 2048
+
+
+def test_the_shape_of_a_plan_counts_tokens_pairs_and_decode_context():
+    work = [a_decoding(1, 99), a_prompt(2, 64, computed=128)]
+    assert shape_of(work, {1: 1, 2: 64}) == prefill_shape(128, 64) + StepShape(1, 0.0, 100)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_request_finishes_and_short_ones_soon(seed):
+    rng = random.Random(seed)
+    limits = StepLimits(lanes=rng.choice([1, 2, 8]))
+    cost = a_cost(token_s=rng.choice([0.0, 1e-4, 1e-2]))
+    left = {i: rng.choice([1, 63, 64, 500, 5000]) for i in range(12)}
+    done = dict.fromkeys(left, 0)
+    ranks = {i: rng.randint(0, 2) for i in left}
+    twin_of = {i: rng.choice([i, 0, 1]) for i in left}
+    for _ in range(5000):
+        if not left:
+            return
+        work = [
+            a_prompt(
+                i,
+                tokens,
+                computed=done[i],
+                rank=ranks[i],
+                next_block=(twin_of[i], done[i]),
+                may_follow=tokens > BLOCK_TOKENS,
+            )
+            for i, tokens in left.items()
+        ]
+        plan = plan_step(work, cost, limits)
+        assert plan, "somebody with work always gets some"
+        for i, tokens in plan.items():
+            assert tokens == left[i] or tokens % BLOCK_TOKENS == 0
+            done[i] += tokens
+            left[i] -= tokens
+            if not left[i]:
+                del left[i]
+    pytest.fail(f"still {left}")

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shards.nouns import (
+    CacheChange,
+    CacheEvent,
+    Cause,
+    Drawn,
+    Finished,
+    FinishReason,
+    Load,
+    Progress,
+    Report,
+    SamplingParams,
+    Submission,
+    TokenLogprobs,
+)
+from shards.wire import limits, translate
+from shards.wire.translate import RequestKey
+from shards.wire.v1 import shard_pb2 as wire
+
+
+def a_drawn(request: int = 1, choice: int = 0, ids: tuple[int, ...] = (7,), logprobs: tuple[TokenLogprobs, ...] = ()) -> Drawn:
+    return Drawn(RequestKey(0, request), choice, ids, logprobs)
+
+
+def test_a_submit_becomes_a_submission() -> None:
+    submit = wire.Submit(
+        request=5, prompt_tokens=100, max_new_tokens=20, domain="acme", rank=2, deadline_ms=1500, prefill_slice=64, choices=2
+    )
+    submit.sampling.CopyFrom(wire.Sampling(temperature=0.5, top_k=4, seed=9, stop=["x"], stop_token_ids=[1], top_logprobs=0))
+    submit.sampling.logit_bias[3] = 1.5
+    assert translate.submission(submit, "key", now_s=10.0) == Submission(
+        key="key",
+        prompt_tokens=100,
+        max_new_tokens=20,
+        domain="acme",
+        rank=2,
+        deadline_s=11.5,
+        prefill_slice=64,
+        choices=2,
+        sampling=SamplingParams(
+            temperature=0.5, top_k=4, seed=9, stop=("x",), stop_token_ids=frozenset({1}), top_logprobs=0, logit_bias={3: 1.5}
+        ),
+    )
+
+
+def test_what_a_submit_leaves_out_is_off() -> None:
+    submission = translate.submission(wire.Submit(prompt_tokens=1, max_new_tokens=1), "key", now_s=10.0)
+    assert submission == Submission("key", 1, 1)
+
+
+def test_one_token_each_costs_two_columns() -> None:
+    columns = translate.tokens([a_drawn(1), a_drawn(2, ids=(8,))])
+    assert columns == wire.Tokens(request=[1, 2], token_ids=b"\x07\0\0\0\x08\0\0\0")
+
+
+def test_the_bytes_of_a_step_are_these() -> None:
+    items = [a_drawn(1, choice=1, ids=(7, 8)), Progress(RequestKey(0, 2), 64, 0)]
+    (report,) = translate.step_reports(items, epoch=1, step=2)
+    assert report.SerializeToString().hex() == (
+        "090100000000000000" "1002" "2213" "0a0101" "120101" "1a0102" "22080700000008000000" "2a04" "0802" "1040"
+    )
+
+
+one_logprob = st.builds(
+    TokenLogprobs,
+    st.floats(-50, 0, width=32),
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.floats(-50, 0, width=32)), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def drawn_items(draw: st.DrawFn) -> Drawn:
+    ids = tuple(draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4)))
+    logprobs = tuple(draw(one_logprob) for _ in ids) if draw(st.booleans()) else ()
+    return a_drawn(draw(st.integers(0, 2**32 - 1)), draw(st.integers(0, 3)), ids, logprobs)
+
+
+@given(st.lists(drawn_items(), max_size=6))
+def test_tokens_come_back_as_they_went(drawn: list[Drawn]) -> None:
+    parsed = wire.Tokens.FromString(translate.tokens(drawn).SerializeToString())
+    back = [(request, one.choice, one.token_ids, one.logprobs) for request, one in translate.drawn_of(parsed)]
+    assert back == [(one.key.request, one.choice, one.token_ids, one.logprobs) for one in drawn]  # type: ignore[attr-defined]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)))
+def test_keys_come_back_as_they_went(keys: list[int]) -> None:
+    assert translate.unpack_keys(translate.pack_keys(keys)) == tuple(keys)
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+@pytest.mark.parametrize("cause", [None, *Cause])
+def test_every_reason_and_cause_has_its_word(reason: FinishReason, cause: Cause | None) -> None:
+    end = translate.finished(Finished(RequestKey(0, 3), 1, reason, 4, 2, 5, "stop", "why", cause))
+    assert wire.Finished.Reason.Name(end.reason) == reason.name
+    assert wire.Finished.Cause.Name(end.cause) == (cause.name if cause else "CAUSE_UNSPECIFIED")
+    assert (end.request, end.choice, end.prompt_tokens, end.cached_tokens, end.output_tokens) == (3, 1, 4, 2, 5)
+
+
+def test_each_stream_gets_its_own_share_in_order() -> None:
+    mine, yours = RequestKey(1, 1), RequestKey(2, 1)
+    report = Report(
+        step=1,
+        drawn=(Drawn(mine, 0, (1,)), Drawn(yours, 0, (2,))),
+        progress=(Progress(yours, 1, 0),),
+        finished=(Finished(mine, 0, FinishReason.STOP, 1, 0, 1),),
+        cache=(),
+        load=Load(0, 0, 0, 1, 1, 0.0, 0.0),
+    )
+    shares = translate.shares(report)
+    assert shares == {1: [report.drawn[0], report.finished[0]], 2: [report.drawn[1], report.progress[0]]}
+
+
+def test_a_large_step_is_split_below_the_limit_and_keeps_its_order() -> None:
+    events = list(translate.cache_pieces([CacheEvent(CacheChange.STORED, tuple(range(500_000)))]))
+    reports = translate.step_reports([a_drawn(), *events], epoch=1, step=1)
+    assert len(reports) > 3
+    assert max(report.ByteSize() for report in reports) <= limits.MESSAGE_BYTES
+    keys = [key for report in reports for event in report.cache for key in translate.unpack_keys(event.keys)]
+    assert keys == list(range(500_000))
+    assert max(len(event.keys) // 8 for report in reports for event in report.cache) == limits.CACHE_PIECE_KEYS
