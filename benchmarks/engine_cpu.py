@@ -32,6 +32,7 @@ from shards.bundled.documents import document, facts_within, prompt
 from shards.engine import Engine, EngineOptions
 from shards.model import Model
 from shards.nouns import FinishReason, SamplingParams, Submission
+from shards.threads import use_threads
 
 Answers = list[list[int]]
 
@@ -142,7 +143,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--model", type=Path, default=weights())
     asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    use_threads(asked.threads)
     transformers.logging.set_verbosity_error()
 
     work = a_workload(asked.requests, asked.prompt_tokens, asked.output_tokens, asked.model)

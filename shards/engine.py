@@ -4,68 +4,37 @@ from __future__ import annotations
 
 import random
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from shards.exec.request import Request
-from shards.exec.runner import Piece, Runner
+from shards.exec.runner import HostedNetwork, Runner
 from shards.exec.sampling import Sample, Sampler
 from shards.exec.sequence import Sequence
-from shards.exec.stop import StopStrings
-from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
+from shards.exec.writer import Writer
+from shards.kv.copier import BlockMemory, Copier, ThreadCopier
+from shards.kv.keys import TOKEN_BYTES
 from shards.kv.pool import BlockPool
 from shards.kv.table import BlockTable
 from shards.model import Model
-from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Load, Progress, Report, Submission
-from shards.sched.admit import Waiting, admit
-from shards.sched.cost import CostModel
+from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Load, Report, Submission
+from shards.options import EngineOptions
 from shards.sched.limits import MOST_CHOICES, Limits, Refusal
-from shards.sched.plan import StepLimits, plan_step, shape_of
+from shards.scheduler import Scheduler, Step
+
+__all__ = ["Engine", "EngineOptions"]
 
 _SEEDS = 2**64
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """`kv_blocks` blocks of KV, or as many as `kv_bytes` hold. Sequences run or wait: `max_running`, `max_waiting`.
-
-    `window_tokens`: how much of a prompt may arrive ahead of what is computed. `step_s`: what a step should take;
-    `lanes`, `chunk_tokens` and `batch_tokens` are those of `StepLimits`.
-    """
-
-    kv_blocks: int | None = None
-    kv_bytes: int = 2**30
-    max_running: int = 64
-    max_waiting: int = 512
-    window_tokens: int = 65536
-    step_s: float = 0.05
-    lanes: int = 8
-    chunk_tokens: int = 8192
-    batch_tokens: int = 16384
-
-    def blocks(self, block_bytes: int) -> int:
-        """How many blocks of `block_bytes` the engine gets. Raises ValueError if there is not one."""
-        blocks = self.kv_bytes // block_bytes if self.kv_blocks is None else self.kv_blocks
-        if blocks < 1:
-            raise ValueError(f"{self.kv_bytes} bytes hold no KV block of {block_bytes} bytes; give the engine more")
-        if self.window_tokens < BLOCK_TOKENS:
-            raise ValueError(f"window_tokens is {self.window_tokens}; a block of {BLOCK_TOKENS} must fit in")
-        return blocks
-
-    @property
-    def step(self) -> StepLimits:
-        """What bounds a plan."""
-        return StepLimits(self.step_s, self.lanes, self.chunk_tokens, self.batch_tokens)
+_PREDICTIONS_EVERY_S = 0.1
 
 
 class Engine:
     """Serves `model` from one pool of KV blocks. Every call must come from the same thread.
 
-    A sequence waits, runs, is finished. It starts when its peak (prompt and answer, less what running sequences hold
-    of its prefix) is free or evictable, so whoever runs can finish. Each step is: end what is late, admit, share
-    what is cached, plan, compute, draw, cache what became full, report. `clock` times steps and deadlines; `rng`
-    gives seeds to those who have none.
+    A sequence waits, runs, may be preempted, is finished; `Scheduler` decides. Each step is: end what is late, admit,
+    share what is cached, plan, compute, draw, cache what became full, report. `clock` times steps, deadlines and
+    waiting; `rng` gives seeds to those who have none. `copier_of` makes what moves KV to host memory and back.
     """
 
     def __init__(
@@ -75,30 +44,30 @@ class Engine:
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        copier_of: Callable[[BlockMemory], Copier] = ThreadCopier,
     ) -> None:
         self.model, self.options = model, options or EngineOptions()
         network = model.network
         blocks = self.options.blocks(network.block_bytes)
         network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
-        self._limits = Limits(network.vocabulary, network.context_tokens, blocks, model.tokenizer is not None)
-        self._pool = BlockPool(blocks, model=model.name)
-        self._runner = Runner(network)
-        self._cost = CostModel()
-        self._requests: dict[Hashable, Request] = {}
-        self._waiting: dict[int, Sequence] = {}
-        self._running: dict[int, Sequence] = {}
+        self._copier = self._make_copier(copier_of)
+        self._pool = BlockPool(blocks, model=model.name, options=self.options.pool, copier=self._copier)
+        self._limits = Limits(
+            network.vocabulary, network.context_tokens, self._pool.guaranteed, model.tokenizer is not None
+        )
+        self._scheduler = Scheduler(self._pool, self.options)
+        self._roster = self._scheduler.roster
+        self._runner = Runner(network, deterministic=self.options.deterministic)
+        self._writers: dict[int, Writer] = {}
         self._finished: list[Finished] = []
-        self._moved: dict[Hashable, Request] = {}
         self._arrivals = self._steps = 0
         self._step_s = 0.0
+        self._predicted_s = float("-inf")
         self._is_settled = True
 
     def __repr__(self) -> str:
-        return (
-            f"Engine({self.model.name}: {len(self._running)} running, {len(self._waiting)} waiting, {self._pool!r}, "
-            f"{self._steps} steps)"
-        )
+        return f"Engine({self.model.name}: {self._scheduler!r}, {self._steps} steps)"
 
     @property
     def has_work(self) -> bool:
@@ -111,7 +80,8 @@ class Engine:
     @property
     def next_deadline_s(self) -> float | None:
         """When the engine wants a step although nothing else happens, on its clock; None if never."""
-        deadlines = [one.submission.deadline_s for one in self._requests.values()]
+        deadlines = [one.submission.deadline_s for one in self._roster.requests.values()]
+        deadlines.append(self._scheduler.next_change_s)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def submit(self, submission: Submission) -> None:
@@ -120,18 +90,18 @@ class Engine:
         A key that is in use already ends the request that uses it.
         """
         self._is_settled = False
-        known = self._requests.get(submission.key)
+        known = self._roster.requests.get(submission.key)
         if known is not None:
             self._end(known, FinishReason.FAILED, message="its key was submitted a second time")
             return
         refusal = self._limits.refusal(submission)
-        if refusal is None and len(self._waiting) + submission.choices > self.options.max_waiting:
-            message = f"{len(self._waiting)} sequences wait here already; try another shard, or later"
+        if refusal is None and len(self._roster.waiting) + submission.choices > self.options.max_waiting:
+            message = f"{len(self._roster.waiting)} sequences wait here already; try another shard, or later"
             refusal = Refusal(message, Cause.OVERLOADED)
         if refusal is not None:
             self._reject(submission, refusal)
             return
-        request = self._requests[submission.key] = Request(submission)
+        request = Request(submission, arrived_s=self._clock())
         seed = self._rng.getrandbits(64) if submission.sampling.seed is None else submission.sampling.seed
         for choice in range(submission.choices):
             self._enqueue(request, choice, (seed + choice) % _SEEDS)
@@ -141,7 +111,7 @@ class Engine:
 
         What cannot be a part of the prompt ends the request as REJECTED, or FAILED once it has drawn.
         """
-        request = self._requests.get(key)
+        request = self._roster.requests.get(key)
         if request is None:
             return
         self._is_settled = False
@@ -149,7 +119,7 @@ class Engine:
         refusal = self._limits.piece_refusal(token_ids, missing_tokens=missing)
         ahead = request.arrived_tokens + len(token_ids) // TOKEN_BYTES - request.computed_tokens
         if refusal is not None:
-            has_drawn = any(one.output for one in self._sequences_of(request))
+            has_drawn = any(one.output for one in self._roster.sequences_of(request))
             reason = FinishReason.FAILED if has_drawn else FinishReason.REJECTED
             self._end(request, reason, message=refusal.message, cause=None if has_drawn else refusal.cause)
         elif ahead > self.options.window_tokens:
@@ -172,17 +142,19 @@ class Engine:
 
         `prefill_slice` 0 lets the engine decide again.
         """
-        request = self._requests.get(key)
+        request = self._roster.requests.get(key)
         if request is None:
             return
         self._is_settled = False
         request.rank = request.rank if rank is None else rank
+        for one in self._roster.sequences_of(request):
+            one.table.rank = request.rank
         request.is_paused = request.is_paused if paused is None else paused
         request.prefill_slice = request.prefill_slice if prefill_slice is None else prefill_slice or None
 
     def cancel(self, key: Hashable) -> None:
         """End a request at whatever it is doing; each choice that is open finishes as CANCELLED."""
-        request = self._requests.get(key)
+        request = self._roster.requests.get(key)
         if request is not None:
             self._is_settled = False
             self._end(request, FinishReason.CANCELLED)
@@ -190,8 +162,19 @@ class Engine:
     def clear_cache(self) -> None:
         """Forget all that is cached; the next report says so. What runs goes on, and shares nothing any more."""
         self._pool.clear()
-        for one in self._running.values():
+        parked = [one for one in self._roster.waiting.values() if one.table.is_parked]
+        for one in (*self._roster.running.values(), *parked):
             one.table.unchain()
+
+    def pin(self, keys: Iterable[int], *, domain: str, for_s: float) -> int:
+        """Keep cached blocks that `keys` name for `for_s`, as far as `pin_share` goes; says how many are kept."""
+        now_s = self._clock()
+        return self._pool.pin(keys, domain=domain, until_s=now_s + for_s, now_s=now_s)
+
+    def close(self) -> None:
+        """End what copies KV to the host. No step may follow."""
+        if self._copier is not None:
+            self._copier.close()
 
     def snapshot(self) -> tuple[CacheEvent, ...]:
         """Events that build the cache as it is now, parents before children."""
@@ -199,39 +182,23 @@ class Engine:
 
     def step(self) -> Report:
         """Do one step's work and say what it changed. Cheap when there is nothing to do."""
-        self._end_late(self._clock())
-        self._admit()
-        for one in self._running.values():
-            self._share(one)
-        work = [one.work() for one in self._running.values() if one.ready_tokens]
-        plan = plan_step(work, self._cost, self.options.step)
-        pieces = [(self._running[arrival], tokens) for arrival, tokens in plan.items()]
+        now_s = self._clock()
+        self._end_late(now_s)
+        step = self._scheduler.next_step(now_s)
         drawn: list[Drawn] = []
-        if pieces:
+        if step.pieces:
             started_s = self._clock()
-            drawn = self._compute(pieces)
+            drawn = self._compute(step)
             self._step_s = self._clock() - started_s
-            self._cost.observe(shape_of(work, plan), self._step_s)
-        self._is_settled = not pieces
+            self._scheduler.observe(step, self._step_s)
+        self._is_settled = not (step.pieces or self._scheduler.is_copying)
         return self._report(drawn)
 
     def check(self) -> None:
         """Prove the invariants of pool, sequences and requests."""
-        self._pool.check([one.table.ids for one in self._running.values()])
-        outstanding = sum(one.outstanding_blocks for one in self._running.values())
-        assert outstanding <= self._pool.available, "running sequences could run out of blocks"
-        assert len(self._running) <= self.options.max_running, "too many sequences run"
-        assert not self._running.keys() & self._waiting.keys(), "a sequence runs and waits"
-        for one in self._waiting.values():
-            assert not len(one.table), "a waiting sequence holds blocks"
-        everyone = {**self._waiting, **self._running}
-        for arrival, one in everyone.items():
-            assert one.arrival == arrival, "a sequence is filed under another's number"
-            assert self._requests[one.request.key] is one.request, "a sequence has outlived its request"
-            one.check()
-        for request in self._requests.values():
-            open_choices = len(self._sequences_of(request))
-            assert open_choices == request.open_choices > 0, "a request has lost count of its choices"
+        self._pool.check([one.table.ids for one in self._roster.running.values()])
+        self._scheduler.check()
+        assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
 
     def _reject(self, submission: Submission, refusal: Refusal) -> None:
         choices = submission.choices if 1 <= submission.choices <= MOST_CHOICES else 1
@@ -249,143 +216,103 @@ class Engine:
                 )
             )
 
+    def _make_copier(self, copier_of: Callable[[BlockMemory], Copier]) -> Copier | None:
+        network = self.model.network
+        slots = self.options.host_bytes // network.block_bytes
+        if not slots:
+            return None
+        if not isinstance(network, HostedNetwork):
+            raise ValueError(f"host_bytes is {self.options.host_bytes}; this model's KV cannot be moved to the host")
+        return copier_of(network.host_memory(slots))
+
     def _enqueue(self, request: Request, choice: int, seed: int) -> None:
-        sampling = request.submission.sampling
+        submission = request.submission
+        sampling = submission.sampling
         stop_ids = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else self.model.eos_token_ids)
         sampler = Sampler(sampling, seed=seed, stop_token_ids=stop_ids, vocabulary=self._limits.vocabulary)
-        stops = StopStrings(self.model.tokenizer, sampling.stop) if sampling.stop and self.model.tokenizer else None
-        table = BlockTable(self._pool, request.submission.domain)
-        one = Sequence(request, choice, arrival=self._arrivals, table=table, draws=(sampler, stops))
+        table = BlockTable(self._pool, submission.domain, rank=submission.rank)
+        unit_tokens = self.options.unit_tokens
+        one = Sequence(request, choice, arrival=self._arrivals, table=table, unit_tokens=unit_tokens)
         self._arrivals += 1
-        self._waiting[one.arrival] = one
-
-    def _sequences_of(self, request: Request) -> list[Sequence]:
-        return [one for one in (*self._waiting.values(), *self._running.values()) if one.request is request]
+        self._writers[one.arrival] = Writer(submission, sampler, self.model.tokenizer)
+        self._roster.enter(one)
 
     def _end_late(self, now_s: float) -> None:
-        for request in list(self._requests.values()):
+        for request in list(self._roster.requests.values()):
             deadline_s = request.submission.deadline_s
             if deadline_s is not None and deadline_s <= now_s:
                 self._end(request, FinishReason.DEADLINE, message="its deadline has passed")
 
     def _end(self, request: Request, reason: FinishReason, *, message: str = "", cause: Cause | None = None) -> None:
-        for one in self._sequences_of(request):
+        for one in self._roster.sequences_of(request):
             self._finish(one, one.finished(reason, message=message, cause=cause))
 
     def _finish(self, one: Sequence, finished: Finished) -> None:
         self._finished.append(finished)
-        self._waiting.pop(one.arrival, None)
-        self._running.pop(one.arrival, None)
-        one.table.release()
-        one.request.open_choices -= 1
-        if not one.request.open_choices:
-            del self._requests[one.request.key]
+        self._scheduler.finish(one)
+        del self._writers[one.arrival]
 
-    def _admit(self) -> None:
-        slots = self.options.max_running - len(self._running)
-        if slots <= 0 or not self._waiting:
-            return
-        room = self._pool.available - sum(one.outstanding_blocks for one in self._running.values())
-        admission = admit(self._candidates(), slots=slots, blocks=room)
-        for arrival in admission.overtaken:
-            self._waiting[arrival].overtaken += 1
-        for arrival in admission.admitted:
-            self._running[arrival] = self._waiting.pop(arrival)
-
-    def _candidates(self) -> Iterator[Waiting]:
-        """Who could start, in the order in which they are served, each matched with the cache when it is its turn."""
-        ready = [one for one in self._waiting.values() if one.request.prompt and not one.request.is_paused]
-        for one in sorted(ready, key=lambda one: (one.request.rank, one.arrival)):
-            request = one.request
-            domain, limit = request.submission.domain, request.matchable_blocks
-            self._pool.prefix.extend_path(one.match, request.block_tokens, limit=limit, domain=domain)
-            # who holds a block holds its parents, so the held ones come first
-            held = bisect_left(one.match, True, key=lambda cached: not self._pool.is_held(cached.block))
-            yield Waiting(one.arrival, request.peak_blocks - held, one.overtaken)
-
-    def _share(self, one: Sequence) -> None:
-        """Take from the cache what continues a prompt that stands on a block boundary."""
-        if one.output or one.computed_tokens % BLOCK_TOKENS:
-            return
-        found = one.table.follow(one.request.block_tokens, limit=one.request.matchable_blocks) * BLOCK_TOKENS
-        if found:
-            one.computed_tokens += found
-            one.cached_tokens += found
-            self._note_progress(one)
-
-    def _note_progress(self, one: Sequence) -> None:
-        request = one.request
-        computed = min(one.computed_tokens, request.submission.prompt_tokens)
-        if computed > request.computed_tokens:
-            request.computed_tokens = computed
-            self._moved[request.key] = request
-        if one.choice == 0:
-            request.cached_tokens = one.cached_tokens
-
-    def _compute(self, pieces: list[Piece]) -> list[Drawn]:
+    def _compute(self, step: Step) -> list[Drawn]:
         try:
-            for one, tokens in pieces:
-                one.table.grow(one.computed_tokens + tokens)
-            samples = iter(self._runner.run(pieces))
+            samples = iter(self._runner.run(step.pieces, lambda one: self._writers[one.arrival].sampler))
         except Exception as error:  # noqa: BLE001 - whatever the network raises must cost its own batch only
-            for one, _ in pieces:
-                self._fail(one, f"the step failed: {type(error).__name__}: {error}")
+            for piece in step.pieces:
+                self._fail(piece.sequence, f"the step failed: {type(error).__name__}: {error}")
             return []
         drawn: list[Drawn] = []
-        for one, tokens in pieces:
-            draws = one.draws_after(tokens)
+        for piece in step.pieces:
+            draws = piece.draws
             sampled = next(samples) if draws else None
             if draws and sampled is None:
-                self._fail(one, "the model's logits are not finite numbers")
+                self._fail(piece.sequence, "the model's logits are not finite numbers")
                 continue
-            self._advance(one, tokens)
+            self._scheduler.advance(piece)
             if sampled is not None:
-                drawn.append(self._take(one, sampled))
+                drawn.append(self._take(piece.sequence, sampled))
         return drawn
 
     def _fail(self, one: Sequence, message: str) -> None:
         one.table.distrust()
         self._finish(one, one.finished(FinishReason.FAILED, message=message))
 
-    def _advance(self, one: Sequence, tokens: int) -> None:
-        full = one.computed_tokens // BLOCK_TOKENS
-        one.computed_tokens += tokens
-        if one.computed_tokens // BLOCK_TOKENS > full:
-            one.table.store(one.block_tokens, computed_tokens=one.computed_tokens)
-        if not one.output:
-            self._note_progress(one)
-
     def _take(self, one: Sequence, sampled: Sample) -> Drawn:
         """Append a drawn token, and finish the sequence if it was the last."""
-        token, submission = sampled.token_id, one.request.submission
-        one.output.append(token)
-        one.sampler.note(token)
-        stop = one.stops.push(token) if one.stops else None
-        is_free_to_stop = len(one.output) >= submission.sampling.min_new_tokens
-        if token in one.sampler.stop_token_ids:
-            self._finish(one, one.finished(FinishReason.STOP))
-        elif stop is not None and is_free_to_stop:
-            self._finish(one, one.finished(FinishReason.STOP, stop=stop))
-        elif len(one.output) >= submission.max_new_tokens:
-            self._finish(one, one.finished(FinishReason.LENGTH))
+        one.output.append(sampled.token_id)
+        end = self._writers[one.arrival].note(sampled.token_id)
+        if end is not None:
+            self._finish(one, one.finished(end.reason, stop=end.stop))
         logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-        return Drawn(submission.key, one.choice, (token,), logprobs)
+        return Drawn(one.request.key, one.choice, (sampled.token_id,), logprobs)
 
     def _report(self, drawn: list[Drawn]) -> Report:
         self._steps += 1
-        progress = tuple(Progress(one.key, one.computed_tokens, one.cached_tokens) for one in self._moved.values())
         finished = tuple(self._finished)
-        self._moved.clear()
         self._finished.clear()
-        return Report(self._steps, tuple(drawn), progress, finished, self._pool.prefix.drain_events(), self._load())
+        return Report(
+            step=self._steps,
+            drawn=tuple(drawn),
+            progress=self._scheduler.drain_progress(),
+            finished=finished,
+            cache=self._pool.prefix.drain_events(),
+            load=self._load(),
+            predictions=self._predict(),
+        )
+
+    def _predict(self) -> Mapping[Hashable, float]:
+        now_s = self._clock()
+        if now_s - self._predicted_s < _PREDICTIONS_EVERY_S:
+            return {}
+        self._predicted_s = now_s
+        return self._scheduler.predictions(now_s)
 
     def _load(self) -> Load:
+        requests = self._roster.requests.values()
         return Load(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            waiting_tokens=sum(one.submission.prompt_tokens - one.computed_tokens for one in self._requests.values()),
+            running=len(self._roster.running),
+            waiting=len(self._roster.waiting),
+            waiting_tokens=sum(one.submission.prompt_tokens - one.computed_tokens for one in requests),
             blocks_total=self._pool.size,
             blocks_free=self._pool.available,
-            prefill_s_per_token=self._cost.prefill_s_per_token,
+            prefill_s_per_token=self._scheduler.cost.prefill_s_per_token,
             step_s=self._step_s,
         )

@@ -12,17 +12,26 @@ from torch import Tensor, dtype
 from shards.exec.batch import Batch
 from shards.exec.runner import Network
 from shards.kv.cache import KvCache, bytes_per_block
+from shards.kv.host_memory import HostMemory
+from shards.kv.quantised import kv_dtype_of, make_cache
 
 if TYPE_CHECKING:
     from shards.network.decoder import Decoder
     from shards.network.loading import DtypeChoice, OnProgress
 
 
-class PagedNetwork:
-    """A decoder bound to the memory of its KV: the engine's `Network`."""
+DTYPES = ("auto", "float32", "bfloat16", "int8")
+"""What the weights of a model may be loaded as."""
 
-    def __init__(self, decoder: Decoder, *, kv_dtype: dtype) -> None:
-        self._decoder, self._kv_dtype = decoder, kv_dtype
+
+class PagedNetwork:
+    """A decoder bound to the memory of its KV: the engine's `Network`.
+
+    KV is stored as `kv_dtype` and attention computes in `computed`, which is `kv_dtype` unless that is int8 or fp8.
+    """
+
+    def __init__(self, decoder: Decoder, *, kv_dtype: dtype, computed: dtype | None = None) -> None:
+        self._decoder, self._kv_dtype, self._computed = decoder, kv_dtype, computed or kv_dtype
         self._cache: KvCache | None = None
 
     def __repr__(self) -> str:
@@ -45,7 +54,13 @@ class PagedNetwork:
 
     def allocate(self, blocks: int) -> None:
         """Make memory for the KV of `blocks` blocks."""
-        self._cache = KvCache(self._decoder.config, blocks, dtype=self._kv_dtype)
+        self._cache = make_cache(self._decoder.config, blocks, dtype=self._kv_dtype, computed=self._computed)
+
+    def host_memory(self, slots: int) -> HostMemory:
+        """Host memory for `slots` blocks. Raises RuntimeError before `allocate`."""
+        if self._cache is None:
+            raise RuntimeError("no memory was allocated for KV")
+        return HostMemory(self._cache, slots)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, float32 [len(batch.logit_rows), vocabulary]. Raises RuntimeError before `allocate`."""
@@ -80,29 +95,32 @@ class Model:
         *,
         name: str | None = None,
         dtype: str = "auto",
+        kv_dtype: str = "auto",
         on_progress: OnProgress | None = None,
     ) -> Model:
         """The model in the Hugging Face folder `path`, called `name` or as the folder is.
 
-        `dtype` is auto (the checkpoint's own), float32 or bfloat16. `on_progress` is called with the bytes read so far
-        and in all. Raises CheckpointError, or ValueError for another dtype.
+        `dtype` is auto (the checkpoint's own), float32, bfloat16, or int8: matrices in int8, activations in float32,
+        attention as with auto. `kv_dtype` is auto (what attention computes in), int8 or fp8. `on_progress` is called
+        with the bytes read so far and in all. Raises CheckpointError, or ValueError for another dtype.
         """
         from shards.network.config import NetworkConfig
         from shards.network.decoder import Decoder
         from shards.network.loading import load_weights
 
-        if dtype not in ("auto", "float32", "bfloat16"):
-            raise ValueError(f"dtype is {dtype}; it must be auto, float32 or bfloat16")
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype is {dtype}; it must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
         config = NetworkConfig.read(path)
         weights = load_weights(path, config, dtype=cast("DtypeChoice", dtype), on_progress=on_progress)
-        kv_dtype = weights.embedding.dtype
+        computed = weights.embedding.dtype
+        stored = kv_dtype_of(kv_dtype, computed=computed)
         return cls(
             name=name or path.resolve().name,
-            network=PagedNetwork(Decoder(config, weights), kv_dtype=kv_dtype),
+            network=PagedNetwork(Decoder(config, weights), kv_dtype=stored, computed=computed),
             tokenizer=_tokenizer(path),
             eos_token_ids=config.eos_token_ids,
             path=path,
-            dtype=str(kv_dtype).removeprefix("torch."),
+            dtype=dtype if dtype == "int8" else str(computed).removeprefix("torch."),
         )
 
 

@@ -35,7 +35,8 @@ class Submission:
     """A request as the engine takes it. `key` is the caller's name for it, unique while it lives.
 
     Its prompt (`prompt_tokens` in all) arrives by `Engine.extend`. `deadline_s` is a time of the engine's clock.
-    `choices` sequences are drawn from the one prompt.
+    `choices` sequences are drawn from the one prompt. One that is `preemptible` may lose its place to a better rank,
+    and goes on later as if nothing had been.
     """
 
     key: Hashable
@@ -47,6 +48,7 @@ class Submission:
     prefill_slice: int | None = None
     choices: int = 1
     sampling: SamplingParams = SamplingParams()
+    preemptible: bool = True
 
 
 class FinishReason(enum.Enum):
@@ -143,7 +145,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that one step changed."""
+    """All that one step changed.
+
+    `predictions`: seconds until each request that has not drawn is expected to draw, by its key. They come every tenth
+    of a second or so, and are empty in between.
+    """
 
     step: int
     drawn: tuple[Drawn, ...]
@@ -151,3 +157,4 @@ class Report:
     finished: tuple[Finished, ...]
     cache: tuple[CacheEvent, ...]
     load: Load
+    predictions: Mapping[Hashable, float] = field(default_factory=dict)

@@ -25,7 +25,8 @@ class Row:
 class Batch:
     """Token ids and positions [tokens], where their KV goes (`slots` [tokens]: block * 64 + offset), and the sequences.
 
-    `logit_rows` [wanted] are indices into the tokens whose logits are wanted. All tensors are int64.
+    `logit_rows` [wanted] are indices into the tokens whose logits are wanted. All tensors are int64. If `is_exact`, the
+    bits of the result may depend on shapes, but not on which blocks hold the KV.
     """
 
     token_ids: torch.Tensor
@@ -33,3 +34,4 @@ class Batch:
     slots: torch.Tensor
     rows: tuple[Row, ...]
     logit_rows: torch.Tensor
+    is_exact: bool = False

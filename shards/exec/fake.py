@@ -35,6 +35,10 @@ class FakeNetwork:
         """Make memory for `blocks` blocks, nothing written."""
         self._memory = np.full(blocks * BLOCK_TOKENS, _EMPTY, dtype=np.int64)
 
+    def host_memory(self, slots: int) -> FakeHostMemory:
+        """Host memory for `slots` blocks."""
+        return FakeHostMemory(self._memory.reshape(-1, BLOCK_TOKENS), slots)
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits [len(batch.logit_rows), vocabulary] float32."""
         self.computed.append(len(batch.token_ids))
@@ -70,3 +74,20 @@ class FakeNetwork:
         spread = (state * 31 + np.arange(self.vocabulary) * (state % 997 + 1)) % 1009
         logits: npt.NDArray[np.float32] = (spread / 168).astype(np.float32)
         return logits
+
+
+class FakeHostMemory:
+    """Host memory beside `blocks` [blocks, 64]."""
+
+    def __init__(self, blocks: npt.NDArray[np.int64], slots: int) -> None:
+        self.slots = slots
+        self._blocks = blocks
+        self._slots = np.full((slots, BLOCK_TOKENS), _EMPTY, dtype=np.int64)
+
+    def save(self, block: int, slot: int) -> None:
+        """Copy device block `block` into `slot`."""
+        self._slots[slot] = self._blocks[block]
+
+    def load(self, slot: int, block: int) -> None:
+        """Copy `slot` into device block `block`."""
+        self._blocks[block] = self._slots[slot]

@@ -18,11 +18,12 @@ class Request:
     """One prompt as far as it has arrived, and how far it has come. `open_choices` of its choices have not ended.
 
     `computed_tokens` of the prompt have KV in the furthest sequence; `cached_tokens` were found in the cache by the
-    first one. `rank`, `prefill_slice` and `is_paused` may be changed at any time.
+    first one. `rank`, `prefill_slice` and `is_paused` may be changed at any time. `arrived_s` is when it came, on the
+    engine's clock; its sequences were preempted `preemptions` times.
     """
 
-    def __init__(self, submission: Submission) -> None:
-        self.submission = submission
+    def __init__(self, submission: Submission, *, arrived_s: float = 0.0) -> None:
+        self.submission, self.arrived_s = submission, arrived_s
         self.rank = submission.rank
         self.prefill_slice = submission.prefill_slice
         self.is_paused = False
@@ -30,6 +31,7 @@ class Request:
         self.open_choices = submission.choices
         self.computed_tokens = 0
         self.cached_tokens = 0
+        self.preemptions = 0
 
     def __repr__(self) -> str:
         wanted = self.submission.prompt_tokens
@@ -52,20 +54,6 @@ class Request:
     def is_whole(self) -> bool:
         """Is all of the prompt here?"""
         return self.arrived_tokens == self.submission.prompt_tokens
-
-    @property
-    def computable_tokens(self) -> int:
-        """Up to where the prompt may be computed: all of it, or the full blocks of what has arrived.
-
-        A block is computed at once or not at all, so that one that turns out to be cached can still be shared.
-        """
-        arrived = self.arrived_tokens
-        return arrived if self.is_whole else arrived - arrived % BLOCK_TOKENS
-
-    @property
-    def matchable_blocks(self) -> int:
-        """How many blocks may come from the cache. The last prompt token is always computed: its logits are needed."""
-        return min(self.arrived_tokens, self.submission.prompt_tokens - 1) // BLOCK_TOKENS
 
     @property
     def peak_blocks(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Listed
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,11 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Batch, Row
-from shards.exec.sampling import Sample, sample
+from shards.exec.piece import Piece
+from shards.exec.sampling import Sample, Sampler, sample
 from shards.exec.sequence import Sequence
+from shards.kv.copier import BlockMemory
 from shards.kv.keys import BLOCK_TOKENS
-
-Piece = tuple[Sequence, int]
-"""A sequence and how many of its next tokens to compute."""
 
 
 class Network(Protocol):
@@ -46,44 +46,62 @@ class Network(Protocol):
         ...
 
 
+@runtime_checkable
+class HostedNetwork(Protocol):
+    """A network whose KV can be moved to host memory and back."""
+
+    def host_memory(self, slots: int) -> BlockMemory:
+        """Host memory for `slots` blocks, bound to what was allocated; once, after `allocate`."""
+        ...
+
+
 class Runner:
-    """Runs plans on `network`. It keeps nothing between steps."""
+    """Runs plans on `network`. It keeps nothing between steps.
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    One that is `deterministic` computes each sequence on its own, in pieces whose sizes depend on nothing but their
+    place: then the same operations on the same shapes give the same bits, whatever else is in the step.
+    """
 
-    def run(self, pieces: Listed[Piece]) -> list[Sample | None]:
-        """Compute `pieces` and draw a token for each whose last known token is among them, in order.
+    def __init__(self, network: Network, *, deterministic: bool = False) -> None:
+        self._network, self._deterministic = network, deterministic
 
-        None instead of a token where the network gave NaN or infinity. The sequences' tables must have room. Of the
-        sequences only the samplers change, which note the prompt before the first draw.
+    def run(self, pieces: Listed[Piece], sampler_of: Callable[[Sequence], Sampler]) -> list[Sample | None]:
+        """Compute `pieces` and draw a token for each that draws, in order.
+
+        None instead of a token where the network gave NaN or infinity. The sequences' tables must have room. Only the
+        samplers change, which note the prompt before the first draw.
         """
-        batch = lay_out(pieces)
-        logits = self._network.forward(batch)
-        drawing = [one for one, tokens in pieces if one.draws_after(tokens)]
+        drawing = [piece.sequence for piece in pieces if piece.draws]
+        logits = self._compute_each(pieces) if self._deterministic else self._network.forward(lay_out(pieces))
         if logits.shape != (len(drawing), self._network.vocabulary):
             raise ValueError(f"the network gave logits of shape {tuple(logits.shape)} for {len(drawing)} rows")
-        for one in drawing:
+        samplers = [sampler_of(one) for one in drawing]
+        for one, sampler in zip(drawing, samplers, strict=True):
             if not one.output:
-                one.sampler.begin(one.request.token_ids(0, one.request.submission.prompt_tokens))
-        return sample(logits, [one.sampler for one in drawing]) if drawing else []
+                sampler.begin(one.request.token_ids(0, one.request.submission.prompt_tokens))
+        if self._deterministic:
+            return [sample(row[None], [sampler])[0] for row, sampler in zip(logits, samplers, strict=True)]
+        return sample(logits, samplers) if drawing else []
+
+    def _compute_each(self, pieces: Listed[Piece]) -> Tensor:
+        logits = [self._network.forward(lay_out([part], is_exact=True)) for piece in pieces for part in piece.cut()]
+        return torch.cat([row for row in logits if len(row)]) if any(map(len, logits)) else logits[-1]
 
 
-def lay_out(pieces: Listed[Piece]) -> Batch:
+def lay_out(pieces: Listed[Piece], *, is_exact: bool = False) -> Batch:
     """The batch that computes `pieces`, in their order."""
-    token_ids: list[npt.NDArray[np.uint32] | list[int]] = []
+    token_ids = [piece.sequence.token_ids(piece.start, piece.stop) for piece in pieces]
     rows: list[Row] = []
     logit_rows: list[int] = []
     start = 0
-    for one, tokens in pieces:
-        token_ids.append(one.token_ids(tokens))
-        rows.append(Row(start, tokens, one.computed_tokens + tokens, one.table.ids))
-        start += tokens
-        if one.draws_after(tokens):
+    for piece in pieces:
+        rows.append(Row(start, piece.tokens, piece.stop, piece.sequence.table.ids))
+        start += piece.tokens
+        if piece.draws:
             logit_rows.append(start - 1)
     if start == len(rows):
-        return _lay_out_single(rows, [int(one[0]) for one in token_ids], logit_rows)
-    spans = [np.arange(row.context_tokens - row.tokens, row.context_tokens) for row in rows]
+        return _lay_out_single(rows, [int(one[0]) for one in token_ids], logit_rows, is_exact=is_exact)
+    spans = [np.arange(piece.start, piece.stop) for piece in pieces]
     places = [_slots(row, span) for row, span in zip(rows, spans, strict=True)]
     return Batch(
         token_ids=torch.from_numpy(np.concatenate(token_ids).astype(np.int64)),
@@ -91,10 +109,11 @@ def lay_out(pieces: Listed[Piece]) -> Batch:
         slots=torch.from_numpy(np.concatenate(places)),
         rows=tuple(rows),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+        is_exact=is_exact,
     )
 
 
-def _lay_out_single(rows: list[Row], token_ids: list[int], logit_rows: list[int]) -> Batch:
+def _lay_out_single(rows: list[Row], token_ids: list[int], logit_rows: list[int], *, is_exact: bool) -> Batch:
     """The batch of rows of one token each, as in decoding; lists take a third of the time of numpy here."""
     slots: list[int] = []
     for row in rows:
@@ -102,7 +121,7 @@ def _lay_out_single(rows: list[Row], token_ids: list[int], logit_rows: list[int]
         slots.append(row.blocks[block] * BLOCK_TOKENS + offset)
     columns = (token_ids, [row.context_tokens - 1 for row in rows], slots, logit_rows)
     ids, positions, places, wanted = (torch.tensor(column, dtype=torch.int64) for column in columns)
-    return Batch(ids, positions, places, tuple(rows), wanted)
+    return Batch(ids, positions, places, tuple(rows), wanted, is_exact)
 
 
 def _slots(row: Row, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""One choice of a request while the engine computes it."""
+"""One choice of a request while the engine computes it. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.exec.request import Request
-from shards.exec.sampling import Sampler
-from shards.exec.stop import StopStrings
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.kv.prefix import CachedBlock
 from shards.kv.table import BlockTable, blocks_for
 from shards.nouns import Cause, Finished, FinishReason
 from shards.sched.plan import Work
+from shards.sched.room import Claim
 
 
 class Sequence:
     """One choice of a request: `computed_tokens` of prompt and output have KV, chasing all that are known.
 
-    `arrival` numbers all sequences of the engine. While it waits, `match` is the cached prefix that it would share.
+    `arrival` numbers all sequences of the engine. What is computed, cached and shared of its prompt ends at multiples
+    of `unit_tokens`; a unit larger than a block is a promise of equal bits, so no drawn token is then cached.
+    It was preempted and went on at `resumed_s`; waiting had improved its rank by `rank_credit` when it started.
+    While it waits, `match` is the cached prefix that it would share, or its table is parked.
     """
 
     def __init__(
-        self,
-        request: Request,
-        choice: int,
-        *,
-        arrival: int,
-        table: BlockTable,
-        draws: tuple[Sampler, StopStrings | None],
+        self, request: Request, choice: int, *, arrival: int, table: BlockTable, unit_tokens: int = BLOCK_TOKENS
     ) -> None:
         self.request, self.choice, self.arrival, self.table = request, choice, arrival, table
-        self.sampler, self.stops = draws
+        self.unit_tokens = unit_tokens
+        self._prompt_tokens = request.submission.prompt_tokens
         self.output: list[int] = []
         self.computed_tokens = 0
         self.cached_tokens = 0
         self.overtaken = 0
         self.match: list[CachedBlock] = []
+        self.resumed_s: float | None = None
+        self.rank_credit = 0
 
     def __repr__(self) -> str:
         return (
@@ -45,59 +44,126 @@ class Sequence:
         )
 
     @property
-    def outstanding_blocks(self) -> int:
-        """How many more blocks it may yet want, at most."""
-        return self.request.peak_blocks - len(self.table)
+    def known_tokens(self) -> int:
+        """The whole prompt, arrived or not, and what was drawn."""
+        return self._prompt_tokens + len(self.output)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Does the next token that it computes give one more?"""
+        return bool(self.output) and self.computed_tokens == self._prompt_tokens + len(self.output) - 1
+
+    @property
+    def is_startable(self) -> bool:
+        """Is there anything to compute, and may it be? What has begun to draw is not paused."""
+        return bool(self.output) or (bool(self.request.prompt) and not self.request.is_paused)
 
     @property
     def ready_tokens(self) -> int:
-        """How many tokens could be computed now."""
-        if self.output:
-            return self.request.submission.prompt_tokens + len(self.output) - self.computed_tokens
-        return 0 if self.request.is_paused else max(0, self.request.computable_tokens - self.computed_tokens)
+        """How many tokens could be computed now.
 
-    def work(self) -> Work:
-        """It as the scheduler sees it."""
-        request, ready = self.request, self.ready_tokens
+        A unit is computed at once or not at all, so that one that turns out to be cached can still be shared.
+        """
         if self.output:
-            return Work(self.arrival, request.rank, self.arrival, self.computed_tokens, ready, 0, True)
-        block, domain = self.computed_tokens // BLOCK_TOKENS, request.submission.domain
+            return self.known_tokens - self.computed_tokens
+        if self.request.is_paused:
+            return 0
+        arrived = self.request.arrived_tokens
+        computable = arrived if self.request.is_whole else arrived - arrived % self.unit_tokens
+        return max(0, computable - self.computed_tokens)
+
+    @property
+    def shareable_blocks(self) -> int:
+        """How many blocks may come from the cache. The last token is always computed: its logits are needed."""
+        arrived, known = self.request.arrived_tokens, self.known_tokens
+        if self.unit_tokens > BLOCK_TOKENS:
+            known -= len(self.output)
+        elif self.request.is_whole:
+            arrived = known
+        return min(arrived, known - 1) // self.unit_tokens * (self.unit_tokens // BLOCK_TOKENS)
+
+    @property
+    def storable_tokens(self) -> int:
+        """How many of the computed tokens may be cached."""
+        prompt_tokens = self._prompt_tokens
+        most = self.computed_tokens
+        return most if self.unit_tokens == BLOCK_TOKENS else min(most, prompt_tokens - prompt_tokens % self.unit_tokens)
+
+    def claim(self) -> Claim:
+        """What it holds and may come to want, once it runs."""
+        submission = self.request.submission
+        final_tokens = submission.prompt_tokens + submission.max_new_tokens - 1
+        return Claim(self.table.ids, self.known_tokens, final_tokens, self.is_decoding and self.table.is_landed)
+
+    def look_up(self) -> list[CachedBlock]:
+        """The cached blocks that it would share if it started now, in whole units."""
+        limit, domain = self.shareable_blocks, self.request.submission.domain
+        self.table.pool.prefix.extend_path(self.match, self.block_tokens, limit=limit, domain=domain)
+        return self.match[: self._whole(len(self.match))]
+
+    def share(self) -> int:
+        """Take from the cache what continues a sequence that stands on the boundary of a unit; says how many tokens."""
+        if self.computed_tokens % self.unit_tokens or self.is_decoding:
+            return 0
+        limit = self.shareable_blocks
+        if self.unit_tokens > BLOCK_TOKENS:
+            limit = self._whole_units_found(limit)
+        found = self.table.follow(self.block_tokens, limit=limit) * BLOCK_TOKENS
+        self.computed_tokens += found
+        self.cached_tokens += found
+        return found
+
+    def start_over(self) -> None:
+        """Forget its KV. What it has drawn stays, to be computed again as if it were prompt."""
+        self.table.release()
+        self.table = BlockTable(self.table.pool, self.table.domain, rank=self.table.rank)
+        self.computed_tokens = self.cached_tokens = 0
+        self.match = []
+
+    def work(self, rank: int) -> Work:
+        """It as the scheduler sees it, with `rank` the effective one."""
+        ready = self.ready_tokens
+        if self.is_decoding:
+            return Work(self.arrival, rank, self.arrival, self.computed_tokens, ready, 0, True)
+        block, domain = self.computed_tokens // BLOCK_TOKENS, self.request.submission.domain
         next_block = None
-        if self.table.is_chained and ready >= BLOCK_TOKENS:
+        if self.table.is_chained and ready >= self.unit_tokens and not self.computed_tokens % BLOCK_TOKENS:
             # the key alone names the block: if another's collides with it, this one waits a step for nothing
-            next_block = self.table.pool.prefix.key(self.table.tip, request.block_tokens(block), domain=domain)
+            next_block = self.table.pool.prefix.key(self.table.tip, self.block_tokens(block), domain=domain)
         return Work(
             id=self.arrival,
-            rank=request.rank,
+            rank=rank,
             arrival=self.arrival,
             computed_tokens=self.computed_tokens,
             ready_tokens=ready,
-            rest_tokens=request.submission.prompt_tokens - self.computed_tokens,
+            rest_tokens=self.known_tokens - self.computed_tokens,
             is_decoding=False,
-            slice_tokens=request.prefill_slice,
+            slice_tokens=self.request.prefill_slice,
             next_block=next_block,
-            may_follow=next_block is not None and block < request.matchable_blocks,
+            may_follow=next_block is not None and block < self.shareable_blocks,
         )
 
-    def draws_after(self, tokens: int) -> bool:
-        """Are the logits of the last of the next `tokens` wanted? They are if nothing known lies behind it."""
-        known = self.request.submission.prompt_tokens + len(self.output)
-        return self.computed_tokens + tokens == known
+    def draws_at(self, tokens: int) -> bool:
+        """Are the logits of its token number `tokens` (from 1) wanted? They are if nothing known lies behind it."""
+        return tokens == self.known_tokens
 
     def block_tokens(self, index: int) -> bytes:
         """The tokens of block `index`, all of which are known; prompt or output or both."""
-        prompt_tokens, start = self.request.submission.prompt_tokens, index * BLOCK_TOKENS
+        prompt_tokens, start = self._prompt_tokens, index * BLOCK_TOKENS
         if start + BLOCK_TOKENS <= prompt_tokens:
             return self.request.block_tokens(index)
         drawn = self.output[max(0, start - prompt_tokens) : start + BLOCK_TOKENS - prompt_tokens]
         return bytes(self.request.prompt[start * TOKEN_BYTES :]) + np.array(drawn, dtype="<u4").tobytes()
 
-    def token_ids(self, tokens: int) -> npt.NDArray[np.uint32] | list[int]:
-        """The next `tokens` to compute."""
-        start, prompt_tokens = self.computed_tokens, self.request.submission.prompt_tokens
+    def token_ids(self, start: int, stop: int) -> npt.NDArray[np.uint32] | list[int]:
+        """Its tokens `start` up to `stop`, of prompt and output."""
+        prompt_tokens = self._prompt_tokens
         if start >= prompt_tokens:
-            return self.output[start - prompt_tokens : start - prompt_tokens + tokens]
-        return self.request.token_ids(start, start + tokens)
+            return self.output[start - prompt_tokens : stop - prompt_tokens]
+        prompt = self.request.token_ids(start, min(stop, prompt_tokens))
+        if stop <= prompt_tokens:
+            return prompt
+        return np.concatenate([prompt, np.array(self.output[: stop - prompt_tokens], dtype="<u4")])
 
     def finished(
         self, reason: FinishReason, *, stop: str = "", message: str = "", cause: Cause | None = None
@@ -121,10 +187,22 @@ class Sequence:
         known = self.request.arrived_tokens + len(self.output)
         assert self.computed_tokens <= known, "more was computed than is known"
         assert self.cached_tokens <= self.computed_tokens, "more was cached than computed"
-        assert len(self.table) == blocks_for(self.computed_tokens), "blocks and computed tokens disagree"
-        assert self.outstanding_blocks >= 0, "it holds more than its peak"
-        if self.table.is_chained:
-            full = self.computed_tokens // BLOCK_TOKENS
-            assert [one.token_ids for one in self.table.path] == [self.block_tokens(i) for i in range(full)], (
+        held_tokens = 0 if self.table.is_parked else self.computed_tokens
+        assert len(self.table) == blocks_for(held_tokens), "blocks and computed tokens disagree"
+        assert len(self.table) <= self.request.peak_blocks, "it holds more than its peak"
+        if self.table.is_chained and not self.table.is_parked:
+            cached = self.storable_tokens // BLOCK_TOKENS
+            assert [one.token_ids for one in self.table.path] == [self.block_tokens(i) for i in range(cached)], (
                 "a shared block holds other tokens"
             )
+
+    def _whole_units_found(self, limit: int) -> int:
+        """How many cached blocks, up to `limit`, make whole units and have room on the device."""
+        path, pool, domain = list(self.table.path), self.table.pool, self.table.domain
+        pool.prefix.extend_path(path, self.block_tokens, limit=limit, domain=domain)
+        here = sum(cached.block is not None for cached in path)
+        restorable = max(0, pool.available_for(domain) - here)
+        return self._whole(min(len(path), here + restorable))
+
+    def _whole(self, blocks: int) -> int:
+        return blocks - blocks % (self.unit_tokens // BLOCK_TOKENS)

@@ -11,6 +11,9 @@ from torch import Tensor
 from shards.kv.keys import BLOCK_TOKENS
 from shards.network.config import NetworkConfig
 
+QUANTISED = (torch.int8, torch.float8_e4m3fn)
+"""What `shards.kv.quantised` stores; each token and head has a float32 scale beside it."""
+
 
 class Extent(NamedTuple):
     """`tokens` consecutive positions of a sequence that lie side by side in the cache, from `slot` on."""
@@ -53,6 +56,17 @@ class KvCache:
         # one index_copy_ for all heads takes half the time of one per head at 64 tokens
         self.data[layer].flatten(0, 1).index_copy_(1, slots, keys_values.transpose(0, 1))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the keys and values as `read` and `views` give them."""
+        return self.data.dtype
+
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """Views [blocks, ...] of all that the cache stores: what must be copied to copy a block."""
+        layers, two, kv_heads, _, head_dim = self.data.shape
+        return (self.data.view(layers, two, kv_heads, -1, BLOCK_TOKENS, head_dim).movedim(3, 0),)
+
     def read(self, layer: int, extents: Sequence[Extent]) -> tuple[Tensor, Tensor]:
         """Keys and values [kv_heads, tokens, head_dim] of all `extents` in order; one extent is not copied."""
         pieces = [self.data[layer, :, :, slot : slot + tokens] for slot, tokens in extents]
@@ -67,8 +81,9 @@ class KvCache:
 
 
 def bytes_per_block(config: NetworkConfig, dtype: torch.dtype) -> int:
-    """How much memory the keys and values of 64 positions take in all layers."""
-    return 2 * config.layers * config.kv_heads * BLOCK_TOKENS * config.head_dim * dtype.itemsize
+    """How much memory the keys and values of 64 positions take in all layers; stored as `dtype`, scales included."""
+    scale_bytes = torch.float32.itemsize if dtype in QUANTISED else 0
+    return 2 * config.layers * config.kv_heads * BLOCK_TOKENS * (config.head_dim * dtype.itemsize + scale_bytes)
 
 
 def extents_of(blocks: Sequence[int], start: int, stop: int) -> tuple[Extent, ...]:

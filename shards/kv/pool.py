@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
+from shards.kv.copier import Copier
 from shards.kv.extents import FreeBlocks
+from shards.kv.host import HostTier
+from shards.kv.idle import RANK_TURNS, IdleBlocks, recompute_cost
+from shards.kv.options import PoolOptions
+from shards.kv.pins import Pins
 from shards.kv.prefix import CachedBlock, PrefixCache
+
+_MOST_EARLY = 8
+"""Blocks that one eviction may take from the end of a chain, so that a decoding sequence finds consecutive ids."""
 
 
 class OutOfBlocks(Exception):
@@ -16,125 +24,388 @@ class OutOfBlocks(Exception):
 class BlockPool:
     """Owns every KV block of one shard and says who may use it.
 
-    A block is in exactly one place: free, idle (cached, without an owner, evictable, longest unused first) or owned
-    (counted holders). Whoever holds a cached block holds its parents too, and lets go of them last: so the longest
-    unused idle block never has a cached child, and every idle block can be evicted.
+    A block is in exactly one place: free, draining (free as soon as a copy has read it), idle (cached, without an
+    owner, evictable), kept (the same, but pinned) or owned (counted holders). Whoever holds a cached block holds its
+    parents too, so every idle block comes to be evictable. In which order is told in `shards.kv.idle`.
+
+    A cached block that leaves the device goes to the host tier if there is room or something of less worth there, and
+    comes back when it is matched. `guaranteed` blocks are never kept back by pins and floors: what needs no more than
+    that can always start once others have finished.
     """
 
-    def __init__(self, size: int, *, model: str) -> None:
-        self.size = size
+    def __init__(
+        self, size: int, *, model: str, options: PoolOptions | None = None, copier: Copier | None = None
+    ) -> None:
+        self.size, self.options = size, options or PoolOptions()
+        self.guaranteed = self.options.guaranteed(size)
         self.prefix = PrefixCache(model)
+        self._pins = Pins(int(self.options.pin_share * size))
+        self.host = HostTier(self.prefix, self._pins, copier)
         self._free = FreeBlocks(size)
-        self._idle: OrderedDict[int, CachedBlock] = OrderedDict()
+        self._draining: set[int] = set()
+        self._idle = IdleBlocks(self.options.floors)
         self._holders: dict[int, int] = {}
         self._cached: dict[int, CachedBlock] = {}
+        self._cached_of: Counter[str] = Counter()
+        self._taken = 0
+        # evicting early costs a small pool too much of its cache
+        self._run_blocks = max(1, min(_MOST_EARLY, size // 64))
 
     def __repr__(self) -> str:
-        return f"BlockPool({len(self._free)} free, {len(self._idle)} idle, {len(self._holders)} owned of {self.size})"
+        return (
+            f"BlockPool({len(self._free) + len(self._draining)} free, {len(self._idle)} idle, "
+            f"{len(self._pins)} pinned, {len(self._holders)} owned of {self.size}; {self.host!r})"
+        )
 
     @property
     def available(self) -> int:
-        """Blocks that `take` could give: free or evictable."""
-        return len(self._free) + len(self._idle)
+        """Blocks that `take` could give to anybody: free or evictable."""
+        return self.available_for(None)
+
+    def available_for(self, domain: str | None) -> int:
+        """Blocks that `take` could give on behalf of `domain`, which may evict its own below its floor."""
+        count = len(self._free) + len(self._draining) + self._idle.count(None)
+        for name, floor in self.options.floors.items():
+            idle = self._idle.count(name)
+            count += idle if name == domain else min(idle, max(0, self._cached_of[name] - floor))
+        return count
 
     @property
     def owned(self) -> int:
         """Blocks that somebody holds."""
         return len(self._holders)
 
-    def is_held(self, block: int) -> bool:
+    def is_held(self, block: int | None) -> bool:
         """Does anybody hold `block`?"""
         return block in self._holders
 
-    def take(self, count: int, *, after: int | None = None) -> list[int]:
-        """`count` blocks for a new owner, consecutive behind `after` where possible; evicts what was unused longest.
+    def has_landed(self, blocks: Iterable[int]) -> bool:
+        """May all of `blocks` be read? Not while a copy from the host is on its way."""
+        self._settle(self.host.flights.land())
+        landing = self.host.flights.landing
+        return not landing or landing.isdisjoint(blocks)
 
+    def take(self, count: int, *, after: int | None = None, domain: str | None = None) -> list[int]:
+        """`count` blocks for a new owner, consecutive behind `after` where possible; evicts on behalf of `domain`.
+
+        What is evicted is copied to the host tier, if there is one, before its block is given away: it waits for that.
         Raises OutOfBlocks; nothing has changed then.
         """
-        if count > self.available:
-            raise OutOfBlocks(f"{count} blocks are wanted and {self.available} of {self.size} are free or evictable")
+        room = self.available_for(domain)
+        if count > room:
+            raise OutOfBlocks(f"{count} blocks are wanted and {room} of {self.size} are free or evictable")
+        if after is not None and after + 1 not in self._free and len(self._free) < self.size // 32:
+            # a run of its own for who grows in a full pool: 3 extents in 16 blocks beside 15 others, instead of 16
+            self._evict(domain)
+        self.make_room(count, domain=domain)
+        assert len(self._free) + len(self._draining) >= count, "what is idle cannot be evicted"
         while len(self._free) < count:
-            self._evict()
+            self._settle(self.host.flights.wait())
         taken = self._free.take(count, after=after)
         self._holders.update(dict.fromkeys(taken, 1))
+        self._taken += count
         return taken
 
+    def make_room(self, count: int, *, domain: str | None = None) -> None:
+        """Evict until `count` blocks are free or about to be, or nothing more may be evicted.
+
+        Called a step ahead, it lets the copies to the host run while the step computes.
+        """
+        self._settle(self.host.flights.land())
+        while len(self._free) + len(self._draining) < count and self._evict(domain):
+            pass
+        self.host.flights.start()
+
     def share(self, cached: CachedBlock) -> int:
-        """The block of `cached`, held once more. The caller holds its parents already."""
+        """The device block of `cached`, held once more. The caller holds its parents already."""
         assert cached in self.prefix, "only what is cached can be shared"
-        self._idle.pop(cached.block, None)
+        assert cached.block is not None, "only what is on the device can be shared"
+        self._idle.remove(cached)
         self._holders[cached.block] = self._holders.get(cached.block, 0) + 1
         return cached.block
+
+    def restore(self, path: Sequence[CachedBlock], *, after: int | None = None) -> list[int]:
+        """Device blocks, held, for a beginning of `path`, as far as there is room; the copies to them have started.
+
+        All of `path` is in the host tier only, and the caller holds the parents of its first block.
+        """
+        slots = [cached.slot for cached in path[: self.available_for(path[0].domain)] if cached.slot is not None]
+        # held, so that evictions that make room on the device do not take them
+        for slot in slots:
+            self.host.hold(slot)
+        blocks = self._load(path, slots, after=after, domain=path[0].domain)
+        self.forsake(slots)
+        return blocks
 
     def store(self, block: int, parent: CachedBlock | None, token_ids: bytes, *, domain: str) -> CachedBlock | None:
         """Cache `block`, which the caller alone holds and has filled with `token_ids` behind `parent`.
 
-        If an equal one is cached already, the caller's hold moves over to that one and `block` becomes free.
-        None (and nothing changed) if the key is taken by other tokens or `parent` is cached no more.
+        If an equal one is cached on the device already, the caller's hold moves over to that one and `block` becomes
+        free. None (and nothing changed) if the key is taken by other tokens or `parent` is cached no more.
         """
         assert self._holders[block] == 1, "a shared block is not the caller's to store"
         known = self.prefix.find(parent, token_ids, domain=domain)
-        if known is not None:
+        if known is not None and known.block is not None:
             self.share(known)
             self.release([block])
             return known
+        if known is not None:
+            self._place(known, block)
+            return known
         cached = self.prefix.add(block, parent, token_ids, domain=domain)
         if cached is not None:
-            self._cached[block] = cached
+            self._enter(cached, block)
         return cached
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """End one hold on each of `blocks` (in their sequence's order): cached ones become idle, the rest free."""
+    def release(self, blocks: Sequence[int], *, rank: int = 0) -> None:
+        """End one hold on each of `blocks` (in their sequence's order): cached ones become idle, the rest free.
+
+        `rank` is that of the class that used them until now; 0 is the best.
+        """
+        now = self._taken / self.size - RANK_TURNS * rank
         for block in reversed(blocks):
-            holders = self._holders[block] - 1
-            if holders:
-                self._holders[block] = holders
+            cached = self._cached.get(block)
+            if cached is not None:
+                worth = now + recompute_cost(cached.depth, self.options.doubling_tokens)
+                cached.worth = max(cached.worth, worth)
+            self._holders[block] -= 1
+            if self._holders[block]:
                 continue
             del self._holders[block]
-            cached = self._cached.get(block)
             if cached is None:
-                self._free.give(block)
-            else:
-                self._idle[block] = cached
+                self._vacate(block)
+            elif cached not in self._pins:
+                self._idle.add(cached, is_leaf=not cached.device_children)
+
+    def park(self, path: Sequence[CachedBlock], blocks: Sequence[int], *, rank: int) -> list[int] | None:
+        """Host slots, held, that take over from `blocks` (the first of them cached, as `path`), which are released.
+
+        None, and nothing changed, if the host tier has no room.
+        """
+        known = [cached.slot for cached in path if cached.slot is not None]
+        for slot in known:
+            self.host.hold(slot)
+        if self.host.room < len(blocks) - len(known):
+            self.forsake(known)
+            return None
+        slots = [self._park_cached(cached) for cached in path]
+        slots += [self._save(block) for block in blocks[len(path) :]]
+        self.host.flights.start()
+        self.release(blocks, rank=rank)
+        return slots
+
+    def unpark_need(self, path: Sequence[CachedBlock], slots: Sequence[int]) -> int:
+        """By how much `unpark` would lower what is available: fresh blocks, and idle ones that it shares."""
+        on_device = sum(cached.block is not None for cached in path)
+        return len(slots) - on_device + sum(cached in self._idle for cached in path)
+
+    def unpark(self, path: Sequence[CachedBlock], slots: Sequence[int], *, domain: str) -> list[int]:
+        """Device blocks, held, that take over from `slots`, which are released; copies are on their way.
+
+        What of `path` is still on the device is shared instead. Raises OutOfBlocks; nothing has changed then.
+        """
+        need, room = self.unpark_need(path, slots), self.available_for(domain)
+        if need > room:
+            raise OutOfBlocks(f"{need} blocks are wanted and {room} of {self.size} are free or evictable")
+        blocks = [self.share(cached) for cached in path if cached.block is not None]
+        rest, after = len(blocks), blocks[-1] if blocks else None
+        blocks += self._load(path[rest:], slots[rest:], after=after, domain=domain)
+        self.forsake(slots)
+        return blocks
+
+    def forsake(self, slots: Sequence[int]) -> None:
+        """End one hold on each of `slots`, which `park` gave."""
+        for slot in reversed(slots):
+            self.host.release(slot)
+
+    def pin(self, keys: Iterable[int], *, domain: str, until_s: float, now_s: float, keep: int = 0) -> int:
+        """How many of the blocks that `keys` name, and all before them, are now not evicted before `until_s`.
+
+        Stops at the first that is not cached in `domain`, at the share that pins may have, and before fewer than `keep`
+        blocks (what running sequences were promised) would be available.
+        """
+        self.expire_pins(now_s)
+        pinned = 0
+        for key in keys:
+            cached = self.prefix.named(key, domain=domain)
+            if until_s <= now_s or cached is None or not self._pin_path(cached, until_s, keep):
+                break
+            pinned += 1
+        return pinned
+
+    def expire_pins(self, now_s: float) -> None:
+        """Let go of the blocks whose pins have ended by `now_s`. Without it they stay, within their share."""
+        for cached in self._pins.expire(now_s):
+            if cached.block is not None and cached.block not in self._holders:
+                self._idle.add(cached, is_leaf=not cached.device_children)
+            self.host.settle(cached)
 
     def distrust(self, path: Sequence[CachedBlock]) -> None:
         """Uncache the end of `path`, which the caller holds, as far as nobody else holds or continues it."""
         for cached in reversed(path):
-            if self._holders[cached.block] > 1 or cached.children:
+            block = cached.block
+            assert block is not None, "what the caller holds is on the device"
+            if self._holders[block] > 1 or cached.children or self.host.is_held(cached.slot):
                 break
-            self.prefix.remove(cached)
-            del self._cached[cached.block]
+            self._pins.discard(cached)
+            if cached.slot is not None:
+                self.host.discard(cached)
+            self._leave(cached, block)
+            self.prefix.displace(cached)
 
     def clear(self) -> None:
-        """Forget all that is cached. Blocks that are held stay with their holders, uncached."""
-        for block in self._idle:
-            self._free.give(block)
+        """Forget all that is cached. Blocks and slots that are held stay with their holders, uncached."""
+        for block in self._cached.keys() - self._holders.keys():
+            self._vacate(block)
         self._idle.clear()
+        self._pins.clear()
         self._cached.clear()
+        self._cached_of.clear()
+        self.host.clear()
         self.prefix.clear()
 
     def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
-        """Prove that no block is lost or in two places; with `holders` (each one's blocks), that they are who holds."""
-        self._free.check()
-        self.prefix.check()
-        places = [*self._free.ids(), *self._idle, *self._holders]
+        """Prove that no block is lost or in two places in either tier, that parents are cached and pins are kept.
+
+        With `holders` (each one's blocks), that they are who holds.
+        """
+        for part in (self._free, self._idle, self._pins, self.prefix, self.host):
+            part.check()
+        kept = {block for block, cached in self._cached.items() if cached in self._pins} - self._holders.keys()
+        idle = [cached.block for cached in self._idle if cached.block is not None]
+        places = [*self._free.ids(), *self._draining, *idle, *kept, *self._holders]
         assert sorted(places) == list(range(self.size)), "a block is lost or in two places"
-        assert {cached.block: cached for cached in self.prefix} == self._cached, "pool and prefix cache disagree"
-        assert all(self._cached.get(block) is cached for block, cached in self._idle.items()), (
-            "an idle block is uncached"
+        assert all(self.host.flights.is_busy(block) for block in self._draining), "a free block is not given back"
+        assert not any(map(self.host.flights.is_busy, self._free.ids())), "a free block is still copied"
+        assert {one.block: one for one in self.prefix if one.block is not None} == self._cached, (
+            "pool and prefix cache disagree"
         )
-        age = {block: at for at, block in enumerate(self._idle)}
-        for block, cached in self._cached.items():
-            if cached.parent is not None and cached.parent.block in age:
-                assert block in age, "a held block has an idle parent"
-                assert age[block] < age[cached.parent.block], "a parent would be evicted before its child"
+        for cached in self._idle:
+            assert cached not in self._pins, "a pinned block could be evicted"
+            assert self._idle.is_ripe(cached) == (not cached.device_children), (
+                "a parent could be evicted before its child"
+            )
+        for cached in self._pins_and_parents_of_held():
+            assert cached in self.prefix, "a pinned block or the parent of a held one was evicted"
+        counts = Counter(cached.domain for cached in self._cached.values())
+        assert counts == self._cached_of, "a domain's blocks are miscounted"
         assert all(count > 0 for count in self._holders.values()), "an owned block has no holder"
         if holders is not None:
             held = Counter(block for blocks in holders for block in blocks)
             assert held == Counter(self._holders), "holders are miscounted"
 
-    def _evict(self) -> None:
-        block, cached = self._idle.popitem(last=False)
-        self.prefix.remove(cached)
+    def _pins_and_parents_of_held(self) -> Iterator[CachedBlock]:
+        yield from self._pins
+        for block in self._holders.keys() & self._cached.keys():
+            parent = self._cached[block].parent
+            if parent is not None:
+                assert self.is_held(parent.block), "a held block has an idle parent"
+                yield parent
+
+    def _settle(self, quiet: Iterable[int]) -> None:
+        for block in quiet:
+            if block in self._draining:
+                self._draining.remove(block)
+                self._free.give(block)
+
+    def _vacate(self, block: int) -> None:
+        if self.host.flights.is_busy(block):
+            self._draining.add(block)
+        else:
+            self._free.give(block)
+
+    def _load(self, path: Sequence[CachedBlock], slots: Sequence[int], *, after: int | None, domain: str) -> list[int]:
+        """Fresh blocks that `slots` are copied to; the first of them are those of `path`."""
+        blocks = self.take(len(slots), after=after, domain=domain)
+        for slot, block in zip(slots, blocks, strict=True):
+            self.host.flights.load(slot, block)
+        for cached, block in zip(path, blocks, strict=False):
+            self._place(cached, block)
+        self.host.flights.start()
+        return blocks
+
+    def _place(self, cached: CachedBlock, block: int) -> None:
+        """`cached`, so far in the host tier only, is in `block` too."""
+        self.prefix.place(cached, block)
+        self._enter(cached, block)
+        self.host.settle(cached)
+
+    def _enter(self, cached: CachedBlock, block: int) -> None:
+        self._cached[block] = cached
+        self._cached_of[cached.domain] += 1
+
+    def _leave(self, cached: CachedBlock, block: int) -> None:
         del self._cached[block]
-        self._free.give(block)
+        self._cached_of[cached.domain] -= 1
+
+    def _save(self, block: int) -> int:
+        """A slot, held, that `block` is copied to."""
+        slot = self.host.take()
+        assert slot is not None, "who saves has asked for room"
+        self.host.flights.save(block, slot)
+        return slot
+
+    def _park_cached(self, cached: CachedBlock) -> int:
+        """The slot of `cached`, which the caller holds if there was one already."""
+        if cached.slot is not None:
+            return cached.slot
+        assert cached.block is not None, "a cached block is nowhere"
+        slot = self._save(cached.block)
+        self.host.enter(cached, slot)
+        return slot
+
+    def _may_evict(self, group: str | None, domain: str | None) -> bool:
+        """May a block of `group` be evicted on behalf of `domain`?"""
+        return group is None or group == domain or self._cached_of[group] > self.options.floors[group]
+
+    def _evict(self, domain: str | None) -> bool:
+        """Evict what is worth least, and those before it while their ids are consecutive; False if there is nothing."""
+        cached = self._idle.least([group for group in (None, *self.options.floors) if self._may_evict(group, domain)])
+        if cached is None:
+            return False
+        group = cached.domain if cached.domain in self.options.floors else None
+        for _ in range(self._run_blocks):
+            block, parent, worth = cached.block, cached.parent, cached.worth
+            assert block is not None, "what is idle here is on the device"
+            self._move_out(cached, block)
+            if parent is None or parent.block != block - 1 or not self._idle.is_ripe(parent):
+                break
+            if parent.worth > worth or not self._may_evict(group, domain):
+                break
+            cached = parent
+        return True
+
+    def _move_out(self, cached: CachedBlock, block: int) -> None:
+        """`cached` leaves the device: for the host tier if it is worth it, or if its children are there."""
+        assert block not in self._holders, "a held block is never evicted"
+        assert cached not in self._pins, "a pinned block is never evicted"
+        self._idle.remove(cached)
+        self._leave(cached, block)
+        slot = None
+        if cached.slot is None:
+            # what has children there takes the place of whatever is worth least, since they must not be orphans
+            slot = self.host.take() if cached.children else self.host.take(cached.worth)
+        if slot is not None:
+            self.host.flights.save(block, slot)
+            self.host.enter(cached, slot)
+        self.prefix.displace(cached)
+        if slot is not None:
+            self.host.release(slot)
+        else:
+            self.host.settle(cached)
+        self._vacate(block)
+        parent = cached.parent
+        if parent is not None and not parent.device_children and parent in self._idle:
+            self._idle.ripen(parent)
+
+    def _pin_path(self, cached: CachedBlock, until_s: float, keep: int) -> bool:
+        """Pin `cached` and all before it, first to last; False if not all of them could be."""
+        path = [cached]
+        while (parent := path[-1].parent) is not None and not self._pins.holds_until(parent, until_s):
+            path.append(parent)
+        for one in reversed(path):
+            if (one in self._idle and self.available <= keep) or not self._pins.hold(one, until_s):
+                return False
+            self._idle.remove(one)
+            self.host.settle(one)
+        return True

@@ -8,20 +8,32 @@ from dataclasses import dataclass
 from shards.kv.keys import block_keys, root_key
 from shards.nouns import CacheChange, CacheEvent
 
+DEVICE, HOST = "device", "host"
+"""The tiers: where the network reads and writes, and where blocks wait to be copied back."""
+
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
     """A full block whose KV may be shared: `token_ids` (little-endian uint32) behind all that `parent` stands for.
 
-    Two of them are the same prefix only if they are the same object; `key` is a name for the outside.
+    Two of them are the same prefix only if they are the same object; `key` is a name for the outside. Its KV lies in
+    device block `block`, in host slot `slot`, or in both. `depth` blocks lie before it. `children` are cached in any
+    tier, `device_children` on the device. `worth` orders eviction, see `shards.kv.idle`.
     """
 
-    block: int
+    block: int | None
     key: int
     domain: str
     parent: CachedBlock | None
     token_ids: bytes
+    depth: int
+    slot: int | None = None
     children: int = 0
+    device_children: int = 0
+    worth: float = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"CachedBlock({self.key:#x}: depth {self.depth}, block {self.block}, slot {self.slot})"
 
 
 class PrefixCache:
@@ -29,14 +41,18 @@ class PrefixCache:
 
     Keys only lead to a candidate: xxh3 does not resist an adversary, so a block whose key is taken by other tokens is
     a miss, is not cached, and nothing may be cached or found behind it.
-    A cached block's parent is cached; `check()` proves it. Changes are collected as events until drained.
+    A cached block's parent is cached, and that of a block on the device is on the device; `check()` proves it. So a
+    prefix that is found is some blocks on the device and then some in the host tier.
+    Changes are collected as events until drained, in order within each tier: tiers are counted apart, so their order
+    among each other means nothing, and a hundred blocks that move are two events.
     """
 
     def __init__(self, model: str) -> None:
         self._model = model
         # insertion order puts parents before children, which a snapshot relies on
         self._by_key: dict[int, CachedBlock] = {}
-        self._changes: list[tuple[CacheChange, list[int]]] = []
+        self._changes: list[tuple[CacheChange, str, list[int]]] = []
+        self._last_of: dict[str, tuple[CacheChange, list[int]]] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -61,6 +77,11 @@ class PrefixCache:
             return found
         return None
 
+    def named(self, key: int, *, domain: str) -> CachedBlock | None:
+        """The cached block that `key` names in `domain`. Enough to pin by, never to read by."""
+        found = self._by_key.get(key)
+        return found if found is not None and found.domain == domain else None
+
     def extend_path(
         self, path: list[CachedBlock], tokens_of: Callable[[int], bytes], *, limit: int, domain: str
     ) -> None:
@@ -77,32 +98,59 @@ class PrefixCache:
             path.append(found)
 
     def add(self, block: int, parent: CachedBlock | None, token_ids: bytes, *, domain: str) -> CachedBlock | None:
-        """Cache `block`; None if its key is taken or `parent` is cached no more."""
+        """Cache `block` of the device; None if its key is taken or `parent` is cached no more."""
         key = self.key(parent, token_ids, domain=domain)
         if key in self._by_key or (parent is not None and parent not in self):
             return None
-        cached = self._by_key[key] = CachedBlock(block, key, domain, parent, token_ids)
+        depth = 0 if parent is None else parent.depth + 1
+        cached = self._by_key[key] = CachedBlock(None, key, domain, parent, token_ids, depth)
         if parent is not None:
             parent.children += 1
-        self._tell(CacheChange.STORED, key)
+        self.place(cached, block)
         return cached
 
-    def remove(self, cached: CachedBlock) -> None:
-        """Forget a block that has no children."""
-        assert not cached.children, "children are evicted before their parents"
-        del self._by_key[cached.key]
+    def place(self, cached: CachedBlock, block: int) -> None:
+        """The KV of `cached` is in `block` of the device too; its parent's is there already."""
+        assert cached.block is None, "a cached block is in one device block"
+        cached.block = block
         if cached.parent is not None:
-            cached.parent.children -= 1
-        self._tell(CacheChange.EVICTED, cached.key)
+            cached.parent.device_children += 1
+        self._tell(CacheChange.STORED, DEVICE, cached.key)
+
+    def displace(self, cached: CachedBlock) -> None:
+        """The KV of `cached`, none of whose children are on the device, is there no more. Forgotten if nowhere else."""
+        assert not cached.device_children, "children are evicted before their parents"
+        cached.block = None
+        if cached.parent is not None:
+            cached.parent.device_children -= 1
+        self._tell(CacheChange.EVICTED, DEVICE, cached.key)
+        self._forget_unless_held(cached)
+
+    def keep(self, cached: CachedBlock, slot: int) -> None:
+        """The KV of `cached` is in `slot` of the host tier too."""
+        assert cached.slot is None, "a cached block is in one host slot"
+        cached.slot = slot
+        self._tell(CacheChange.STORED, HOST, cached.key)
+
+    def drop(self, cached: CachedBlock) -> None:
+        """The KV of `cached` is in the host tier no more. Forgotten if nowhere else; it has no children then."""
+        cached.slot = None
+        self._tell(CacheChange.EVICTED, HOST, cached.key)
+        self._forget_unless_held(cached)
 
     def clear(self) -> None:
         """Forget everything."""
         self._by_key.clear()
-        self._changes.append((CacheChange.CLEARED, []))
+        self._last_of.clear()
+        self._changes.append((CacheChange.CLEARED, DEVICE, []))
 
     def snapshot(self) -> tuple[CacheEvent, ...]:
-        """All that is cached, as one event, parents before children; nothing if nothing is."""
-        return (CacheEvent(CacheChange.STORED, tuple(self._by_key)),) if self._by_key else ()
+        """All that is cached, one event for each tier that holds something, parents before children."""
+        device = tuple(key for key, cached in self._by_key.items() if cached.block is not None)
+        host = tuple(key for key, cached in self._by_key.items() if cached.slot is not None)
+        return tuple(
+            CacheEvent(CacheChange.STORED, keys, tier) for tier, keys in ((DEVICE, device), (HOST, host)) if keys
+        )
 
     @property
     def has_events(self) -> bool:
@@ -110,23 +158,41 @@ class PrefixCache:
         return bool(self._changes)
 
     def drain_events(self) -> tuple[CacheEvent, ...]:
-        """The changes since the last call, in order."""
-        events = tuple(CacheEvent(change, tuple(keys)) for change, keys in self._changes)
+        """The changes since the last call, in order within each tier; CLEARED, with no keys, means all of them."""
+        events = tuple(CacheEvent(change, tuple(keys), tier) for change, tier, keys in self._changes)
         self._changes.clear()
+        self._last_of.clear()
         return events
 
     def check(self) -> None:
-        """Prove that parents are cached and children counted."""
+        """Prove that each block is somewhere, that parents are where children are, and that children are counted."""
         children = dict.fromkeys(self._by_key, 0)
+        device_children = dict.fromkeys(self._by_key, 0)
         for key, cached in self._by_key.items():
             assert cached.key == key == self.key(cached.parent, cached.token_ids, domain=cached.domain), "a wrong key"
+            assert cached.block is not None or cached.slot is not None, "a cached block is nowhere"
             if cached.parent is not None:
                 assert cached.parent in self, "a cached block has lost its parent"
                 assert cached.parent.domain == cached.domain, "a chain crosses domains"
+                assert cached.depth == cached.parent.depth + 1, "a wrong depth"
+                assert cached.block is None or cached.parent.block is not None, "a device block's parent is elsewhere"
                 children[cached.parent.key] += 1
-        assert all(children[key] == cached.children for key, cached in self._by_key.items()), "children miscounted"
+                device_children[cached.parent.key] += cached.block is not None
+        for key, cached in self._by_key.items():
+            assert children[key] == cached.children, "children are miscounted"
+            assert device_children[key] == cached.device_children, "children on the device are miscounted"
 
-    def _tell(self, change: CacheChange, key: int) -> None:
-        if not self._changes or self._changes[-1][0] is not change:
-            self._changes.append((change, []))
-        self._changes[-1][1].append(key)
+    def _forget_unless_held(self, cached: CachedBlock) -> None:
+        if cached.block is not None or cached.slot is not None:
+            return
+        assert not cached.children, "children are evicted before their parents"
+        del self._by_key[cached.key]
+        if cached.parent is not None:
+            cached.parent.children -= 1
+
+    def _tell(self, change: CacheChange, tier: str, key: int) -> None:
+        last = self._last_of.get(tier)
+        if last is None or last[0] is not change:
+            last = self._last_of[tier] = (change, [])
+            self._changes.append((change, tier, last[1]))
+        last[1].append(key)

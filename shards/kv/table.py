@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.pool import BlockPool
@@ -17,22 +17,27 @@ def blocks_for(tokens: int) -> int:
 class BlockTable:
     """Which blocks hold one sequence's KV, in order, and which of them are cached.
 
-    `path` are the cached ones, always a beginning of `blocks`. `is_chained` turns False when a block could not be
-    cached: nothing behind it can then be cached or found.
+    `path` are the cached ones, always a beginning of the blocks. `is_chained` turns False when a block could not be
+    cached: nothing behind it can then be cached or found. `rank` is that of the sequence's class, 0 the best: it says
+    how long its blocks stay cached after it, and may be changed at any time.
+
+    A table that is parked has its KV in the host tier and no device block: it can be unparked or released.
     """
 
-    def __init__(self, pool: BlockPool, domain: str) -> None:
-        self.pool, self.domain = pool, domain
+    def __init__(self, pool: BlockPool, domain: str, *, rank: int = 0) -> None:
+        self.pool, self.domain, self.rank = pool, domain, rank
         self.path: list[CachedBlock] = []
         self.is_chained = True
         self._blocks: list[int] = []
         self._ids: tuple[int, ...] | None = ()
+        self._slots: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def __repr__(self) -> str:
-        return f"BlockTable({len(self._blocks)} blocks, {len(self.path)} cached)"
+        parked = "" if self._slots is None else f", {len(self._slots)} parked"
+        return f"BlockTable({len(self._blocks)} blocks, {len(self.path)} cached{parked})"
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -46,27 +51,44 @@ class BlockTable:
         """The last cached block; None before the first."""
         return self.path[-1] if self.path else None
 
+    @property
+    def is_parked(self) -> bool:
+        """Is the KV in the host tier?"""
+        return self._slots is not None
+
+    @property
+    def is_landed(self) -> bool:
+        """Is all KV on the device? While a copy from the host is on its way, nothing may be computed."""
+        return self._slots is None and self.pool.has_landed(self._blocks)
+
     def follow(self, tokens_of: Callable[[int], bytes], *, limit: int) -> int:
         """Share the cached blocks that continue this table, up to `limit` blocks in all; says how many were added.
 
-        All blocks so far must be full and cached.
+        All blocks so far must be full and cached. What is in the host tier is copied back, as far as there is room.
         """
-        if not self.is_chained or len(self.path) != len(self._blocks):
+        if self.is_parked or not self.is_chained or len(self.path) != len(self._blocks):
             return 0
         had = len(self._blocks)
         path = list(self.path)
         self.pool.prefix.extend_path(path, tokens_of, limit=limit, domain=self.domain)
         for cached in path[had:]:
+            if cached.block is None:
+                break
             self._blocks.append(self.pool.share(cached))
-        if len(path) > had:
-            self.path, self._ids = path, None
-        return len(path) - had
+        rest = path[len(self._blocks) :]
+        if rest:
+            self._blocks += self.pool.restore(rest, after=self._blocks[-1] if self._blocks else None)
+        if len(self._blocks) > had:
+            self.path, self._ids = path[: len(self._blocks)], None
+        return len(self._blocks) - had
 
     def grow(self, tokens: int) -> None:
         """Make room for `tokens` positions in all. Raises OutOfBlocks."""
+        assert not self.is_parked, "a parked table does not grow"
         missing = blocks_for(tokens) - len(self._blocks)
         if missing > 0:
-            self._blocks += self.pool.take(missing, after=self._blocks[-1] if self._blocks else None)
+            after = self._blocks[-1] if self._blocks else None
+            self._blocks += self.pool.take(missing, after=after, domain=self.domain)
             self._ids = None
 
     def store(self, tokens_of: Callable[[int], bytes], *, computed_tokens: int) -> None:
@@ -78,29 +100,61 @@ class BlockTable:
                 self.is_chained = False
             else:
                 self.path.append(cached)
-                if cached.block != self._blocks[at]:
+                if cached.block is not None and cached.block != self._blocks[at]:
                     self._blocks[at], self._ids = cached.block, None
 
+    def park(self) -> bool:
+        """Move all KV, that of a last block in part too, to the host tier, and let go of the device blocks.
+
+        False, and nothing changed, if there is no room.
+        """
+        assert not self.is_parked, "a table is parked once"
+        slots = self.pool.park(self.path, self._blocks, rank=self.rank)
+        if slots is None:
+            return False
+        self._slots, self._blocks, self._ids = slots, [], ()
+        return True
+
+    def can_unpark(self, *, keep: int = 0) -> bool:
+        """Could `unpark` take the blocks that it needs and leave `keep` available?"""
+        if self._slots is None:
+            return False
+        return self.pool.unpark_need(self.path, self._slots) + keep <= self.pool.available_for(self.domain)
+
+    def unpark(self) -> None:
+        """Take device blocks and start to copy the KV back; it is there once `is_landed`. Raises OutOfBlocks."""
+        assert self._slots is not None, "only what is parked can be unparked"
+        self._blocks = self.pool.unpark(self.path, self._slots, domain=self.domain)
+        self._slots, self._ids = None, None
+
     def unchain(self) -> None:
-        """Forget that any block is cached, for a pool that was cleared."""
+        """Forget that any block is cached, for a pool that was cleared. Parked tables need it too."""
         self.path, self.is_chained = [], False
 
     def distrust(self) -> None:
         """Uncache what this sequence alone holds: its KV may be wrong."""
-        self.pool.distrust(self.path)
+        if not self.is_parked:
+            self.pool.distrust(self.path)
         self.unchain()
 
     def release(self) -> None:
-        """Let go of all blocks."""
-        self.pool.release(self._blocks)
-        self._blocks, self.path, self._ids = [], [], ()
+        """Let go of all blocks, the parked ones too."""
+        if self._slots is not None:
+            self.pool.forsake(self._slots)
+        self.pool.release(self._blocks, rank=self.rank)
+        self._blocks, self.path, self._ids, self._slots = [], [], (), None
 
     def check(self) -> None:
-        """Prove that the cached blocks are a beginning of the table, linked in order."""
-        assert [cached.block for cached in self.path] == self._blocks[: len(self.path)], "table and path disagree"
+        """Prove that the cached blocks are a beginning of the table, linked in order, and that it holds them."""
+        places: Sequence[int] = self._blocks if self._slots is None else self._slots
+        assert not (self._slots is not None and self._blocks), "a parked table holds device blocks"
+        path = [cached.block if self._slots is None else cached.slot for cached in self.path]
+        assert path == list(places[: len(path)]), "table and path disagree"
+        is_held = self.pool.is_held if self._slots is None else self.pool.host.is_held
+        assert all(map(is_held, places)), "a table has a block that it does not hold"
         parents: list[CachedBlock | None] = [None, *self.path]
         for parent, cached in zip(parents, self.path, strict=False):
             assert cached.parent is parent, "a path is broken"
             assert cached.domain == self.domain, "a table holds another domain's block"
             assert cached in self.pool.prefix, "a held block was evicted"
-        assert len(set(self._blocks)) == len(self._blocks), "a table holds a block twice"
+        assert len(set(places)) == len(places), "a table holds a block twice"

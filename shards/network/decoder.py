@@ -32,12 +32,12 @@ class Decoder:
         A row's logits depend on its own sequence only: not on its neighbours, nor on how the sequence was cut into
         steps or which blocks hold it, up to the rounding of a float.
         """
-        hidden = functional.embedding(batch.token_ids, self.weights.embedding)
+        hidden = functional.embedding(batch.token_ids, self.weights.embedding).to(self.weights.norm.dtype)
         rotation = self._rotary.at(batch.positions, hidden.dtype)
         attention = {window: PagedAttention(batch, cache, window) for window in set(self.config.windows)}
         last = self.config.layers - 1
         for index, (layer, window) in enumerate(zip(self.weights.layers, self.config.windows, strict=True)):
-            heads = self._project(hidden, layer, rotation)
+            heads = self._project(hidden, layer, rotation).to(cache.dtype)
             queries, keys_values = torch.split(heads, [self.config.heads, 2 * self.config.kv_heads], 1)
             cache.write(index, batch.slots, keys_values)
             if index == last and not len(batch.logit_rows):
@@ -46,17 +46,16 @@ class Decoder:
             if index == last:
                 # past the last attention no token needs another, so only those asked for go on
                 hidden, mixed = hidden[batch.logit_rows], mixed[batch.logit_rows]
-            hidden += functional.linear(mixed, layer.output, layer.output_bias)
+            hidden += layer.output(mixed)
             hidden += gated_mlp(normalize(hidden, layer.mlp_norm, self.config.rms_norm_eps), layer)
         hidden = normalize(hidden, self.weights.norm, self.config.rms_norm_eps)
-        return functional.linear(hidden, self.weights.head).float()
+        return self.weights.head(hidden).float()
 
     def _project(self, hidden: Tensor, layer: LayerWeights, rotation: Rotation) -> Tensor:
         """Queries, keys and values [tokens, heads + 2 * kv_heads, head_dim]; queries and keys are rotated."""
         config = self.config
         normalized = normalize(hidden, layer.attention_norm, config.rms_norm_eps)
-        projected = functional.linear(normalized, layer.query_key_value, layer.query_key_value_bias)
-        heads = projected.view(len(hidden), -1, config.head_dim)
+        heads = layer.query_key_value(normalized).view(len(hidden), -1, config.head_dim)
         queries_keys = heads[:, : config.heads + config.kv_heads]
         if layer.query_key_norm is not None:
             normalize_heads_in_place(queries_keys, layer.query_key_norm, config.rms_norm_eps)

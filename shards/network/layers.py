@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
+class Linear(Protocol):
+    """A matrix [out, in], however it is stored, and perhaps a bias."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """`hidden` [..., in] times the matrix, plus the bias: [..., out]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    """A matrix [out, in] as it is, in the dtype of what it multiplies."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """The product, in the dtype of `hidden`."""
+        return functional.linear(hidden, self.weight, self.bias)
+
+    @classmethod
+    def of(cls, parts: Iterable[Tensor], bias: Tensor | None = None) -> DenseLinear:
+        """Of matrices [out, in], one below the other."""
+        matrices = list(parts)
+        return cls(matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Matrices are [out, in]; what reads the same input is one matrix.
+    """One decoder layer. What reads the same input is one matrix.
 
-    `query_key_value` [(heads + 2 * kv_heads) * head_dim, hidden]; `gate_up` [2 * intermediate, hidden];
+    `query_key_value` goes from hidden to (heads + 2 * kv_heads) * head_dim, `gate_up` to 2 * intermediate;
     `query_key_norm` [heads + kv_heads, head_dim]: the norm weight of the queries and of the keys, once per head.
     """
 
     attention_norm: Tensor
-    query_key_value: Tensor
-    output: Tensor
+    query_key_value: Linear
+    output: Linear
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-    query_key_value_bias: Tensor | None = None
-    output_bias: Tensor | None = None
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
+    gate_up: Linear
+    down: Linear
     query_key_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a network, in one dtype. With a tied head, `head` is `embedding` itself."""
+    """All weights of a network. Activations have the dtype of the norms; a dense tied head shares the embedding."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor
+    head: Linear
 
 
 def normalize(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -53,5 +77,5 @@ def normalize_heads_in_place(heads: Tensor, weight: Tensor, eps: float) -> None:
 
 def gated_mlp(hidden: Tensor, layer: LayerWeights) -> Tensor:
     """down(silu(gate(hidden)) * up(hidden)), as `hidden` (SwiGLU, arXiv 2002.05202)."""
-    gate, up = functional.linear(hidden, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-    return functional.linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+    gate, up = layer.gate_up(hidden).chunk(2, -1)
+    return layer.down(functional.silu(gate).mul_(up))

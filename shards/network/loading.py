@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,10 +14,13 @@ from torch import Tensor
 
 from shards.network.config import NetworkConfig
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
-from shards.network.layers import LayerWeights, Weights
+from shards.network.layers import DenseLinear, LayerWeights, Linear, Weights
+from shards.quant.int8 import Int8Linear
 
-DtypeChoice = Literal["auto", "float32", "bfloat16"]
+DtypeChoice = Literal["auto", "float32", "bfloat16", "int8"]
 OnProgress = Callable[[int, int], None]
+MakeLinear = Callable[[Iterable[Tensor], Tensor | None], Linear]
+"""Makes one matrix of parts that lie one below the other, and a bias."""
 
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -36,56 +39,74 @@ def load_weights(
 ) -> Weights:
     """The weights of the checkpoint in `folder`.
 
-    `auto` is the checkpoint's own dtype, but float32 for float16, which CPUs compute slowly. `on_progress` is called
-    with the bytes of the files read so far and in all. Raises BrokenCheckpoint or UnsupportedCheckpoint, naming the
-    tensor.
+    `auto` is the checkpoint's own dtype, but float32 for float16, which CPUs compute slowly. `int8` quantises all
+    matrices as they are read, the head too; the embedding stays as with `auto`, activations are float32. `on_progress`
+    is called with the bytes of the files read so far and in all. Raises BrokenCheckpoint or UnsupportedCheckpoint,
+    naming the tensor.
     """
     with ExitStack() as stack:
         files = _Files(_safetensors_of(folder), stack, on_progress)
         files.dtype = _dtype_of(dtype, files.stored_dtype("model.embed_tokens.weight"))
-        weights = _weights(config, files)
+        weights = _weights(config, files, _form_of(dtype))
         files.refuse_leftovers(config)
         return weights
 
 
-def random_weights(config: NetworkConfig, seed: int, *, dtype: torch.dtype = torch.float32) -> Weights:
-    """Weights drawn with `seed`, scaled so that activations stay near 1; for tests and benchmarks of speed."""
-    return _weights(config, _Random(torch.Generator().manual_seed(seed), dtype))
+def random_weights(
+    config: NetworkConfig, seed: int, *, dtype: torch.dtype = torch.float32, is_int8: bool = False
+) -> Weights:
+    """Weights drawn with `seed`, scaled so that activations stay near 1; for tests and benchmarks of speed.
+
+    With `is_int8` the same weights, quantised as `load_weights` does.
+    """
+    source = _Random(torch.Generator().manual_seed(seed), dtype)
+    return _weights(config, source, _form_of("int8" if is_int8 else "auto"))
 
 
-def _weights(config: NetworkConfig, source: _Source) -> Weights:
-    embedding = source.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+class _Form(NamedTuple):
+    """How weights are kept: what makes a matrix of its parts, and what is done to the norms."""
+
+    linear: MakeLinear
+    norm: Callable[[Tensor], Tensor]
+
+
+def _form_of(choice: DtypeChoice) -> _Form:
+    return _Form(Int8Linear.quantise, Tensor.float) if choice == "int8" else _Form(DenseLinear.of, lambda norm: norm)
+
+
+def _weights(config: NetworkConfig, source: _Source, form: _Form) -> Weights:
+    vocabulary = (config.vocab_size, config.hidden_size)
+    embedding = source.take("model.embed_tokens.weight", *vocabulary)
     return Weights(
         embedding=embedding,
-        layers=tuple(_layer(config, source, f"model.layers.{index}.") for index in range(config.layers)),
-        norm=source.take("model.norm.weight", config.hidden_size),
-        head=embedding if config.tied_head else source.take("lm_head.weight", config.vocab_size, config.hidden_size),
+        layers=tuple(_layer(config, source, f"model.layers.{index}.", form) for index in range(config.layers)),
+        norm=form.norm(source.take("model.norm.weight", config.hidden_size)),
+        head=form.linear([embedding if config.tied_head else source.take("lm_head.weight", *vocabulary)], None),
     )
 
 
-def _layer(config: NetworkConfig, source: _Source, layer: str) -> LayerWeights:
+def _layer(config: NetworkConfig, source: _Source, layer: str, form: _Form) -> LayerWeights:
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    parts = (("q", query), ("k", key_value), ("v", key_value))
     attention, mlp = layer + "self_attn.", layer + "mlp."
 
-    def bias(wanted: bool, *names_sizes: tuple[str, int]) -> Tensor | None:
-        return torch.cat([source.take(f"{name}.bias", size) for name, size in names_sizes]) if wanted else None
+    def linear(inputs: int, has_bias: bool, *names_outputs: tuple[str, int]) -> Linear:
+        parts = (source.take(f"{name}_proj.weight", outputs, inputs) for name, outputs in names_outputs)
+        biases = [source.take(f"{name}_proj.bias", outputs) for name, outputs in names_outputs if has_bias]
+        return form.linear(parts, torch.cat(biases) if has_bias else None)
 
+    def norm(name: str) -> Tensor:
+        return form.norm(source.take(f"{layer}{name}_layernorm.weight", hidden))
+
+    triple = ((attention + "q", query), (attention + "k", key_value), (attention + "v", key_value))
     return LayerWeights(
-        attention_norm=source.take(layer + "input_layernorm.weight", hidden),
-        query_key_value=torch.cat(
-            [source.take(f"{attention}{name}_proj.weight", size, hidden) for name, size in parts]
-        ),
-        query_key_value_bias=bias(config.qkv_bias, *((f"{attention}{name}_proj", size) for name, size in parts)),
-        query_key_norm=_query_key_norm(config, source, attention) if config.query_key_norm else None,
-        output=source.take(attention + "o_proj.weight", hidden, query),
-        output_bias=bias(config.output_bias, (attention + "o_proj", hidden)),
-        mlp_norm=source.take(layer + "post_attention_layernorm.weight", hidden),
-        gate_up=torch.cat([source.take(f"{mlp}{name}_proj.weight", inner, hidden) for name in ("gate", "up")]),
-        gate_up_bias=bias(config.mlp_bias, (mlp + "gate_proj", inner), (mlp + "up_proj", inner)),
-        down=source.take(mlp + "down_proj.weight", hidden, inner),
-        down_bias=bias(config.mlp_bias, (mlp + "down_proj", hidden)),
+        attention_norm=norm("input"),
+        query_key_value=linear(hidden, config.qkv_bias, *triple),
+        query_key_norm=form.norm(_query_key_norm(config, source, attention)) if config.query_key_norm else None,
+        output=linear(query, config.output_bias, (attention + "o", hidden)),
+        mlp_norm=norm("post_attention"),
+        gate_up=linear(hidden, config.mlp_bias, (mlp + "gate", inner), (mlp + "up", inner)),
+        down=linear(inner, config.mlp_bias, (mlp + "down", hidden)),
     )
 
 
@@ -179,6 +200,6 @@ def _safetensors_of(folder: Path) -> list[Path]:
 
 
 def _dtype_of(choice: DtypeChoice, stored: torch.dtype) -> torch.dtype:
-    if choice == "auto":
+    if choice in ("auto", "int8"):
         return torch.float32 if stored == torch.float16 else stored
     return torch.float32 if choice == "float32" else torch.bfloat16

@@ -1,12 +1,14 @@
-"""Who may start. Pure and torch-free."""
+"""Who may start, and who makes room for it. Pure and torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shards.sched.room import Claim, Room
 
 LOOKAHEAD = 8
-"""How many waiting sequences that do not fit are looked past, in one step."""
+"""How many waiting sequences for which blocks are lacking are looked past, in one step."""
 
 MOST_OVERTAKEN = 64
 """How often a sequence that does not fit may be overtaken before everybody behind it waits too."""
@@ -14,42 +16,102 @@ MOST_OVERTAKEN = 64
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A sequence that wants to start. `need_blocks`: its peak, less what running sequences hold of its prefix."""
+    """A sequence that wants to start. `rank` is the given one; `claim` is asked only if it is its turn."""
 
     id: int
-    need_blocks: int
+    rank: int
+    claim: Callable[[], Claim]
     overtaken: int = 0
 
 
 @dataclass(frozen=True, slots=True)
+class Victim:
+    """A running sequence that may be preempted by whoever has a better given rank than `rank`.
+
+    That is its own given rank, improved by what it had waited when it started: or else a newcomer would take the place
+    that waiting has earned.
+    """
+
+    id: int
+    rank: int
+    arrival: int
+
+
+@dataclass(slots=True)
 class Admission:
-    """Ids of those who start now, and of those who were overtaken by them."""
+    """Ids of those who start now, of those preempted for them, and of those who were overtaken."""
 
-    admitted: tuple[int, ...] = ()
-    overtaken: tuple[int, ...] = ()
+    admitted: list[int] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    overtaken: list[int] = field(default_factory=list)
 
 
-def admit(waiting: Iterable[Waiting], *, slots: int, blocks: int) -> Admission:
+def admit(waiting: Iterable[Waiting], room: Room, *, slots: int, victims: Iterable[Victim] = ()) -> Admission:
     """Start the sequences of `waiting` (in the order in which they are to be served) for which there is room.
 
-    Room is counted at the peak, prompt and answer together: whoever starts can always finish, so nobody is preempted
-    and decoding never runs out of blocks. One that does not fit may be overtaken, but only MOST_OVERTAKEN times, so a
-    large one is not starved by small ones. `waiting` is read only as far as needed.
+    Where a slot or blocks are lacking, running sequences of a strictly worse rank are preempted, the worst rank first
+    and in it the youngest, but only if that suffices. Nobody preempts in turn whom it gave way to, so it cannot
+    go round in circles. One that does not fit may be overtaken, but only MOST_OVERTAKEN times, so a large one is not
+    starved by small ones. `waiting` is read only as far as needed.
     """
-    admitted: list[int] = []
+    desk = _Desk(room, slots, sorted(victims, key=lambda one: (-one.rank, -one.arrival)))
     blocked: list[Waiting] = []
     overtaken: dict[int, None] = {}
-    if slots <= 0:
-        return Admission()
-    for one in waiting:
-        if one.need_blocks <= blocks:
-            blocks -= one.need_blocks
-            admitted.append(one.id)
+    lacking = 0
+    for one in waiting if desk.may_start_anybody else ():
+        outcome = desk.serve(one)
+        if outcome is _STARTED:
             overtaken.update(dict.fromkeys(other.id for other in blocked))
-            if len(admitted) == slots:
-                break
         else:
             blocked.append(one)
-            if one.overtaken >= MOST_OVERTAKEN or len(blocked) == LOOKAHEAD:
-                break
-    return Admission(tuple(admitted), tuple(overtaken))
+            lacking += outcome is _LACKS_BLOCKS
+        if one.overtaken >= MOST_OVERTAKEN and outcome is not _STARTED:
+            break
+        if lacking == LOOKAHEAD or not desk.may_start_anybody:
+            break
+    return Admission(desk.admitted, desk.preempted, list(overtaken))
+
+
+_STARTED, _LACKS_SLOT, _LACKS_BLOCKS = "started", "lacks a slot", "lacks blocks"
+
+
+class _Desk:
+    """The state of one admission."""
+
+    def __init__(self, room: Room, slots: int, victims: Sequence[Victim]) -> None:
+        self._room, self._slots, self._victims = room, slots, list(victims)
+        self.admitted: list[int] = []
+        self.preempted: list[int] = []
+
+    @property
+    def may_start_anybody(self) -> bool:
+        return self._slots > 0 or bool(self._victims)
+
+    def serve(self, one: Waiting) -> str:
+        """Start `one` if that is possible."""
+        weaker = [victim for victim in self._victims if victim.rank > one.rank]
+        if self._slots <= 0 and not weaker:
+            return _LACKS_SLOT
+        claim = one.claim()
+        if self._slots > 0 and self._room.fits(claim):
+            self._start(one, claim)
+            return _STARTED
+        room = self._room
+        for count, victim in enumerate(weaker, 1):
+            room = room.without(victim.id)
+            if self._slots + count > 0 and room.fits(claim):
+                self._preempt(weaker[:count], room)
+                self._start(one, claim)
+                return _STARTED
+        return _LACKS_BLOCKS
+
+    def _start(self, one: Waiting, claim: Claim) -> None:
+        self._room.add(one.id, claim)
+        self._slots -= 1
+        self.admitted.append(one.id)
+
+    def _preempt(self, victims: Sequence[Victim], room: Room) -> None:
+        self._room = room
+        self._slots += len(victims)
+        self._victims = [one for one in self._victims if one not in victims]
+        self.preempted += [one.id for one in victims]

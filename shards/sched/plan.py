@@ -11,11 +11,16 @@ from typing import NamedTuple
 from shards.kv.keys import BLOCK_TOKENS
 from shards.sched.cost import CostModel, StepShape, prefill_shape
 
+_NO_SLICE = 1 << 40
+
+_LESSER_SHARE = 0.25
+"""Of a step's time, for the first units of lanes of a worse rank: where a unit is dear, ranks would mean nothing."""
+
 
 class Work(NamedTuple):
-    """One sequence with tokens to compute, as the scheduler sees it.
+    """One sequence with tokens to compute, as the scheduler sees it; `rank` is the effective one.
 
-    `ready_tokens` can be computed now: whole blocks, or what ends the prompt. `rest_tokens`: all that its prompt still
+    `ready_tokens` can be computed now: whole units, or what ends the prompt. `rest_tokens`: all that its prompt still
     lacks, arrived or not. `next_block` names what it would compute first, and `may_follow` says that it could take
     that block from the cache instead if another sequence computes it in this step.
     """
@@ -36,44 +41,51 @@ class Work(NamedTuple):
 class StepLimits:
     """`step_s`: the time that a step should take. `lanes`: how many long prompts are prefilled side by side.
 
-    `chunk_tokens`: most of one prompt in one step. `batch_tokens`: most prefill in one step beyond the one block that
-    each lane gets anyway.
+    `chunk_tokens`: most of one prompt in one step. `batch_tokens`: most prefill in one step beyond what somebody gets
+    whatever the time says. Chunks end at a multiple of `unit_tokens` of their prompt, or where it ends.
     """
 
     step_s: float = 0.05
     lanes: int = 8
     chunk_tokens: int = 8192
     batch_tokens: int = 16384
+    unit_tokens: int = BLOCK_TOKENS
 
 
 def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict[int, int]:
     """How many tokens each sequence computes in this step, by its id; who is not named waits.
 
+    Short are the prompts that half a step finishes. In order of rank and then arrival:
+
     1. Each decoding sequence gets its one token.
-    2. The first `lanes` long prompts, by rank and then arrival, get a block each.
-    3. What is left of the time goes to the ranks in order: first to prompts so short that half a step finishes them
-       (so they never wait behind long ones), then block by block in turn to the lanes.
-    Somebody with work always gets some: the first short prompt is served whatever the time says. A sequence whose next
-    block another one computes in this step steps back, to find it in the cache.
+    2. The first long prompt gets a unit and the first short one all that it lacks, whatever the time says: so there is
+       always progress.
+    3. Short prompts of the best rank get all that they lack, as far as the time goes.
+    4. The next long prompts get a unit each, up to `lanes` of them, as far as the time goes, or a quarter of it where
+       their rank is worse than the first one's.
+    5. What is left goes to the ranks in order: to short prompts first, then unit by unit in turn to the lanes.
+
+    Bound: a step is expected to take at most `step_s`, or (if that is more) decoding, one unit and half of `step_s`.
+    The first short prompt is always computed in the next step to begin: it waits for no more than the step that runs.
+    A sequence whose next block another one computes in this step steps back, to find it in the cache.
     """
     decoding, prefilling = _split(work)
     chunks = _Chunks(cost, limits, sum(one.computed_tokens + 1 for one in decoding), len(decoding))
     prefilling.sort(key=attrgetter("rank", "arrival"))
-    short_s = limits.step_s / 2
-    short = [
-        one
-        for one in prefilling
-        if _can_end(one, limits) and cost.marginal_s(prefill_shape(one.computed_tokens, one.rest_tokens)) <= short_s
-    ]
-    short_ids = {one.id for one in short}
-    lanes = chunks.open_lanes(one for one in prefilling if one.id not in short_ids)
-    by_rank = sorted([*short, *lanes], key=attrgetter("rank"))
-    for _, group in groupby(by_rank, key=attrgetter("rank")):
-        same_rank = list(group)
-        for one in same_rank:
-            if one.id in short_ids:
+    short, long = chunks.divide(prefilling)
+    lanes = [one for one in long[:1] if chunks.open(one, whatever=True)]
+    any(chunks.grant_whole(one, whatever=True) for one in short)
+    for one in short:
+        if one.rank == prefilling[0].rank:
+            chunks.grant_whole(one)
+    if long:
+        lanes += chunks.open_lanes(long[1:], limits.lanes - len(lanes), best_rank=long[0].rank)
+    for _, group in groupby(prefilling, key=attrgetter("rank")):
+        same_rank = {one.id for one in group}
+        for one in short:
+            if one.id in same_rank:
                 chunks.grant_whole(one)
-        chunks.share([one for one in same_rank if one.id not in short_ids])
+        chunks.share([one for one in lanes if one.id in same_rank])
     plan = {one.id: one.ready_tokens for one in decoding}
     plan.update(chunks.tokens)
     return plan
@@ -101,11 +113,6 @@ def _split(work: Iterable[Work]) -> tuple[list[Work], list[Work]]:
     return decoding, prefilling
 
 
-def _can_end(one: Work, limits: StepLimits) -> bool:
-    """Could one step compute all that its prompt lacks? It is all here and no bound forbids it."""
-    return one.rest_tokens == one.ready_tokens <= min(limits.chunk_tokens, one.slice_tokens or one.ready_tokens)
-
-
 class _Chunks:
     """The prefill of one step while it is handed out."""
 
@@ -114,55 +121,86 @@ class _Chunks:
         self._left_s = limits.step_s - cost.predict_s(StepShape(decoding, 0.0, decode_context))
         self._left_tokens = limits.batch_tokens
         self._taken_blocks: set[Hashable] = set()
-        self._served_short = False
         self.tokens: dict[int, int] = {}
 
-    def open_lanes(self, candidates: Iterable[Work]) -> list[Work]:
-        """The sequences that get a lane; each is granted its first block."""
+    def divide(self, prefilling: Iterable[Work]) -> tuple[list[Work], list[Work]]:
+        """Those that half a step finishes, and the others."""
+        short: list[Work] = []
+        long: list[Work] = []
+        for one in prefilling:
+            (short if self._is_short(one) else long).append(one)
+        return short, long
+
+    def open(self, one: Work, *, whatever: bool = False) -> bool:
+        """Grant `one` its first unit if that can be afforded, or `whatever` it costs. False if it gets nothing."""
+        unit = self._next_unit(one)
+        if self._steps_back(one) or not (whatever or self._affords(one, unit)):
+            return False
+        self._grant(one, unit)
+        return True
+
+    def open_lanes(self, candidates: Iterable[Work], most: int, *, best_rank: int) -> list[Work]:
+        """The first `most` of `candidates` that get a unit; of the time, ranks worse than `best_rank` get a quarter.
+
+        The first for which the time is short ends it: cheaper ones behind it would keep it waiting.
+        """
         lanes: list[Work] = []
+        lesser_s = _LESSER_SHARE * self._left_s
         for one in candidates:
-            if len(lanes) == self._limits.lanes:
+            unit = self._next_unit(one)
+            if one.rank > best_rank:
+                lesser_s -= self._seconds(one, unit)
+            if len(lanes) >= most or lesser_s < 0 or not self._affords(one, unit):
                 break
-            if not self._steps_back(one):
-                self._grant(one, min(one.ready_tokens, BLOCK_TOKENS))
+            if self.open(one):
                 lanes.append(one)
         return lanes
 
-    def grant_whole(self, one: Work) -> None:
-        """Grant all that is ready if time and tokens are left; the first one is not asked whether they are."""
-        seconds = self._cost.marginal_s(prefill_shape(one.computed_tokens, one.ready_tokens))
-        fits = seconds <= self._left_s and one.ready_tokens <= self._left_tokens
-        if (fits or not self._served_short) and not self._steps_back(one):
-            self._served_short = True
-            self._grant(one, one.ready_tokens)
+    def grant_whole(self, one: Work, *, whatever: bool = False) -> bool:
+        """Grant all that is ready if that can be afforded, or `whatever` it costs. False if it gets nothing now."""
+        if one.id in self.tokens or not (whatever or self._affords(one, one.ready_tokens)) or self._steps_back(one):
+            return False
+        self._grant(one, one.ready_tokens)
+        return True
 
     def share(self, lanes: list[Work]) -> None:
-        """Hand what is left of the time to `lanes`, a block each in turn."""
+        """Hand what is left of the time to `lanes`, a unit each in turn."""
         open_lanes = lanes
         while open_lanes:
             open_lanes = [one for one in open_lanes if self._extend(one)]
 
+    def _is_short(self, one: Work) -> bool:
+        """All that its prompt lacks is here, no bound forbids it in one step, and it takes half of one at most."""
+        if not one.rest_tokens == one.ready_tokens <= min(self._limits.chunk_tokens, one.slice_tokens or _NO_SLICE):
+            return False
+        return self._cost.marginal_s(prefill_shape(one.computed_tokens, one.rest_tokens)) <= self._limits.step_s / 2
+
     def _extend(self, one: Work) -> bool:
-        """Grant one more block, if `one` may have it and it can be afforded."""
-        granted = self.tokens[one.id]
-        most = min(one.ready_tokens, self._limits.chunk_tokens, one.slice_tokens or one.ready_tokens)
-        more = min(one.ready_tokens - granted, BLOCK_TOKENS)
-        if more <= 0 or granted + more > most or more > self._left_tokens:
+        """Grant one more unit, if `one` may have it and it can be afforded."""
+        unit = self._next_unit(one)
+        most = min(self._limits.chunk_tokens, one.slice_tokens or _NO_SLICE)
+        if not unit or self.tokens[one.id] + unit > most or not self._affords(one, unit):
             return False
-        if self._cost.marginal_s(prefill_shape(one.computed_tokens + granted, more)) > self._left_s:
-            return False
-        self._grant(one, more)
+        self._grant(one, unit)
         return True
 
+    def _next_unit(self, one: Work) -> int:
+        granted = self.tokens.get(one.id, 0)
+        unit = self._limits.unit_tokens
+        return min(one.ready_tokens - granted, unit - (one.computed_tokens + granted) % unit)
+
+    def _affords(self, one: Work, tokens: int) -> bool:
+        return tokens <= self._left_tokens and self._seconds(one, tokens) <= self._left_s
+
+    def _seconds(self, one: Work, tokens: int) -> float:
+        return self._cost.marginal_s(prefill_shape(one.computed_tokens + self.tokens.get(one.id, 0), tokens))
+
     def _steps_back(self, one: Work) -> bool:
-        if one.may_follow and one.next_block in self._taken_blocks:
-            return True
-        if one.next_block is not None:
-            self._taken_blocks.add(one.next_block)
-        return False
+        return one.may_follow and one.next_block in self._taken_blocks
 
     def _grant(self, one: Work, tokens: int) -> None:
-        granted = self.tokens.get(one.id, 0)
-        self._left_s -= self._cost.marginal_s(prefill_shape(one.computed_tokens + granted, tokens))
+        self._left_s -= self._seconds(one, tokens)
         self._left_tokens -= tokens
-        self.tokens[one.id] = granted + tokens
+        self.tokens[one.id] = self.tokens.get(one.id, 0) + tokens
+        if one.next_block is not None:
+            self._taken_blocks.add(one.next_block)

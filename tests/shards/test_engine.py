@@ -1,115 +1,15 @@
 from __future__ import annotations
 
 import random
-import struct
-from collections import defaultdict
-from collections.abc import Hashable, Iterable
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
 
-from shards.engine import Engine, EngineOptions
 from shards.exec.batch import Batch
 from shards.exec.fake import FakeNetwork
 from shards.kv.keys import BLOCK_TOKENS, block_keys, root_key
-from shards.model import Model
-from shards.nouns import CacheChange, Cause, Drawn, Finished, FinishReason, SamplingParams, Submission
-
-EOS = 255
-
-
-class Clock:
-    """Stands still until told."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class Driver:
-    """An engine on a fake network, and all that it said."""
-
-    def __init__(self, network: FakeNetwork | None = None, **options: object) -> None:
-        self.network = network or FakeNetwork()
-        self.clock = Clock()
-        model = Model("m", self.network, a_tokenizer(), frozenset({EOS}))
-        self.engine = Engine(
-            model,
-            EngineOptions(**{"kv_blocks": 64, **options}),  # type: ignore[arg-type]
-            clock=self.clock,
-            rng=random.Random(0),
-        )
-        self.drawn: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
-        self.draws: list[Drawn] = []
-        self.ended: dict[tuple[Hashable, int], Finished] = {}
-        self.progress: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
-        self.held: set[int] = set()
-
-    def ask(self, key: Hashable, prompt: Iterable[int], new: int = 5, **more: object) -> None:
-        """Submit a request and send its prompt whole."""
-        prompt = list(prompt)
-        self.open(key, len(prompt), new, **more)
-        self.engine.extend(key, packed(prompt))
-
-    def open(self, key: Hashable, prompt_tokens: int, new: int = 5, **more: object) -> None:
-        """Submit a request; names of SamplingParams go there."""
-        sampling = {name: more.pop(name) for name in list(more) if name in SamplingParams.__dataclass_fields__}
-        params = SamplingParams(**{"ignore_eos": True, **sampling})  # type: ignore[arg-type]
-        self.engine.submit(Submission(key, prompt_tokens, new, sampling=params, **more))  # type: ignore[arg-type]
-
-    def step(self) -> None:
-        """One step, checked and noted."""
-        report = self.engine.step()
-        self.engine.check()
-        for drawn in report.drawn:
-            self.draws.append(drawn)
-            self.drawn[drawn.key, drawn.choice] += drawn.token_ids
-        for finished in report.finished:
-            assert (finished.key, finished.choice) not in self.ended, "a choice ended twice"
-            self.ended[finished.key, finished.choice] = finished
-        for progress in report.progress:
-            self.progress[progress.key].append((progress.computed_tokens, progress.cached_tokens))
-        for event in report.cache:
-            if event.change is CacheChange.STORED:
-                assert not self.held & set(event.keys), "a block was stored twice"
-                self.held |= set(event.keys)
-            else:
-                self.held -= set(event.keys) if event.change is CacheChange.EVICTED else set(self.held)
-        assert {key for event in self.engine.snapshot() for key in event.keys} == self.held
-
-    def run(self, most_steps: int = 3000) -> None:
-        """Step until nothing is left to do."""
-        for _ in range(most_steps):
-            if not self.engine.has_work:
-                return
-            self.step()
-        pytest.fail(f"still at work after {most_steps} steps: {self.engine!r}")
-
-    def assert_nothing_is_held(self) -> None:
-        load = self.engine.step().load
-        assert (load.running, load.waiting, load.waiting_tokens) == (0, 0, 0)
-        assert load.blocks_free == load.blocks_total
-        self.engine.check()
-
-
-def a_tokenizer() -> Tokenizer:
-    """Token i is the letter chr(65 + i % 26) and, if that letter is taken, a number behind it."""
-    names = {f"{chr(65 + token % 26)}{token // 26 or ''}": token for token in range(256)}
-    tokenizer = Tokenizer(models.WordLevel(names, unk_token="A"))
-    tokenizer.decoder = decoders.Fuse()
-    return tokenizer
-
-
-def packed(prompt: Iterable[int]) -> bytes:
-    tokens = list(prompt)
-    return struct.pack(f"<{len(tokens)}I", *tokens)
-
-
-def some_tokens(count: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(250) for _ in range(count)]
+from shards.nouns import Cause, FinishReason
+from tests.shards.driver import EOS, Driver, a_tokenizer, packed, some_tokens
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 129, 1000])
@@ -600,6 +500,20 @@ def test_options_that_hold_no_block_are_refused():
         Driver(kv_blocks=None, kv_bytes=10)
     with pytest.raises(ValueError, match="a block of 64 must fit in"):
         Driver(window_tokens=10)
+
+
+class UnhostedNetwork(FakeNetwork):
+    host_memory = None
+
+
+def test_host_memory_for_a_network_that_cannot_move_its_kv_is_refused():
+    with pytest.raises(ValueError, match="cannot be moved to the host"):
+        Driver(UnhostedNetwork(), host_bytes=10**6)
+
+
+def test_an_engine_can_be_closed_with_and_without_host_memory():
+    for host_bytes in (0, 10**6):
+        Driver(host_bytes=host_bytes).engine.close()
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -66,9 +66,22 @@ def test_a_loaded_model_says_what_it_is(tmp_path: Path):
     assert Model.load(tmp_path, dtype="bfloat16").network.block_bytes == model.network.block_bytes / 2
 
 
+@pytest.mark.parametrize(("stored", "computed"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 4)])
+def test_in_int8_the_head_is_quantised_too_and_kv_is_as_the_checkpoint(
+    tmp_path: Path, stored: torch.dtype, computed: int
+):
+    save_checkpoint(tmp_path, "qwen2", dtype=stored)
+    model = Model.load(tmp_path, dtype="int8")
+    assert model.dtype == "int8"
+    assert model.network.block_bytes == 2 * 2 * 2 * 64 * 16 * computed
+    assert Model.load(tmp_path, dtype="int8", kv_dtype="int8").network.block_bytes == 2 * 2 * 2 * 64 * (16 + 4)
+    [answer] = answers(Engine(model, EngineOptions(kv_blocks=40)), {0: some_tokens(100)}, 8).values()
+    assert len(answer) == 8
+
+
 def test_a_broken_tokenizer_and_an_unknown_dtype_are_named(tmp_path: Path):
     save_checkpoint(tmp_path, "llama")
-    with pytest.raises(ValueError, match="must be auto, float32 or bfloat16"):
+    with pytest.raises(ValueError, match="must be auto, float32, bfloat16 or int8"):
         Model.load(tmp_path, dtype="int3")
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(BrokenCheckpoint, match=r"tokenizer\.json cannot be read"):

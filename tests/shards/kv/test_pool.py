@@ -112,7 +112,7 @@ def test_distrust_uncaches_what_nobody_else_holds():
 
 def test_a_collision_stops_the_chain_for_good():
     pool = BlockPool(8, model="m")
-    pool.prefix = CollidingCache("m")
+    pool.prefix.__class__ = CollidingCache
     a_table(pool, 1)
     other = a_table(pool, 3, 2)
     assert not other.is_chained

@@ -53,7 +53,7 @@ def test_an_equal_key_of_other_tokens_or_domains_is_a_miss_and_is_not_cached(dom
 def test_nothing_is_cached_behind_a_parent_that_is_gone():
     cache = PrefixCache("m")
     first = cache.add(0, None, a_block(1), domain="a")
-    cache.remove(first)
+    cache.displace(first)
     assert cache.add(1, first, a_block(2), domain="a") is None
 
 
@@ -62,7 +62,7 @@ def test_a_path_drops_what_was_evicted_and_adds_what_was_stored():
     first = cache.add(0, None, a_block(1), domain="a")
     second = cache.add(1, first, a_block(2), domain="a")
     path = [first, second]
-    cache.remove(second)
+    cache.displace(second)
     newer = cache.add(5, first, a_block(2), domain="a")
     cache.extend_path(path, lambda index: a_block(index + 1), limit=3, domain="a")
     assert path == [first, newer]
@@ -72,7 +72,7 @@ def test_events_are_told_once_in_order_and_a_snapshot_puts_parents_first():
     cache = PrefixCache("m")
     first = cache.add(0, None, a_block(1), domain="a")
     second = cache.add(1, first, a_block(2), domain="a")
-    cache.remove(second)
+    cache.displace(second)
     third = cache.add(1, first, a_block(3), domain="a")
     assert cache.snapshot() == (CacheEvent(CacheChange.STORED, (first.key, third.key)),)
     assert [(event.change, event.keys) for event in cache.drain_events()] == [

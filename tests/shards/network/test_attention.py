@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -98,3 +100,44 @@ def test_keys_outside_the_window_are_not_read() -> None:
             slot = row.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
             cache.data[0, :, :, slot] = float("nan")
     assert not PagedAttention(batch, cache, 100).attend(0, queries, keys_values).isnan().any()
+
+
+# 8 kv heads of 128 numbers, so that five rows on 256 tokens are worth a pass of their own
+WIDE = a_config(heads=16, kv_heads=8, head_dim=128)
+DOCUMENT = (31, 30, 5, 6, 7)
+
+
+def a_shared_step(dtype: torch.dtype) -> tuple[Batch, KvCache, torch.Tensor, torch.Tensor]:
+    """Six sequences on one document of five blocks, one of them alike in four only; two others, one mid-prompt."""
+    generator = torch.Generator().manual_seed(0)
+    cache = KvCache(WIDE, 40, dtype=dtype)
+    cache.data.copy_(torch.randn(cache.data.shape, generator=generator))
+    rows = [([1], 320 + 13 * row, (*DOCUMENT, 10 + 2 * row, 11 + 2 * row)) for row in range(5)]
+    rows += [([1], 319, (*DOCUMENT[:4], 22)), ([1], 100, (24, 23)), ([1, 2, 3], 300, (*DOCUMENT, 25))]
+    batch = a_batch(*rows)
+    queries = torch.randn(len(batch.token_ids), 16, 128, generator=generator).to(dtype)
+    keys_values = torch.randn(len(batch.token_ids), 16, 128, generator=generator).to(dtype)
+    cache.write(0, batch.slots, keys_values)
+    return batch, cache, queries, keys_values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_shared_document_read_once_for_all_gives_each_its_own(dtype: torch.dtype) -> None:
+    batch, cache, queries, keys_values = a_shared_step(dtype)
+    attention = PagedAttention(batch, cache, None)
+    assert [len(cascade.tails) for cascade in attention._cascades] == [6]
+    expected = attention_reference(queries, batch, cache=cache, layer=0)
+    assert (attention.attend(0, queries, keys_values) - expected).abs().max() < TOLERANCE[dtype]
+
+
+def test_an_exact_batch_shows_neither_neighbours_nor_the_place_of_blocks() -> None:
+    batch, cache, queries, keys_values = a_shared_step(torch.float32)
+    together = PagedAttention(replace(batch, is_exact=True), cache, None).attend(0, queries, keys_values)
+    for row in batch.rows[:6]:
+        span, old = slice(row.start, row.start + 1), row.blocks
+        alone = replace(a_batch(([1], row.context_tokens - 1, range(len(old)))), is_exact=True)
+        moved = KvCache(WIDE, len(old))
+        slots = (torch.tensor(old)[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)).flatten()
+        moved.data.copy_(cache.data[:, :, :, slots])
+        mixed = PagedAttention(alone, moved, None).attend(0, queries[span], keys_values[span])
+        assert torch.equal(mixed, together[span])

@@ -9,7 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from shards.network.config import NetworkConfig
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
+from shards.network.layers import DenseLinear, Linear
 from shards.network.loading import DtypeChoice, load_weights, random_weights
+from shards.quant.int8 import Int8Linear
 from tests.shards.tiny_checkpoints import save_checkpoint
 
 if TYPE_CHECKING:
@@ -25,6 +27,17 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None
     save_file(tensors, folder / "model.safetensors")
 
 
+def dense(linear: Linear) -> DenseLinear:
+    assert isinstance(linear, DenseLinear)
+    return linear
+
+
+def bias_of(linear: Linear) -> Tensor:
+    bias = dense(linear).bias
+    assert bias is not None
+    return bias
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     save_checkpoint(tmp_path, "qwen3")
@@ -35,9 +48,9 @@ def test_what_reads_the_same_input_is_one_matrix(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     layer = load_weights(folder, NetworkConfig.read(folder)).layers[1]
     parts = [tensors[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv"]
-    assert torch.equal(layer.query_key_value, torch.cat(parts))
+    assert torch.equal(dense(layer.query_key_value).weight, torch.cat(parts))
     parts = [tensors[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    assert torch.equal(layer.gate_up, torch.cat(parts))
+    assert torch.equal(dense(layer.gate_up).weight, torch.cat(parts))
 
 
 def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
@@ -46,18 +59,16 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
     config = NetworkConfig.read(tmp_path / "sharded")
     whole, sharded = (load_weights(tmp_path / name, config) for name in ("whole", "sharded"))
-    assert torch.equal(whole.head, sharded.head)
+    assert torch.equal(dense(whole.head).weight, dense(sharded.head).weight)
     for one, other in zip(whole.layers, sharded.layers, strict=True):
-        assert torch.equal(one.gate_up, other.gate_up)
-        assert one.query_key_value_bias is not None
-        assert other.query_key_value_bias is not None
-        assert torch.equal(one.query_key_value_bias, other.query_key_value_bias)
+        assert torch.equal(dense(one.gate_up).weight, dense(other.gate_up).weight)
+        assert torch.equal(bias_of(one.query_key_value), bias_of(other.query_key_value))
 
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama, tied head")
     weights = load_weights(tmp_path, NetworkConfig.read(tmp_path))
-    assert weights.head is weights.embedding
+    assert dense(weights.head).weight is weights.embedding
 
 
 @pytest.mark.parametrize(
@@ -75,9 +86,9 @@ def test_the_dtype_is_the_one_chosen(
 ) -> None:
     save_checkpoint(tmp_path, "qwen2", dtype=stored)
     weights = load_weights(tmp_path, NetworkConfig.read(tmp_path), dtype=chosen)
-    bias = weights.layers[0].query_key_value_bias
-    assert bias is not None
-    assert {weights.embedding.dtype, weights.layers[1].down.dtype, bias.dtype, weights.head.dtype} == {found}
+    layer = weights.layers[0]
+    tensors = (weights.embedding, dense(layer.down).weight, bias_of(layer.query_key_value), dense(weights.head).weight)
+    assert {tensor.dtype for tensor in tensors} == {weights.norm.dtype} == {found}
 
 
 def test_progress_rises_to_the_whole(folder: Path) -> None:
@@ -149,5 +160,23 @@ def test_a_shard_that_is_not_there_is_named(folder: Path) -> None:
 def test_random_weights_depend_on_the_seed_alone(folder: Path) -> None:
     config = NetworkConfig.read(folder)
     first, again, other = (random_weights(config, seed) for seed in (1, 1, 2))
-    assert torch.equal(first.layers[1].down, again.layers[1].down)
-    assert not torch.equal(first.layers[1].down, other.layers[1].down)
+    drawn, again_drawn, other_drawn = (dense(weights.layers[1].down).weight for weights in (first, again, other))
+    assert torch.equal(drawn, again_drawn)
+    assert not torch.equal(drawn, other_drawn)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama, tied head", "qwen3"])
+def test_int8_keeps_the_embedding_and_the_norms_and_quantises_every_matrix(tmp_path: Path, kind: str) -> None:
+    save_checkpoint(tmp_path, kind, dtype=torch.bfloat16)
+    config = NetworkConfig.read(tmp_path)
+    weights, exact = load_weights(tmp_path, config, dtype="int8"), load_weights(tmp_path, config)
+    assert torch.equal(weights.embedding, exact.embedding)
+    hidden = torch.randn(3, config.hidden_size, generator=torch.Generator().manual_seed(0))
+    pairs = [(weights.head, exact.head)]
+    for layer, exact_layer in zip(weights.layers, exact.layers, strict=True):
+        assert torch.equal(layer.mlp_norm, exact_layer.mlp_norm.float())
+        pairs += [(layer.query_key_value, exact_layer.query_key_value), (layer.gate_up, exact_layer.gate_up)]
+    for quantised, linear in pairs:
+        assert isinstance(quantised, Int8Linear)
+        wanted = linear(hidden.bfloat16()).float()
+        assert (quantised(hidden) - wanted).norm() / wanted.norm() < 0.02

@@ -67,8 +67,27 @@ def test_a_short_prompt_does_not_wait_even_when_the_lanes_cost_more_than_the_ste
 
 
 def test_no_more_long_prompts_than_lanes_are_served_and_each_gets_a_block():
-    plan = plan_step([a_prompt(i, 100_000) for i in range(20)], a_cost(token_s=1.0), LIMITS)
+    plan = plan_step([a_prompt(i, 100_000) for i in range(20)], a_cost(token_s=9e-5), LIMITS)
     assert plan == dict.fromkeys(range(8), BLOCK_TOKENS)
+
+
+def test_no_more_lanes_open_than_the_time_holds_and_one_always_does():
+    prompts = [a_prompt(i, 100_000) for i in range(20)]
+    assert plan_step(prompts, a_cost(token_s=2e-4), LIMITS) == dict.fromkeys(range(3), BLOCK_TOKENS)
+    assert plan_step(prompts, a_cost(token_s=1.0), LIMITS) == {0: BLOCK_TOKENS}
+
+
+def test_a_cheap_lane_does_not_open_past_one_for_which_the_time_is_short():
+    cost = a_cost(token_s=1e-4, pair_s=3e-9)
+    deep = [a_prompt(i, 100_000, computed=128_000) for i in (1, 2)]
+    assert set(plan_step([*deep, a_prompt(3, 100_000)], cost, LIMITS)) == {1}
+
+
+def test_chunks_end_at_multiples_of_the_unit():
+    limits = StepLimits(unit_tokens=256)
+    assert plan_step([a_prompt(1, 1000, computed=64)], a_cost(token_s=0), limits) == {1: 1000}
+    assert plan_step([a_prompt(1, 10_000)], a_cost(token_s=1e-4), limits) == {1: 256}
+    assert plan_step([a_prompt(1, 10_000, computed=64)], a_cost(token_s=1e-4), limits) == {1: 192 + 256}
 
 
 def test_lanes_share_the_time_evenly():
@@ -102,6 +121,30 @@ def test_the_batch_is_bounded_even_if_tokens_cost_nothing():
 def test_the_shape_of_a_plan_counts_tokens_pairs_and_decode_context():
     work = [a_decoding(1, 99), a_prompt(2, 64, computed=128)]
     assert shape_of(work, {1: 1, 2: 64}) == prefill_shape(128, 64) + StepShape(1, 0.0, 100)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_first_short_prompt_is_in_the_next_step_and_no_step_is_longer_than_its_bound(seed):
+    rng = random.Random(seed)
+    cost = a_cost(token_s=rng.choice([1e-5, 1e-4, 1e-3]), pair_s=rng.choice([0.0, 1e-9, 1e-8]))
+    decoding = [a_decoding(1000 + i, rng.randint(1, 10_000)) for i in range(rng.randint(0, 64))]
+    prompts = [
+        a_prompt(i, rng.choice([5, 20, 1000, 100_000]), computed=64 * rng.randint(0, 2000), rank=rng.randint(0, 2))
+        for i in range(rng.randint(1, 30))
+    ]
+    work = [*decoding, *prompts]
+    rng.shuffle(work)
+    plan = plan_step(work, cost, LIMITS)
+    prompts.sort(key=lambda one: (one.rank, one.arrival))
+    costs = {one.id: cost.marginal_s(prefill_shape(one.computed_tokens, one.ready_tokens)) for one in prompts}
+    short = [one for one in prompts if costs[one.id] <= LIMITS.step_s / 2 and one.ready_tokens <= LIMITS.chunk_tokens]
+    long = [one for one in prompts if one not in short]
+    if short:
+        assert plan[short[0].id] == short[0].ready_tokens
+    decode_s = cost.predict_s(shape_of(decoding, dict.fromkeys([one.id for one in decoding], 1)))
+    unit_s = cost.block_s(long[0].computed_tokens) if long else 0.0
+    bound_s = max(LIMITS.step_s, decode_s + unit_s + LIMITS.step_s / 2)
+    assert cost.predict_s(shape_of(work, plan)) <= bound_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -1,0 +1,41 @@
+"""How one sequence draws its tokens, and when it stops."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from shards.exec.sampling import Sampler
+from shards.exec.stop import StopStrings
+from shards.nouns import FinishReason, Submission
+
+
+class End(NamedTuple):
+    """Why an answer is over; `stop` is the stop string that ended it."""
+
+    reason: FinishReason
+    stop: str = ""
+
+
+class Writer:
+    """Draws and watches one answer. It outlives a preemption, so that the answer goes on as if nothing had been."""
+
+    def __init__(self, submission: Submission, sampler: Sampler, tokenizer: Tokenizer | None) -> None:
+        self.sampler = sampler
+        self._submission = submission
+        stop = submission.sampling.stop
+        self._stops = StopStrings(tokenizer, stop) if stop and tokenizer else None
+
+    def __repr__(self) -> str:
+        return f"Writer({self.sampler!r}, {self._stops!r})"
+
+    def note(self, token_id: int) -> End | None:
+        """Take a drawn token; the answer's end, if it is one."""
+        self.sampler.note(token_id)
+        stop = self._stops.push(token_id) if self._stops else None
+        if token_id in self.sampler.stop_token_ids:
+            return End(FinishReason.STOP)
+        if stop is not None and self.sampler.drawn >= self._submission.sampling.min_new_tokens:
+            return End(FinishReason.STOP, stop)
+        return End(FinishReason.LENGTH) if self.sampler.drawn >= self._submission.max_new_tokens else None

@@ -1,0 +1,141 @@
+"""Who may use which slot of the host memory beside a device. Torch-free."""
+
+from __future__ import annotations
+
+import math
+
+from shards.kv.copier import Copier
+from shards.kv.extents import FreeBlocks
+from shards.kv.flights import Flights
+from shards.kv.idle import IdleBlocks
+from shards.kv.pins import Pins
+from shards.kv.prefix import CachedBlock, PrefixCache
+
+
+class HostTier:
+    """Owns every slot of the host memory: for cached blocks that the device has no room for, and for parked sequences.
+
+    A slot is free; held (by parked tables, or while it is being restored); double (its block is on the device too:
+    the first to give way, since nothing is lost); idle (the only copy, evictable, least worth first) or kept (the only
+    copy, pinned). KV never changes once it is cached, so a block that was restored stays here too, and is evicted from
+    the device a second time without a copy. Without a copier there are no slots.
+
+    Nobody but the copier touches a slot, and it copies in order, so a slot that is given up can be taken at once.
+    """
+
+    def __init__(self, prefix: PrefixCache, pins: Pins, copier: Copier | None = None) -> None:
+        self.size = 0 if copier is None else copier.slots
+        self.flights = Flights(copier)
+        self._prefix, self._pins = prefix, pins
+        self._free = FreeBlocks(self.size)
+        self._holders: dict[int, int] = {}
+        self._cached: dict[int, CachedBlock] = {}
+        self._doubles: dict[CachedBlock, None] = {}
+        self._idle = IdleBlocks()
+
+    def __repr__(self) -> str:
+        return (
+            f"HostTier({len(self._free)} free, {len(self._doubles)} double, {len(self._idle)} idle, "
+            f"{len(self._holders)} held of {self.size})"
+        )
+
+    @property
+    def room(self) -> int:
+        """How many slots `take` could give: free or evictable."""
+        return len(self._free) + len(self._doubles) + len(self._idle)
+
+    @property
+    def free(self) -> int:
+        """How many slots hold nothing."""
+        return len(self._free)
+
+    def is_held(self, slot: int | None) -> bool:
+        """Does anybody hold `slot`?"""
+        return slot in self._holders
+
+    def take(self, worth: float = math.inf) -> int | None:
+        """A slot for a new holder; evicts what is worth less than `worth`. None if there is nothing."""
+        if not len(self._free):
+            victim = next(iter(self._doubles), None) or self._idle.least()
+            if victim is None or (victim.block is None and victim.worth >= worth):
+                return None
+            self.discard(victim)
+        slot = self._free.take(1)[0]
+        self._holders[slot] = 1
+        return slot
+
+    def enter(self, cached: CachedBlock, slot: int) -> None:
+        """`cached` is in `slot`, which the caller holds."""
+        self._prefix.keep(cached, slot)
+        self._cached[slot] = cached
+
+    def hold(self, slot: int) -> None:
+        """Hold `slot`, whose block is cached, once more."""
+        cached = self._cached[slot]
+        self._doubles.pop(cached, None)
+        self._idle.remove(cached)
+        self._holders[slot] = self._holders.get(slot, 0) + 1
+
+    def release(self, slot: int) -> None:
+        """End one hold. A slot that nobody holds stays if it is cached, and is free if not."""
+        self._holders[slot] -= 1
+        if self._holders[slot]:
+            return
+        del self._holders[slot]
+        cached = self._cached.get(slot)
+        if cached is None:
+            self._free.give(slot)
+        else:
+            self.settle(cached)
+
+    def settle(self, cached: CachedBlock) -> None:
+        """Put `cached` where it belongs, after it came to the device or left it, or its pin began or ended."""
+        if cached.slot is None or cached.slot in self._holders:
+            return
+        self._doubles.pop(cached, None)
+        self._idle.remove(cached)
+        if cached.block is not None:
+            self._doubles[cached] = None
+        elif cached not in self._pins:
+            self._idle.add(cached, is_leaf=not cached.children)
+
+    def discard(self, cached: CachedBlock) -> None:
+        """`cached`, whose slot nobody holds, is here no more."""
+        slot = cached.slot
+        assert slot is not None, "only what is here can be discarded"
+        del self._cached[slot]
+        self._doubles.pop(cached, None)
+        self._idle.remove(cached)
+        self._prefix.drop(cached)
+        self._free.give(slot)
+        if cached.parent is not None and cached.parent in self._idle and not cached.parent.children:
+            self._idle.ripen(cached.parent)
+
+    def clear(self) -> None:
+        """Forget all that is cached. Held slots stay with their holders, uncached."""
+        for slot in self._cached.keys() - self._holders.keys():
+            self._free.give(slot)
+        self._cached.clear()
+        self._doubles.clear()
+        self._idle.clear()
+
+    def check(self) -> None:
+        """Prove that no slot is lost or in two places, and that this and the prefix cache agree."""
+        self._free.check()
+        self._idle.check()
+        self.flights.check()
+        kept = {slot for slot, cached in self._cached.items() if cached.block is None and cached in self._pins}
+        kept -= self._holders.keys()
+        places = [*self._free.ids(), *self._holders, *kept]
+        places += [cached.slot for cached in (*self._doubles, *self._idle) if cached.slot is not None]
+        assert sorted(places) == list(range(self.size)), "a slot is lost or in two places"
+        assert {one.slot: one for one in self._prefix if one.slot is not None} == self._cached, (
+            "host tier and prefix cache disagree"
+        )
+        assert all(count > 0 for count in self._holders.values()), "a held slot has no holder"
+        for cached in self._doubles:
+            assert cached.block is not None, "a double is the only copy"
+        for cached in self._idle:
+            assert cached.block is None, "the only copy is a double"
+            assert cached not in self._pins, "a pinned block could be evicted"
+            assert self._idle.is_ripe(cached) == (not cached.children), "a parent could be evicted before its child"

@@ -1,0 +1,45 @@
+"""The host memory beside a cache: what a `Copier` moves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shards.kv.cache import KvCache
+
+
+class HostMemory:
+    """Room for `slots` blocks of `cache`, each contiguous across layers, so that one block is one copy.
+
+    One tensor [slots, layers, k|v, kv_heads, 64, head_dim] and, for a quantised cache, one for its scales. Copies are
+    bit-exact. `is_pinned`: page-locked, which a GPU needs to copy beside its work. The system provides the memory of a
+    slot when it is first written.
+    """
+
+    def __init__(self, cache: KvCache, slots: int, *, is_pinned: bool = False) -> None:
+        self.slots = slots
+        self._device = cache.planes
+        self._host = tuple(
+            torch.empty((slots, *plane.shape[1:]), dtype=plane.dtype, pin_memory=is_pinned) for plane in self._device
+        )
+
+    def __repr__(self) -> str:
+        return f"HostMemory({self.slots} slots, {self.nbytes} bytes)"
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory all slots take."""
+        return sum(plane.nbytes for plane in self._host)
+
+    def save(self, block: int, slot: int) -> None:
+        """Copy device block `block` into `slot`."""
+        _copy(self._device, block, self._host, slot)
+
+    def load(self, slot: int, block: int) -> None:
+        """Copy `slot` into device block `block`."""
+        _copy(self._host, slot, self._device, block)
+
+
+def _copy(source: tuple[Tensor, ...], row: int, target: tuple[Tensor, ...], into: int) -> None:
+    for from_plane, to_plane in zip(source, target, strict=True):
+        to_plane[into].copy_(from_plane[row])

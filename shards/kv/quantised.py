@@ -1,0 +1,103 @@
+"""Keys and values in eight bits, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shards.kv.cache import QUANTISED, Extent, KvCache, LayeredViews
+from shards.kv.keys import BLOCK_TOKENS
+from shards.network.config import NetworkConfig
+
+KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
+"""What the KV of a network may be stored as; auto is what the network computes in."""
+
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+def kv_dtype_of(name: str, *, computed: torch.dtype) -> torch.dtype:
+    """What KV is stored as where the operator says `name` and the network computes in `computed`.
+
+    float32 and bfloat16 must be what it computes in, since attention does not mix them. Raises ValueError.
+    """
+    known = {"auto": computed, "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+    dtype = {**known, "fp8": torch.float8_e4m3fn}.get(name)
+    if dtype is None:
+        raise ValueError(f"kv_dtype is {name}; it must be one of {', '.join(KV_DTYPES)}")
+    if dtype not in (computed, *QUANTISED):
+        own = str(computed).removeprefix("torch.")
+        raise ValueError(f"kv_dtype is {name} and the network computes in {own}; use auto, int8 or fp8")
+    return dtype
+
+
+def make_cache(config: NetworkConfig, blocks: int, *, dtype: torch.dtype, computed: torch.dtype) -> KvCache:
+    """Memory for `blocks` blocks whose KV is stored as `dtype` and read as `computed`."""
+    if dtype in QUANTISED:
+        return QuantisedKvCache(config, blocks, dtype=dtype, computed=computed)
+    return KvCache(config, blocks, dtype=dtype)
+
+
+class QuantisedKvCache(KvCache):
+    """A `KvCache` that stores int8 or fp8 (e4m3) with one float32 scale for each token and head.
+
+    `data` [layers, k|v, kv_heads, blocks * 64, head_dim], `scales` [layers, k|v, kv_heads, blocks * 64]. The scale is
+    the largest magnitude among a head's numbers by the largest that the type has, so it depends on that token alone:
+    not on its neighbours in the block or in the batch. int8 is off by at most half a scale, fp8 by 1/16 of each number
+    (and never by more than 2^-10 scales near 0). NaN and infinity are read back as NaN.
+
+    One scale per token and head costs 4 bytes beside 128 of head_dim 128, and needs no look at the rest of a block that
+    is not there yet, as one per block would.
+    """
+
+    def __init__(
+        self,
+        config: NetworkConfig,
+        blocks: int,
+        *,
+        dtype: torch.dtype = torch.int8,
+        computed: torch.dtype = torch.float32,
+    ) -> None:
+        if dtype not in QUANTISED:
+            raise ValueError(f"quantised KV is int8 or float8_e4m3fn, not {dtype}")
+        super().__init__(config, blocks, dtype=dtype)
+        self.scales = torch.empty(self.data.shape[:-1])
+        self._computed = computed
+        self._largest = float(torch.iinfo(dtype).max if dtype == torch.int8 else torch.finfo(dtype).max)
+        # torch indexes no float8 on the CPU, and bytes are bytes
+        self._bytes = self.data.view(torch.int8)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the keys and values as `read` and `views` give them."""
+        return self._computed
+
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """Views [blocks, ...] of numbers and scales."""
+        return (*super().planes, self.scales.view(*self.scales.shape[:3], -1, BLOCK_TOKENS).movedim(3, 0))
+
+    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
+        """Quantise new keys and values [tokens, 2 * kv_heads, head_dim] and put them at `slots` [tokens] of `layer`."""
+        by_head = keys_values.transpose(0, 1).float()
+        scales = (by_head.abs().amax(-1) / self._largest).clamp_min(_SMALLEST_SCALE)
+        scaled = by_head / scales.unsqueeze(-1)
+        numbers = scaled.round_().to(torch.int8) if self.data.dtype == torch.int8 else scaled.to(self.data.dtype)
+        self._bytes[layer].flatten(0, 1).index_copy_(1, slots, numbers.view(torch.int8))
+        self.scales[layer].flatten(0, 1).index_copy_(1, slots, scales)
+
+    def read(self, layer: int, extents: Sequence[Extent]) -> tuple[Tensor, Tensor]:
+        """Keys and values [kv_heads, tokens, head_dim] of all `extents` in order, dequantised."""
+        pieces = [self._dequantised(self.data[layer], self.scales[layer], extent) for extent in extents]
+        keys, values = (pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)).unbind(0)
+        return keys, values
+
+    def views(self, extent: Extent) -> LayeredViews:
+        """The extent in every layer, dequantised: a copy, unlike that of the plain cache."""
+        keys, values = self._dequantised(self.data, self.scales, extent).unbind(1)
+        return LayeredViews(keys.transpose(2, 3).unbind(0), values.unbind(0))
+
+    def _dequantised(self, numbers: Tensor, scales: Tensor, extent: Extent) -> Tensor:
+        numbers = numbers.narrow(-2, extent.slot, extent.tokens).to(torch.float32)
+        return numbers.mul_(scales.narrow(-1, extent.slot, extent.tokens).unsqueeze(-1)).to(self._computed)

@@ -1,0 +1,69 @@
+"""What an engine is told about its work. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shards.kv.keys import BLOCK_TOKENS
+from shards.kv.options import PoolOptions
+from shards.sched.plan import StepLimits
+
+DETERMINISTIC_UNIT_TOKENS = 256
+"""Chunks of a deterministic engine: the price of a smaller one is speed, that of a larger one is fewer cache hits."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """`kv_blocks` blocks of KV, or as many as `kv_bytes` hold. Sequences run or wait: `max_running`, `max_waiting`.
+
+    `window_tokens`: how much of a prompt may arrive ahead of what is computed. `step_s`: what a step should take;
+    `lanes`, `chunk_tokens` and `batch_tokens` are those of `StepLimits`.
+
+    `host_bytes` of host memory take the KV of who is preempted and of what is evicted; `pool`: pins and floors.
+
+    A rank improves by one per `ageing_s` of waiting. A request is preempted at most `most_preemptions` times, and not
+    within `preempt_cooldown_s` after it went on.
+
+    `deterministic`: what a request draws does not depend, to the last bit, on its neighbours, on the cache or on how
+    it was cut. Sequences are then computed one by one, prompts in chunks that end at multiples of 256; only whole
+    chunks of prompts are cached, and what was drawn is recomputed token by token after a preemption. Price: decoding n
+    sequences reads the weights n times, so at 64 chats a step takes up to 64 times as long; a hit is up to 255 tokens
+    shorter; answers are not found in the cache by the next turn.
+    """
+
+    kv_blocks: int | None = None
+    kv_bytes: int = 2**30
+    max_running: int = 64
+    max_waiting: int = 512
+    window_tokens: int = 65536
+    step_s: float = 0.05
+    lanes: int = 8
+    chunk_tokens: int = 8192
+    batch_tokens: int = 16384
+    ageing_s: float = 30.0
+    preempt_cooldown_s: float = 5.0
+    most_preemptions: int = 3
+    deterministic: bool = False
+    host_bytes: int = 0
+    pool: PoolOptions = field(default_factory=PoolOptions)
+
+    def blocks(self, block_bytes: int) -> int:
+        """How many blocks of `block_bytes` the engine gets. Raises ValueError if there is not one."""
+        blocks = self.kv_bytes // block_bytes if self.kv_blocks is None else self.kv_blocks
+        if blocks < 1:
+            raise ValueError(f"{self.kv_bytes} bytes hold no KV block of {block_bytes} bytes; give the engine more")
+        if self.window_tokens < self.unit_tokens:
+            raise ValueError(f"window_tokens is {self.window_tokens}; a block of {self.unit_tokens} must fit in")
+        if not self.ageing_s > 0:
+            raise ValueError(f"ageing_s is {self.ageing_s}; it must be above 0")
+        return blocks
+
+    @property
+    def unit_tokens(self) -> int:
+        """Chunks of prompts end at multiples of this."""
+        return DETERMINISTIC_UNIT_TOKENS if self.deterministic else BLOCK_TOKENS
+
+    @property
+    def step(self) -> StepLimits:
+        """What bounds a plan."""
+        return StepLimits(self.step_s, self.lanes, self.chunk_tokens, self.batch_tokens, self.unit_tokens)

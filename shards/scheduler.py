@@ -1,0 +1,232 @@
+"""Who runs and what each step computes, on any clock and without torch: the engine drives it, and so do simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from shards.exec.piece import Piece
+from shards.exec.request import Request
+from shards.exec.sequence import Sequence
+from shards.kv.keys import BLOCK_TOKENS
+from shards.kv.pool import BlockPool, OutOfBlocks
+from shards.kv.table import blocks_for
+from shards.nouns import Progress
+from shards.options import EngineOptions
+from shards.roster import Roster
+from shards.sched.admit import Victim, Waiting, admit
+from shards.sched.cost import CostModel, StepShape
+from shards.sched.forecast import Decoding, Pending, predict_ttft_s
+from shards.sched.plan import plan_step, shape_of
+from shards.sched.ranks import effective_rank
+from shards.sched.room import Claim, Room
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to compute now; tables have room for it. `shape` is what it costs, in the cost model's terms."""
+
+    pieces: tuple[Piece, ...]
+    shape: StepShape
+
+
+class Scheduler:
+    """Decides on the sequences of `roster` and the blocks of `pool`. It never waits and has no clock of its own.
+
+    Each step: `next_step`, compute it, `advance` every piece, append what was drawn to each sequence's output, `finish`
+    those that are done, `observe` how long it took.
+    """
+
+    def __init__(self, pool: BlockPool, options: EngineOptions, *, cost: CostModel | None = None) -> None:
+        self.pool, self.options = pool, options
+        self.roster = Roster()
+        self.cost = cost or CostModel()
+        self._moved: dict[Hashable, Request] = {}
+        self._stepped_s = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"Scheduler({self.roster!r}, {self.pool!r})"
+
+    def next_step(self, now_s: float) -> Step:
+        """Start and preempt whom it is time for, share what is cached, and plan."""
+        self._stepped_s = now_s
+        self.pool.expire_pins(now_s)
+        self._admit(now_s)
+        running = self.roster.running
+        for one in running.values():
+            if one.share():
+                self._note_progress(one)
+        work = [one.work(self._rank(one, now_s)) for one in running.values() if one.ready_tokens]
+        if self.is_copying:
+            work = [one for one in work if running[one.id].table.is_landed]
+        plan = plan_step(work, self.cost, self.options.step)
+        pieces = [self._piece(running[arrival], tokens) for arrival, tokens in plan.items()]
+        served = tuple(piece for piece in pieces if self._grow(piece))
+        self._look_ahead(served)
+        return Step(served, shape_of(work, {piece.sequence.arrival: piece.tokens for piece in served}))
+
+    @property
+    def is_copying(self) -> bool:
+        """Is KV on its way from the host? Then somebody may go on although nothing else happens."""
+        self.pool.has_landed(())
+        return bool(self.pool.host.flights.landing)
+
+    @property
+    def next_change_s(self) -> float | None:
+        """When somebody who runs may be preempted who could not be in the last step; None if nobody waits for it."""
+        if not self.roster.waiting:
+            return None
+        resumed = (one.resumed_s for one in self.roster.running.values() if one.resumed_s is not None)
+        ends = (resumed_s + self.options.preempt_cooldown_s for resumed_s in resumed)
+        return min((end_s for end_s in ends if end_s > self._stepped_s), default=None)
+
+    def advance(self, piece: Piece) -> None:
+        """`piece` has been computed: cache what is full."""
+        one = piece.sequence
+        one.computed_tokens = piece.stop
+        if piece.stop // BLOCK_TOKENS > piece.start // BLOCK_TOKENS:
+            one.table.store(one.block_tokens, computed_tokens=one.storable_tokens)
+        if not one.output:
+            self._note_progress(one)
+
+    def observe(self, step: Step, elapsed_s: float) -> None:
+        """Learn that `step` took `elapsed_s`."""
+        self.cost.observe(step.shape, elapsed_s)
+
+    def finish(self, one: Sequence) -> None:
+        """`one` has ended: free its blocks, wherever they are."""
+        one.table.release()
+        self.roster.leave(one)
+
+    def drain_progress(self) -> tuple[Progress, ...]:
+        """How far prompts have come that have moved since the last call."""
+        progress = tuple(Progress(one.key, one.computed_tokens, one.cached_tokens) for one in self._moved.values())
+        self._moved.clear()
+        return progress
+
+    def predictions(self, now_s: float) -> dict[Hashable, float]:
+        """Seconds until each request that may go on and has not drawn is expected to draw, by its key."""
+        running, waiting = self.roster.running, self.roster.waiting
+        decoding = [one for one in running.values() if one.is_decoding]
+        meanwhile = Decoding(
+            rows=len(decoding),
+            context_tokens=sum(one.known_tokens for one in decoding),
+            steps_left=tuple(one.claim().steps_left for one in decoding),
+        )
+        pending = [self._pending(one, now_s) for one in (*running.values(), *waiting.values()) if not one.output]
+        return predict_ttft_s(
+            (one for one in pending if one is not None),
+            meanwhile,
+            cost=self.cost,
+            limits=self.options.step,
+            free_slots=self.options.max_running - len(running),
+        )
+
+    def check(self) -> None:
+        """Prove that who runs can finish, and the invariants of pool and roster."""
+        self.roster.check()
+        running = self.roster.running
+        assert len(running) <= self.options.max_running, "too many sequences run"
+        assert self._room().is_sound, "running sequences could run out of blocks"
+
+    def _rank(self, one: Sequence, now_s: float) -> int:
+        return effective_rank(one.request.rank, now_s - one.request.arrived_s, self.options.ageing_s)
+
+    def _room(self) -> Room:
+        # pins and floors keep no more than the rest of the pool from those who run, now and at any time
+        return Room(self.pool.guaranteed, {arrival: one.claim() for arrival, one in self.roster.running.items()})
+
+    def _admit(self, now_s: float) -> None:
+        running, waiting = self.roster.running, self.roster.waiting
+        candidates = [one for one in waiting.values() if one.is_startable]
+        if not candidates:
+            return
+        slots = self.options.max_running - len(running)
+        victims = list(self._victims(now_s))
+        worst = max((victim.rank for victim in victims), default=0)
+        # the room takes a tenth of a millisecond to measure, and a full engine measures it in vain
+        if slots <= 0 and all(one.request.rank >= worst for one in candidates):
+            return
+        candidates.sort(key=lambda one: (self._rank(one, now_s), one.arrival))
+        admission = admit(
+            (Waiting(one.arrival, one.request.rank, partial(self._claim, one), one.overtaken) for one in candidates),
+            self._room(),
+            slots=slots,
+            victims=victims,
+        )
+        for arrival in admission.overtaken:
+            waiting[arrival].overtaken += 1
+        for arrival in admission.preempted:
+            self._preempt(arrival)
+        for arrival in admission.admitted:
+            self._start(arrival, now_s)
+
+    def _victims(self, now_s: float) -> Iterator[Victim]:
+        for one in self.roster.running.values():
+            request = one.request
+            is_cool = one.resumed_s is None or now_s - one.resumed_s >= self.options.preempt_cooldown_s
+            if is_cool and request.submission.preemptible and request.preemptions < self.options.most_preemptions:
+                yield Victim(one.arrival, request.rank - one.rank_credit, one.arrival)
+
+    def _claim(self, one: Sequence) -> Claim:
+        """What `one` would hold and want if it started now: its cached prefix, whoever holds that."""
+        claim = one.claim()
+        if one.table.is_parked:
+            return claim._replace(is_steady=False)
+        blocks = tuple(cached.block for cached in one.look_up() if cached.block is not None)
+        return claim._replace(blocks=blocks)
+
+    def _start(self, arrival: int, now_s: float) -> None:
+        one = self.roster.start(arrival)
+        one.rank_credit = one.request.rank - self._rank(one, now_s)
+        if one.request.preemptions:
+            one.resumed_s = now_s
+        if one.table.is_parked:
+            one.table.unpark()
+
+    def _preempt(self, arrival: int) -> None:
+        """Let `arrival` wait again: its KV goes to host memory, or is dropped and computed again."""
+        one = self.roster.put_back(arrival)
+        one.request.preemptions += 1
+        if not (one.computed_tokens and one.table.park()):
+            one.start_over()
+
+    def _piece(self, one: Sequence, tokens: int) -> Piece:
+        return Piece(one, one.computed_tokens, one.computed_tokens + tokens)
+
+    def _look_ahead(self, pieces: Iterable[Piece]) -> None:
+        """Evict what the next step will want if it is like this one, so that copies to the host run beside this one."""
+        if self.pool.host.size:
+            self.pool.make_room(
+                sum(blocks_for(piece.stop + piece.tokens) - len(piece.sequence.table) for piece in pieces)
+            )
+
+    def _grow(self, piece: Piece) -> bool:
+        """Make room for `piece`. By `Room` that cannot fail; if it does, one request pays and not the batch."""
+        try:
+            piece.sequence.table.grow(piece.stop)
+        except OutOfBlocks:
+            self._preempt(piece.sequence.arrival)
+            return False
+        return True
+
+    def _note_progress(self, one: Sequence) -> None:
+        request = one.request
+        computed = min(one.computed_tokens, request.submission.prompt_tokens)
+        if computed > request.computed_tokens:
+            request.computed_tokens = computed
+            self._moved[request.key] = request
+        if one.choice == 0 and not request.preemptions:
+            request.cached_tokens = one.cached_tokens
+
+    def _pending(self, one: Sequence, now_s: float) -> Pending | None:
+        request = one.request
+        if request.is_paused:
+            return None
+        rest_tokens = request.submission.prompt_tokens - one.computed_tokens
+        rank = self._rank(one, now_s)
+        return Pending(request.key, rank, one.arrival, one.computed_tokens, rest_tokens, not self._runs(one))
+
+    def _runs(self, one: Sequence) -> bool:
+        return one.arrival in self.roster.running
