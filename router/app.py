@@ -139,6 +139,7 @@ class Router:
             stack.push_async_callback(self.gateway.tokenizers.close)
             await stack.enter_async_context(self.gateway.cluster)
             self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
+            self._own(stack, "tokenizers", self._load_tokenizers)
             await self._listen_http(stack)
             if self.grpc is not None:
                 await self._listen_grpc(stack, self.grpc)
@@ -149,6 +150,15 @@ class Router:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    async def _load_tokenizers(self) -> None:
+        """Load each model's tokenizer as soon as a backend brings it, so that no request waits for that."""
+        gateway = self.gateway
+        while True:
+            for model in gateway.cluster.models().values():
+                if model.assets:
+                    await gateway.tokenizers.model(model.name, model.assets)
+            await gateway.cluster.health_changed()
 
     async def _drain(self) -> None:
         self.gateway.doors.close()

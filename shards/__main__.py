@@ -84,12 +84,19 @@ def shard(
 
     from shards.engine import Engine, EngineOptions
     from shards.server import serve
+    from shards.warmup import BrokenModel, warm_up
 
     torch.set_num_threads(threads)
     options = EngineOptions(
         kv_bytes=int(kv_memory * 2**30), max_running=max_running, max_waiting=max_waiting, step_s=step_ms / 1000
     )
     engine = Engine(loaded, options)
+    announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
+    try:
+        warm_up(engine)
+    except BrokenModel as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        raise typer.Exit(2) from error
 
     def on_listening(address: str) -> None:
         announce(supervised, {"listening": address}, f"shard {name} serves {loaded.name} on {address}")
