@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -55,6 +55,7 @@ class OpenAICompatible:
         self._options = options or OpenAIOptions()
         self._served, self._context_tokens = self._options.served, self._options.context_tokens
         self._http: aiohttp.ClientSession | None = None
+        self._replies: set[aiohttp.ClientResponse] = set()
 
     def __repr__(self) -> str:
         return f"<OpenAICompatible {self.name} of {self.pool} at {self.url}: {self.open_requests} requests>"
@@ -79,6 +80,9 @@ class OpenAICompatible:
 
     async def close(self) -> None:
         """Close every connection, which cancels what runs."""
+        for reply in tuple(self._replies):
+            # a session that closes does not wake who reads a body
+            reply.close()
         if self._http is not None:
             await self._http.close()
             self._http = None
@@ -96,7 +100,7 @@ class OpenAICompatible:
             raise BackendFailed(f"{self.name} answered {reply.status} when asked for its models")
         self._learn(body)
 
-    async def generate(self, request: Request, prompt: Prompt) -> AsyncIterator[Delta]:
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         """Forward the client's own body and stream the answer; closing the iterator closes the connection.
 
         Raises BackendFailed, BackendRefused, InvalidRequest, ContextExceeded, DeadlineExceeded.
@@ -112,6 +116,7 @@ class OpenAICompatible:
         self.open_requests += 1
         try:
             reply = await self._send(request, prompt, post)
+            self._replies.add(reply)
             try:
                 async for data in reply.content.iter_any():
                     for delta in answer.feed(data):
@@ -124,6 +129,7 @@ class OpenAICompatible:
             finally:
                 # A connection whose body was read to its end went back to the pool by itself; any other is closed.
                 reply.close()
+                self._replies.discard(reply)
         except aiohttp.ServerTimeoutError as error:
             raise self._unreachable(error) from error
         except TimeoutError as error:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import triton
@@ -68,11 +69,13 @@ def layer(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 def write(gpu: Gpu, dtype: torch.dtype) -> None:
     kv, scales = layer(dtype)
-    parts = empty(64, (HEADS + 2 * KV_HEADS) * DIM).view(64, -1, DIM).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    fused = empty(64, HEADS + 2 * KV_HEADS, DIM)
+    query, key, value = torch.split(fused, [HEADS, KV_HEADS, KV_HEADS], dim=1)
     places = (empty(64, dtype=torch.int64), empty(64, dtype=torch.int64))
-    rotation = Rotation(*(empty(131072, DIM // 2, dtype=torch.float32) for _ in range(2)))
+    angles = empty(131072, DIM // 2, dtype=torch.float32)
+    rotation = Rotation(angles, angles)
     norm = HeadNorm(empty(DIM), empty(DIM), 1e-6)
-    kv_write(tuple(parts), places, kv=kv, rotation=rotation, norm=norm, scales=scales, gpu=gpu)
+    kv_write((query, key, value), places, kv=kv, rotation=rotation, norm=norm, scales=scales, gpu=gpu)
 
 
 def decode(gpu: Gpu, dtype: torch.dtype, window: int | None = None) -> None:
@@ -118,7 +121,7 @@ PLAIN: dict[str, Callable[[Gpu], object]] = {
     "sample": draw,
     "copy": copy,
 }
-QUANTISED: dict[str, Callable[[Gpu, torch.dtype], object]] = {
+STORING: dict[str, Callable[..., object]] = {
     "kv_write": write,
     "decode": decode,
     "prefill": prefill,
@@ -132,15 +135,15 @@ def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
     work: dict[str, Callable[[Gpu], object]] = dict(PLAIN)
     hopper = chip.name == "sm_90"
     for dtype in [torch.int8] * everything + [E4M3] * (chip.has_e4m3 and (everything or hopper)):
-        for name, call in QUANTISED.items():
-            work[f"{name} {TYPES[dtype]}"] = lambda gpu, call=call, dtype=dtype: call(gpu, dtype)
+        for name, call in STORING.items():
+            work[f"{name} {TYPES[dtype]}"] = partial(call, dtype=dtype)
     if everything or hopper:
         work["decode window"] = lambda gpu: decode(gpu, torch.bfloat16, window=4096)
         work["prefill window"] = lambda gpu: prefill(gpu, torch.bfloat16, window=4096)
     launches = {}
-    for name, call in work.items():
+    for name, ask in work.items():
         recorder = Recorder(chip, processors=132)
-        call(recorder)
+        ask(recorder)
         for launch in recorder.launches:
             _, _, variant = name.partition(" ")
             # planning does not see how KV is stored, nor merging that there is a window
@@ -153,7 +156,9 @@ def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
 def source_of(launch: Launch) -> ASTSource:
     """What Triton's own launcher would compile for these arguments."""
     names = launch.kernel.arg_names
-    signature, constants, attributes = {}, dict(launch.constants), {}
+    signature: dict[str, str] = {}
+    constants: dict[str, int | bool | None] = dict(launch.constants)
+    attributes: dict[tuple[int], list[list[str | int]]] = {}
     for i, value in enumerate(launch.arguments):
         if value is None or (isinstance(value, int) and value == 1):
             signature[names[i]], constants[names[i]] = "constexpr", value
@@ -174,7 +179,8 @@ def registers_and_spills(compiled: CompiledKernel, chip: Chip) -> tuple[int, int
     """Registers of a thread, and bytes (NVIDIA) or vector registers (AMD) that it has to keep in memory."""
     if chip.backend == "hip":
         text = compiled.asm["amdgcn"]
-        return tuple(int(re.findall(rf"\.vgpr_{what}: *(\d+)", text)[0]) for what in ("count", "spill_count"))
+        registers, spills = (int(re.findall(rf"\.vgpr_{what}: *(\d+)", text)[0]) for what in ("count", "spill_count"))
+        return registers, spills
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()

@@ -13,8 +13,7 @@ Close = Callable[[torch.Tensor, torch.Tensor], None]
 def decode(query: torch.Tensor, cache: Any, window: int | None = None) -> torch.Tensor:
     (sequences, heads, dim), contexts = query.shape, cache.context_tokens
     splits = splits_of(contexts.tolist(), window=window)
-    room = {"heads": heads, "dim": dim, "device": query.device, "window": window}
-    plan = DecodePlan.with_room(sequences, splits, **room)
+    plan = DecodePlan.with_room(sequences, splits, heads=heads, dim=dim, device=query.device, window=window)
     plan_decode(plan, contexts)
     assert plan.first_splits[-1] == splits
     return paged_decode(query, cache.kv, tables=cache.tables, context_tokens=contexts, plan=plan, scales=cache.scales)
@@ -22,13 +21,14 @@ def decode(query: torch.Tensor, cache: Any, window: int | None = None) -> torch.
 
 @pytest.fixture
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contexts that the interpreter can take have several splits."""
+    """Contexts that the interpreter can take have several splits, and more than are merged at once."""
     monkeypatch.setattr(module, "SPLIT_TOKENS", 64)
+    monkeypatch.setattr(module, "MERGED_AT_ONCE", 2)
 
 
 CASES = [
-    (4, 4, 32, [1, 63, 64, 65, 130], None),
-    (8, 2, 48, [130, 0, 1], None),
+    (3, 3, 32, [1, 63, 250], None),
+    (8, 2, 48, [64, 0, 65], None),
     (5, 1, 128, [65], None),
     (8, 2, 32, [200, 60, 1], 70),
     (5, 1, 64, [129, 70], 1),

@@ -17,12 +17,16 @@ def paged(query: torch.Tensor, cache: Any, plan: PrefillPlan, window: int | None
 
 
 def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan, window: int | None = None) -> torch.Tensor:
-    lengths = {
-        "new_tokens": plan.first_queries.diff().tolist(),
-        "context_tokens": plan.context_tokens.tolist(),
-    }
-    shared = {"tables": cache.tables, "plan": plan, "window": window, "scales": cache.scales}
-    return gather_prefill(query, cache.kv, **shared, **lengths)
+    return gather_prefill(
+        query,
+        cache.kv,
+        tables=cache.tables,
+        plan=plan,
+        new_tokens=plan.first_queries.diff().tolist(),
+        context_tokens=plan.context_tokens.tolist(),
+        window=window,
+        scales=cache.scales,
+    )
 
 
 @pytest.fixture(params=["paged", "masked", "merged"])
@@ -33,8 +37,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
 
 
 CASES = [
-    (4, 4, 32, [1, 63, 64], [1, 63, 130], None),
-    (8, 2, 48, [65, 2], [65, 129], None),
+    (3, 3, 32, [1, 63, 64], [1, 63, 130], None),
+    (8, 2, 48, [65, 2], [65, 64], None),
     (5, 1, 64, [40], [200], None),
     (8, 2, 32, [70, 1], [150, 64], 66),
     (4, 1, 128, [3], [65], 1),

@@ -76,7 +76,7 @@ def test_one_token_each_costs_two_columns() -> None:
 
 
 def test_the_bytes_of_a_step_are_these() -> None:
-    items = [a_drawn(1, choice=1, ids=(7, 8)), Progress(RequestKey(0, 2), 64, 0)]
+    items: list[translate.Item] = [a_drawn(1, choice=1, ids=(7, 8)), Progress(RequestKey(0, 2), 64, 0)]
     (report,) = translate.step_reports(items, epoch=1, step=2)
     assert report.SerializeToString().hex() == (
         "090100000000000000100222130a01011201011a0102220807000000080000002a0408021040"
