@@ -15,7 +15,7 @@ from backends.openai_answer import OpenAIAnswer
 from backends.openai_errors import error_of
 from backends.openai_prompt import Post, post_of
 from policies.errors import BackendFailed, DeadlineExceeded
-from policies.nouns import Delta, Prompt, Request
+from policies.nouns import Capability, Delta, Prompt, Request
 
 _LAST_CHUNK_S = 0.1
 
@@ -64,7 +64,10 @@ class OpenAICompatible:
         """The models that it was configured with or named itself; None until either is known."""
         aliases = self._options.models.items()
         models = self._served | {ours for ours, theirs in aliases if theirs in self._served or not self._served}
-        return Description(models=models, context_tokens=self._context_tokens) if models else None
+        if not models:
+            return None
+        # such a server refuses what it cannot do by itself
+        return Description(models, context_tokens=self._context_tokens, capabilities=frozenset(Capability))
 
     def load(self) -> Load:
         """Only what was configured: the dialect has no report."""
