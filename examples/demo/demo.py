@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import urllib.error
 import urllib.request
@@ -227,7 +228,7 @@ def main() -> int:
     paper = document(random.Random(2026), facts_within(DOCUMENT_TOKENS))
     questions = random.Random(7).sample(paper.questions, 2 * QUESTIONS_PER_LANE)
     console.print(f"A document of {len(paper.text.split())} words states {len(paper.questions)} facts. It begins:")
-    console.print(f"  [dim]{paper.text[:140].strip()} ...[/]".replace("\n", " "))
+    console.print(f"  [dim]{textwrap.shorten(paper.text, 110, placeholder=' ...')}[/]")
     console.print("Starting the router and two shards ...")
     with pointsman_up() as ports:
         asked = ask_everything(ports, paper, questions)
