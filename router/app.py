@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
@@ -170,13 +170,15 @@ class Router:
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, self.http.host, self.http.port, reuse_address=True).start()
+        with _naming(self.http):
+            await web.TCPSite(runner, self.http.host, self.http.port, reuse_address=True).start()
         self.http = Address(self.http.host, runner.addresses[0][1])
 
     async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
         server = GrpcServer(self.gateway, str(address))
         stack.push_async_callback(server.stop, _LEFTOVERS_S)
-        await server.start()
+        with _naming(address):
+            await server.start()
         self.grpc = Address(address.host, server.port)
         self._own(stack, "gRPC health", lambda: _every(1.0, server.report_health))
 
@@ -201,6 +203,16 @@ def _configured_backends(config: Config, surroundings: Surroundings) -> Iterator
                 options=pool.options,
             )
             yield make(pool.kind, place, surroundings)
+
+
+@contextmanager
+def _naming(address: Address) -> Iterator[None]:
+    """Turn a failure to listen into a ConfigError that says where."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: grpc's own word for it
+        hint = "is another router running? choose another port with --http and --grpc, or in the file"
+        raise ConfigError(f"cannot listen on {address}: {error}", hint=hint) from error
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -46,8 +47,10 @@ def end_with_stdin() -> None:
     """End this process when standard input closes, that is when its supervisor is gone."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
-        os.kill(os.getpid(), 15)
+        # not sys.stdin: its lock, held by a waiting thread, aborts an interpreter that ends for another reason
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True, name="end-with-stdin").start()
 
