@@ -25,7 +25,7 @@ up: $(VENV)/.ready     ## the same kept running, to play with
 	@$(BIN)/pointsman up
 
 test: $(VENV)/.ready   ## everything CI runs
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(VENV)/.ready  ## ruff and mypy alone
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

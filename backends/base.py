@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from policies.nouns import Delta, Prompt, Request
+from policies.nouns import Capability, Delta, Prompt, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Description:
     vocabulary: int | None = None
     speaks_tokens: bool = False
     reports_cache: bool = False
+    capabilities: frozenset[Capability] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Backend(Protocol):
     """Anything that can generate.
 
     `generate` yields Deltas until every choice has finished; the last one carries usage. It raises BackendFailed
-    (try elsewhere), BackendRefused or InvalidRequest (do not). Closing the iterator cancels the request down to its last
-    KV block. `probe` returns when the backend is known to be well, and raises BackendFailed when it is not.
+    (try elsewhere), BackendRefused or InvalidRequest (do not). Closing the iterator cancels the request down to its
+    last KV block. `probe` returns when the backend is known to be well, and raises BackendFailed when it is not.
     """
 
     name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backends.base import Description, Load
@@ -16,7 +16,8 @@ class Answer:
     """What one request is answered.
 
     `texts` become one Delta each, `delay_s` apart. `error` is raised before Delta number `error_at` (0: at once; the
-    number of texts: instead of the finish). `hangs_at` stops there for ever. `message` goes with the last Delta.
+    number of texts: instead of the finish). `hangs_at` stops there until the backend is closed. `message` goes with the
+    last Delta.
     """
 
     texts: tuple[str, ...] = ("Hello", ", ", "world", ".")
@@ -57,6 +58,7 @@ class FakeBackend:
     cancelled: int = 0
     failed: int = 0
     is_started: bool = False
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __repr__(self) -> str:
         counts = (
@@ -85,7 +87,7 @@ class FakeBackend:
         if not self.is_well:
             raise BackendFailed(f"{self.name} is not well")
 
-    async def generate(self, request: Request, prompt: Prompt) -> AsyncIterator[Delta]:
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         """Stream the script's answer."""
         self.received.append((request, prompt))
         answer = self._answer(request, prompt)
@@ -109,8 +111,8 @@ class FakeBackend:
             setattr(self, ended, getattr(self, ended) + 1)
 
     async def close(self) -> None:
-        """Remember that it was closed."""
-        self.is_started = False
+        """End what hangs."""
+        self.closed.set()
 
     def check(self) -> None:
         """Raise AssertionError if a generation was lost count of."""
@@ -127,7 +129,8 @@ class FakeBackend:
     async def _stumble(self, answer: Answer, at: int) -> None:
         await self.sleep(answer.delay_s)
         if answer.hangs_at == at:
-            await asyncio.Event().wait()
+            await self.closed.wait()
+            raise BackendFailed(f"{self.name} was closed")
         if answer.error is not None and answer.error_at == at:
             raise answer.error
 

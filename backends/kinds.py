@@ -48,7 +48,7 @@ class Surroundings:
 
 
 def make(kind: str, place: Place, surroundings: Surroundings) -> Backend:
-    """A backend of `kind`, not started. Raises ConfigError for an unknown kind or option, with a hint at what was meant."""
+    """A backend of `kind`, not started. Raises ConfigError for an unknown kind or option, with what was meant."""
     maker = KINDS.get(kind)
     if maker is None:
         raise ConfigError(f"there is no kind of backend {kind!r}", hint=_hint(kind, KINDS))

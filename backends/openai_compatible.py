@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from backends.openai_answer import OpenAIAnswer
 from backends.openai_errors import error_of
 from backends.openai_prompt import Post, post_of
 from policies.errors import BackendFailed, DeadlineExceeded
-from policies.nouns import Delta, Prompt, Request
+from policies.nouns import Capability, Delta, Prompt, Request
 
 _LAST_CHUNK_S = 0.1
 
@@ -55,6 +55,7 @@ class OpenAICompatible:
         self._options = options or OpenAIOptions()
         self._served, self._context_tokens = self._options.served, self._options.context_tokens
         self._http: aiohttp.ClientSession | None = None
+        self._replies: set[aiohttp.ClientResponse] = set()
 
     def __repr__(self) -> str:
         return f"<OpenAICompatible {self.name} of {self.pool} at {self.url}: {self.open_requests} requests>"
@@ -63,7 +64,10 @@ class OpenAICompatible:
         """The models that it was configured with or named itself; None until either is known."""
         aliases = self._options.models.items()
         models = self._served | {ours for ours, theirs in aliases if theirs in self._served or not self._served}
-        return Description(models=models, context_tokens=self._context_tokens) if models else None
+        if not models:
+            return None
+        # such a server refuses what it cannot do by itself
+        return Description(models, context_tokens=self._context_tokens, capabilities=frozenset(Capability))
 
     def load(self) -> Load:
         """Only what was configured: the dialect has no report."""
@@ -79,6 +83,9 @@ class OpenAICompatible:
 
     async def close(self) -> None:
         """Close every connection, which cancels what runs."""
+        for reply in tuple(self._replies):
+            # a session that closes does not wake who reads a body
+            reply.close()
         if self._http is not None:
             await self._http.close()
             self._http = None
@@ -96,7 +103,7 @@ class OpenAICompatible:
             raise BackendFailed(f"{self.name} answered {reply.status} when asked for its models")
         self._learn(body)
 
-    async def generate(self, request: Request, prompt: Prompt) -> AsyncIterator[Delta]:
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         """Forward the client's own body and stream the answer; closing the iterator closes the connection.
 
         Raises BackendFailed, BackendRefused, InvalidRequest, ContextExceeded, DeadlineExceeded.
@@ -112,6 +119,7 @@ class OpenAICompatible:
         self.open_requests += 1
         try:
             reply = await self._send(request, prompt, post)
+            self._replies.add(reply)
             try:
                 async for data in reply.content.iter_any():
                     for delta in answer.feed(data):
@@ -124,6 +132,7 @@ class OpenAICompatible:
             finally:
                 # A connection whose body was read to its end went back to the pool by itself; any other is closed.
                 reply.close()
+                self._replies.discard(reply)
         except aiohttp.ServerTimeoutError as error:
             raise self._unreachable(error) from error
         except TimeoutError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import MappingProxyType
 
 from backends.base import CacheListener, Description, Load
@@ -79,7 +79,7 @@ class ShardBackend:
         """Return if the shard is attached and serves; wait for the outcome of the first attempt."""
         await self._link.probe()
 
-    async def generate(self, request: Request, prompt: Prompt) -> AsyncIterator[Delta]:
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         """Stream the answer; the prompt is prefilled while it is still being sent.
 
         Raises BackendFailed, InvalidRequest, ContextExceeded, Overloaded, DeadlineExceeded.

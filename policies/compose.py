@@ -41,8 +41,8 @@ class Policy:
     ) -> Decision:
         """The backend for `request`, with the reasons; `chosen` is None if nobody is left.
 
-        Backends outside the pools that the rules gave are dropped as `in_pools`, those in `avoiding` as `avoided`,
-        whatever the policy's own filters are.
+        Backends outside the pools that the rules gave are dropped as `in_pools`, those in `avoiding` as `avoided`, and
+        those that lack what the request needs as `incapable`, whatever the policy's own filters are.
         """
         kept, dropped = self._filtered(request, view, avoiding)
         if not kept:
@@ -68,6 +68,8 @@ class Policy:
             return "in_pools"
         if backend.name in avoiding:
             return "avoided"
+        if not request.needs <= backend.capabilities:
+            return "incapable"
         return next((name for name, passes in self.filters if not passes(request, backend)), None)
 
     def _scored(

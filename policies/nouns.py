@@ -18,6 +18,13 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
 
 
+class Capability(enum.StrEnum):
+    """What some backends can do and others cannot. A request needs it or does not care."""
+
+    STRUCTURED_OUTPUT = "structured_output"
+    """Answers that fit a grammar or JSON schema (OpenAI's `response_format`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
     """An SLA by name. `rank` 0 is served first; targets are in seconds; None where the file names none."""
@@ -97,6 +104,7 @@ class Request:
     prefill_slice_tokens: int | None = None
     preemptible: bool = False
     stream: bool = False
+    needs: frozenset[Capability] = frozenset()
     sampling: Sampling = Sampling()
 
 
@@ -177,6 +185,7 @@ class BackendView:
     prefill_s_per_token: float | None = None
     held_tokens: int | None = None
     reported_s_ago: float | None = None
+    capabilities: frozenset[Capability] = frozenset()
     weight: float = 1.0
 
 

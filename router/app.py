@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
@@ -139,6 +139,7 @@ class Router:
             stack.push_async_callback(self.gateway.tokenizers.close)
             await stack.enter_async_context(self.gateway.cluster)
             self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
+            self._own(stack, "tokenizers", self._load_tokenizers)
             await self._listen_http(stack)
             if self.grpc is not None:
                 await self._listen_grpc(stack, self.grpc)
@@ -150,6 +151,15 @@ class Router:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
+    async def _load_tokenizers(self) -> None:
+        """Load each model's tokenizer as soon as a backend brings it, so that no request waits for that."""
+        gateway = self.gateway
+        while True:
+            for model in gateway.cluster.models().values():
+                if model.assets:
+                    await gateway.tokenizers.model(model.name, model.assets)
+            await gateway.cluster.health_changed()
+
     async def _drain(self) -> None:
         self.gateway.doors.close()
         await self.gateway.doors.emptied(self.gateway.config.server.drain_s)
@@ -160,13 +170,15 @@ class Router:
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, self.http.host, self.http.port, reuse_address=True).start()
+        with _naming(self.http):
+            await web.TCPSite(runner, self.http.host, self.http.port, reuse_address=True).start()
         self.http = Address(self.http.host, runner.addresses[0][1])
 
     async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
         server = GrpcServer(self.gateway, str(address))
         stack.push_async_callback(server.stop, _LEFTOVERS_S)
-        await server.start()
+        with _naming(address):
+            await server.start()
         self.grpc = Address(address.host, server.port)
         self._own(stack, "gRPC health", lambda: _every(1.0, server.report_health))
 
@@ -191,6 +203,16 @@ def _configured_backends(config: Config, surroundings: Surroundings) -> Iterator
                 options=pool.options,
             )
             yield make(pool.kind, place, surroundings)
+
+
+@contextmanager
+def _naming(address: Address) -> Iterator[None]:
+    """Turn a failure to listen into a ConfigError that says where."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: grpc's own word for it
+        hint = "is another router running? choose another port with --http and --grpc, or in the file"
+        raise ConfigError(f"cannot listen on {address}: {error}", hint=hint) from error
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

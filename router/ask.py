@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.nouns import Sampling
+from policies.nouns import Capability, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class Ask:
     stream: bool = False
     include_usage: bool = False
     echo: bool = False
+    needs: frozenset[Capability] = frozenset()
     priority: str | None = None
     session: str | None = None
     deadline_s: float | None = None

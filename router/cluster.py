@@ -77,6 +77,7 @@ class Member:
             prefill_s_per_token=load.prefill_s_per_token,
             held_tokens=held.get(self.backend.name, unnamed),
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
+            capabilities=description.capabilities if description else frozenset(),
             weight=self.weight,
         )
 

@@ -16,6 +16,7 @@ from policies.errors import (
     ContextExceeded,
     DeadlineExceeded,
     ExpectedError,
+    InvalidRequest,
     NoBackend,
     Overloaded,
     UnknownModel,
@@ -155,7 +156,7 @@ def choose(request: Request, config: Config, gateway: Gateway, avoiding: set[str
     chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
     gateway.telemetry.decided(request, decision, chosen)
     if chosen is None:
-        raise _nobody(decision, view.backends)
+        raise _incapable(request, view.backends) or _nobody(decision, view.backends)
     return gateway.cluster.backend(chosen.name), min(chosen.held_tokens or 0, request.prompt_tokens)
 
 
@@ -251,6 +252,7 @@ class _Call:
             prefill_slice_tokens=ruling.service_class.prefill_slice_tokens,
             preemptible=ruling.service_class.preemptible,
             stream=ask.stream,
+            needs=ask.needs,
             sampling=ask.sampling,
         )
 
@@ -263,6 +265,15 @@ def _backends_name(model: ServedModel, config: Config) -> str:
 
 def _is_configured(name: str, config: Config) -> bool:
     return any(name == pool.model or name in pool.models for pool in config.pools.values())
+
+
+def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequest | None:
+    """The error if no backend of the model can ever do what the request needs."""
+    serving = [backend for backend in backends if request.model in backend.models]
+    if not serving or any(request.needs <= backend.capabilities for backend in serving):
+        return None
+    hint = "leave `response_format` out, or describe the shape in the prompt"
+    return InvalidRequest(f"no backend of '{request.model}' can shape its answers", hint=hint, param="response_format")
 
 
 def _nobody(decision: Decision, backends: Sequence[BackendView]) -> NoBackend | Overloaded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -46,8 +47,10 @@ def end_with_stdin() -> None:
     """End this process when standard input closes, that is when its supervisor is gone."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
-        os.kill(os.getpid(), 15)
+        # not sys.stdin: its lock, held by a waiting thread, aborts an interpreter that ends for another reason
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True, name="end-with-stdin").start()
 
@@ -84,12 +87,19 @@ def shard(
 
     from shards.engine import Engine, EngineOptions
     from shards.server import serve
+    from shards.warmup import BrokenModel, warm_up
 
     torch.set_num_threads(threads)
     options = EngineOptions(
         kv_bytes=int(kv_memory * 2**30), max_running=max_running, max_waiting=max_waiting, step_s=step_ms / 1000
     )
     engine = Engine(loaded, options)
+    announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
+    try:
+        warm_up(engine)
+    except BrokenModel as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        raise typer.Exit(2) from error
 
     def on_listening(address: str) -> None:
         announce(supervised, {"listening": address}, f"shard {name} serves {loaded.name} on {address}")

@@ -110,6 +110,7 @@ class EngineLoop:
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
         self.died: asyncio.Future[EngineError] = self._loop.create_future()
+        self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -122,6 +123,8 @@ class EngineLoop:
         self._room.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        if not self._stopped.done():
+            self._stopped.set_result(None)
 
     async def put(self, command: Command) -> None:
         """Queue `command`, waiting for room. On a loop that has stopped it is dropped."""
@@ -147,13 +150,14 @@ class EngineLoop:
         self.post(command)
 
     async def check(self) -> None:
-        """Raise AssertionError if the engine's or the loop's invariant is broken."""
+        """Raise AssertionError if an invariant of the engine is broken, EngineError if it has failed."""
         answered: asyncio.Future[AssertionError | None] = self._loop.create_future()
         self.ask(_find_broken, answered.set_result)
-        await asyncio.wait((answered, self.died), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((answered, self.died, self._stopped), return_when=asyncio.FIRST_COMPLETED)
         if self.died.done():
             raise self.died.result()
-        broken = answered.result()
+        # without its thread the engine may be looked at from here
+        broken = answered.result() if answered.done() else _find_broken(self._engine)
         if broken is not None:
             raise broken
 

@@ -26,7 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _DRAINING = Fault(Cause.DRAINING, "this shard is about to stop and takes no new requests")
 
 
-class ProtocolViolation(Exception):  # noqa: N818
+class ProtocolViolation(Exception):
     """A router sent what no router may; its stream ends."""
 
 

@@ -85,7 +85,7 @@ class HttpCaller:
             raw = await self._http.read()
         except web.HTTPRequestEntityTooLarge as error:
             most = self._gateway.config.server.max_body_bytes
-            hint = "shorten the prompt, or raise server.max_body_bytes"
+            hint = "shorten the prompt, or raise server.max_body"
             raise RequestTooLarge(f"the body is larger than {most} bytes", hint=hint) from error
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from policies.errors import InvalidRequest
-from policies.nouns import Sampling
+from policies.nouns import Capability, Sampling
 from router.ask import Ask, Chat
 from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
 from router.token_ids import pack
@@ -83,6 +83,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         path=CHAT_PATH,
         sampling=_sampling(fields, logprobs),
         max_new_tokens=_checked_limit(limit, fields),
+        needs=_needs(fields),
         **_common(fields, headers or {}),
     )
 
@@ -118,6 +119,11 @@ def _converted(body: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
         param = ".".join(filter(None, (path.strip("`$."), missing[1] if missing else "")))
         hint = _HINTS.get(re.split(r"[.\[]", param)[0], _ELSEWHERE)
         raise InvalidRequest(f"{param}: {what}" if param else what, hint=hint, param=param or None) from None
+
+
+def _needs(fields: ChatBody) -> frozenset[Capability]:
+    shaped = fields.response_format is not None and fields.response_format.type != "text"
+    return frozenset({Capability.STRUCTURED_OUTPUT}) if shaped else frozenset()
 
 
 def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:

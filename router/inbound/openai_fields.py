@@ -95,9 +95,16 @@ class Tool(msgspec.Struct):
     function: Function
 
 
+class ResponseFormat(msgspec.Struct):
+    """`response_format`: the shape that an answer must have."""
+
+    type: str
+
+
 class ChatBody(Common, kw_only=True):
     """`POST /v1/chat/completions`."""
 
+    response_format: ResponseFormat | None = None
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: _Count | None = None
     tools: list[Tool] | None = None

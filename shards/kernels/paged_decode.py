@@ -27,6 +27,9 @@ from shards.kernels.launch import Gpu, Launch, as_operand, dot, gpu_of, require,
 # about 1 us to fill its pipeline; 8192 tokens of context in 8 heads are 128 splits: an H200 has 132 processors.
 SPLIT_TOKENS = 512
 
+# 8 KiB of partial results of 128 dimensions at once: what 4 warps load with 16 bytes a thread, four times.
+MERGED_AT_ONCE = 16
+
 # The matrix units multiply 16 rows at least.
 LEAST_ROWS = 16
 
@@ -318,7 +321,7 @@ def paged_decode(
     )
     grid = (gpu.processors * beside,)
     gpu.start(Launch(_attend_to_splits, grid, arguments, constants, warps=4, stages=buffers + 1))
-    merged = {"HEADS": heads, "DIM": dim, "DIM_TILE": tile, "TILE": 16}
+    merged = {"HEADS": heads, "DIM": dim, "DIM_TILE": tile, "TILE": MERGED_AT_ONCE}
     arguments = (plan.partial, plan.logsumexp, plan.first_splits, out)
     gpu.start(Launch(_merge_splits, (sequences, heads), arguments, merged))
     return out

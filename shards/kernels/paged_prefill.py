@@ -115,6 +115,7 @@ def _attend_to_page(
     kv,
     scales,
     newest,
+    last,
     kv_block,
     kv_side,
     scales_block,
@@ -129,7 +130,8 @@ def _attend_to_page(
 ):
     """What is carried from page to page, one page on: (highest score, sum of weights, sum of values) per row.
 
-    `newest` [rows] is the last position that a row sees; on a page that is not MASKED all rows see all.
+    `newest` [rows] is the last position that a row sees, `last` the last of those; on a page that is not MASKED all
+    rows see all.
     """
     highest, total, sum_of_values = carried
     dims = tl.arange(0, DIM_TILE)
@@ -140,14 +142,14 @@ def _attend_to_page(
     positions = page * BLOCK + offsets
     if MASKED:
         # what lies behind the context is not written yet, and 0 * NaN is NaN
-        mask = mask & (positions <= tl.max(newest, axis=0))[:, None]
+        mask = mask & (positions <= last)[:, None]
     at = kv + block * kv_block + offsets[:, None] * DIM + dims[None, :]
     key = as_operand(tl.load(at, mask=mask, other=0.0), q.dtype)
     value = as_operand(tl.load(at + kv_side, mask=mask, other=0.0), q.dtype)
     scores = dot(q, tl.trans(key)) * score_scale
     if QUANTISED:
         scales_at = scales + block * scales_block + offsets
-        written = positions <= tl.max(newest, axis=0)
+        written = positions <= last
         scores *= tl.load(scales_at, mask=written, other=0.0)[None, :]
     if MASKED:
         seen = positions[None, :] <= newest[:, None]
@@ -213,7 +215,8 @@ def _paged_prefill(
     q = tl.load(query + at_token * query_token + at_row, mask=in_tile, other=0.0)
     # rows without a token see what the last one does
     newest = context - new_tokens + tl.minimum(token, tl.minimum(start + tokens, new_tokens) - 1)
-    end = tl.cdiv(tl.max(newest, axis=0) + 1, BLOCK)
+    last = tl.max(newest, axis=0)
+    end = tl.cdiv(last + 1, BLOCK)
     unmasked_end = (context - new_tokens + start + 1) // BLOCK
     kv += head * kv_head
     if QUANTISED:
@@ -230,13 +233,13 @@ def _paged_prefill(
         unmasked_end = begin
     for page in range(begin, unmasked_end):
         carried = _attend_to_page(
-            carried, q, tables, page, kv, scales, newest, kv_block, kv_side, scales_block, scales_side, score_scale,
-            DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, False,
+            carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
+            score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, False,
         )  # fmt: skip
     for page in range(unmasked_end, end):
         carried = _attend_to_page(
-            carried, q, tables, page, kv, scales, newest, kv_block, kv_side, scales_block, scales_side, score_scale,
-            DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, True,
+            carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
+            score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, True,
         )  # fmt: skip
     result = carried[2] / carried[1][:, None]
     at = at_token * (KV_HEADS * GROUP * DIM) + at_row

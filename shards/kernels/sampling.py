@@ -12,7 +12,7 @@ the rows beside it nor their order change what a row draws.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -279,5 +279,5 @@ def _require_rows(logits: torch.Tensor, draw: Draw) -> None:
     require(
         logits.dim() == 2 and logits.stride(1) == 1, f"logits are {list(logits.shape)}, not rows [rows, vocabulary]"
     )
-    for field, value in zip(Draw.__dataclass_fields__, astuple(draw)[:-1], strict=False):
-        require_shape(field, value, logits.shape[:1])
+    for field in ("temperature", "top_k", "top_p", "min_p", "seed", "position"):
+        require_shape(field, getattr(draw, field), (logits.shape[0],))

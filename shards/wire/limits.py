@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MESSAGE_BYTES = 1 << 20
-"""No message on the link is larger."""
+"""No message on the link is larger; gRPC itself refuses one that is, at both ends."""
 
 PROMPT_PIECE_BYTES = 64 << 10
 """Token ids in one `Prompt` message: small enough that many prompts share a stream fairly."""
@@ -17,11 +17,9 @@ CACHE_PIECE_KEYS = 8192
 TEXT_CHARACTERS = 4096
 """Of a message for people; the rest is cut."""
 
-_GRPC_MESSAGE_BYTES = 4 << 20
-
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", _GRPC_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", _GRPC_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -31,8 +29,8 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", _GRPC_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", _GRPC_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),

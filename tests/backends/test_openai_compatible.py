@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from backends.openai_compatible import OpenAICompatible, OpenAIOptions
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, DeadlineExceeded, ExpectedError, InvalidRequest
+from policies.errors import (
+    BackendFailed,
+    BackendRefused,
+    ContextExceeded,
+    DeadlineExceeded,
+    ExpectedError,
+    InvalidRequest,
+)
 from policies.nouns import Delta, Prompt, Sampling, TokenLogprob, Usage
 from tests.backends.parts import a_prompt, a_request, everything, text_of
 from tests.backends.upstream import DONE, Upstream, an_upstream, event, said, used
@@ -111,7 +118,16 @@ async def test_a_whole_answer_is_asked_for_where_the_client_did_and_the_backend_
 
 async def test_token_ids_become_a_completion_where_there_is_no_body() -> None:
     async with an_upstream() as upstream, a_backend(upstream) as backend:
-        sampling = Sampling(temperature=0.5, top_k=4, seed=1, stop=("x",), stop_token_ids=(2,), min_new_tokens=1, logit_bias={3: 1.0}, top_logprobs=2)
+        sampling = Sampling(
+            temperature=0.5,
+            top_k=4,
+            seed=1,
+            stop=("x",),
+            stop_token_ids=(2,),
+            min_new_tokens=1,
+            logit_bias={3: 1.0},
+            top_logprobs=2,
+        )
         await everything(backend, a_request(max_new_tokens=9, sampling=sampling), Prompt(b"\x01\0\0\0\x02\0\0\0"))
         path, sent, _ = upstream.received[0]
     assert path == "/v1/completions"
@@ -225,6 +241,16 @@ async def test_closing_the_iterator_closes_the_connection() -> None:
         async with aclosing(backend.generate(a_request(), a_prompt())) as deltas:
             assert (await anext(deltas)).text == "a"
             assert upstream.open_requests == 1
+        await eventually(lambda: upstream.open_requests == 0)
+
+
+async def test_closing_the_backend_ends_a_request_that_has_no_answer_yet() -> None:
+    async with an_upstream(is_mute=True) as upstream, a_backend(upstream) as backend:
+        asking = asyncio.create_task(everything(backend))
+        await eventually(lambda: upstream.open_requests == 1)
+        await backend.close()
+        with pytest.raises(BackendFailed):
+            await asyncio.wait_for(asking, 5)
         await eventually(lambda: upstream.open_requests == 0)
 
 

@@ -123,9 +123,7 @@ async def test_logprobs_come_with_the_text_of_their_tokens(tmp_path: Path) -> No
         deltas = await everything(backend, a_request(sampling=Sampling(top_logprobs=2)))
     a, b = ids_of("ab")
     first = next(delta for delta in deltas if delta.logprobs)
-    assert first.logprobs == (
-        TokenLogprob(a, "a", -0.5, (TokenLogprob(a, "a", -0.5), TokenLogprob(b, "b", -1.5))),
-    )
+    assert first.logprobs == (TokenLogprob(a, "a", -0.5, (TokenLogprob(a, "a", -0.5), TokenLogprob(b, "b", -1.5))),)
 
 
 async def test_the_second_question_is_cached_and_says_so(tmp_path: Path) -> None:
@@ -161,11 +159,14 @@ async def test_a_long_prompt_flows_while_it_is_prefilled(tmp_path: Path) -> None
 
 async def test_a_slow_reader_gets_bigger_deltas(tmp_path: Path) -> None:
     engine = an_engine(tmp_path, "y" * 500)
-    async with a_shard(engine) as server, a_backend(server) as backend:
-        async with aclosing(backend.generate(a_request(max_new_tokens=600), a_prompt())) as answer:
-            first = await anext(answer)
-            await eventually(lambda: not backend.open_requests)
-            rest = [delta async for delta in answer]
+    async with (
+        a_shard(engine) as server,
+        a_backend(server) as backend,
+        aclosing(backend.generate(a_request(max_new_tokens=600), a_prompt())) as answer,
+    ):
+        first = await anext(answer)
+        await eventually(lambda: not backend.open_requests)
+        rest = [delta async for delta in answer]
     assert text_of([first, *rest]) == "y" * 500
     assert len(rest) <= 2
 
@@ -267,12 +268,15 @@ async def test_evicted_and_cleared_blocks_are_told_in_order(tmp_path: Path) -> N
 
 
 async def test_a_shard_says_what_it_is_and_how_busy(tmp_path: Path) -> None:
-    async with a_shard(an_engine(tmp_path)) as server:
-        async with a_backend(server, models={"alias": "scripted", "other": "x"}, clock=lambda: 42.0) as backend:
-            described = backend.describe()
-            await eventually(lambda: backend.load().reported_at == 42.0)
-            load = backend.load()
-            assert sorted(backend.assets()) == ["config.json", "tokenizer.json"]
+    models = {"alias": "scripted", "other": "x"}
+    async with (
+        a_shard(an_engine(tmp_path)) as server,
+        a_backend(server, models=models, clock=lambda: 42.0) as backend,
+    ):
+        described = backend.describe()
+        await eventually(lambda: backend.load().reported_at == 42.0)
+        load = backend.load()
+        assert sorted(backend.assets()) == ["config.json", "tokenizer.json"]
     assert described is not None
     assert described.models == {"scripted", "alias"}
     assert (described.context_tokens, described.vocabulary, described.speaks_tokens) == (4096, 1000, True)
@@ -331,8 +335,37 @@ async def test_a_request_that_cannot_be_served_is_refused_for_good(
 async def test_a_full_shard_is_overloaded(tmp_path: Path) -> None:
     engine = an_engine(tmp_path, max_running=1, max_waiting=0)
     engine.is_held = True
-    async with a_shard(engine) as server, a_backend(server) as backend:
-        async with aclosing(backend.generate(a_request(), a_prompt())) as answer:
+    async with (
+        a_shard(engine) as server,
+        a_backend(server) as backend,
+        aclosing(backend.generate(a_request(), a_prompt())) as answer,
+    ):
+        await anext(answer)
+        with pytest.raises(Overloaded):
+            await everything(backend)
+
+
+async def test_the_real_engine_answers_with_the_bundled_model() -> None:
+    pytest.importorskip("torch")
+    from shards.bundled import weights
+    from shards.engine import Engine, EngineOptions
+    from shards.model import Model
+
+    model = Model.load(weights(), name="bundled")
+    assert model.tokenizer is not None
+    prompt = a_prompt(token_ids=pack_ids(model.tokenizer.encode("The key of the shed is " * 30).ids))
+    server = ShardServer(Engine(model, EngineOptions(kv_blocks=64)), "127.0.0.1:0")
+    await server.start()
+    async with a_backend(server) as backend:
+        request = a_request(max_new_tokens=8, sampling=Sampling(temperature=0.0))
+        first, second = await everything(backend, request, prompt), await everything(backend, request, prompt)
+        assert text_of(first) == text_of(second) != ""
+        assert first[-1].usage is not None
+        assert second[-1].usage is not None
+        assert (first[-1].usage.cached_tokens, second[-1].usage.cached_tokens % 64) == (0, 0)
+        assert second[-1].usage.cached_tokens > 0
+        async with aclosing(backend.generate(a_request(max_new_tokens=300), prompt)) as answer:
             await anext(answer)
-            with pytest.raises(Overloaded):
-                await everything(backend)
+        await eventually(lambda: not server.service.open_requests)
+        await server.check()
+    await server.close()

@@ -9,9 +9,9 @@ from policies.errors import BackendFailed
 
 STREAM = (
     b"\xef\xbb\xbf: a comment\r\n\r\ndata: one\n\nevent: ping\rdata:two\rdata: lines\r\r"
-    b"id: 5\nretry: 10\n\ndata\n\ndata:  spaced \xc3\xa9\r\n\r\nunknown: x\ndata: cut off"
+    b"id: 5\nretry: 10\n\ndata\n\ndata:  spaced \xc3\xa9\r\ndata: on\r\n\r\nunknown: x\ndata: cut off"
 )
-EVENTS = [Event(b"one"), Event(b"two\nlines", "ping"), Event(b""), Event(b" spaced \xc3\xa9")]
+EVENTS = [Event(b"one"), Event(b"two\nlines", "ping"), Event(b""), Event(b" spaced \xc3\xa9\non")]
 
 
 def test_events_are_read_as_the_standard_says() -> None:

@@ -22,11 +22,20 @@ def event(chunk: object) -> bytes:
 def said(text: str | None = None, finish_reason: str | None = None, index: int = 0, **delta: Any) -> bytes:
     if text is not None:
         delta["content"] = text
-    return event({"object": "chat.completion.chunk", "choices": [{"index": index, "delta": delta, "finish_reason": finish_reason}]})
+    return event(
+        {
+            "object": "chat.completion.chunk",
+            "choices": [{"index": index, "delta": delta, "finish_reason": finish_reason}],
+        }
+    )
 
 
 def used(prompt: int, completion: int, cached: int = 0) -> bytes:
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": {"cached_tokens": cached}}
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
     return event({"object": "chat.completion.chunk", "choices": [], "usage": usage})
 
 
@@ -34,8 +43,8 @@ def used(prompt: int, completion: int, cached: int = 0) -> bytes:
 class Upstream:
     """What it will say next, and what it was asked.
 
-    `pieces` are written one by one; None among them waits until the client is gone. A `status` other than 200 comes with
-    `body`.
+    `pieces` are written one by one; None among them waits until the client is gone. A `body` is answered whole, with
+    `status`. `is_mute`: not even a status line comes.
     """
 
     pieces: Sequence[bytes | None] = (said("Hello"), said(None, "stop"), used(5, 1), DONE)
@@ -46,6 +55,7 @@ class Upstream:
     models_status: int = 200
     received: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
     open_requests: int = 0
+    is_mute: bool = False
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -55,6 +65,8 @@ class Upstream:
             return web.Response(status=self.status, body=self.body, headers=self.headers)
         self.open_requests += 1
         try:
+            if self.is_mute:
+                await asyncio.Event().wait()
             return await self._stream(request)
         finally:
             self.open_requests -= 1

@@ -195,8 +195,6 @@ async def test_closing_before_the_first_piece_leaves_nothing_open(stage: Stage) 
 
 
 async def test_closing_the_backend_ends_what_runs(stage: Stage) -> None:
-    if isinstance(stage.backend, FakeBackend):
-        pytest.skip("a fake has nothing to close")
     stage.hang()
     asking = asyncio.create_task(everything(stage.backend))
     await eventually(lambda: stage.open_behind > 0)

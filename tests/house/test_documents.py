@@ -3,11 +3,17 @@
 import ast
 import inspect
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
+import typer
 
 from policies import errors, nouns
+from policies.parse import parse
+from router.cli import app as router_app
+from shards.__main__ import app as shard_app
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = (ROOT / "docs/glossary.md").read_text()
@@ -45,6 +51,22 @@ def test_the_architecture_names_every_package_and_module_that_it_should() -> Non
 def test_every_make_target_in_the_readme_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE)) <= targets
+
+
+@pytest.mark.parametrize("line", re.findall(r"^(?: {4})?pointsman (.+)$", README, re.MULTILINE))
+def test_every_pointsman_line_in_the_readme_is_understood(line: str) -> None:
+    name, *arguments = shlex.split(line, comments=True)
+    if name == "shard":
+        commands: dict[str, click.Command] = {"shard": typer.main.get_command(shard_app)}
+    else:
+        commands = typer.main.get_command(router_app).commands  # type: ignore[attr-defined]
+    commands[name].make_context(name, arguments)
+
+
+def test_the_sla_file_in_the_readme_is_sound() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    text = text.replace("sha256:...", "sha256:" + 64 * "0")
+    assert parse(text, environment={"LABS_KEY": "a-key"}).rules
 
 
 def test_every_relative_link_leads_somewhere() -> None:

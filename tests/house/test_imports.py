@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 MAY_IMPORT = {
     "policies": (),
     "shards": (),
-    "backends": ("policies.nouns", "policies.errors", "shards.wire", "shards.kv.keys"),
+    "backends": ("policies.nouns", "policies.errors", "shards.wire", "shards.nouns", "shards.kv.keys"),
     "router": ("policies", "backends", "shards.wire", "shards.kv.keys", "shards.bundled"),
 }
 

@@ -18,7 +18,7 @@ from backends.base import Description, Load
 from policies.catalogue import builtin_catalogue
 from policies.config import Config, PoolSpec, ServerSettings
 from policies.errors import BackendFailed
-from policies.nouns import Delta, Prompt, Request, ServiceClass, Tenant, Usage
+from policies.nouns import Capability, Delta, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
 from router.app import Router
 from router.cluster import HealthRules
@@ -78,13 +78,17 @@ class ScriptedBackend:
     context_tokens: int | None = CONTEXT_TOKENS
     prompts: list[Prompt] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    capabilities: frozenset[Capability] = frozenset()
     open: int = 0
     began: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def describe(self) -> Description | None:
         models = frozenset({MODEL})
-        return Description(models, self.context_tokens, speaks_tokens=self.speaks_tokens) if self.well else None
+        if not self.well:
+            return None
+        speaks, able = self.speaks_tokens, self.capabilities
+        return Description(models, self.context_tokens, speaks_tokens=speaks, capabilities=able)
 
     def load(self) -> Load:
         return Load()

@@ -42,7 +42,7 @@ async def test_a_router_has_the_ports_that_it_got_and_gives_them_back() -> None:
         assert grpc.port
         assert router.models() == ("tiny",)
         again = a_config(http=str(http), grpc=str(grpc))
-        with pytest.raises(OSError, match="address already in use"):
+        with pytest.raises(ConfigError, match="address already in use"):
             async with a_router(config=again):
                 pass
     async with a_router(config=again) as router:
@@ -52,7 +52,7 @@ async def test_a_router_has_the_ports_that_it_got_and_gives_them_back() -> None:
 async def test_a_router_that_cannot_listen_leaves_nothing_behind() -> None:
     async with a_router() as router:
         backend = ScriptedBackend()
-        with pytest.raises(OSError, match="address"):
+        with pytest.raises(ConfigError, match="cannot listen"):
             async with a_router(backend, config=a_config(http=str(router.http))):
                 pass
     names = {task.get_name() for task in asyncio.all_tasks()} - {asyncio.current_task().get_name()}  # type: ignore[union-attr]
@@ -111,3 +111,10 @@ pools:
         async with a_client(router) as client:
             status, body = await client.answer(CHAT, a_chat(), key=None)
     assert (status, body["choices"][0]["message"]["content"]) == (200, "Hello, world.")
+
+
+async def test_a_grpc_port_that_is_taken_is_named() -> None:
+    async with a_router(config=a_config(grpc="127.0.0.1:0")) as router:
+        with pytest.raises(ConfigError, match=f"cannot listen on {router.grpc}"):
+            async with a_router(config=a_config(grpc=str(router.grpc))):
+                pass

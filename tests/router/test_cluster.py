@@ -70,7 +70,7 @@ async def test_running_backends_are_probed_and_closed_at_the_end() -> None:
         backend.is_well = True
         await asyncio.wait_for(changed, 5)
         assert cluster.pools_ready() == {"own": True}
-    assert not backend.is_started
+    assert backend.closed.is_set()
 
 
 def test_what_was_sent_since_the_last_report_is_added_to_it() -> None:

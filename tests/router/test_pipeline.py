@@ -22,7 +22,7 @@ from policies.errors import (
     Overloaded,
     UnknownModel,
 )
-from policies.nouns import Delta, Outcome, Usage
+from policies.nouns import Capability, Delta, Outcome, Usage
 from router.app import build
 from router.ask import Ask
 from router.caller import CallerGone, Placement
@@ -216,6 +216,24 @@ async def test_a_model_that_only_a_backend_out_of_reach_serves_is_unavailable_no
     backend.well = True
     await well(gateway, "b0")
     assert isinstance(await ended(Listener(chat_ask(a_chat(model="other"))), gateway), UnknownModel)
+
+
+async def test_a_shaped_answer_comes_from_a_backend_that_can_or_is_refused_if_none_can() -> None:
+    json_chat = a_chat(response_format={"type": "json_object"})
+    able = ScriptedBackend("b1", capabilities=frozenset({Capability.STRUCTURED_OUTPUT}))
+    gateway = await well(a_gateway(ScriptedBackend("b0"), able), "b0", "b1")
+    for _ in range(5):
+        caller = Listener(chat_ask(json_chat))
+        await serve(caller, gateway)
+        assert caller.placed == ["b1"]
+    await gateway.tokenizers.close()
+
+    gateway = await well(a_gateway(ScriptedBackend("b0")), "b0")
+    error = await ended(Listener(chat_ask(json_chat)), gateway)
+    assert isinstance(error, InvalidRequest)
+    assert error.param == "response_format"
+    await serve(Listener(chat_ask(a_chat(response_format={"type": "text"}))), gateway)
+    await gateway.tokenizers.close()
 
 
 async def test_a_drained_backend_gets_no_new_request() -> None:

@@ -55,10 +55,10 @@ class HandRouter:
         await self.say(prompt=wire.Prompt(request=request, token_ids=pack_ids(prompt)))
 
     async def read(self) -> wire.StepReport:
-        report: wire.StepReport = await asyncio.wait_for(self.call.read(), 5)
+        report: Any = await asyncio.wait_for(self.call.read(), 5)
         assert report is not grpc.aio.EOF, "the stream ended"
         self.reports.append(report)
-        return report
+        return self.reports[-1]
 
     async def until(self, is_it: Callable[[wire.StepReport], bool]) -> wire.StepReport:
         async with asyncio.timeout(10):

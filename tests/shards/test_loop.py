@@ -164,4 +164,5 @@ async def test_a_stopped_loop_drops_commands() -> None:
     loop.start()
     await loop.stop()
     await loop.put(lambda engine: pytest.fail("ran after stop"))
+    await loop.check()
     assert "stopping" in repr(loop)

@@ -43,8 +43,7 @@ async def health_of(channel: grpc.aio.Channel) -> int:
 
 async def status_of(router: HandRouter) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        while True:
-            await router.read()
+        await router.until(lambda _: False)
     return failure.value.code(), failure.value.details() or ""
 
 

@@ -2,6 +2,10 @@
 
 Run in a process of its own without TRITON_INTERPRET. Tensors are on torch's meta device, so a cache of 100 GB costs
 nothing; what the launchers ask for, down to which numbers are multiples of 16, is what a GPU would be given.
+
+    python tests/shards/kernels/compile_ahead.py sm_90 --all
+
+--all adds each way to store KV on each chip: a minute or two, mostly for gfx942.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import triton
@@ -64,11 +69,13 @@ def layer(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 def write(gpu: Gpu, dtype: torch.dtype) -> None:
     kv, scales = layer(dtype)
-    parts = empty(64, (HEADS + 2 * KV_HEADS) * DIM).view(64, -1, DIM).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    fused = empty(64, HEADS + 2 * KV_HEADS, DIM)
+    query, key, value = torch.split(fused, [HEADS, KV_HEADS, KV_HEADS], dim=1)
     places = (empty(64, dtype=torch.int64), empty(64, dtype=torch.int64))
-    rotation = Rotation(*(empty(131072, DIM // 2, dtype=torch.float32) for _ in range(2)))
+    angles = empty(131072, DIM // 2, dtype=torch.float32)
+    rotation = Rotation(angles, angles)
     norm = HeadNorm(empty(DIM), empty(DIM), 1e-6)
-    kv_write(tuple(parts), places, kv=kv, rotation=rotation, norm=norm, scales=scales, gpu=gpu)
+    kv_write((query, key, value), places, kv=kv, rotation=rotation, norm=norm, scales=scales, gpu=gpu)
 
 
 def decode(gpu: Gpu, dtype: torch.dtype, window: int | None = None) -> None:
@@ -114,7 +121,7 @@ PLAIN: dict[str, Callable[[Gpu], object]] = {
     "sample": draw,
     "copy": copy,
 }
-QUANTISED: dict[str, Callable[[Gpu, torch.dtype], object]] = {
+STORING: dict[str, Callable[..., object]] = {
     "kv_write": write,
     "decode": decode,
     "prefill": prefill,
@@ -123,32 +130,35 @@ QUANTISED: dict[str, Callable[[Gpu, torch.dtype], object]] = {
 E4M3 = torch.float8_e4m3fn
 
 
-def asked_of(chip: Chip) -> dict[str, Launch]:
-    """Every launch by name; int8 everywhere, e4m3 where the chip has it."""
+def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
+    """Every launch by name. On Hopper with e4m3 and a window; with `everything` with all that the chip has."""
     work: dict[str, Callable[[Gpu], object]] = dict(PLAIN)
-    for dtype in (torch.int8, E4M3) if chip.has_e4m3 else (torch.int8,):
-        for name, call in QUANTISED.items():
-            work[f"{name} {TYPES[dtype]}"] = lambda gpu, call=call, dtype=dtype: call(gpu, dtype)
-    if chip.name == "sm_90":
+    hopper = chip.name == "sm_90"
+    for dtype in [torch.int8] * everything + [E4M3] * (chip.has_e4m3 and (everything or hopper)):
+        for name, call in STORING.items():
+            work[f"{name} {TYPES[dtype]}"] = partial(call, dtype=dtype)
+    if everything or hopper:
         work["decode window"] = lambda gpu: decode(gpu, torch.bfloat16, window=4096)
         work["prefill window"] = lambda gpu: prefill(gpu, torch.bfloat16, window=4096)
     launches = {}
-    for name, call in work.items():
+    for name, ask in work.items():
         recorder = Recorder(chip, processors=132)
-        call(recorder)
+        ask(recorder)
         for launch in recorder.launches:
-            kernel = launch.kernel.fn.__name__
-            suffix = name.partition(" ")[2]
-            # planning and merging do not see how KV is stored
-            if not (suffix and kernel in ("_plan", "_merge_splits") and suffix != "window"):
-                launches[f"{kernel} {suffix}".strip()] = launch
+            _, _, variant = name.partition(" ")
+            # planning does not see how KV is stored, nor merging that there is a window
+            same = {"_plan": variant != "window", "_merge_splits": True}.get(launch.kernel.fn.__name__, False)
+            if not (variant and same):
+                launches[f"{launch.kernel.fn.__name__} {variant}".strip()] = launch
     return launches
 
 
 def source_of(launch: Launch) -> ASTSource:
     """What Triton's own launcher would compile for these arguments."""
     names = launch.kernel.arg_names
-    signature, constants, attributes = {}, dict(launch.constants), {}
+    signature: dict[str, str] = {}
+    constants: dict[str, int | bool | None] = dict(launch.constants)
+    attributes: dict[tuple[int], list[list[str | int]]] = {}
     for i, value in enumerate(launch.arguments):
         if value is None or (isinstance(value, int) and value == 1):
             signature[names[i]], constants[names[i]] = "constexpr", value
@@ -169,7 +179,8 @@ def registers_and_spills(compiled: CompiledKernel, chip: Chip) -> tuple[int, int
     """Registers of a thread, and bytes (NVIDIA) or vector registers (AMD) that it has to keep in memory."""
     if chip.backend == "hip":
         text = compiled.asm["amdgcn"]
-        return tuple(int(re.findall(rf"\.vgpr_{what}: *(\d+)", text)[0]) for what in ("count", "spill_count"))
+        registers, spills = (int(re.findall(rf"\.vgpr_{what}: *(\d+)", text)[0]) for what in ("count", "spill_count"))
+        return registers, spills
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -179,21 +190,16 @@ def registers_and_spills(compiled: CompiledKernel, chip: Chip) -> tuple[int, int
     return registers, stack
 
 
-def main(names: list[str]) -> None:
-    for chip in (CHIPS[name] for name in names):
-        target = GPUTarget(chip.backend, chip.arch, chip.warp_threads)
-        for name, launch in asked_of(chip).items():
-            options = {"num_warps": launch.warps, "num_stages": launch.stages}
-            compiled = triton.compile(source_of(launch), target=target, options=options)
-            registers, spills = registers_and_spills(compiled, chip)
-            shared = compiled.metadata.shared
-            print(
-                json.dumps(
-                    {"chip": chip.name, "kernel": name, "shared": shared, "registers": registers, "spills": spills}
-                ),
-                flush=True,
-            )
+def compile_for(chip: Chip, *, everything: bool) -> None:
+    target = GPUTarget(chip.backend, chip.arch, chip.warp_threads)
+    for name, launch in asked_of(chip, everything=everything).items():
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        compiled = triton.compile(source_of(launch), target=target, options=options)
+        registers, spills = registers_and_spills(compiled, chip)
+        row = {"kernel": name, "shared": compiled.metadata.shared, "registers": registers, "spills": spills}
+        print(json.dumps({"chip": chip.name} | row), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for asked in [name for name in sys.argv[1:] if name != "--all"] or CHIPS:
+        compile_for(CHIPS[asked], everything="--all" in sys.argv)

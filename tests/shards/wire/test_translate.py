@@ -23,15 +23,26 @@ from shards.wire.translate import RequestKey
 from shards.wire.v1 import shard_pb2 as wire
 
 
-def a_drawn(request: int = 1, choice: int = 0, ids: tuple[int, ...] = (7,), logprobs: tuple[TokenLogprobs, ...] = ()) -> Drawn:
+def a_drawn(
+    request: int = 1, choice: int = 0, ids: tuple[int, ...] = (7,), logprobs: tuple[TokenLogprobs, ...] = ()
+) -> Drawn:
     return Drawn(RequestKey(0, request), choice, ids, logprobs)
 
 
 def test_a_submit_becomes_a_submission() -> None:
     submit = wire.Submit(
-        request=5, prompt_tokens=100, max_new_tokens=20, domain="acme", rank=2, deadline_ms=1500, prefill_slice=64, choices=2
+        request=5,
+        prompt_tokens=100,
+        max_new_tokens=20,
+        domain="acme",
+        rank=2,
+        deadline_ms=1500,
+        prefill_slice=64,
+        choices=2,
     )
-    submit.sampling.CopyFrom(wire.Sampling(temperature=0.5, top_k=4, seed=9, stop=["x"], stop_token_ids=[1], top_logprobs=0))
+    submit.sampling.CopyFrom(
+        wire.Sampling(temperature=0.5, top_k=4, seed=9, stop=["x"], stop_token_ids=[1], top_logprobs=0)
+    )
     submit.sampling.logit_bias[3] = 1.5
     assert translate.submission(submit, "key", now_s=10.0) == Submission(
         key="key",
@@ -43,7 +54,13 @@ def test_a_submit_becomes_a_submission() -> None:
         prefill_slice=64,
         choices=2,
         sampling=SamplingParams(
-            temperature=0.5, top_k=4, seed=9, stop=("x",), stop_token_ids=frozenset({1}), top_logprobs=0, logit_bias={3: 1.5}
+            temperature=0.5,
+            top_k=4,
+            seed=9,
+            stop=("x",),
+            stop_token_ids=frozenset({1}),
+            top_logprobs=0,
+            logit_bias={3: 1.5},
         ),
     )
 
@@ -59,10 +76,10 @@ def test_one_token_each_costs_two_columns() -> None:
 
 
 def test_the_bytes_of_a_step_are_these() -> None:
-    items = [a_drawn(1, choice=1, ids=(7, 8)), Progress(RequestKey(0, 2), 64, 0)]
+    items: list[translate.Item] = [a_drawn(1, choice=1, ids=(7, 8)), Progress(RequestKey(0, 2), 64, 0)]
     (report,) = translate.step_reports(items, epoch=1, step=2)
     assert report.SerializeToString().hex() == (
-        "090100000000000000" "1002" "2213" "0a0101" "120101" "1a0102" "22080700000008000000" "2a04" "0802" "1040"
+        "090100000000000000100222130a01011201011a0102220807000000080000002a0408021040"
     )
 
 

@@ -1,0 +1,39 @@
+"""A few small requests before the first real one: they find a broken model, and teach the cost model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shards.engine import Engine
+from shards.kv.keys import BLOCK_TOKENS
+from shards.nouns import Finished, FinishReason, SamplingParams, Submission
+
+_PROMPT_TOKENS = (BLOCK_TOKENS, 4 * BLOCK_TOKENS, 2 * BLOCK_TOKENS + 1, BLOCK_TOKENS)
+_NEW_TOKENS = 4
+
+
+class BrokenModel(Exception):
+    """The model was loaded and cannot answer."""
+
+
+def warm_up(engine: Engine) -> None:
+    """Run some prompts of ordinary lengths through an idle `engine`, and leave its cache as it was: empty.
+
+    The first forward pass of a process takes several times as long as the second; no client should wait for it.
+    Raises BrokenModel if an answer fails.
+    """
+    room = engine.model.network.context_tokens - _NEW_TOKENS
+    for number, wanted in enumerate(_PROMPT_TOKENS):
+        tokens = min(wanted, room)
+        ids = np.arange(number, number + tokens, dtype="<u4") % engine.model.vocabulary
+        key = ("warm-up", number)
+        sampling = SamplingParams(ignore_eos=True)
+        engine.submit(Submission(key, tokens, _NEW_TOKENS, sampling=sampling))
+        engine.extend(key, ids.astype("<u4").tobytes())
+        finished: list[Finished] = []
+        while not finished:
+            finished += engine.step().finished
+        if finished[0].reason is not FinishReason.LENGTH:
+            raise BrokenModel(f"{engine.model.name} cannot answer: {finished[0].message}")
+    engine.clear_cache()
+    engine.step()

@@ -1,0 +1,38 @@
+"""Every kernel compiles for chips that are not here, and fits into them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards.kernels.targets import CHIPS
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+SCRIPT = Path(__file__).with_name("compile_ahead.py")
+ROOT = SCRIPT.parents[3]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(SCRIPT)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
+def test_every_kernel_fits_into_the_chip(compiled: list[dict[str, Any]], chip: Any) -> None:
+    rows = [row for row in compiled if row["chip"] == chip.name]
+    print("\n".join("{chip:7} {kernel:28} {shared:7} B shared {registers:4} registers".format(**row) for row in rows))
+    assert {"_kv_write", "_attend_to_splits", "_paged_prefill", "_threshold"} <= {row["kernel"] for row in rows}
+    for row in rows:
+        assert row["shared"] <= chip.shared_bytes, row
+        assert row["registers"] <= chip.registers, row
+        assert row["spills"] == 0, row

@@ -1,0 +1,109 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from shards.kernels import gather_prefill as dense
+from shards.kernels.gather_prefill import gather_prefill
+from shards.kernels.paged_prefill import PrefillPlan, paged_prefill, paged_prefill_reference, plan_prefill
+
+Close = Callable[[torch.Tensor, torch.Tensor], None]
+Way = Callable[..., torch.Tensor]
+
+
+def paged(query: torch.Tensor, cache: Any, plan: PrefillPlan, window: int | None = None) -> torch.Tensor:
+    return paged_prefill(query, cache.kv, tables=cache.tables, plan=plan, window=window, scales=cache.scales)
+
+
+def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan, window: int | None = None) -> torch.Tensor:
+    return gather_prefill(
+        query,
+        cache.kv,
+        tables=cache.tables,
+        plan=plan,
+        new_tokens=plan.first_queries.diff().tolist(),
+        context_tokens=plan.context_tokens.tolist(),
+        window=window,
+        scales=cache.scales,
+    )
+
+
+@pytest.fixture(params=["paged", "masked", "merged"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+    if request.param == "merged":
+        monkeypatch.setattr(dense, "MOST_MASKED_PAIRS", 0)
+    return paged if request.param == "paged" else gathered
+
+
+CASES = [
+    (3, 3, 32, [1, 63, 64], [1, 63, 130], None),
+    (8, 2, 48, [65, 2], [65, 64], None),
+    (5, 1, 64, [40], [200], None),
+    (8, 2, 32, [70, 1], [150, 64], 66),
+    (4, 1, 128, [3], [65], 1),
+]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "new", "contexts", "window"), CASES)
+def test_each_token_attends_to_what_came_before(
+    device: torch.device,
+    dtype: torch.dtype,
+    close: Close,
+    a_cache: Callable[..., Any],
+    way: Way,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    new: list[int],
+    contexts: list[int],
+    window: int | None,
+) -> None:
+    cache = a_cache(contexts, kv_heads=kv_heads, dim=dim, stored=dtype)
+    query = torch.randn(sum(new), heads, dim, device=device).to(dtype)
+    plan = plan_prefill(new, contexts, group=heads // kv_heads, device=device)
+    expected = paged_prefill_reference(query, cache.kv, tables=cache.tables, plan=plan, window=window)
+    close(way(query, cache, plan, window), expected)
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_each_token_attends_to_what_is_kept(
+    device: torch.device, close: Close, a_cache: Callable[..., Any], way: Way, stored: torch.dtype
+) -> None:
+    cache = a_cache([130], kv_heads=2, dim=32, stored=stored)
+    query = torch.randn(70, 4, 32, device=device).half()
+    plan = plan_prefill([70], [130], group=2, device=device)
+    shared = {"tables": cache.tables, "plan": plan, "scales": cache.scales}
+    close(way(query, cache, plan), paged_prefill_reference(query, cache.kv, **shared))
+
+
+def test_a_result_does_not_depend_on_how_a_prompt_is_cut(
+    device: torch.device, dtype: torch.dtype, a_cache: Callable[..., Any]
+) -> None:
+    cache = a_cache([130], kv_heads=1, dim=32, stored=dtype)
+    query = torch.randn(130, 2, 32, device=device).to(dtype)
+    at_once = paged(query, cache, plan_prefill([130], [130], group=2, device=device))
+    for start, end in ((0, 7), (7, 130)):
+        chunk = plan_prefill([end - start], [end], group=2, device=device)
+        assert torch.equal(paged(query[start:end], cache, chunk), at_once[start:end])
+
+
+def test_the_longest_tiles_come_first(device: torch.device) -> None:
+    plan = plan_prefill([100, 70], [100, 500], group=4, device=device)
+    assert plan.rows == 128 or device.type == "cuda"
+    context = [100 - 100 + at if sequence == 0 else 500 - 70 + at for sequence, at in plan.tiles.tolist()]
+    assert context == sorted(context, reverse=True)
+    assert plan.first_queries.tolist() == [0, 100, 170]
+
+
+def test_other_shapes_are_refused(device: torch.device, a_cache: Callable[..., Any]) -> None:
+    cache = a_cache([3], kv_heads=2, dim=32, stored=torch.float16)
+    plan = plan_prefill([2], [3], group=2, device=device)
+    with pytest.raises(ValueError, match="6 heads are not 2 groups of 2"):
+        paged(torch.ones(2, 6, 32, device=device).half(), cache, plan)
+    with pytest.raises(ValueError, match="16 dimensions"):
+        paged(torch.ones(2, 4, 16, device=device).half(), cache, plan)
+    with pytest.raises(ValueError, match="4 new tokens in a context of 3"):
+        plan_prefill([4], [3], group=2, device=device)
+    with pytest.raises(ValueError, match="200 heads does not fit"):
+        plan_prefill([1], [3], group=200, device=device)
