@@ -22,9 +22,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Everything since the last time: prefill progress, then one piece per choice that moved."""
+    """Everything since the last time: prefill progress, then one piece per choice that moved.
+
+    `expected_s` is how long the first token will take, where the shard said so.
+    """
 
     progress: wire.Progress | None
+    expected_s: float | None
     pieces: tuple[Piece, ...]
 
 
@@ -37,6 +41,7 @@ class Inbox:
     def __init__(self, choices: int) -> None:
         self.open_choices = set(range(choices))
         self._progress: wire.Progress | None = None
+        self._expected_s: float | None = None
         self._pieces: dict[int, Piece] = {}
         self._failure: ExpectedError | None = None
         self._filled = asyncio.Event()
@@ -61,6 +66,11 @@ class Inbox:
         self._progress = progress
         self._filled.set()
 
+    def hear_prediction(self, expected_s: float) -> None:
+        """Keep how long the first token is expected to take; only the newest counts."""
+        self._expected_s = expected_s
+        self._filled.set()
+
     def hear_end(self, end: wire.Finished) -> None:
         """Keep how a choice ended."""
         self._piece(end.choice).end = end
@@ -78,8 +88,8 @@ class Inbox:
         self._filled.clear()
         if self._failure is not None:
             raise self._failure
-        news = News(self._progress, tuple(self._pieces.values()))
-        self._progress, self._pieces = None, {}
+        news = News(self._progress, self._expected_s, tuple(self._pieces.values()))
+        self._progress, self._expected_s, self._pieces = None, None, {}
         return news
 
     def _piece(self, choice: int) -> Piece:

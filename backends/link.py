@@ -241,6 +241,9 @@ class ShardLink:
             session.spoken.set()
             if inbox := self._inboxes.get(progress.request):
                 inbox.hear_progress(progress)
+        for prediction in report.predictions:
+            if inbox := self._inboxes.get(prediction.request):
+                inbox.hear_prediction(prediction.ttft_s)
         if report.HasField("tokens"):
             for number, drawn in drawn_of(report.tokens):
                 if inbox := self._inboxes.get(number):

@@ -41,7 +41,7 @@ class ShardAnswer:
 
     def __init__(self, sampling: Sampling, tokenizer: Tokenizer | None, *, backend: str, prompt_tokens: int) -> None:
         self._tokenizer, self._backend = tokenizer, backend
-        self._prompt_tokens, self._cached_tokens = prompt_tokens, 0
+        self._prompt_tokens, self._computed_tokens, self._cached_tokens = prompt_tokens, 0, 0
         self._choices = [_Choice(tokenizer, sampling) for _ in range(max(1, sampling.choices))]
 
     def __repr__(self) -> str:
@@ -56,7 +56,9 @@ class ShardAnswer:
         """What `news` adds to the answer. Raises what a shard's refusal or failure means."""
         if news.progress is not None:
             self._cached_tokens = news.progress.cached_tokens
-            yield Delta(computed_tokens=news.progress.computed_tokens)
+            self._computed_tokens = news.progress.computed_tokens
+        if news.progress is not None or news.expected_s is not None:
+            yield Delta(computed_tokens=self._computed_tokens, expected_s=news.expected_s)
         for piece in news.pieces:
             if piece.end is not None and piece.end.reason not in _FINISH_REASONS:
                 raise error_of(piece.end, self._backend)

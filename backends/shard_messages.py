@@ -37,6 +37,7 @@ def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
             choices=request.sampling.choices,
             sampling=sampling_of(request.sampling),
             trace=prompt.headers.get("traceparent", ""),
+            preemptible=request.preemptible,
         )
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"a number is out of range: {error}") from error

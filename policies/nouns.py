@@ -147,7 +147,8 @@ class Delta:
     """One piece of an answer.
 
     `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
-    `usage`. `computed_tokens` reports prefill progress and comes alone. `message` holds what the backend added to
+    `usage`. `computed_tokens` reports prefill progress and comes alone, or with `expected_s`: seconds until the first
+    token, where the backend predicts it. `message` holds what the backend added to
     OpenAI's delta or message beside text (tool calls, reasoning, ...).
     """
 
@@ -158,6 +159,7 @@ class Delta:
     finish_reason: str | None = None
     usage: Usage | None = None
     computed_tokens: int | None = None
+    expected_s: float | None = None
     message: Mapping[str, Any] | None = None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shards.bundled import NAME, weights
+from shards.threads import default_threads, use_threads
 
 if TYPE_CHECKING:
     from shards.model import Model
@@ -26,7 +27,7 @@ def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
     print(json.dumps(event) if supervised else sentence, file=sys.stdout if supervised else sys.stderr, flush=True)
 
 
-def load_model(source: str, name: str | None, dtype: str, supervised: bool) -> Model:
+def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, *, supervised: bool) -> Model:
     """The model at `source` (a directory or `bundled`), with progress; exits with 2 if it cannot be."""
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
     from shards.model import Model
@@ -37,7 +38,7 @@ def load_model(source: str, name: str | None, dtype: str, supervised: bool) -> M
 
     path, usual_name = (weights(), NAME) if source == "bundled" else (Path(source), None)
     try:
-        return Model.load(path, name=name or usual_name, dtype=dtype, on_progress=on_progress)
+        return Model.load(path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype, on_progress=on_progress)
     except (ValueError, OSError) as error:
         print(f"cannot load {path}: {error}", file=sys.stderr)  # noqa: T201
         raise typer.Exit(2) from error
@@ -65,12 +66,19 @@ def shard(
     served_name: Annotated[
         str | None, typer.Option(help="The model's name for clients; default: the directory's.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16. float16 is slow on CPUs.")] = "auto",
-    threads: Annotated[int, typer.Option(help="CPU threads for this shard.", min=1)] = 1,
+    dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or int8 (fastest on CPUs).")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="KV: auto, int8 or fp8 (less memory, not faster on CPUs).")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: what suits this machine.", min=1)] = None,
     kv_memory: Annotated[float, typer.Option(help="Memory for the KV pool, in GiB.", min=0.001)] = 0.5,
+    host_memory: Annotated[
+        float, typer.Option(help="Host memory, in GiB, for KV that was evicted or preempted.", min=0)
+    ] = 0,
     max_running: Annotated[int, typer.Option(help="Sequences that run side by side.", min=1)] = 64,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait here.", min=1)] = 512,
     step_ms: Annotated[float, typer.Option(help="Time that one step aims at; sizes prefill chunks.", min=1)] = 50,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Bit-equal answers whatever the neighbours and the cache; slow.")
+    ] = False,
     grace_s: Annotated[float, typer.Option(help="How long SIGTERM waits for running requests.", min=0)] = 10,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
@@ -81,17 +89,20 @@ def shard(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if supervised:
         end_with_stdin()
-    loaded = load_model(model, served_name, dtype, supervised)
-
-    import torch
+    loaded = load_model(model, served_name, dtype, kv_dtype, supervised=supervised)
 
     from shards.engine import Engine, EngineOptions
     from shards.server import serve
     from shards.warmup import BrokenModel, warm_up
 
-    torch.set_num_threads(threads)
+    use_threads(threads or default_threads())
     options = EngineOptions(
-        kv_bytes=int(kv_memory * 2**30), max_running=max_running, max_waiting=max_waiting, step_s=step_ms / 1000
+        kv_bytes=int(kv_memory * 2**30),
+        host_bytes=int(host_memory * 2**30),
+        max_running=max_running,
+        max_waiting=max_waiting,
+        step_s=step_ms / 1000,
+        deterministic=deterministic,
     )
     engine = Engine(loaded, options)
     announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
@@ -104,7 +115,10 @@ def shard(
     def on_listening(address: str) -> None:
         announce(supervised, {"listening": address}, f"shard {name} serves {loaded.name} on {address}")
 
-    asyncio.run(serve(engine, listen, shard=name, grace_s=grace_s, on_listening=on_listening))
+    try:
+        asyncio.run(serve(engine, listen, shard=name, grace_s=grace_s, on_listening=on_listening))
+    finally:
+        engine.close()
 
 
 if __name__ == "__main__":

@@ -178,7 +178,9 @@ class _Streaming(_GrpcCaller):
         if delta.computed_tokens is not None:
             # progress alone does not commit to a backend, so it comes without the Placement
             prompt_tokens = self._placement.request.prompt_tokens if self._placement else 0
-            progress = pb.Progress(computed_tokens=delta.computed_tokens, prompt_tokens=prompt_tokens)
+            progress = pb.Progress(
+                computed_tokens=delta.computed_tokens, prompt_tokens=prompt_tokens, expected_s=delta.expected_s
+            )
             await self._context.write(pb.GenerateReply(progress=progress))
             return
         reply = reply_of(delta, delta.choice)

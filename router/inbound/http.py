@@ -114,7 +114,7 @@ class HttpCaller:
         """Stream one piece, or collect it."""
         assert self._ask is not None
         if delta.computed_tokens is not None:
-            await self._write_progress(delta.computed_tokens)
+            await self._write_progress(delta.computed_tokens, delta.expected_s)
             return
         if delta.usage is not None:
             self._usages[index] = delta.usage
@@ -148,12 +148,13 @@ class HttpCaller:
         await self._response.write_eof()
         return self._response
 
-    async def _write_progress(self, computed_tokens: int) -> None:
+    async def _write_progress(self, computed_tokens: int, expected_s: float | None) -> None:
         now = self._gateway.clock()
         if self._chunks is None or self._placement is None or self._seen or now < self._progress_at:
             return
         self._progress_at = now + PROGRESS_EVERY_S
-        await self._send(f": prefill {computed_tokens}/{self._placement.request.prompt_tokens}\n\n".encode())
+        soon = "" if expected_s is None else f", first token in about {expected_s:.1f} s"
+        await self._send(f": prefill {computed_tokens}/{self._placement.request.prompt_tokens}{soon}\n\n".encode())
 
     async def _send(self, data: bytes) -> None:
         try:

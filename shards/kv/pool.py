@@ -12,6 +12,7 @@ from shards.kv.idle import RANK_TURNS, IdleBlocks, recompute_cost
 from shards.kv.options import PoolOptions
 from shards.kv.pins import Pins
 from shards.kv.prefix import CachedBlock, PrefixCache
+from shards.kv.residents import Residents
 
 _MOST_EARLY = 8
 """Blocks that one eviction may take from the end of a chain, so that a decoding sequence finds consecutive ids."""
@@ -45,8 +46,7 @@ class BlockPool:
         self._draining: set[int] = set()
         self._idle = IdleBlocks(self.options.floors)
         self._holders: dict[int, int] = {}
-        self._cached: dict[int, CachedBlock] = {}
-        self._cached_of: Counter[str] = Counter()
+        self._cached = Residents()
         self._taken = 0
         # evicting early costs a small pool too much of its cache
         self._run_blocks = max(1, min(_MOST_EARLY, size // 64))
@@ -67,7 +67,7 @@ class BlockPool:
         count = len(self._free) + len(self._draining) + self._idle.count(None)
         for name, floor in self.options.floors.items():
             idle = self._idle.count(name)
-            count += idle if name == domain else min(idle, max(0, self._cached_of[name] - floor))
+            count += idle if name == domain else min(idle, max(0, self._cached.of_domain[name] - floor))
         return count
 
     @property
@@ -154,7 +154,7 @@ class BlockPool:
             return known
         cached = self.prefix.add(block, parent, token_ids, domain=domain)
         if cached is not None:
-            self._enter(cached, block)
+            self._cached.enter(cached, block)
         return cached
 
     def release(self, blocks: Sequence[int], *, rank: int = 0) -> None:
@@ -250,7 +250,7 @@ class BlockPool:
             self._pins.discard(cached)
             if cached.slot is not None:
                 self.host.discard(cached)
-            self._leave(cached, block)
+            self._cached.leave(cached, block)
             self.prefix.displace(cached)
 
     def clear(self) -> None:
@@ -260,7 +260,6 @@ class BlockPool:
         self._idle.clear()
         self._pins.clear()
         self._cached.clear()
-        self._cached_of.clear()
         self.host.clear()
         self.prefix.clear()
 
@@ -269,7 +268,7 @@ class BlockPool:
 
         With `holders` (each one's blocks), that they are who holds.
         """
-        for part in (self._free, self._idle, self._pins, self.prefix, self.host):
+        for part in (self._free, self._idle, self._pins, self._cached, self.prefix, self.host):
             part.check()
         kept = {block for block, cached in self._cached.items() if cached in self._pins} - self._holders.keys()
         idle = [cached.block for cached in self._idle if cached.block is not None]
@@ -287,8 +286,6 @@ class BlockPool:
             )
         for cached in self._pins_and_parents_of_held():
             assert cached in self.prefix, "a pinned block or the parent of a held one was evicted"
-        counts = Counter(cached.domain for cached in self._cached.values())
-        assert counts == self._cached_of, "a domain's blocks are miscounted"
         assert all(count > 0 for count in self._holders.values()), "an owned block has no holder"
         if holders is not None:
             held = Counter(block for blocks in holders for block in blocks)
@@ -327,16 +324,8 @@ class BlockPool:
     def _place(self, cached: CachedBlock, block: int) -> None:
         """`cached`, so far in the host tier only, is in `block` too."""
         self.prefix.place(cached, block)
-        self._enter(cached, block)
+        self._cached.enter(cached, block)
         self.host.settle(cached)
-
-    def _enter(self, cached: CachedBlock, block: int) -> None:
-        self._cached[block] = cached
-        self._cached_of[cached.domain] += 1
-
-    def _leave(self, cached: CachedBlock, block: int) -> None:
-        del self._cached[block]
-        self._cached_of[cached.domain] -= 1
 
     def _save(self, block: int) -> int:
         """A slot, held, that `block` is copied to."""
@@ -356,7 +345,7 @@ class BlockPool:
 
     def _may_evict(self, group: str | None, domain: str | None) -> bool:
         """May a block of `group` be evicted on behalf of `domain`?"""
-        return group is None or group == domain or self._cached_of[group] > self.options.floors[group]
+        return group is None or group == domain or self._cached.of_domain[group] > self.options.floors[group]
 
     def _evict(self, domain: str | None) -> bool:
         """Evict what is worth least, and those before it while their ids are consecutive; False if there is nothing."""
@@ -380,7 +369,7 @@ class BlockPool:
         assert block not in self._holders, "a held block is never evicted"
         assert cached not in self._pins, "a pinned block is never evicted"
         self._idle.remove(cached)
-        self._leave(cached, block)
+        self._cached.leave(cached, block)
         slot = None
         if cached.slot is None:
             # what has children there takes the place of whatever is worth least, since they must not be orphans

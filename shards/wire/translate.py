@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shards.nouns import (
@@ -23,7 +24,16 @@ from shards.nouns import (
 from shards.wire import limits
 from shards.wire.v1 import shard_pb2 as wire
 
-Item = Drawn | Progress | Finished | CacheEvent
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds until a request is expected to draw its first token."""
+
+    key: Hashable
+    ttft_s: float
+
+
+Item = Drawn | Progress | Prediction | Finished | CacheEvent
 """What a StepReport is made of."""
 
 
@@ -86,6 +96,7 @@ def submission(submit: wire.Submit, key: Hashable, *, now_s: float) -> Submissio
         deadline_s=now_s + submit.deadline_ms / 1000 if submit.deadline_ms else None,
         prefill_slice=submit.prefill_slice or None,
         choices=submit.choices or 1,
+        preemptible=submit.preemptible if submit.HasField("preemptible") else True,
         sampling=sampling_params(submit.sampling),
     )
 
@@ -113,7 +124,8 @@ def sampling_params(sampling: wire.Sampling) -> SamplingParams:
 def shares(report: Report) -> dict[int, list[Item]]:
     """What each stream's own requests did in a step, tokens first; keys of requests must be RequestKeys."""
     found: dict[int, list[Item]] = {}
-    for items in (report.drawn, report.progress, report.finished):
+    predictions = tuple(Prediction(key, seconds) for key, seconds in report.predictions.items())
+    for items in (report.drawn, report.progress, predictions, report.finished):
         for item in items:
             assert isinstance(item.key, RequestKey), "only the server submits"
             found.setdefault(item.key.stream, []).append(item)
@@ -150,6 +162,8 @@ def _step_report(items: Sequence[Item], epoch: int, step: int) -> wire.StepRepor
     for item in items:
         if isinstance(item, Progress):
             report.progress.append(progress(item))
+        elif isinstance(item, Prediction):
+            report.predictions.append(wire.Prediction(request=_request(item.key), ttft_s=item.ttft_s))
         elif isinstance(item, Finished):
             report.finished.append(finished(item))
         elif isinstance(item, CacheEvent):

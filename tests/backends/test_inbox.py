@@ -33,6 +33,15 @@ async def test_take_waits_for_news() -> None:
     assert (await taking).pieces[0].token_ids == [7]
 
 
+async def test_only_the_newest_prediction_counts_and_it_is_told_once() -> None:
+    inbox = Inbox(choices=1)
+    inbox.hear_prediction(3.0)
+    inbox.hear_prediction(2.5)
+    assert (await inbox.take()).expected_s == 2.5
+    inbox.hear_tokens(Drawn(1, 0, (7,)))
+    assert (await inbox.take()).expected_s is None
+
+
 async def test_a_failure_wins_over_what_was_heard_before() -> None:
     inbox = Inbox(choices=1)
     inbox.hear_tokens(Drawn(1, 0, (7,)))

@@ -116,12 +116,14 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("computed_tokens", "prompt_tokens")
+    __slots__ = ("computed_tokens", "prompt_tokens", "expected_s")
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_S_FIELD_NUMBER: _ClassVar[int]
     computed_tokens: int
     prompt_tokens: int
-    def __init__(self, computed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    expected_s: float
+    def __init__(self, computed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., expected_s: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")

@@ -28,7 +28,7 @@ class Hello(_message.Message):
     def __init__(self, router: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace")
+    __slots__ = ("request", "prompt_tokens", "max_new_tokens", "domain", "rank", "deadline_ms", "prefill_slice", "choices", "sampling", "trace", "preemptible")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Submit(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt_tokens: int
     max_new_tokens: int
@@ -49,7 +50,8 @@ class Submit(_message.Message):
     choices: int
     sampling: Sampling
     trace: str
-    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ...) -> None: ...
+    preemptible: bool
+    def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "top_logprobs", "logit_bias", "min_new_tokens")
@@ -117,7 +119,7 @@ class Cancel(_message.Message):
     def __init__(self, request: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("epoch", "step", "welcome", "tokens", "progress", "finished", "load", "cache")
+    __slots__ = ("epoch", "step", "welcome", "tokens", "progress", "finished", "load", "cache", "predictions")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +128,7 @@ class StepReport(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     welcome: Welcome
@@ -134,7 +137,8 @@ class StepReport(_message.Message):
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     load: Load
     cache: _containers.RepeatedCompositeFieldContainer[CacheEvent]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ...) -> None: ...
+    predictions: _containers.RepeatedCompositeFieldContainer[Prediction]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("shard", "model", "block_tokens", "context_tokens", "vocabulary", "window_tokens", "max_requests", "version", "device", "dtype", "snapshot_follows")
@@ -197,6 +201,14 @@ class Progress(_message.Message):
     computed_tokens: int
     cached_tokens: int
     def __init__(self, request: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Prediction(_message.Message):
+    __slots__ = ("request", "ttft_s")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    ttft_s: float
+    def __init__(self, request: _Optional[int] = ..., ttft_s: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("request", "choice", "reason", "stop", "prompt_tokens", "cached_tokens", "output_tokens", "message", "cause")

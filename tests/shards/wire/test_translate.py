@@ -118,6 +118,20 @@ def test_every_reason_and_cause_has_its_word(reason: FinishReason, cause: Cause 
     assert (end.request, end.choice, end.prompt_tokens, end.cached_tokens, end.output_tokens) == (3, 1, 4, 2, 5)
 
 
+@pytest.mark.parametrize("said", [None, True, False])
+def test_a_request_may_be_preempted_unless_the_router_says_no(said: bool | None) -> None:
+    submit = wire.Submit(request=1, prompt_tokens=1, max_new_tokens=1, preemptible=said)
+    assert translate.submission(submit, RequestKey(0, 1), now_s=0.0).preemptible is (said is not False)
+
+
+def test_predictions_reach_the_stream_of_their_request() -> None:
+    report = Report(1, (), (), (), (), Load(0, 0, 0, 1, 1, 0.0, 0.0), {RequestKey(2, 7): 1.5})
+    ((stream, items),) = translate.shares(report).items()
+    (message,) = translate.step_reports(items, epoch=1, step=1)
+    assert stream == 2
+    assert [(one.request, one.ttft_s) for one in message.predictions] == [(7, 1.5)]
+
+
 def test_each_stream_gets_its_own_share_in_order() -> None:
     mine, yours = RequestKey(1, 1), RequestKey(2, 1)
     report = Report(

@@ -1,0 +1,35 @@
+"""Which cached blocks lie on the device, and how many of each domain."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from shards.kv.prefix import CachedBlock
+
+
+class Residents(dict[int, CachedBlock]):
+    """Block id -> what it caches; `of_domain` counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_domain: Counter[str] = Counter()
+
+    def enter(self, cached: CachedBlock, block: int) -> None:
+        """`block` now holds `cached`."""
+        self[block] = cached
+        self.of_domain[cached.domain] += 1
+
+    def leave(self, cached: CachedBlock, block: int) -> None:
+        """`block` holds `cached` no more."""
+        del self[block]
+        self.of_domain[cached.domain] -= 1
+
+    def clear(self) -> None:
+        """Nothing is held."""
+        super().clear()
+        self.of_domain.clear()
+
+    def check(self) -> None:
+        """Prove that the domains are counted right."""
+        counts = Counter(cached.domain for cached in self.values())
+        assert counts == self.of_domain, "a domain's blocks are miscounted"
