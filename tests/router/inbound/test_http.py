@@ -260,7 +260,7 @@ async def test_a_long_prefill_is_reported_in_comments_at_most_once_a_second() ->
         async def generate(self, request: Any, prompt: Any) -> Any:
             for second in range(1, 8):
                 time[0] += 0.5
-                yield Delta(computed_tokens=second)
+                yield Delta(computed_tokens=second, expected_s=8.0 - second if second < 6 else None)
             for delta in an_answer("a"):
                 yield delta
 
@@ -268,6 +268,7 @@ async def test_a_long_prefill_is_reported_in_comments_at_most_once_a_second() ->
         events = await events_of(client, CHAT, a_chat())
     comments = [event for event in events if event.startswith(":")]
     assert [comment.split("/")[0] for comment in comments] == [": prefill 2", ": prefill 4", ": prefill 6"]
+    assert ["first token in about" in comment for comment in comments] == [True, True, False]
     assert contents(events)[0]["choices"][0]["delta"]["content"] == "a"
 
 
