@@ -38,7 +38,7 @@ async def serve_until_signal(config: Config, console: Console, *, local: bool) -
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with AsyncExitStack() as stack:
         if local:
-            with loading(console) as bars:
+            with LoadingBars(console) as bars:
                 shards = LocalShards(list(commands(config)), bars.update)
                 await stack.enter_async_context(shards)
             config = with_addresses(config, shards.addresses)
@@ -74,7 +74,7 @@ def with_addresses(config: Config, addresses: dict[str, str]) -> Config:
     return replace(config, pools=pools)
 
 
-class loading:  # noqa: N801
+class LoadingBars:
     """Progress bars, one per shard, on a terminal; one line per shard elsewhere."""
 
     def __init__(self, console: Console) -> None:
@@ -87,7 +87,7 @@ class loading:  # noqa: N801
         )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> loading:
+    def __enter__(self) -> LoadingBars:
         self._bars.start()
         return self
 
