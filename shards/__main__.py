@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ import typer
 from shards.bundled import NAME, weights
 
 if TYPE_CHECKING:
+    from shards.engine import EngineOptions
     from shards.model import Model
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -25,7 +27,7 @@ def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
     print(json.dumps(event) if supervised else sentence, file=sys.stdout if supervised else sys.stderr, flush=True)
 
 
-def load_model(source: str, name: str | None, dtype: str, supervised: bool) -> Model:
+def load_model(source: str, name: str | None, dtype: str, device: str, *, supervised: bool) -> Model:
     """The model at `source` (a directory or `bundled`), with progress; exits with 2 if it cannot be."""
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
     from shards.model import Model
@@ -36,10 +38,18 @@ def load_model(source: str, name: str | None, dtype: str, supervised: bool) -> M
 
     path, usual_name = (weights(), NAME) if source == "bundled" else (Path(source), None)
     try:
-        return Model.load(path, name=name or usual_name, dtype=dtype, on_progress=on_progress)
+        return Model.load(path, name=name or usual_name, dtype=dtype, device=device, on_progress=on_progress)
     except (ValueError, OSError) as error:
         print(f"cannot load {path}: {error}", file=sys.stderr)  # noqa: T201
         raise typer.Exit(2) from error
+
+
+def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, alone: bool) -> int:
+    """How much memory the KV pool gets: what was asked for; else all that a GPU has left if it is `alone` on it."""
+    room = getattr(model.network, "room_bytes", None) if alone else None
+    if asked_gib is not None or room is None:
+        return int((0.5 if asked_gib is None else asked_gib) * 2**30)
+    return int(room(batch_tokens=options.batch_tokens, rows=options.max_running))
 
 
 def end_with_stdin() -> None:
@@ -63,8 +73,12 @@ def shard(
         str | None, typer.Option(help="The model's name for clients; default: the directory's.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16. float16 is slow on CPUs.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto is a GPU where there is one.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads for this shard.", min=1)] = 1,
-    kv_memory: Annotated[float, typer.Option(help="Memory for the KV pool, in GiB.", min=0.001)] = 0.5,
+    kv_memory: Annotated[
+        float | None,
+        typer.Option(help="Memory for the KV pool, in GiB; default: 0.5, on a GPU what is free.", min=0.001),
+    ] = None,
     max_running: Annotated[int, typer.Option(help="Sequences that run side by side.", min=1)] = 64,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait here.", min=1)] = 512,
     step_ms: Annotated[float, typer.Option(help="Time that one step aims at; sizes prefill chunks.", min=1)] = 50,
@@ -78,7 +92,7 @@ def shard(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if supervised:
         end_with_stdin()
-    loaded = load_model(model, served_name, dtype, supervised)
+    loaded = load_model(model, served_name, dtype, device, supervised=supervised)
 
     import torch
 
@@ -87,9 +101,8 @@ def shard(
     from shards.warmup import BrokenModel, warm_up
 
     torch.set_num_threads(threads)
-    options = EngineOptions(
-        kv_bytes=int(kv_memory * 2**30), max_running=max_running, max_waiting=max_waiting, step_s=step_ms / 1000
-    )
+    options = EngineOptions(max_running=max_running, max_waiting=max_waiting, step_s=step_ms / 1000)
+    options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
     engine = Engine(loaded, options)
     announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
     try:

@@ -80,25 +80,41 @@ class Model:
         *,
         name: str | None = None,
         dtype: str = "auto",
+        device: str = "cpu",
         on_progress: OnProgress | None = None,
     ) -> Model:
         """The model in the Hugging Face folder `path`, called `name` or as the folder is.
 
-        `dtype` is auto (the checkpoint's own), float32 or bfloat16. `on_progress` is called with the bytes read so far
-        and in all. Raises CheckpointError, or ValueError for another dtype.
+        `dtype` is auto (the checkpoint's own), float32 or bfloat16; `device` is cpu, cuda, or auto, which is cuda where
+        there is a GPU and Triton. `on_progress` is called with the bytes read so far
+        and in all. Raises CheckpointError, or ValueError for another dtype or device.
         """
+        import torch
+
+        from shards.gpu.device import choose_device
         from shards.network.config import NetworkConfig
         from shards.network.decoder import Decoder
         from shards.network.loading import load_weights
 
         if dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"dtype is {dtype}; it must be auto, float32 or bfloat16")
+        on = choose_device(device)
         config = NetworkConfig.read(path)
         weights = load_weights(path, config, dtype=cast("DtypeChoice", dtype), on_progress=on_progress)
+        network: Network
         kv_dtype = weights.embedding.dtype
+        if on.type == "cuda":
+            from shards.gpu.network import GpuNetwork
+            from shards.gpu.weights import moved
+
+            # float16 checkpoints become float32 for CPUs, and GPUs have no fast float32
+            kv_dtype = torch.bfloat16 if dtype == "auto" else kv_dtype
+            network = GpuNetwork.of(config, moved(weights, config, device=on, dtype=kv_dtype))
+        else:
+            network = PagedNetwork(Decoder(config, weights), kv_dtype=kv_dtype)
         return cls(
             name=name or path.resolve().name,
-            network=PagedNetwork(Decoder(config, weights), kv_dtype=kv_dtype),
+            network=network,
             tokenizer=_tokenizer(path),
             eos_token_ids=config.eos_token_ids,
             path=path,
