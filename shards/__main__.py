@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from shards.bundled import NAME, weights
 from shards.threads import default_threads, use_threads
 
 if TYPE_CHECKING:
+    from shards.engine import EngineOptions
     from shards.model import Model
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -27,7 +29,7 @@ def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
     print(json.dumps(event) if supervised else sentence, file=sys.stdout if supervised else sys.stderr, flush=True)
 
 
-def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, *, supervised: bool) -> Model:
+def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device: str, *, supervised: bool) -> Model:
     """The model at `source` (a directory or `bundled`), with progress; exits with 2 if it cannot be."""
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
     from shards.model import Model
@@ -38,10 +40,20 @@ def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, *, supe
 
     path, usual_name = (weights(), NAME) if source == "bundled" else (Path(source), None)
     try:
-        return Model.load(path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype, on_progress=on_progress)
+        return Model.load(
+            path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype, device=device, on_progress=on_progress
+        )
     except (ValueError, OSError) as error:
         print(f"cannot load {path}: {error}", file=sys.stderr)  # noqa: T201
         raise typer.Exit(2) from error
+
+
+def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, alone: bool) -> int:
+    """How much memory the KV pool gets: what was asked for; else all that a GPU has left if it is `alone` on it."""
+    room = getattr(model.network, "room_bytes", None) if alone else None
+    if asked_gib is not None or room is None:
+        return int((0.5 if asked_gib is None else asked_gib) * 2**30)
+    return int(room(batch_tokens=options.batch_tokens, rows=options.max_running))
 
 
 def end_with_stdin() -> None:
@@ -68,8 +80,12 @@ def shard(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or int8 (fastest on CPUs).")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="KV: auto, int8 or fp8 (less memory, not faster on CPUs).")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto is a GPU where there is one.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: what suits this machine.", min=1)] = None,
-    kv_memory: Annotated[float, typer.Option(help="Memory for the KV pool, in GiB.", min=0.001)] = 0.5,
+    kv_memory: Annotated[
+        float | None,
+        typer.Option(help="Memory for the KV pool, in GiB; default: 0.5, on a GPU what is free.", min=0.001),
+    ] = None,
     host_memory: Annotated[
         float, typer.Option(help="Host memory, in GiB, for KV that was evicted or preempted.", min=0)
     ] = 0,
@@ -89,7 +105,7 @@ def shard(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if supervised:
         end_with_stdin()
-    loaded = load_model(model, served_name, dtype, kv_dtype, supervised=supervised)
+    loaded = load_model(model, served_name, dtype, kv_dtype, device, supervised=supervised)
 
     from shards.engine import Engine, EngineOptions
     from shards.server import serve
@@ -97,13 +113,13 @@ def shard(
 
     use_threads(threads or default_threads())
     options = EngineOptions(
-        kv_bytes=int(kv_memory * 2**30),
         host_bytes=int(host_memory * 2**30),
         max_running=max_running,
         max_waiting=max_waiting,
         step_s=step_ms / 1000,
         deterministic=deterministic,
     )
+    options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
     engine = Engine(loaded, options)
     announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
     try:

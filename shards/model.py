@@ -96,27 +96,48 @@ class Model:
         name: str | None = None,
         dtype: str = "auto",
         kv_dtype: str = "auto",
+        device: str = "cpu",
         on_progress: OnProgress | None = None,
     ) -> Model:
         """The model in the Hugging Face folder `path`, called `name` or as the folder is.
 
         `dtype` is auto (the checkpoint's own), float32, bfloat16, or int8: matrices in int8, activations in float32,
-        attention as with auto. `kv_dtype` is auto (what attention computes in), int8 or fp8. `on_progress` is called
-        with the bytes read so far and in all. Raises CheckpointError, or ValueError for another dtype.
+        attention as with auto. `kv_dtype` is auto (what attention computes in), int8 or fp8. `device` is cpu, cuda, or
+        auto, which is cuda where there is a GPU and Triton; a GPU takes weights and KV in floating point only.
+        `on_progress` is called with the bytes read so far and in all. Raises CheckpointError, or ValueError for another
+        dtype or device.
         """
+        import torch
+
+        from shards.gpu.device import choose_device
         from shards.network.config import NetworkConfig
         from shards.network.decoder import Decoder
         from shards.network.loading import load_weights
 
         if dtype not in DTYPES:
             raise ValueError(f"dtype is {dtype}; it must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+        on = choose_device(device)
+        if on.type == "cuda" and (dtype == "int8" or kv_dtype != "auto"):
+            raise ValueError(
+                f"dtype {dtype} with kv_dtype {kv_dtype} is for CPUs; leave them out, or choose device cpu"
+            )
         config = NetworkConfig.read(path)
         weights = load_weights(path, config, dtype=cast("DtypeChoice", dtype), on_progress=on_progress)
         computed = weights.embedding.dtype
-        stored = kv_dtype_of(kv_dtype, computed=computed)
+        network: Network
+        if on.type == "cuda":
+            from shards.gpu.network import GpuNetwork
+            from shards.gpu.weights import moved
+
+            # float16 checkpoints become float32 for CPUs, and GPUs have no fast float32
+            computed = torch.bfloat16 if dtype == "auto" else computed
+            network = GpuNetwork.of(config, moved(weights, config, device=on, dtype=computed))
+        else:
+            stored = kv_dtype_of(kv_dtype, computed=computed)
+            network = PagedNetwork(Decoder(config, weights), kv_dtype=stored, computed=computed)
         return cls(
             name=name or path.resolve().name,
-            network=PagedNetwork(Decoder(config, weights), kv_dtype=stored, computed=computed),
+            network=network,
             tokenizer=_tokenizer(path),
             eos_token_ids=config.eos_token_ids,
             path=path,

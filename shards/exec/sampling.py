@@ -96,8 +96,16 @@ def sample(logits: Tensor, samplers: Sequence[Sampler], *, candidates: int = CAN
     In order: repetition penalty (over prompt and output, as in transformers), presence and frequency penalty (over the
     output, as in OpenAI's API), logit bias, tokens forbidden by min_new_tokens, temperature, top-k, top-p, min-p.
     Logprobs are the log-softmax of the raw logits, before any of that. `candidates` changes the time that it takes, not
-    the tokens; `samplers` do not change.
+    the tokens; `samplers` do not change. Logits may lie on any device.
     """
+    if logits.is_cpu:
+        return _sample(logits, samplers, candidates)
+    # what is made below is made where the logits are; on the CPU entering this would cost more than some draws
+    with logits.device:
+        return _sample(logits, samplers, candidates)
+
+
+def _sample(logits: Tensor, samplers: Sequence[Sampler], candidates: int) -> list[Sample | None]:
     # a sum is not finite if any term is not, and makes no tensor of the size of the logits
     is_sound: list[bool] = torch.isfinite(logits.sum(1)).tolist()
     adjusted = _adjust(logits, samplers)
@@ -130,7 +138,7 @@ def _adjust(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
 def _penalize_repetition(logits: Tensor, samplers: Sequence[Sampler]) -> None:
     asking = [(row, one.seen, one.params) for row, one in enumerate(samplers) if one.seen is not None]
     if asking:
-        rows, seen = [row for row, _, _ in asking], torch.stack([seen for _, seen, _ in asking])
+        rows, seen = [row for row, _, _ in asking], torch.stack([seen for _, seen, _ in asking]).to(logits.device)
         penalty = torch.tensor([[params.repetition_penalty] for _, _, params in asking])
         values = logits[rows]
         logits[rows] = torch.where(seen, torch.where(values < 0, values * penalty, values / penalty), values)
@@ -139,7 +147,7 @@ def _penalize_repetition(logits: Tensor, samplers: Sequence[Sampler]) -> None:
 def _penalize_output(logits: Tensor, samplers: Sequence[Sampler]) -> None:
     asking = [(row, one.counts, one.params) for row, one in enumerate(samplers) if one.counts is not None]
     if asking:
-        rows, counts = [row for row, _, _ in asking], torch.stack([counts for _, counts, _ in asking])
+        rows, counts = [row for row, _, _ in asking], torch.stack([counts for _, counts, _ in asking]).to(logits.device)
         frequency = torch.tensor([[params.frequency_penalty] for _, _, params in asking])
         presence = torch.tensor([[params.presence_penalty] for _, _, params in asking])
         logits[rows] -= frequency * counts + presence * (counts > 0)

@@ -1,0 +1,89 @@
+"""Drives steps without an engine: prompts in, greedy or seeded answers out, with or without running ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from benchmarks.gpu_parts.machine import Machine
+from shards.gpu.network import GpuNetwork
+from shards.gpu.spans import Drawing, Span, step_of_spans
+from shards.gpu.step import StepOptions
+from shards.gpu.transfers import Ticket
+from shards.gpu.weights import GpuWeights, random_on
+from shards.network.config import NetworkConfig
+
+
+def a_network(
+    config: NetworkConfig, weights: GpuWeights, *, blocks: int, options: StepOptions | None = None
+) -> GpuNetwork:
+    network = GpuNetwork.of(config, weights, options=options)
+    network.allocate(blocks)
+    # zeros: what was in this memory before may be no numbers
+    network.steps.cache.data.zero_()
+    return network
+
+
+def some_weights(machine: Machine, config: NetworkConfig) -> GpuWeights:
+    with torch.no_grad():
+        return random_on(machine.device, config, dtype=machine.dtype)
+
+
+def some_prompts(config: NetworkConfig, lengths: Sequence[int], *, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, config.vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def answers(
+    network: GpuNetwork,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    *,
+    ahead: int,
+    drawing: Drawing | None = None,
+    batch_tokens: int = 8192,
+) -> list[list[int | None]]:
+    """What is drawn after `prompts`, whole prompts in each step as far as `batch_tokens` go, then all rows together.
+
+    `ahead` 1 submits each step before the one before it is collected.
+    """
+    steps, first_block, tables = network.steps, 0, []
+    for prompt in prompts:
+        pages = -(-(len(prompt) + new_tokens) // 64)
+        tables.append(list(range(first_block, first_block := first_block + pages)))
+    drawn: list[list[int | None]] = [[] for _ in prompts]
+
+    def how(row: int, position: int) -> Drawing:
+        chosen = drawing or Drawing()
+        return replace(chosen, seed=chosen.seed + row, position=position)
+
+    starting: list[int] = []
+    for row, prompt in enumerate(prompts):
+        starting.append(row)
+        if row + 1 == len(prompts) or sum(len(prompts[one]) for one in starting) + len(prompt) > batch_tokens:
+            spans = [Span(one, prompts[one], 0, tables[one], how(one, len(prompts[one]))) for one in starting]
+            for one, token in zip(starting, steps.collect(steps.submit(step_of_spans(spans))), strict=True):
+                drawn[one].append(token)
+            starting = []
+
+    due: deque[Ticket] = deque()
+
+    def collect() -> None:
+        for row, token in enumerate(steps.collect(due.popleft())):
+            drawn[row].append(token)
+
+    for number in range(1, new_tokens):
+        spans = []
+        for row, prompt in enumerate(prompts):
+            computed = len(prompt) + number - 1
+            known = None if ahead else [drawn[row][-1] or 0]
+            spans.append(Span(row, known, computed, tables[row], how(row, computed + 1)))
+        due.append(steps.submit(step_of_spans(spans)))
+        if len(due) > ahead:
+            collect()
+    while due:
+        collect()
+    return drawn

@@ -1,0 +1,318 @@
+"""The engine on a GPU, from submission to the last token; and what others on this machine do with the same work."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu_parts.drive import a_network, answers, some_prompts, some_weights
+from benchmarks.gpu_parts.machine import Machine, synchronize
+from benchmarks.gpu_parts.models import Mix, Sizes, kv_bytes_per_token, linear_parameters, prefill_flops
+from benchmarks.gpu_parts.report import Report
+from shards.engine import Engine, EngineOptions
+from shards.gpu.cache import bytes_per_block
+from shards.gpu.network import GpuNetwork
+from shards.gpu.weights import GpuWeights
+from shards.model import Model
+from shards.network.config import NetworkConfig
+from shards.nouns import FinishReason, SamplingParams, Submission
+
+PIECE_TOKENS = 16384
+"""How much of a prompt is handed over at once; the engine takes so much ahead of what it has computed, and no more."""
+
+
+@dataclass
+class Job:
+    prompt: np.ndarray
+    new_tokens: int
+    submitted_s: float = 0.0
+    handed_tokens: int = 0
+    drawn_s: list[float] = field(default_factory=list)
+
+    @property
+    def first_s(self) -> float:
+        return self.drawn_s[0] - self.submitted_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return np.diff(self.drawn_s).tolist()
+
+
+class Clients:
+    """Submits jobs to an engine, at most `concurrency` at once, and notes when each token came."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self._names = engine, 0
+        self._live: dict[object, Job] = {}
+
+    def run(self, jobs: list[Job], concurrency: int) -> float:
+        """Seconds from the first submission to the last token."""
+        waiting, started = deque(jobs), time.perf_counter()
+        while waiting or self._live:
+            while waiting and len(self._live) < concurrency:
+                self.submit(waiting.popleft())
+            self.step()
+        return time.perf_counter() - started
+
+    def submit(self, job: Job) -> None:
+        self._names += 1
+        self._live[self._names] = job
+        job.submitted_s = time.perf_counter()
+        sampling = SamplingParams(ignore_eos=True)
+        self.engine.submit(Submission(self._names, len(job.prompt), job.new_tokens, sampling=sampling))
+        self._hand_over(self._names, 2 * PIECE_TOKENS)
+
+    def step(self) -> None:
+        report = self.engine.step()
+        now = time.perf_counter()
+        for drawn in report.drawn:
+            self._live[drawn.key].drawn_s += [now] * len(drawn.token_ids)
+        for moved in report.progress:
+            if moved.key in self._live:
+                self._hand_over(moved.key, moved.computed_tokens + 2 * PIECE_TOKENS)
+        for finished in report.finished:
+            del self._live[finished.key]
+            if finished.reason is not FinishReason.LENGTH:
+                raise RuntimeError(f"a request was {finished.reason.value}: {finished.message}")
+
+    def _hand_over(self, name: object, up_to: int) -> None:
+        job = self._live[name]
+        while job.handed_tokens < min(up_to, len(job.prompt)):
+            piece = job.prompt[job.handed_tokens : job.handed_tokens + PIECE_TOKENS]
+            self.engine.extend(name, piece.tobytes())
+            job.handed_tokens += len(piece)
+
+
+def a_job(config: NetworkConfig, prompt_tokens: int, new_tokens: int, rng: np.random.Generator) -> Job:
+    return Job(rng.integers(0, config.vocab_size, prompt_tokens).astype("<u4"), new_tokens)
+
+
+def floor_s(machine: Machine, config: NetworkConfig, weights: GpuWeights, jobs: list[Job]) -> float:
+    """Seconds that the hardware needs if prefill and decode never overlap and all jobs run side by side."""
+    prompts = sum(prefill_flops(config, len(job.prompt)) for job in jobs) / machine.matmul_tflops / 1e12
+    itemsize, decoding = machine.dtype.itemsize, 0.0
+    per_token = 2 * (linear_parameters(config) + config.vocab_size * config.hidden_size)
+    for number in range(1, max(job.new_tokens for job in jobs)):
+        contexts = [len(job.prompt) + number for job in jobs if job.new_tokens > number]
+        linear_s = max(
+            weights.bytes_per_step / machine.copy_gb_s / 1e9, len(contexts) * per_token / machine.matmul_tflops / 1e12
+        )
+        decoding += linear_s + sum(contexts) * kv_bytes_per_token(config, itemsize) / machine.copy_gb_s / 1e9
+    return prompts + decoding
+
+
+def run_engine(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
+    weights = some_weights(machine, config)
+    network = GpuNetwork.of(config, weights)
+    most = max(mix.concurrency for mix in sizes.mixes.values())
+    options = EngineOptions(kv_blocks=16, max_running=most + 1, max_waiting=2048)
+    if machine.is_gpu:
+        room = network.room_bytes(batch_tokens=options.batch_tokens, rows=most)
+        blocks = int(room * sizes.kv_share) // bytes_per_block(config, machine.dtype)
+        options = EngineOptions(kv_blocks=blocks, max_running=most + 1, max_waiting=2048)
+    clients = Clients(Engine(Model(name, network), options))
+    rng = np.random.default_rng(1)
+    if machine.is_gpu:
+        network.steps.warm_up(range(1, most + 1), draws=False)
+    warm_up(clients, machine, config)
+    for label, mix in sizes.mixes.items():
+        jobs = jobs_of(config, mix, rng)
+        floor = floor_s(machine, config, weights, jobs)
+        measure = partial(closed, report, clients, f"{name}, {label}", jobs, mix.concurrency, floor)
+        report.attempt(f"engine, {name}, {label}", measure, needs_s=5 + 3 * floor)
+    if sizes.long_tokens + sizes.answer_tokens <= config.max_positions:
+        long = 3 * prefill_flops(config, sizes.long_tokens) / machine.matmul_tflops / 1e12
+        report.attempt(
+            f"chats beside a long prompt, {name}",
+            lambda: chats_beside(report, machine, sizes, clients, name, config, rng),
+            needs_s=15 + 2 * long,
+        )
+    if sizes.huge_tokens + 2 * 128 <= config.max_positions:
+        huge = prefill_flops(config, sizes.huge_tokens) / machine.matmul_tflops / 1e12
+        report.attempt(
+            f"{sizes.huge_tokens} tokens, {name}",
+            lambda: cold_and_warm(report, machine, sizes, clients, name, config, rng),
+            needs_s=5 + 3 * huge,
+        )
+
+
+def warm_up(clients: Clients, machine: Machine, config: NetworkConfig) -> None:
+    """Kernels are compiled and the cost model taught before anything is timed."""
+    rng = np.random.default_rng(0)
+    lengths = (64, 513, 2000, 8192, 100) if machine.is_gpu else (3,)
+    for length in lengths:
+        clients.run([a_job(config, length, 2, rng)], 1)
+    clients.engine.clear_cache()
+    clients.engine.step()
+
+
+def jobs_of(config: NetworkConfig, mix: Mix, rng: np.random.Generator) -> list[Job]:
+    return [
+        a_job(
+            config,
+            int(rng.integers(mix.prompt_tokens[0], mix.prompt_tokens[1] + 1)),
+            int(rng.integers(mix.output_tokens[0], mix.output_tokens[1] + 1)),
+            rng,
+        )
+        for _ in range(mix.requests)
+    ]
+
+
+def closed(report: Report, clients: Clients, label: str, jobs: list[Job], concurrency: int, floor: float) -> None:
+    spent = clients.run(jobs, concurrency)
+    tokens = sum(job.new_tokens for job in jobs)
+    report.add("e2e", f"engine, {label}", tokens / spent, floor=tokens / floor, unit="tok/s", note=latencies(jobs))
+
+
+def latencies(jobs: list[Job]) -> str:
+    first = np.percentile([job.first_s for job in jobs], (50, 99)) * 1e3
+    gaps = [gap for job in jobs for gap in job.gaps_s]
+    between = np.percentile(gaps or [0.0], (50, 99)) * 1e3
+    return f"first token P50 {first[0]:.0f} P99 {first[1]:.0f} ms, between P50 {between[0]:.1f} P99 {between[1]:.1f} ms"
+
+
+def chats_beside(
+    report: Report,
+    machine: Machine,
+    sizes: Sizes,
+    clients: Clients,
+    name: str,
+    config: NetworkConfig,
+    rng: np.random.Generator,
+) -> None:
+    """Chats that go on all the time; one long prompt comes; how long do chats wait between tokens meanwhile?"""
+    long = a_job(config, sizes.long_tokens, sizes.answer_tokens, rng)
+    prompt_tokens, new_tokens = sizes.chat_tokens
+    chats = [a_job(config, prompt_tokens, new_tokens, rng) for _ in range(sizes.chats)]
+    for chat in chats:
+        clients.submit(chat)
+    while any(not chat.drawn_s for chat in chats):
+        clients.step()
+    clients.submit(long)
+    talking = list(chats)
+    while not long.drawn_s:
+        clients.step()
+        for place, chat in enumerate(talking):
+            if len(chat.drawn_s) == chat.new_tokens:
+                talking[place] = a_job(config, prompt_tokens, new_tokens, rng)
+                chats.append(talking[place])
+                clients.submit(talking[place])
+    begin, end = long.submitted_s, long.drawn_s[0]
+    gaps = [
+        after - before
+        for chat in chats
+        for before, after in zip(chat.drawn_s, chat.drawn_s[1:], strict=False)
+        if begin <= before and after <= end
+    ]
+    clients.run([], 1)
+    worst = float(np.percentile(gaps or [0.0], 99)) * 1e3
+    report.add("e2e", f"{name}, {sizes.chats} chats beside {sizes.long_tokens}: P99 between tokens", worst, unit="ms")
+    alone = prefill_flops(config, sizes.long_tokens) / machine.matmul_tflops / 1e12
+    report.add("e2e", f"{name}, the long prompt: first token", long.first_s, floor=alone, unit="s", note="floor: alone")
+
+
+def cold_and_warm(
+    report: Report,
+    machine: Machine,
+    sizes: Sizes,
+    clients: Clients,
+    name: str,
+    config: NetworkConfig,
+    rng: np.random.Generator,
+) -> None:
+    cold = a_job(config, sizes.huge_tokens, sizes.answer_tokens, rng)
+    clients.run([cold], 1)
+    floor = prefill_flops(config, sizes.huge_tokens) / machine.matmul_tflops / 1e12
+    report.add("e2e", f"{name}, {sizes.huge_tokens} tokens cold: first token", cold.first_s, floor=floor, unit="s")
+    more = rng.integers(0, config.vocab_size, 128 if machine.is_gpu else 2).astype("<u4")
+    warm = Job(np.concatenate((cold.prompt, more)), sizes.answer_tokens)
+    clients.run([warm], 1)
+    label = f"{name}, {sizes.huge_tokens} tokens + {len(more)} warm: first token"
+    report.add("e2e", label, warm.first_s, unit="s", note="the prompt is handed over and hashed meanwhile")
+    if not hasattr(clients.engine.model.network, "host_memory"):
+        print("         restored from the host: not measured, this network's KV has no host tier")
+
+
+def run_steps(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
+    """The same without an engine, with and without running ahead: what the engine's own work costs."""
+    weights = some_weights(machine, config)
+    for label, mix in sizes.mixes.items():
+        if mix.prompt_tokens[0] != mix.prompt_tokens[1]:
+            continue
+        prompt_tokens, new_tokens = mix.prompt_tokens[0], mix.output_tokens[0]
+        blocks = mix.requests * -(-(prompt_tokens + new_tokens) // 64)
+        prompts = some_prompts(config, [prompt_tokens] * mix.requests)
+        jobs = [Job(np.asarray(prompt, dtype="<u4"), new_tokens) for prompt in prompts]
+        floor = floor_s(machine, config, weights, jobs)
+
+        def measure(
+            prompts: list[list[int]] = prompts,
+            new_tokens: int = new_tokens,
+            blocks: int = blocks,
+            floor: float = floor,
+            label: str = label,
+        ) -> None:
+            network = a_network(config, weights, blocks=blocks)
+            if machine.is_gpu:
+                network.steps.warm_up([len(prompts)])
+                answers(network, prompts, 2, ahead=0)
+            for ahead in (0, 1):
+                synchronize(machine.device)
+                started = time.perf_counter()
+                answers(network, prompts, new_tokens, ahead=ahead)
+                rate = len(prompts) * new_tokens / (time.perf_counter() - started)
+                of_floor = len(prompts) * new_tokens / floor
+                report.add("e2e", f"steps alone, {name}, {label}, {ahead} ahead", rate, floor=of_floor, unit="tok/s")
+
+        report.attempt(f"steps alone, {name}, {label}", measure, needs_s=10 + 4 * floor)
+
+
+def run_transformers(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
+    """transformers' continuous batching, random weights of the same shape, where it can be imported."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
+    label, mix = next(iter(sizes.mixes.items()))
+    settings = transformers.Qwen3Config(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_positions,
+        tie_word_embeddings=config.tied_head,
+    )
+    with torch.device(machine.device):
+        model = transformers.AutoModelForCausalLM.from_config(
+            settings, dtype=machine.dtype, attn_implementation="sdpa"
+        ).eval()
+    tokens = mix.output_tokens[0]
+    generation = transformers.GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    wanted: dict[str, Any] = {"progress_bar": False, "persistent_manager": machine.is_gpu, "warmup": machine.is_gpu}
+    known = inspect.signature(model.generate_batch).parameters
+    options = {key: value for key, value in wanted.items() if key in known}
+    if not machine.is_gpu and hasattr(transformers, "ContinuousBatchingConfig"):
+        # it would take all the memory that it finds
+        options["continuous_batching_config"] = transformers.ContinuousBatchingConfig(max_batch_tokens=64, num_blocks=8)
+    # the first time it captures graphs and keeps them
+    for is_warm in (False, True) if machine.is_gpu else (True,):
+        prompts = some_prompts(config, [mix.prompt_tokens[0]] * mix.requests, seed=int(is_warm))
+        synchronize(machine.device)
+        started = time.perf_counter()
+        outputs = model.generate_batch(inputs=prompts, generation_config=generation, **options)
+        spent = time.perf_counter() - started
+        if len(outputs) != len(prompts):
+            raise RuntimeError(f"answered {len(outputs)} of {len(prompts)}")
+    rate = len(prompts) * tokens / spent
+    report.add("e2e", f"transformers' continuous batching, {name}, {label}", rate, unit="tok/s")

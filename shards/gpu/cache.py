@@ -1,0 +1,69 @@
+"""Where keys and values lie on the GPU, and how many blocks there is room for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shards.kernels.cache import BLOCK_TOKENS, QUANTISED
+from shards.network.config import NetworkConfig
+
+MOST_SHARE = 0.97
+"""Of a GPU's free memory, how much may be planned for: allocators round up, and kernels are loaded as they are used."""
+
+_SCALE_BYTES = 4
+
+
+class GpuCache:
+    """Memory for the keys and values of `blocks` blocks in all layers, and for one more that is set aside.
+
+    data [blocks + 1, layers, k|v, kv_heads, 64, head_dim]: a block is one piece of memory, so it moves to the host in
+    one copy, and one head's page is one tile of a kernel. scales [blocks + 1, layers, k|v, kv_heads, 64] float32, where
+    `dtype` is int8 or float8_e4m3fn. Rows of padding write to the last block and read nothing.
+    """
+
+    def __init__(self, config: NetworkConfig, blocks: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (blocks + 1, config.layers, 2, config.kv_heads, BLOCK_TOKENS)
+        self.blocks = blocks
+        self.data = torch.empty(*shape, config.head_dim, dtype=dtype, device=device)
+        self.scales = torch.empty(shape, dtype=torch.float32, device=device) if dtype in QUANTISED else None
+
+    def __repr__(self) -> str:
+        _, layers, _, kv_heads, _, head_dim = self.data.shape
+        return f"GpuCache({self.blocks} blocks, {layers=}, {kv_heads=}, {head_dim=}, {self.data.dtype})"
+
+    @property
+    def padding_slot(self) -> int:
+        """Where keys and values go that nobody reads."""
+        return self.blocks * BLOCK_TOKENS
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor | None]:
+        """One layer's (kv, scales), as the kernels take them."""
+        return self.data[:, index], None if self.scales is None else self.scales[:, index]
+
+
+def bytes_per_block(config: NetworkConfig, dtype: torch.dtype) -> int:
+    """How much memory the keys and values of 64 positions take in all layers, scales included."""
+    scale_bytes = _SCALE_BYTES if dtype in QUANTISED else 0
+    return 2 * config.layers * config.kv_heads * BLOCK_TOKENS * (config.head_dim * dtype.itemsize + scale_bytes)
+
+
+def working_bytes(config: NetworkConfig, *, batch_tokens: int, rows: int, dtype: torch.dtype) -> int:
+    """What a step of `batch_tokens` tokens and `rows` rows of logits needs besides weights and cache, at most.
+
+    Residual stream, norm, projections and MLP of one layer at a time; the gathered pages of one whole context, read
+    and split for dense attention; logits and their float32 copy.
+    """
+    wide = 4 * config.hidden_size + 2 * (config.heads + 2 * config.kv_heads) * config.head_dim
+    per_token = (wide + 3 * config.intermediate_size) * dtype.itemsize
+    gathered = 4 * config.kv_heads * config.max_positions * config.head_dim * dtype.itemsize
+    logits = rows * config.vocab_size * (dtype.itemsize + 2 * _SCALE_BYTES)
+    return batch_tokens * per_token + gathered + logits
+
+
+def room_bytes(free_bytes: int, working: int) -> int:
+    """How much of `free_bytes` the cache may take beside `working` bytes. Raises ValueError if nothing is left."""
+    room = int(free_bytes * MOST_SHARE) - working
+    if room <= 0:
+        raise ValueError(f"{free_bytes} bytes are free on the GPU and a step needs {working}: nothing is left for KV")
+    return room

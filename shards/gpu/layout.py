@@ -1,0 +1,143 @@
+"""How one step's metadata lies in one buffer, so that one copy brings all of it to the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Words = npt.NDArray[np.int32]
+
+_ALIGNED_WORDS = 4
+"""Fields begin at multiples of 16 bytes: Triton compiles a kernel anew for pointers that are not."""
+
+_KINDS: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
+    "int32": (np.dtype(np.int32), torch.int32),
+    "int64": (np.dtype(np.int64), torch.int64),
+    "float32": (np.dtype(np.float32), torch.float32),
+}
+
+FieldShape = tuple[str, str, tuple[int, ...]]
+"""A field's name, its kind (int32, int64 or float32) and its shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where a field lies: `words` int32 words from `start` on, read as `kind` in this `shape`."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    words: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Fields one after the other in a buffer of `words` int32 words."""
+
+    fields: tuple[Field, ...]
+    words: int
+
+    @classmethod
+    def of(cls, shapes: Sequence[FieldShape]) -> Layout:
+        """A layout of these fields in this order: the same first fields lie in the same places whatever follows."""
+        fields: list[Field] = []
+        end = 0
+        for name, kind, shape in shapes:
+            words = math.prod(shape) * _KINDS[kind][0].itemsize // 4
+            fields.append(Field(name, kind, shape, end, words))
+            end += -(-words // _ALIGNED_WORDS) * _ALIGNED_WORDS
+        return cls(tuple(fields), end)
+
+    def arrays(self, buffer: Words) -> dict[str, npt.NDArray[Any]]:
+        """Each field of a buffer on the host, as a view to write to."""
+        return {
+            one.name: buffer[one.start : one.start + one.words].view(_KINDS[one.kind][0]).reshape(one.shape)
+            for one in self.fields
+        }
+
+    def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
+        """Each field of a buffer on the device, as a view."""
+        return {
+            one.name: buffer[one.start : one.start + one.words].view(_KINDS[one.kind][1]).view(one.shape)
+            for one in self.fields
+        }
+
+    def check(self) -> None:
+        """Prove that no field overlaps another or is misaligned."""
+        end = 0
+        for one in self.fields:
+            assert one.start >= end, f"{one.name} overlaps what lies before it"
+            assert one.start % _ALIGNED_WORDS == 0, f"{one.name} is not aligned"
+            end = one.start + one.words
+        assert end <= self.words, "the last field sticks out"
+
+
+def drawing_fields(rows: int) -> list[FieldShape]:
+    """How `rows` rows of logits are drawn, and the rows of the token pool that remember what was."""
+    return [
+        ("seed", "int64", (rows,)),
+        ("drawn_at", "int64", (rows,)),
+        ("target", "int64", (rows,)),
+        ("temperature", "float32", (rows,)),
+        ("top_p", "float32", (rows,)),
+        ("min_p", "float32", (rows,)),
+        ("top_k", "int32", (rows,)),
+    ]
+
+
+def token_fields(tokens: int) -> list[FieldShape]:
+    """What each of `tokens` tokens is, and where it goes. `source` is an index into the token pool and, behind it,
+    `known`: what the host knows is one of the latter, what only the GPU knows one of the former.
+    """
+    return [(name, "int32", (tokens,)) for name in ("source", "known", "position", "slot")]
+
+
+def decode_fields(rows: int, pages: int) -> list[FieldShape]:
+    """All of a step that only decodes; tables come last, since how wide they are changes from step to step."""
+    return [
+        *drawing_fields(rows),
+        *token_fields(rows),
+        ("context", "int32", (rows,)),
+        ("tables", "int32", (rows, pages)),
+    ]
+
+
+@lru_cache(maxsize=1024)
+def decode_layout(rows: int, pages: int) -> Layout:
+    """The layout of `decode_fields`, made once: it would take as long as filling it."""
+    return Layout.of(decode_fields(rows, pages))
+
+
+def mixed_fields(
+    tokens: int, wanted: int, *, decodes: tuple[int, int], prefills: Sequence[tuple[int, int, int]]
+) -> list[FieldShape]:
+    """All of any other step. `decodes` is (rows, pages), `prefills` are (rows, pages, tiles) for each kind of chunk."""
+    fields = [*drawing_fields(wanted), *token_fields(tokens), ("wanted", "int32", (wanted,))]
+    fields += [("context", "int32", (decodes[0],)), ("tables", "int32", decodes)]
+    for index, (rows, pages, tiles) in enumerate(prefills):
+        fields += [
+            (f"first_queries {index}", "int32", (rows + 1,)),
+            (f"context {index}", "int32", (rows,)),
+            (f"tiles {index}", "int32", (tiles, 2)),
+            (f"tables {index}", "int32", (rows, pages)),
+        ]
+    return fields
+
+
+def decode_buckets(most: int) -> tuple[int, ...]:
+    """The batch sizes that graphs are made for: 1, 2, 4, then every multiple of 8, up to `most`."""
+    return tuple(size for size in (1, 2, 4, *range(8, most + 8, 8)) if size <= most)
+
+
+def bucket_for(rows: int, buckets: Sequence[int]) -> int | None:
+    """The smallest of `buckets`, which are sorted, that `rows` fit into; None if none does."""
+    return next((bucket for bucket in buckets if bucket >= rows), None)

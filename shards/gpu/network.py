@@ -1,0 +1,92 @@
+"""A network on a GPU as the engine gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shards.exec.batch import Batch
+from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
+from shards.gpu.decoder import GpuDecoder
+from shards.gpu.dense import dense_attention
+from shards.gpu.spans import Drawing, step_of_batch
+from shards.gpu.step import StepOptions, Steps
+from shards.gpu.weights import GpuWeights
+from shards.network.config import NetworkConfig
+
+
+class GpuNetwork:
+    """A decoder and the memory of its KV on one device: the engine's `Network`.
+
+    `kv_dtype` may be int8 or float8_e4m3fn as well as the weights' own.
+    """
+
+    def __init__(
+        self, decoder: GpuDecoder, *, kv_dtype: torch.dtype | None = None, options: StepOptions | None = None
+    ) -> None:
+        self.decoder, self._options = decoder, options
+        self._kv_dtype = kv_dtype or decoder.weights.embedding.dtype
+        self._steps: Steps | None = None
+
+    def __repr__(self) -> str:
+        return f"GpuNetwork({self.decoder!r}, {self._steps!r})"
+
+    @classmethod
+    def of(cls, config: NetworkConfig, weights: GpuWeights, *, options: StepOptions | None = None) -> GpuNetwork:
+        """The network of `weights`, with the fastest attention that runs where they are."""
+        embedding = weights.embedding
+        dense = dense_attention(embedding.device, embedding.dtype, config.head_dim)
+        return cls(GpuDecoder(config, weights, dense=dense), options=options)
+
+    @property
+    def vocabulary(self) -> int:
+        """Size of the logits."""
+        return self.decoder.config.vocab_size
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest prompt and answer together."""
+        return self.decoder.config.max_positions
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one KV block."""
+        return bytes_per_block(self.decoder.config, self._kv_dtype)
+
+    @property
+    def steps(self) -> Steps:
+        """What runs its steps. Raises RuntimeError before `allocate`."""
+        if self._steps is None:
+            raise RuntimeError("no memory was allocated for KV")
+        return self._steps
+
+    def room_bytes(self, *, batch_tokens: int, rows: int) -> int:
+        """How much memory of the GPU is left for KV beside steps of so many tokens and rows."""
+        free_bytes, _ = torch.cuda.mem_get_info(self.decoder.device)
+        config, dtype = self.decoder.config, self.decoder.weights.embedding.dtype
+        return room_bytes(free_bytes, working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype))
+
+    def allocate(self, blocks: int) -> None:
+        """Make memory for the KV of `blocks` blocks."""
+        # what was allocated before is given back first: there is no room for two
+        self._steps = None
+        cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device)
+        self._steps = Steps(self.decoder, cache, self._options)
+
+    def draw(self, batch: Batch, drawings: Sequence[Drawing]) -> list[int | None]:
+        """The tokens drawn from the logits of `batch.logit_rows`, one for each of `drawings`, drawn on the device.
+
+        None where the logits are not finite. Megabytes of logits stay where they are. Raises ValueError for another
+        number of drawings.
+        """
+        step = step_of_batch(batch, unread=self.steps.unread)
+        if len(drawings) != len(step.drawings):
+            raise ValueError(f"{len(drawings)} drawings for {len(step.drawings)} rows of logits")
+        return self.steps.collect(self.steps.submit(replace(step, drawings=tuple(drawings))))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits, float32 [len(batch.logit_rows), vocabulary], on the device."""
+        return self.steps.logits(step_of_batch(batch, unread=self.steps.unread)).float()

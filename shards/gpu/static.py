@@ -1,0 +1,62 @@
+"""Buffers of decoding steps that stay where they are: what a graph reads is fixed when it is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shards.gpu.cache import GpuCache
+from shards.gpu.layout import decode_layout
+from shards.kernels.cache import BLOCK_TOKENS
+from shards.kernels.paged_decode import SPLIT_TOKENS, DecodePlan, splits_of
+from shards.network.config import NetworkConfig
+
+
+class StaticBuffers:
+    """Room for decoding steps of up to `rows` rows.
+
+    `tables` [rows, pages] is as wide as the longest context; `logits` [rows, vocabulary] are of type `dtype`; splits
+    have room for a full cache of which nothing is shared. Steps that need more (many long contexts with one prefix) are
+    computed in buffers of their own.
+    """
+
+    def __init__(
+        self, config: NetworkConfig, cache: GpuCache, rows: int, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        pages = -(-config.max_positions // BLOCK_TOKENS)
+        self.tables = torch.zeros(rows, pages, dtype=torch.int32, device=device)
+        self._buffer = torch.zeros(decode_layout(rows, pages).words, dtype=torch.int32, device=device)
+        # one for all graphs: each would otherwise keep its own, a gigabyte in all for a large vocabulary
+        self.logits = torch.empty(rows, config.vocab_size, dtype=dtype, device=device)
+        self._room = -(-cache.blocks * BLOCK_TOKENS // SPLIT_TOKENS) + rows
+        self._plans = {
+            window: DecodePlan.with_room(
+                rows, self._room, heads=config.heads, dim=config.head_dim, device=device, window=window
+            )
+            for window in set(config.windows)
+        }
+
+    def __repr__(self) -> str:
+        return f"StaticBuffers({len(self.tables)} rows, {self._room} splits)"
+
+    def has_room(self, contexts: Sequence[int]) -> bool:
+        """Do a step's contexts fit? Asked on the host before each step: splits beyond the room would be lost."""
+        if max(contexts) > self.tables.shape[1] * BLOCK_TOKENS:
+            return False
+        # at most so many, whatever the windows: nearly always enough, and ten times as fast as counting
+        if sum(contexts) // SPLIT_TOKENS + len(contexts) <= self._room:
+            return True
+        return all(splits_of(contexts, window=window) <= self._room for window in self._plans)
+
+    def input(self, words: int) -> Tensor:
+        """Where the first `words` words of a step's metadata belong."""
+        return self._buffer[:words]
+
+    def plans(self, rows: int) -> dict[int | None, DecodePlan]:
+        """By window, a plan for exactly `rows` rows."""
+        return {
+            window: DecodePlan(plan.splits, plan.first_splits[: rows + 1], plan.partial, plan.logsumexp, window)
+            for window, plan in self._plans.items()
+        }

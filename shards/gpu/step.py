@@ -1,0 +1,236 @@
+"""Steps on the GPU: submitted one ahead of the host, collected when they are done.
+
+A step's tokens stay on the device in a pool with a row for each running sequence, and the next step reads them there:
+it can be submitted before the host knows what was drawn. What the host sends is one buffer per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shards.exec.batch import Row
+from shards.gpu.cache import GpuCache
+from shards.gpu.decoder import Decodes, GpuDecoder, Inputs, Prefills
+from shards.gpu.fill import fill_decodes, fill_drawings, fill_tables, fill_tokens, for_every_row, most_pages
+from shards.gpu.graphs import Graphs, cuda_capture
+from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_layout, mixed_fields
+from shards.gpu.spans import GREEDY, Span, Step, step_of_spans
+from shards.gpu.static import StaticBuffers
+from shards.gpu.transfers import Inbound, Outbound, Ticket
+from shards.kernels.gather_prefill import MOST_MASKED_PAIRS
+from shards.kernels.launch import gpu_of
+from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
+from shards.kernels.paged_prefill import PrefillPlan, plan_prefill
+from shards.kernels.sampling import Draw, sample
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """`rows` sequences at most run side by side; decoding steps up to `graph_rows` of them are graphs, if `graphs`.
+
+    `dense_from_pairs`: from how many pairs of a new and a seen position on a chunk takes dense attention.
+    """
+
+    rows: int = 1024
+    graph_rows: int = 256
+    graphs: bool = True
+    dense_from_pairs: int = MOST_MASKED_PAIRS
+
+
+class Steps:
+    """Runs steps of `decoder` on `cache`. At most three may be submitted and not collected."""
+
+    def __init__(self, decoder: GpuDecoder, cache: GpuCache, options: StepOptions | None = None) -> None:
+        self._decoder, self.cache, self.options = decoder, cache, options or StepOptions()
+        device, rows = decoder.device, self.options.rows
+        # the row past the last is where padding and what nobody reads is drawn to
+        self._pool = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self._outbound, self._inbound = Outbound(device), Inbound(device, rows)
+        self._buckets = decode_buckets(min(rows, self.options.graph_rows))
+        self._static = StaticBuffers(
+            decoder.config, cache, self._buckets[-1], device=device, dtype=decoder.weights.embedding.dtype
+        )
+        capture = cuda_capture() if self.options.graphs and device.type == "cuda" else None
+        self._drawing = Graphs(partial(self._compute_decode, draws=True), capture)
+        self._plain = Graphs(partial(self._compute_decode, draws=False), capture)
+
+    def __repr__(self) -> str:
+        return f"Steps({self._decoder!r}, {self.cache!r}, {self._drawing!r}, {self._inbound!r})"
+
+    @property
+    def unread(self) -> int:
+        """The pool's row that nobody reads."""
+        return self.options.rows
+
+    def submit(self, step: Step) -> Ticket:
+        """Begin a step behind those submitted before, of which at most two were not collected."""
+        return self._inbound.put(self._run(step, draws=True))
+
+    def collect(self, ticket: Ticket) -> list[int | None]:
+        """What the step drew: a token for each span with a drawing, in order; None where logits were not finite.
+
+        Waits for it. Tickets are collected in the order of their steps.
+        """
+        return self._inbound.take(ticket)
+
+    def logits(self, step: Step) -> Tensor:
+        """Logits [wanted, vocabulary] of a step, in the weights' type, valid until the next one."""
+        return self._run(step, draws=False)
+
+    def warm_up(self, rows: Iterable[int], *, draws: bool = True) -> None:
+        """Compile and capture decoding steps of so many rows, largest first so that they share their memory.
+
+        Those for `submit`; or, unless it `draws`, those for `logits`.
+        """
+        # the block that is set aside: nothing that is cached changes
+        span = Span(self.unread, [0], 0, [self.cache.blocks], GREEDY)
+        buckets = {bucket for count in rows if (bucket := bucket_for(count, self._buckets)) is not None}
+        for bucket in sorted(buckets, reverse=True):
+            self._run(step_of_spans([span] * bucket), draws=draws)
+
+    def check(self) -> None:
+        """Prove that nothing that is under way can be overwritten."""
+        self._inbound.check()
+
+    @torch.inference_mode()
+    def _run(self, step: Step, *, draws: bool) -> Tensor:
+        """[token|is sound, wanted] int32 of what is drawn, or the logits [wanted, vocabulary]."""
+        contexts = [row.context_tokens for row in step.rows]
+        bucket = bucket_for(len(step.rows), self._buckets) if step.is_decode else None
+        if bucket is not None and self._static.has_room(contexts):
+            return self._run_decode(step, bucket, draws=draws)
+        return self._run_mixed(step, draws=draws)
+
+    def _run_decode(self, step: Step, bucket: int, *, draws: bool) -> Tensor:
+        rows, pages = len(step.rows), most_pages(step.rows)
+        layout = decode_layout(bucket, pages)
+        host = self._outbound.next(layout.words)
+        arrays = layout.arrays(host.numpy())
+        fill_drawings(arrays, *for_every_row(step, bucket, unread=self.unread))
+        fill_tokens(arrays, step, pool_rows=len(self._pool), padding_slot=self.cache.padding_slot)
+        fill_decodes(arrays, step.rows)
+        sent = self._outbound.send(host, self._static.input(layout.words))
+        self._static.tables[:bucket, :pages].copy_(layout.tensors(sent)["tables"])
+        computed = (self._drawing if draws else self._plain).run(bucket)
+        of_rows = 1 if draws else 0
+        if np.array_equal(step.wanted, np.arange(rows)):
+            return computed.narrow(of_rows, 0, rows)
+        return computed.index_select(of_rows, torch.as_tensor(step.wanted, device=computed.device))
+
+    @torch.inference_mode()
+    def _compute_decode(self, bucket: int, *, draws: bool) -> Tensor:
+        layout = decode_layout(bucket, 0)
+        fields = layout.tensors(self._static.input(layout.words))
+        plans = self._static.plans(bucket)
+        for plan in plans.values():
+            plan_decode(plan, fields["context"])
+        decodes = Decodes(self._static.tables[:bucket], fields["context"], plans)
+        return self._compute(fields, decodes, (), None, draws=draws, out=self._static.logits[:bucket])
+
+    def _run_mixed(self, step: Step, *, draws: bool) -> Tensor:
+        step, counts = step.sorted(dense_from_pairs=self.options.dense_from_pairs)
+        bounds = np.cumsum((0, *counts)).tolist()
+        decoding, short, long = (step.rows[start:stop] for start, stop in pairwise(bounds))
+        chunks = [(rows, self._plan_prefill(rows)) for rows in (short, long) if rows]
+        layout = Layout.of(
+            mixed_fields(
+                len(step.known),
+                len(step.wanted),
+                decodes=(len(decoding), most_pages(decoding)),
+                prefills=[(len(rows), most_pages(rows), len(plan.tiles)) for rows, plan in chunks],
+            )
+        )
+        host = self._outbound.next(layout.words)
+        arrays = layout.arrays(host.numpy())
+        fill_drawings(arrays, step.drawings, step.targets.tolist())
+        fill_tokens(arrays, step, pool_rows=len(self._pool), padding_slot=self.cache.padding_slot)
+        fill_decodes(arrays, decoding)
+        arrays["wanted"][:] = step.wanted
+        for index, (rows, plan) in enumerate(chunks):
+            arrays[f"first_queries {index}"][:] = plan.first_queries.numpy()
+            arrays[f"context {index}"][:] = plan.context_tokens.numpy()
+            arrays[f"tiles {index}"][:] = plan.tiles.numpy()
+            fill_tables(arrays[f"tables {index}"], rows)
+        fields = layout.tensors(self._outbound.send(host))
+        prefills = tuple(
+            _prefills(fields, index, rows, plan, is_dense=rows is long) for index, (rows, plan) in enumerate(chunks)
+        )
+        decodes = self._plan_decodes(fields, [row.context_tokens for row in decoding]) if decoding else None
+        return self._compute(fields, decodes, prefills, fields["wanted"], draws=draws)
+
+    def _compute(
+        self,
+        fields: Tensors,
+        decodes: Decodes | None,
+        prefills: tuple[Prefills, ...],
+        wanted: Tensor | None,
+        *,
+        draws: bool,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        token_ids = torch.cat((self._pool, fields["known"])).index_select(0, fields["source"])
+        inputs = Inputs(token_ids, fields["position"], fields["slot"], decodes, prefills, wanted)
+        logits = self._decoder.forward(inputs, self.cache, out=out)
+        if not draws:
+            return logits
+        if not len(logits):
+            return self._pool.new_empty(2, 0)
+        tokens = sample(logits, _draw_of(fields)).int()
+        self._pool.index_copy_(0, fields["target"], tokens)
+        # a sum is not finite if any term is not
+        sound = torch.isfinite(logits.sum(1, dtype=torch.float32)).int()
+        return torch.stack((tokens, sound))
+
+    def _plan_prefill(self, rows: Sequence[Row]) -> PrefillPlan:
+        """On the host: it travels with all the rest."""
+        return plan_prefill(
+            [row.tokens for row in rows],
+            [row.context_tokens for row in rows],
+            group=self._decoder.config.heads // self._decoder.config.kv_heads,
+            device=torch.device("cpu"),
+            gpu=gpu_of(self._decoder.device),
+        )
+
+    def _plan_decodes(self, fields: Tensors, contexts: list[int]) -> Decodes:
+        config, device = self._decoder.config, self._decoder.device
+        plans: dict[int | None, DecodePlan] = {}
+        for window in set(config.windows):
+            splits = splits_of(contexts, window=window)
+            plans[window] = DecodePlan.with_room(
+                len(contexts), splits, heads=config.heads, dim=config.head_dim, device=device, window=window
+            )
+            plan_decode(plans[window], fields["context"])
+        return Decodes(fields["tables"], fields["context"], plans)
+
+
+def _prefills(fields: Tensors, index: int, rows: Sequence[Row], plan: PrefillPlan, *, is_dense: bool) -> Prefills:
+    on_device = PrefillPlan(
+        fields[f"first_queries {index}"], fields[f"context {index}"], fields[f"tiles {index}"], plan.rows, plan.group
+    )
+    return Prefills(
+        tables=fields[f"tables {index}"],
+        plan=on_device,
+        new_tokens=[row.tokens for row in rows],
+        context_tokens=[row.context_tokens for row in rows],
+        is_dense=is_dense,
+    )
+
+
+def _draw_of(fields: Tensors) -> Draw:
+    return Draw(
+        temperature=fields["temperature"],
+        top_k=fields["top_k"],
+        top_p=fields["top_p"],
+        min_p=fields["min_p"],
+        seed=fields["seed"],
+        position=fields["drawn_at"],
+    )

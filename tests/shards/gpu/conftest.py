@@ -1,0 +1,25 @@
+"""Kernels run where there is a GPU, or in Triton's interpreter, in a process of its own: see test_interpreted."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PLAIN = {"test_graphs.py", "test_layout.py", "test_spans.py", "test_transfers.py", "test_device.py"}
+IN_SUBPROCESSES = {"test_interpreted.py", "test_benchmark.py"}
+
+if INTERPRETED:
+    collect_ignore = sorted(IN_SUBPROCESSES | PLAIN)
+elif importlib.util.find_spec("triton") is None:
+    collect_ignore = sorted(PLAIN | {"test_decoder.py"})
+elif not torch.cuda.is_available():
+    collect_ignore = ["test_decoder.py"]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu" if INTERPRETED else "cuda")

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
+from shards.gpu.device import choose_device
+from shards.gpu.weights import random_on
+from shards.model import Model
+from shards.network.config import NetworkConfig, Rope
+from tests.shards.tiny_checkpoints import save_checkpoint
+
+LLAMA_8B = NetworkConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    max_positions=131072,
+    rms_norm_eps=1e-5,
+    rope=Rope(),
+    windows=(None,) * 32,
+)
+
+
+def test_the_cpu_is_always_there() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_where_no_gpu_is_auto_is_the_cpu_and_cuda_is_refused(tmp_path: Path) -> None:
+    assert choose_device("auto") == torch.device("cpu")
+    with pytest.raises(ValueError, match="device is cuda, and torch sees no GPU here"):
+        choose_device("cuda")
+    save_checkpoint(tmp_path, "llama")
+    assert Model.load(tmp_path, device="auto").dtype == "float32"
+    with pytest.raises(ValueError, match="torch sees no GPU here"):
+        Model.load(tmp_path, device="cuda")
+
+
+def test_another_device_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="device is tpu; it must be auto, cpu or cuda"):
+        choose_device("tpu")
+    with pytest.raises(ValueError, match="choose among several with CUDA_VISIBLE_DEVICES"):
+        choose_device("cuda:1")
+
+
+def test_a_block_of_llama_8b_is_8_mib_and_in_int8_half_of_it_with_scales() -> None:
+    assert bytes_per_block(LLAMA_8B, torch.bfloat16) == 8 * 2**20
+    assert bytes_per_block(LLAMA_8B, torch.int8) == 4 * 2**20 + 2 * 32 * 8 * 64 * 4
+
+
+def test_the_cache_sets_one_block_aside() -> None:
+    config = replace(LLAMA_8B, windows=(None,) * 2)
+    cache = GpuCache(config, 3, dtype=torch.int8, device=torch.device("cpu"))
+    kv, scales = cache.layer(1)
+    assert scales is not None
+    assert (kv.shape, scales.shape) == ((4, 2, 8, 64, 128), (4, 2, 8, 64))
+    assert cache.padding_slot == 3 * 64
+    held = cache.data[:3].nbytes + (cache.scales[:3].nbytes if cache.scales is not None else 0)
+    assert held == 3 * bytes_per_block(config, torch.int8)
+
+
+def test_the_cache_gets_what_a_step_leaves() -> None:
+    working = working_bytes(LLAMA_8B, batch_tokens=16384, rows=256, dtype=torch.bfloat16)
+    assert 3 * 2**30 < working < 8 * 2**30
+    assert room_bytes(120 * 2**30, working) == int(120 * 2**30 * 0.97) - working
+    with pytest.raises(ValueError, match="nothing is left for KV"):
+        room_bytes(2**30, working)
+
+
+def test_weights_drawn_on_a_device_have_the_size_of_the_model() -> None:
+    config = replace(LLAMA_8B, windows=(None,), vocab_size=1000, intermediate_size=96)
+    weights = random_on(torch.device("cpu"), config, dtype=torch.bfloat16)
+    body = 4096 * (48 * 128) + 4096 * 4096 + 3 * 4096 * 96
+    assert weights.bytes_per_step == 2 * (body + 1000 * 4096 + 3 * 4096)
+    assert weights.head is not weights.embedding

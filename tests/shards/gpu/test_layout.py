@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_fields, mixed_fields
+
+
+def test_what_is_written_on_the_host_is_read_on_the_device() -> None:
+    layout = Layout.of(mixed_fields(5, 2, decodes=(1, 3), prefills=[(1, 2, 4), (2, 1, 1)]))
+    layout.check()
+    host = torch.zeros(layout.words, dtype=torch.int32)
+    arrays, tensors = layout.arrays(host.numpy()), layout.tensors(host)
+    arrays["seed"][:] = (-1, 2**62)
+    arrays["temperature"][:] = (0.5, 2.0)
+    arrays["tiles 0"][:] = np.arange(8).reshape(4, 2)
+    assert tensors["seed"].tolist() == [-1, 2**62]
+    assert tensors["temperature"].tolist() == [0.5, 2.0]
+    assert tensors["tiles 0"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert not tensors["tables 1"].any()
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.endswith("1")} == {
+        "first_queries 1": (3,),
+        "context 1": (2,),
+        "tiles 1": (1, 2),
+        "tables 1": (2, 1),
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 256])
+def test_fields_are_aligned_and_apart_whatever_their_sizes(rows: int) -> None:
+    Layout.of(decode_fields(rows, 5)).check()
+    Layout.of(mixed_fields(rows + 3, rows, decodes=(rows, 2), prefills=[(3, 1, 9)])).check()
+
+
+def test_the_width_of_the_tables_moves_nothing_before_them() -> None:
+    narrow, wide = Layout.of(decode_fields(8, 0)), Layout.of(decode_fields(8, 77))
+    assert narrow.fields[:-1] == wide.fields[:-1]
+    assert wide.fields[-1].start == narrow.words
+
+
+def test_buckets_are_fine_for_small_batches_and_multiples_of_eight_above() -> None:
+    assert decode_buckets(32) == (1, 2, 4, 8, 16, 24, 32)
+    assert decode_buckets(3) == (1, 2)
+    assert len(decode_buckets(256)) == 35
+
+
+@pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (8, 8), (9, 16), (17, None)])
+def test_rows_go_into_the_smallest_bucket_that_holds_them(rows: int, bucket: int | None) -> None:
+    assert bucket_for(rows, decode_buckets(16)) == bucket
+
+
+def test_full_buffers_are_noticed_before_a_step_and_not_by_lost_splits() -> None:
+    pytest.importorskip("triton")
+    from shards.gpu.cache import GpuCache
+    from shards.gpu.static import StaticBuffers
+    from shards.network.config import NetworkConfig, Rope
+
+    config = NetworkConfig("LlamaForCausalLM", 97, 32, 48, 4, 2, 8, 4096, 1e-6, Rope(), (None, 100))
+    cpu = torch.device("cpu")
+    cache = GpuCache(config, 16, dtype=torch.float32, device=cpu)
+    buffers = StaticBuffers(config, cache, 4, device=cpu, dtype=torch.float32)
+    # 16 blocks are 2 splits, and each of 4 rows may have begun one more
+    assert buffers.has_room([512] * 4)
+    assert buffers.has_room([1024, 512, 512, 512])
+    assert buffers.has_room([512, 1536, 513])
+    assert not buffers.has_room([1025, 1025, 513])
+    assert not buffers.has_room([4097])
+    assert [len(plan.first_splits) for plan in buffers.plans(3).values()] == [4, 4]
