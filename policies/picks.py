@@ -29,6 +29,11 @@ def best_of(*, sample: int = 2) -> Pick:
     return pick
 
 
+def are_equal(total: float, other: float) -> bool:
+    """Are two totals as good as each other?"""
+    return abs(total - other) <= _SAME
+
+
 def _best(scored: Sequence[tuple[str, float]], rng: random.Random) -> str:
     top = max(total for _, total in scored)
     ties = [name for name, total in scored if total >= top - _SAME]

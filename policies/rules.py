@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,12 +13,16 @@ from policies.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What rules may look at. Names in `headers` are lower case; `priority` is what the caller asked for."""
+    """What rules may look at. Names in `headers` are lower case; `priority` is what the caller asked for.
+
+    `uncached_tokens` of the prompt are those that even the backend that is believed to hold most of it must compute.
+    """
 
     tenant: Tenant
     model: str
     prompt_tokens: int
     max_new_tokens: int
+    uncached_tokens: int
     priority: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -30,9 +34,23 @@ class Range:
     least: int | None = None
     most: int | None = None
 
+    def __str__(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"{self.least:,} to {self.most:,}"
+        return f"at most {self.most:,}" if self.least is None else f"at least {self.least:,}"
+
     def holds(self, number: int) -> bool:
         """Is `number` within?"""
         return (self.least is None or number >= self.least) and (self.most is None or number <= self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why a condition does not hold: its `field` asks for one of `wanted`, and the request has `found`."""
+
+    field: str
+    wanted: tuple[str | Range, ...]
+    found: str | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +61,39 @@ class When:
     model: tuple[str, ...] = ()
     priority: tuple[str, ...] = ()
     prompt_tokens: tuple[Range, ...] = ()
+    uncached_tokens: tuple[Range, ...] = ()
     max_output_tokens: tuple[Range, ...] = ()
     headers: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def holds(self, facts: Facts) -> bool:
         """Does every field hold for `facts`?"""
-        return (
-            (not self.tenant or facts.tenant.name in self.tenant)
-            and (not self.model or facts.model in self.model)
-            and (not self.priority or facts.priority in self.priority)
-            and _any_holds(self.prompt_tokens, facts.prompt_tokens)
-            and _any_holds(self.max_output_tokens, facts.max_new_tokens)
-            and all(facts.headers.get(name) in values for name, values in self.headers)
+        return next(self.mismatches(facts), None) is None
+
+    def mismatches(self, facts: Facts) -> Iterator[Mismatch]:
+        """Every field that does not hold for `facts`, in the order of the reference."""
+        texts = (
+            ("tenant", self.tenant, facts.tenant.name),
+            ("model", self.model, facts.model),
+            ("priority", self.priority, facts.priority),
         )
+        for field_name, wanted, text in texts:
+            if wanted and text not in wanted:
+                yield Mismatch(field_name, wanted, text)
+        numbers = (
+            ("prompt_tokens", self.prompt_tokens, facts.prompt_tokens),
+            ("uncached_tokens", self.uncached_tokens, facts.uncached_tokens),
+            ("max_output_tokens", self.max_output_tokens, facts.max_new_tokens),
+        )
+        for field_name, spans, number in numbers:
+            if spans and not any(span.holds(number) for span in spans):
+                yield Mismatch(field_name, spans, number)
+        for name, values in self.headers:
+            if facts.headers.get(name) not in values:
+                yield Mismatch(f"headers.{name}", values, facts.headers.get(name))
 
     def covers(self, other: When) -> bool:
         """Does this surely hold wherever `other` holds? Conservative: False where it cannot tell."""
-        fields = ("tenant", "model", "priority", "prompt_tokens", "max_output_tokens")
+        fields = ("tenant", "model", "priority", "prompt_tokens", "uncached_tokens", "max_output_tokens")
         return all(_covers(getattr(self, name), getattr(other, name)) for name in fields) and all(
             any(name == theirs and set(values) <= set(ours) for theirs, values in other.headers)
             for name, ours in self.headers
@@ -147,10 +181,6 @@ def _lowered(given: ServiceClass, facts: Facts, *, rule: Rule, classes: Mapping[
         return given
     asked = classes[facts.priority]
     return asked if asked.rank > given.rank else given
-
-
-def _any_holds(ranges: tuple[Range, ...], number: int) -> bool:
-    return not ranges or any(span.holds(number) for span in ranges)
 
 
 def _covers(wide: tuple[object, ...], narrow: tuple[object, ...]) -> bool:

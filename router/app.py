@@ -18,11 +18,13 @@ from policies.config import Config
 from policies.errors import ConfigError
 from policies.prefix import PrefixIndex
 from router.admission import Admission
-from router.cluster import Cluster, HealthRules
+from router.cluster import Cluster, HealthRules, backend_name
+from router.config_file import Contents
 from router.doors import Doors
 from router.gateway import Gateway
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
+from router.reload import Reloader
 from router.supervise import supervise
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
@@ -51,18 +53,23 @@ class Address:
 
 
 class Parts(TypedDict, total=False):
-    """What may be given to a router instead of what it makes itself: backends, time, chance, health rules."""
+    """What may be given to a router instead of what it makes itself: backends, time, chance, health rules.
+
+    `file` is what the SLA file said when it was read; it is watched for changes. Without it the config stays.
+    """
 
     backends: Callable[[CacheListener], Sequence[Backend]]
     clock: Callable[[], float]
     rng: random.Random
     health: HealthRules
+    file: Contents
 
 
 def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     """The parts of a router for `config`, put together and not started."""
     clock = parts.get("clock", time.monotonic)
     telemetry = Telemetry(clock)
+    telemetry.config(config.version)
     index = PrefixIndex()
     rng = parts.get("rng") or random.Random()
     if "backends" in parts:
@@ -99,6 +106,7 @@ class Router:
 
     def __init__(self, config: Config, **parts: Unpack[Parts]) -> None:
         self.gateway = build(config, **parts)
+        self.reloader = Reloader(self.gateway, parts["file"]) if "file" in parts else None
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self._stack = AsyncExitStack()
@@ -140,6 +148,8 @@ class Router:
             await stack.enter_async_context(self.gateway.cluster)
             self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
             self._own(stack, "tokenizers", self._load_tokenizers)
+            if self.reloader is not None:
+                self._own(stack, "SLA file", self.reloader.watch)
             await self._listen_http(stack)
             if self.grpc is not None:
                 await self._listen_grpc(stack, self.grpc)
@@ -195,7 +205,7 @@ def _configured_backends(config: Config, surroundings: Surroundings) -> Iterator
         own = {pool.model: pool.model} if pool.model is not None and pool.kind != "shard" else {}
         for number, address in enumerate(pool.at):
             place = Place(
-                name=f"{pool.name}-{number}",
+                name=backend_name(pool.name, number),
                 pool=pool.name,
                 address=address,
                 key=pool.key,

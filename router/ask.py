@@ -52,6 +52,8 @@ class Ask:
     priority: str | None = None
     session: str | None = None
     deadline_s: float | None = None
+    explain: bool = False
+    """The client wants to know why its prompt went where it went."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property

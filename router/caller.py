@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from policies.explain import Explanation
 from policies.nouns import Delta, Request
 from router.ask import Ask
 
@@ -30,6 +31,10 @@ class Caller(Protocol):
 
     async def read(self) -> Ask:
         """What the client asks for. Raises InvalidRequest, RequestTooLarge, CallerGone."""
+        ...
+
+    def explain(self, index: int, explanation: Explanation) -> None:
+        """Why prompt number `index` goes where it goes, or nowhere; called before `place`, where the Ask wants it."""
         ...
 
     async def place(self, index: int, placement: Placement) -> None:

@@ -13,6 +13,7 @@ from policies.errors import ExpectedError
 
 if TYPE_CHECKING:
     from policies.config import Config
+    from router.config_file import Contents
 
 app = typer.Typer(
     name="pointsman",
@@ -49,8 +50,11 @@ def up(
 
     if file is not None and (shards or model):
         raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
-    config = read_config(file) if file else default(shards, model)
-    run(listening(config, http, grpc), local=True, verbose=verbose)
+    if file is None:
+        run(listening(default(shards, model), http, grpc), local=True, verbose=verbose)
+    else:
+        contents = opened(file)
+        run(listening(contents.config, http, grpc), file=contents, local=True, verbose=verbose)
 
 
 @app.command()
@@ -63,14 +67,15 @@ def serve(
     """Run the router alone, in front of the backends that FILE names."""
     from router.up import run
 
-    config = listening(read_config(file), http, grpc)
+    contents = opened(file)
+    config = listening(contents.config, http, grpc)
     local = [pool.name for pool in config.pools.values() if pool.local]
     if local:
         fail(
             f"pool {local[0]!r} has `local:` shards, which `serve` does not start",
             "use `pointsman up`, or `at:` addresses",
         )
-    run(config, local=False, verbose=verbose)
+    run(config, file=contents, local=False, verbose=verbose)
 
 
 @app.command(
@@ -88,10 +93,64 @@ def shard(context: typer.Context) -> None:
 @app.command()
 def check(file: SlaFile) -> None:
     """Find every mistake in FILE: prints line, path and what was probably meant. Exits with 1 if there is any."""
-    config = read_config(file)
+    config = opened(file).config
     tenants = ", ".join(config.tenants) or "none"
     print(f"{file} is sound: {len(config.classes)} classes, {len(config.rules)} rules, {len(config.pools)} pools.")  # noqa: T201
     print(f"  classes by rank: {', '.join(config.classes)}\n  tenants: {tenants}\n  version: {config.version}")  # noqa: T201
+
+
+@app.command()
+def explain(
+    file: SlaFile,
+    tokens: Annotated[str, typer.Option(help="Length of the prompt: 900, 16k.", show_default=False)],
+    tenant: Annotated[str | None, typer.Option(help="Who asks; without it whoever needs no key.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model; without it the first that the file knows.")] = None,
+    priority: Annotated[str | None, typer.Option(help="The class that the caller asks for.")] = None,
+    max_output: Annotated[str, typer.Option(help="The longest answer, in tokens.")] = "512",
+    session: Annotated[str | None, typer.Option(help="The caller's session.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")] = None,
+    cached: Annotated[
+        list[str] | None, typer.Option(metavar="BACKEND=TOKENS", help="Tokens of the prompt that a backend holds.")
+    ] = None,
+    load: Annotated[
+        list[str] | None, typer.Option(metavar="BACKEND=REQUESTS", help="Requests that run at a backend.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The whole record as JSON.")] = False,
+) -> None:
+    """Say what FILE would do with a request, and why: rule, class, pools, policy, drops, scores. Starts nothing.
+
+    Backends are taken to be well, idle, empty and to serve the model, unless told otherwise.
+
+    Examples:  pointsman explain sla.yaml --tenant acme --tokens 90k --cached own-0=60k --load own-0=8
+    """
+    from policies.quantities import read_tokens
+    from router.explanations import as_json, as_text
+    from router.what_if import WhatIf, explain_on_paper
+
+    config = opened(file).config
+    try:
+        described = WhatIf(
+            tenant=tenant,
+            model=model,
+            prompt_tokens=read_tokens(tokens),
+            max_new_tokens=read_tokens(max_output),
+            priority=priority,
+            session=session,
+            headers={name.lower(): value for name, value in map(_pair, header or ())},
+            held_tokens={name: read_tokens(value) for name, value in map(_pair, cached or ())},
+            running={name: read_tokens(value) for name, value in map(_pair, load or ())},
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    told = explain_on_paper(described, config)
+    print(as_json(told).decode() if json else as_text(told))  # noqa: T201
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise ValueError(f"write NAME=VALUE, not '{text}'")
+    return name, value
 
 
 def default(shards: int | None, model: str | None) -> Config:
@@ -101,16 +160,12 @@ def default(shards: int | None, model: str | None) -> Config:
     return default_config(local=shards or 2, model=model or "bundled")
 
 
-def read_config(file: Path) -> Config:
-    """The config that `file` holds; prints every mistake and exits with 1 if there is one."""
-    from policies.parse import parse
+def opened(file: Path) -> Contents:
+    """What `file` says; prints every mistake and exits with 1 if there is one."""
+    from router.config_file import ConfigFile
 
     try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"cannot read {file}: {error}")
-    try:
-        return parse(text, source=str(file), environment=os.environ, read_file=lambda name: Path(name).read_text())
+        return ConfigFile(file, os.environ).read()
     except ExpectedError as error:
         fail(str(error))
 

@@ -17,6 +17,11 @@ from router.supervise import supervise
 _log = logging.getLogger("pointsman.cluster")
 
 
+def backend_name(pool: str, number: int) -> str:
+    """The name of a pool's backend, as decisions and metrics show it; the first has number 0."""
+    return f"{pool}-{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class HealthRules:
     """When a backend counts as ill: after `failures` in a row, of requests or probes, until a probe passes."""
@@ -52,6 +57,11 @@ class Member:
     def healthy(self) -> bool:
         """May it get requests, as far as health goes?"""
         return self.well and self.backend.describe() is not None
+
+    def may_serve(self, model: str) -> bool:
+        """Is it well, not draining, and does it serve `model`?"""
+        description = self.backend.describe()
+        return self.well and not self.draining and description is not None and model in description.models
 
     def view(self, now: float, held: Mapping[str, int]) -> BackendView:
         """This backend as one request sees it at `now`; `held` has the tokens that backends are believed to hold."""
@@ -164,6 +174,11 @@ class Cluster:
         """
         held = held or {}
         return ClusterView(tuple(member.view(now, held) for member in self._members.values()), now)
+
+    def most_held(self, model: str, held: Mapping[str, int]) -> int:
+        """The most tokens in `held` of any backend that is well, not draining and serves `model`; 0 without one."""
+        members = ((self._members.get(name), tokens) for name, tokens in held.items())
+        return max((tokens for member, tokens in members if member is not None and member.may_serve(model)), default=0)
 
     def models(self) -> dict[str, ServedModel]:
         """Every model that a reached backend serves, by name."""

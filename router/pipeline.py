@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -21,8 +21,9 @@ from policies.errors import (
     Overloaded,
     UnknownModel,
 )
+from policies.explain import explain, without_secrets
 from policies.filters import is_worth_waiting
-from policies.nouns import BackendView, Decision, Delta, Prompt, Request, Tenant, Usage
+from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Tenant, Usage
 from policies.rules import Facts, Ruling, classify
 from policies.suggest import did_you_mean
 from router.admission import Permit
@@ -62,11 +63,14 @@ async def serve(caller: Caller, gateway: Gateway) -> None:
             model = find_model(ask.model, tenant, gateway)
             account.model = model.name
             inputs = await tokenize(ask, model, tenant, gateway)
-            ruling = rule(ask, inputs, tenant=tenant, model=model, config=config)
+            held = [believed(tokens, gateway) for tokens in inputs]
+            facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
+            ruling = classify(facts, config)
             account.service_class = ruling.service_class.name
             async with gateway.admission.permit(tenant, most=config.server.max_concurrent) as permit:
-                call = _Call(caller, ask, model, tenant, ruling, config, gateway, permit, account)
-                await together([call.answer(at, tokens) for at, tokens in enumerate(inputs)])
+                call = _Call(caller, ask, model, facts, ruling, config, gateway, permit, account)
+                pairs = enumerate(zip(inputs, held, strict=True))
+                await together([call.answer(at, tokens, matched) for at, (tokens, matched) in pairs])
 
 
 @contextmanager
@@ -118,11 +122,33 @@ async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gatewa
     return await gateway.tokenizers.tokens(ask, text, root=root, vocabulary=model.vocabulary)
 
 
-def rule(ask: Ask, inputs: Sequence[Tokens], *, tenant: Tenant, model: ServedModel, config: Config) -> Ruling:
-    """What the rules give this call; its longest prompt speaks for all. Raises as `classify`, and ContextExceeded."""
-    longest = max(inputs, key=lambda one: one.count)
-    limit = room(ask, longest, model)
-    return classify(Facts(tenant, model.name, longest.count, limit, priority=ask.priority, headers=ask.headers), config)
+def believed(tokens: Tokens, gateway: Gateway) -> dict[str, int]:
+    """Backend -> how many tokens of this prompt's beginning it is believed to hold. The one walk through the index."""
+    return {
+        name: min(blocks * BLOCK_TOKENS, tokens.count) for name, blocks in gateway.index.longest(tokens.keys).items()
+    }
+
+
+def facts_of(
+    ask: Ask,
+    inputs: Sequence[Tokens],
+    held: Sequence[Mapping[str, int]],
+    *,
+    tenant: Tenant,
+    model: ServedModel,
+    gateway: Gateway,
+) -> Facts:
+    """What rules may look at of this call; its longest prompt speaks for all. Raises ContextExceeded."""
+    longest, matched = max(zip(inputs, held, strict=True), key=lambda pair: pair[0].count)
+    return Facts(
+        tenant,
+        model.name,
+        prompt_tokens=longest.count,
+        max_new_tokens=room(ask, longest, model),
+        uncached_tokens=max(1, longest.count - gateway.cluster.most_held(model.name, matched)),
+        priority=ask.priority,
+        headers=ask.headers,
+    )
 
 
 def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
@@ -144,20 +170,15 @@ def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
     return ask.max_new_tokens or max(1, min(left, wanted or left))
 
 
-def choose(request: Request, config: Config, gateway: Gateway, avoiding: set[str]) -> tuple[Backend, int]:
-    """The backend for `request`, and how many tokens of its prompt it is believed to hold.
-
-    Raises NoBackend, or Overloaded where a backend may have room soon.
-    """
-    now = gateway.clock()
-    held = {name: blocks * BLOCK_TOKENS for name, blocks in gateway.index.longest(request.block_keys).items()}
-    view = gateway.cluster.view(now, held)
+def decide(
+    request: Request, held: Mapping[str, int], *, config: Config, gateway: Gateway, avoiding: Collection[str]
+) -> tuple[ClusterView, Decision]:
+    """What the policy decides now, recorded, and the view that it decided on; `held` is what backends hold of it."""
+    view = gateway.cluster.view(gateway.clock(), held)
     decision = config.policies[request.policy].decide(request, view, gateway.rng, avoiding=avoiding)
     chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
-    gateway.telemetry.decided(request, decision, chosen)
-    if chosen is None:
-        raise _incapable(request, view.backends) or _nobody(decision, view.backends)
-    return gateway.cluster.backend(chosen.name), min(chosen.held_tokens or 0, request.prompt_tokens)
+    gateway.telemetry.decided(request, decision, chosen, config_version=config.version)
+    return view, decision
 
 
 async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -179,14 +200,14 @@ class _Call:
     caller: Caller
     ask: Ask
     model: ServedModel
-    tenant: Tenant
+    facts: Facts
     ruling: Ruling
     config: Config
     gateway: Gateway
     permit: Permit
     account: Account
 
-    async def answer(self, at: int, tokens: Tokens) -> None:
+    async def answer(self, at: int, tokens: Tokens, held: Mapping[str, int]) -> None:
         """Answer prompt number `at`, on another backend if one fails before the client has seen anything."""
         request = self._request(at, tokens)
         headers = {name: self.ask.headers[name] for name in FORWARDED if name in self.ask.headers}
@@ -195,13 +216,14 @@ class _Call:
         failure: ExpectedError | None = None
         while True:
             try:
-                backend, held_tokens = choose(request, self.config, self.gateway, tried)
+                backend = self._choose(at, request, held, tried)
             except (NoBackend, Overloaded) as nobody:
                 # what the last one said tells more than that nobody else is left
                 raise failure or nobody from None
             try:
                 await self.caller.place(at, Placement(request, backend.pool, backend.name))
-                with self.gateway.cluster.sending(backend.name, request.prompt_tokens - held_tokens) as flight:
+                uncached_tokens = request.prompt_tokens - held.get(backend.name, 0)
+                with self.gateway.cluster.sending(backend.name, uncached_tokens) as flight:
                     await self._relay(at, request, backend.generate(request, prompt), flight, tokens.echo)
                 return
             except (BackendFailed, Overloaded) as error:
@@ -210,6 +232,17 @@ class _Call:
                 if self.caller.has_seen(at) or len(tried) == MOST_TRIES:
                     raise
                 self.gateway.telemetry.event("retried")
+
+    def _choose(self, at: int, request: Request, held: Mapping[str, int], tried: Collection[str]) -> Backend:
+        """The backend for prompt number `at`. Raises NoBackend, or Overloaded where a backend may have room soon."""
+        config, gateway = self.config, self.gateway
+        view, decision = decide(request, held, config=config, gateway=gateway, avoiding=tried)
+        if self.ask.explain:
+            why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
+            self.caller.explain(at, without_secrets(why))
+        if decision.chosen is None:
+            raise _incapable(request, view.backends) or _nobody(decision, view.backends)
+        return gateway.cluster.backend(decision.chosen)
 
     async def _relay(self, at: int, request: Request, deltas: AsyncIterator[Delta], flight: Flight, echo: str) -> None:
         """Pass `deltas` on and charge what they used, also if they break off."""
@@ -236,9 +269,9 @@ class _Call:
         ask, ruling = self.ask, self.ruling
         return Request(
             id=self.caller.id if len(ask.inputs) == 1 else f"{self.caller.id}-{at}",
-            tenant=self.tenant.name,
+            tenant=self.facts.tenant.name,
             model=self.model.name,
-            domain=self.tenant.domain,
+            domain=self.facts.tenant.domain,
             prompt_tokens=tokens.count,
             max_new_tokens=room(ask, tokens, self.model),
             service_class=ruling.service_class.name,

@@ -64,6 +64,8 @@ class Telemetry:
         self._decided = self._counter("decisions", "Decisions by chosen backend", ("policy", "backend"))
         self._in_flight = self._gauge("backend_in_flight", "Requests that this router has at a backend", ("backend",))
         self._healthy = self._gauge("backend_healthy", "1 if the backend may get requests", ("backend",))
+        self._reloads = self._counter("config_reloads", "SLA files read while running, by result", ("result",))
+        self._config = self._gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
         self._events = self._counter("events", "Things that happen rarely, by name", ("event",))
         self._lag = self._histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
         self._worst_lag = self._gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
@@ -87,11 +89,17 @@ class Telemetry:
         finally:
             self._count(account, failure)
 
-    def decided(self, request: Request, decision: Decision, chosen: BackendView | None) -> None:
-        """Record one Decision: who was chosen, who dropped, the scores, and how old the report on the chosen was."""
+    def decided(
+        self, request: Request, decision: Decision, chosen: BackendView | None, *, config_version: str = ""
+    ) -> None:
+        """Record one Decision: who was chosen, who dropped, the scores, and how old the report on the chosen was.
+
+        `config_version` names the SLA file that decided.
+        """
         self._child(self._decided, decision.policy, decision.chosen or "none").inc()
         if _decisions.isEnabledFor(logging.INFO):
             facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
+            facts["config_version"] = config_version
             sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
             _decisions.info(_line({**facts, **sizes, **msgspec.to_builtins(decision)}))
 
@@ -102,6 +110,15 @@ class Telemetry:
     def health(self, backend: str, healthy: bool) -> None:
         """`backend` may get requests, or not."""
         self._child(self._healthy, backend).set(int(healthy))
+
+    def config(self, version: str) -> None:
+        """The SLA file of this `version` decides from now on."""
+        self._config.clear()
+        self._config.labels(version).set(1)
+
+    def reloaded(self, *, accepted: bool) -> None:
+        """A changed SLA file was read, and took effect or was refused."""
+        self._child(self._reloads, "accepted" if accepted else "refused").inc()
 
     def event(self, name: str) -> None:
         """Count something that happens rarely. `name` comes from a closed list."""

@@ -15,34 +15,47 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from policies.config import Config, PoolSpec
+from policies.config import Config
 from router.app import Router
+from router.cluster import backend_name
+from router.config_file import Contents
 from router.local_shards import LocalShards, ShardCommand
 
 
-def run(config: Config, *, local: bool, verbose: bool) -> None:
-    """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`."""
+def run(config: Config, *, local: bool, verbose: bool, file: Contents | None = None) -> None:
+    """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
+
+    `file` is watched: its changes take effect while running, at once after SIGHUP.
+    """
     console = Console(stderr=True)
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(message)s",
         handlers=[RichHandler(console=console, show_path=False)],
     )
-    uvloop.run(serve_until_signal(config, console, local=local))
+    # whoever edits the file wants to see that it was taken
+    logging.getLogger("pointsman.config").setLevel(logging.INFO)
+    uvloop.run(serve_until_signal(config, console, local=local, file=file))
 
 
-async def serve_until_signal(config: Config, console: Console, *, local: bool) -> None:
+async def serve_until_signal(config: Config, console: Console, *, local: bool, file: Contents | None = None) -> None:
     """Start everything, say where it listens, wait for a signal, drain."""
-    stopped = asyncio.Event()
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stopped.set)
+    if file is not None:
+        # there is nothing to reload yet, and it must not end the process
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
     async with AsyncExitStack() as stack:
         if local:
             with LoadingBars(console) as bars:
                 shards = LocalShards(list(commands(config)), bars.update)
                 await stack.enter_async_context(shards)
             config = with_addresses(config, shards.addresses)
-        router = await stack.enter_async_context(Router(config))
+        router = Router(config) if file is None else Router(config, file=file)
+        await stack.enter_async_context(router)
+        if router.reloader is not None:
+            loop.add_signal_handler(signal.SIGHUP, router.reloader.ask)
         await router.wait_until_reached(timeout_s=30)
         greet(console, config, router)
         await stopped.wait()
@@ -55,18 +68,13 @@ def commands(config: Config) -> Iterator[ShardCommand]:
     threads = max(1, ((os.cpu_count() or 1) - 1) // max(1, count))
     for pool in config.pools.values():
         for number in range(pool.local):
-            yield ShardCommand(backend_name(pool, number), pool.model or "bundled", threads)
-
-
-def backend_name(pool: PoolSpec, number: int) -> str:
-    """The name of a pool's backend, as decisions and metrics show it."""
-    return f"{pool.name}-{number}"
+            yield ShardCommand(backend_name(pool.name, number), pool.model or "bundled", threads)
 
 
 def with_addresses(config: Config, addresses: dict[str, str]) -> Config:
     """`config` in which local shards have become addresses."""
     pools = {
-        name: replace(pool, at=tuple(addresses[backend_name(pool, number)] for number in range(pool.local)))
+        name: replace(pool, at=tuple(addresses[backend_name(pool.name, number)] for number in range(pool.local)))
         if pool.local
         else pool
         for name, pool in config.pools.items()

@@ -11,7 +11,7 @@ from policies.quantities import read_range
 from policies.rules import Range, Rule, When, may_use
 
 RULE_KEYS = ("when", "class", "pools", "policy")
-WHEN_KEYS = ("tenant", "model", "priority", "prompt_tokens", "max_output_tokens", "headers")
+WHEN_KEYS = ("tenant", "model", "priority", "prompt_tokens", "uncached_tokens", "max_output_tokens", "headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ def _read_when(section: Section, names: Names) -> When:
         model=section.texts("model"),
         priority=section.some_of("priority", names.classes, what="class"),
         prompt_tokens=_ranges(section.get("prompt_tokens")),
+        uncached_tokens=_ranges(section.get("uncached_tokens")),
         max_output_tokens=_ranges(section.get("max_output_tokens")),
         headers=tuple((name.lower(), entry.texts()) for name, entry in (headers.entries() if headers else {}).items()),
     )

@@ -12,9 +12,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from policies.errors import ExpectedError, InvalidRequest
+from policies.explain import Explanation
 from policies.nouns import Delta, Usage
 from router.ask import Ask
 from router.caller import CallerGone, Placement
+from router.explanations import as_header
 from router.gateway import Gateway
 from router.identify import identify, key_in
 from router.inbound.grpc_messages import (
@@ -139,7 +141,8 @@ class Inference:
             with outer_edge(self._gateway.telemetry):
                 yield
         except ExpectedError as error:
-            await context.abort(status_of(error).grpc, str(error), tuple(_trailing(error)))
+            why = tuple(context.trailing_metadata() or ())
+            await context.abort(status_of(error).grpc, str(error), (*why, *_trailing(error)))
         except CallerGone:
             await context.abort(grpc.StatusCode.CANCELLED, "the client has gone")
 
@@ -152,6 +155,10 @@ class _GrpcCaller:
         self._metadata = _metadata(context)
         self.id, self.key = gateway.new_id(), key_in(self._metadata)
         self._placement: Placement | None = None
+
+    def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - a call has one prompt
+        """Say at the end why it went there."""
+        self._context.set_trailing_metadata((("pointsman-decision", as_header(explanation)),))
 
     async def read(self) -> Ask:
         """The message, parsed."""

@@ -11,10 +11,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
+from policies.explain import Explanation
 from policies.nouns import Delta, Usage
 from router.ask import Ask
 from router.caller import CallerGone, Placement
 from router.cluster import ServedModel
+from router.explanations import as_header
 from router.gateway import Gateway
 from router.identify import identify, key_in
 from router.inbound.openai import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask, decode
@@ -72,6 +74,7 @@ class HttpCaller:
         self._answers: list[Answer] = []
         self._usages: dict[int, Usage] = {}
         self._placement: Placement | None = None
+        self._explanation: Explanation | None = None
         self._response: web.StreamResponse | None = None
         self._seen: set[int] = set()
         self._progress_at = 0.0
@@ -103,6 +106,10 @@ class HttpCaller:
 
     def _parsed(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
         return self._parse(decode(raw), headers)
+
+    def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - headers tell of one prompt
+        """Remember why it goes there, for the headers."""
+        self._explanation = explanation
 
     async def place(self, index: int, placement: Placement) -> None:
         """Remember where it goes, for the headers."""
@@ -143,7 +150,7 @@ class HttpCaller:
     async def fail(self, error: ExpectedError) -> web.StreamResponse:
         """Tell the client of `error`: as a status if none was sent yet, else as the last event of the stream."""
         if self._response is None:
-            return error_response(error, headers={"X-Request-Id": self.id})
+            return error_response(error, headers={"X-Request-Id": self.id, **self._why()})
         await self._send(b"data: " + msgspec.json.encode(openai_error(error)) + b"\n\n")
         await self._response.write_eof()
         return self._response
@@ -167,12 +174,15 @@ class HttpCaller:
             raise CallerGone from error
 
     def _headers(self) -> dict[str, str]:
-        headers = {"X-Request-Id": self.id}
+        headers = {"X-Request-Id": self.id, **self._why()}
         if (where := self._placement) is not None:
             headers["X-Pointsman-Backend"] = where.backend
             headers["X-Pointsman-Class"] = where.request.service_class
             headers["X-Pointsman-Tenant"] = where.request.tenant
         return headers
+
+    def _why(self) -> dict[str, str]:
+        return {} if self._explanation is None else {"X-Pointsman-Decision": as_header(self._explanation)}
 
 
 def error_response(

@@ -133,6 +133,7 @@ def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
         "include_usage": bool(options and options.include_usage),
         "priority": headers.get("x-pointsman-priority") or None,
         "session": headers.get("x-pointsman-session") or None,
+        "explain": headers.get("x-pointsman-explain") == "1",
         "headers": headers,
     }
 

@@ -19,7 +19,9 @@ ACME = Tenant("acme", domain="acme")
 
 
 def facts(**what: Any) -> Facts:
-    return Facts(**{"tenant": ACME, "model": "m", "prompt_tokens": 10, "max_new_tokens": 10, **what})
+    return Facts(
+        **{"tenant": ACME, "model": "m", "prompt_tokens": 10, "max_new_tokens": 10, "uncached_tokens": 5, **what}
+    )
 
 
 def class_of(config: Config = CONFIG, **what: Any) -> str:

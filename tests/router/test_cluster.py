@@ -123,3 +123,14 @@ def test_models_are_served_by_all_pools_that_have_them() -> None:
     assert tiny.assets == some_assets()
     assert cluster.model("nothing") is None
     assert list(cluster.unreached()) == ["b3"]
+
+
+async def test_the_most_that_is_held_is_that_of_a_backend_that_may_serve() -> None:
+    async with Cluster([a_backend("b0"), a_backend("b1"), a_backend("b2", models=frozenset({"other"}))]) as cluster:
+        held = {"b0": 64, "b1": 640, "b2": 6400, "gone": 9}
+        for name in ("b0", "b1", "b2"):
+            assert await cluster.probe(name)
+        assert cluster.most_held(MODEL, held) == 640
+        cluster.drain("b1")
+        assert cluster.most_held(MODEL, held) == 64
+        assert cluster.most_held("nobody's", held) == 0

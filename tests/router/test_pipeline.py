@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +24,10 @@ from policies.errors import (
     Overloaded,
     UnknownModel,
 )
+from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Outcome, Usage
+from policies.prefix import PrefixIndex
+from policies.rules import Range, Rule, When
 from router.app import build
 from router.ask import Ask
 from router.caller import CallerGone, Placement
@@ -41,9 +46,13 @@ class Listener:
         self.id, self.key, self._ask, self._left = "r1", key, ask, hangs_up_after
         self.heard: list[Delta] = []
         self.placed: list[str] = []
+        self.why: list[Explanation] = []
 
     async def read(self) -> Ask:
         return self._ask
+
+    def explain(self, index: int, explanation: Explanation) -> None:
+        self.why.append(explanation)
 
     async def place(self, index: int, placement: Placement) -> None:
         self.placed.append(placement.backend)
@@ -310,3 +319,46 @@ def test_every_outcome_has_a_cause() -> None:
         Outcome.FAILED,
         Outcome.FAILED,
     ]
+
+
+class CountingIndex(PrefixIndex):
+    """Counts how often a prompt is looked up."""
+
+    walks = 0
+
+    def longest(self, keys: Sequence[int]) -> Mapping[str, int]:
+        self.walks += 1
+        return super().longest(keys)
+
+
+async def test_rules_see_what_no_backend_holds_and_the_index_is_walked_once() -> None:
+    cached = Rule("batch", When(uncached_tokens=(Range(None, 100),)))
+    config = replace(a_config(), rules=(cached, Rule("chat")))
+    backends = [ScriptedBackend("b0", scripts=[[BackendFailed("gone")]]), ScriptedBackend("b1")]
+    gateway = await well(build(config, backends=lambda _: backends, rng=random.Random(1)), "b0", "b1")
+    index = gateway.index = CountingIndex()
+    ask = chat_ask(a_chat("word " * 300), {"x-pointsman-explain": "1"})
+    cold, warm = Listener(ask), Listener(ask)
+    await serve(cold, gateway)
+    (request, *_) = backends[1].requests
+    index.store("b1", request.block_keys)
+    gateway.cluster.drain("b1")
+    await serve(Listener(ask), gateway)
+    gateway.cluster.drain("b1", False)
+    await serve(warm, gateway)
+    assert [why.service_class for why in cold.why] == ["chat"] * len(cold.why)
+    assert [one.service_class for backend in backends for one in backend.requests].count("batch") == 1
+    assert (warm.why[0].chosen, warm.why[0].service_class) == ("b1", "batch")
+    assert warm.why[0].uncached_tokens == request.prompt_tokens - 64 * len(request.block_keys)
+    assert index.walks == 3
+    await gateway.tokenizers.close()
+
+
+async def test_an_explanation_is_made_for_each_try_and_only_if_asked_for() -> None:
+    backends = [ScriptedBackend("b0", scripts=[[BackendFailed("gone")]] * 2, speaks_tokens=False)]
+    gateway = await well(a_gateway(*backends), "b0")
+    silent, curious = Listener(chat_ask(a_chat())), Listener(chat_ask(a_chat(), {"x-pointsman-explain": "1"}))
+    for caller in (silent, curious):
+        assert isinstance(await ended(caller, gateway), BackendFailed)
+    assert silent.why == []
+    assert [(why.chosen, dict(why.dropped)) for why in curious.why] == [("b0", {}), (None, {"b0": "avoided"})]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -201,3 +202,22 @@ async def test_health_follows_readiness_and_reflection_names_the_service() -> No
             names = {one.name for one in (await answers.read()).list_services_response.service}
             answers.cancel()
     assert "pointsman.v1.Inference" in names
+
+
+async def test_a_decision_comes_as_trailing_metadata_if_it_is_asked_for() -> None:
+    curious = (*METADATA, ("x-pointsman-explain", "1"))
+    async with a_stub() as (stub, router):
+        for metadata in (METADATA, curious):
+            whole, streamed = (method(a_chat(), metadata=metadata) for method in (stub.Complete, stub.Generate))
+            await whole
+            assert [reply async for reply in streamed]
+            for call in (whole, streamed):
+                why = dict(await call.trailing_metadata()).get("pointsman-decision")
+                assert (why is not None) is (metadata is curious)
+        assert json.loads(str(why))["chosen"] == "b0"
+        router.gateway.cluster.drain("b0")
+        call = stub.Complete(a_chat(), metadata=curious)
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        trailing = dict(await call.trailing_metadata())
+        assert trailing["pointsman-code"] == "no_backend"
+        assert json.loads(trailing["pointsman-decision"])["chosen"] is None

@@ -477,3 +477,25 @@ async def test_a_router_that_shuts_down_lets_requests_finish_and_takes_no_more()
             assert reply.status == 503
         release.set()
         assert (await call)[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_decision_comes_with_the_answer_if_it_is_asked_for(stream: bool) -> None:
+    async with a_router() as router, a_client(router) as client:
+        bodies = []
+        for headers in ({}, {"x-pointsman-explain": "1"}):
+            async with client.post(CHAT, a_chat(stream=stream), headers=headers) as reply:
+                bodies.append(await reply.text())
+                why = reply.headers.get("x-pointsman-decision")
+                assert (why is not None) is bool(headers)
+    record = json.loads(str(why))
+    assert (record["chosen"], record["rule"], record["tenant"], record["config_version"]) == ("b0", 1, "acme", "1")
+    assert "decision" not in bodies[1]
+
+
+async def test_a_refusal_comes_with_its_decision_too() -> None:
+    async with a_router() as router, a_client(router) as client:
+        router.gateway.cluster.drain("b0")
+        async with client.post(CHAT, a_chat(), headers={"x-pointsman-explain": "1"}) as reply:
+            assert reply.status == 503
+            assert json.loads(reply.headers["x-pointsman-decision"])["dropped"] == {"b0": "healthy"}

@@ -1,0 +1,68 @@
+"""The SLA file where it lies: read, validated, and seen to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from policies.config import Config
+from policies.errors import ConfigError
+from policies.parse import parse
+
+Stamp = tuple[int, int, int]
+"""Time of the last change in ns, size in bytes, and which file it is: another one where it was replaced."""
+
+
+class Source(Protocol):
+    """Where an SLA file comes from."""
+
+    def read(self) -> Contents:
+        """What it says now. Raises ConfigError with every mistake, or that it cannot be read."""
+        ...
+
+    def stamp(self) -> Stamp | None:
+        """Differs from that of another moment if the file changed in between; None where there is no file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What `source` said at one moment: its text, the sound Config in it, and the stamp that it had before."""
+
+    source: Source
+    text: str
+    config: Config
+    stamp: Stamp | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The SLA file at `path`; `environment` answers `${env:NAME}`."""
+
+    path: Path
+    environment: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def read(self) -> Contents:
+        """What it says now. Raises ConfigError with every mistake, or that it cannot be read."""
+        stamp = self.stamp()
+        try:
+            text = self.path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {self.path}: {error}") from error
+        config = parse(
+            text, source=str(self.path), environment=self.environment, read_file=lambda name: Path(name).read_text()
+        )
+        return Contents(self, text, config, stamp)
+
+    def stamp(self) -> Stamp | None:
+        """Differs from that of another moment if the file changed in between; None where there is no file."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino

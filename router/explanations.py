@@ -1,0 +1,137 @@
+"""Explanations as bytes and text: one record, rendered for machines, for a header and for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from policies.explain import Candidate, Explanation, Skipped
+from policies.rules import Mismatch
+
+MOST_HEADER_BYTES = 4096
+"""Servers and proxies refuse larger headers; what does not fit is left out and counted."""
+
+_LISTS = ("candidates", "skipped", "dropped", "equals", "pools")
+_ESSENTIALS = ("request", "config_version", "rule", "service_class", "policy", "chosen", "left_out")
+
+
+def as_json(explanation: Explanation) -> bytes:
+    """All of it, as JSON for people and machines."""
+    return msgspec.json.format(msgspec.json.encode(_record(explanation)), indent=2)
+
+
+def as_header(explanation: Explanation) -> str:
+    """It as one line of compact JSON in printable ASCII, at most `MOST_HEADER_BYTES` long.
+
+    Where it would be longer, half of the longest list goes, the worst candidates first, until it fits; `left_out` then
+    counts what is missing.
+    """
+    record, left_out = _rounded(_record(explanation)), 0
+    while len(text := _line(record)) > MOST_HEADER_BYTES:
+        longest = max(_LISTS, key=lambda name: len(record[name] or ()))
+        entries = record[longest]
+        if not entries:
+            return _line({name: record[name] for name in _ESSENTIALS})
+        kept = len(entries) // 2
+        record[longest] = dict(list(entries.items())[:kept]) if isinstance(entries, dict) else entries[:kept]
+        left_out += len(entries) - kept
+        record["left_out"] = left_out
+    return text
+
+
+def as_text(explanation: Explanation) -> str:
+    """It in aligned lines for a terminal."""
+    return "\n".join((*_facts_lines(explanation), *_rule_lines(explanation), "", *_decision_lines(explanation)))
+
+
+def _record(explanation: Explanation) -> dict[str, Any]:
+    record: dict[str, Any] = msgspec.to_builtins(explanation)
+    record["skipped"] = [_skipped_record(one) for one in explanation.skipped]
+    return record
+
+
+def _skipped_record(skipped: Skipped) -> dict[str, Any]:
+    why = [_reason(mismatch) for mismatch in skipped.mismatches]
+    return {"rule": skipped.rule, "service_class": skipped.service_class, "why": [*_forbidden(skipped), *why]}
+
+
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
+    for candidate in record["candidates"]:
+        candidate["total"] = round(candidate["total"], 4)
+        candidate["scores"] = {name: value and round(value, 4) for name, value in candidate["scores"].items()}
+    return record
+
+
+def _line(record: dict[str, Any]) -> str:
+    # json escapes all but DEL, which headers may not hold either
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=True).replace("\x7f", "\\u007f")
+
+
+def _reason(mismatch: Mismatch) -> str:
+    found = "absent" if mismatch.found is None else _value(mismatch.found)
+    wanted = " or ".join(map(_value, mismatch.wanted))
+    return f"{mismatch.field} is {found}, not {wanted or 'what it asks for'}"
+
+
+def _value(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _forbidden(skipped: Skipped) -> list[str]:
+    return [f"the tenant may not use class {skipped.service_class}"] if skipped.forbidden else []
+
+
+def _facts_lines(told: Explanation) -> Iterator[str]:
+    sizes = f"{told.prompt_tokens:,} tokens, {told.uncached_tokens:,} of them in no cache"
+    yield f"request   tenant {told.tenant}, model {told.model}, priority {told.priority or '-'}"
+    yield f"          {sizes}, answer of at most {told.max_output_tokens:,}"
+    yield f"file      version {told.config_version}"
+
+
+def _rule_lines(told: Explanation) -> Iterator[str]:
+    for at, skipped in enumerate(told.skipped):
+        reasons = (*_forbidden(skipped), *map(_reason, skipped.mismatches))
+        yield f"{'' if at else 'rules':<9} {skipped.rule} no   {'; '.join(reasons)}"
+    yield f"{'' if told.skipped else 'rules':<9} {told.rule} yes"
+    lowered = "" if told.service_class == told.ruled_class else f", lowered from {told.ruled_class} by the priority"
+    yield f"class     {told.service_class} (rank {told.rank}{lowered})"
+    yield f"pools     {'any' if told.pools is None else ', '.join(told.pools)}"
+    yield f"policy    {told.policy}"
+
+
+def _decision_lines(told: Explanation) -> Iterator[str]:
+    if told.candidates:
+        yield from _table([_heading(told), *(_row(told, candidate) for candidate in told.candidates)])
+        if uncounted := [name for name in told.weights if name not in told.counted]:
+            yield f"not counted, since not known of every candidate: {', '.join(uncounted)}"
+    for backend, reason in told.dropped.items():
+        yield f"dropped   {backend}: {reason}"
+    others = f" (at random: {', '.join(told.equals)} are equally good)" if len(told.equals) > 1 else ""
+    yield f"chosen    {told.chosen or 'none: the request is refused'}{others}"
+
+
+def _heading(told: Explanation) -> list[str]:
+    scores = (f"{name} x{weight:g}" for name, weight in told.weights.items())
+    return ["candidate", "pool", "running", "waiting", "held", *scores, "total"]
+
+
+def _row(told: Explanation, candidate: Candidate) -> list[str]:
+    held = "?" if candidate.held_tokens is None else f"{candidate.held_tokens:,}"
+    scores = (_score(candidate.scores.get(name)) for name in told.weights)
+    counts = (str(candidate.running), str(candidate.waiting), held)
+    return [candidate.backend, candidate.pool, *counts, *scores, f"{candidate.total:.3f}"]
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _table(rows: list[list[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        names = (cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True))
+        numbers = (cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True))
+        yield "  ".join((*names, *numbers)).rstrip()

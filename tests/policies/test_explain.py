@@ -1,0 +1,93 @@
+import random
+from typing import Any
+
+from policies.explain import Explanation, explain, passed_over, without_secrets
+from policies.nouns import Tenant
+from policies.parse import parse
+from policies.rules import Facts, Mismatch, Range, classify
+from tests.policies.builders import a_backend, a_cluster, a_request
+
+CONFIG = parse(
+    """
+classes: {chat: {}, rag: {}, night: {}}
+tenants: {acme: {anonymous: true}, labs: {keys: ["sha256:%s"]}}
+rules:
+  - {when: {tenant: labs, prompt_tokens: [">= 16k", "< 10"]}, class: rag}
+  - {when: {headers: {X-Team: ads}, uncached_tokens: 1k..2k}, class: rag}
+  - {class: chat}
+policies: {default: {score: {cache_overlap: 3, balance: 1}}}
+"""
+    % ("0" * 64)
+)
+ACME = Tenant("acme", "acme")
+
+
+def the_explanation(*backends: Any, **what: Any) -> Explanation:
+    sizes = {"prompt_tokens": 1000, "max_new_tokens": 100, "uncached_tokens": 500}
+    facts = Facts(**{"tenant": ACME, "model": "llama", **sizes, **what})
+    ruling = classify(facts, CONFIG)
+    request, view = a_request(pools=ruling.pools), a_cluster(*backends)
+    decision = CONFIG.policies[ruling.policy].decide(request, view, random.Random(0))
+    return explain(request, facts, ruling, config=CONFIG, view=view, decision=decision)
+
+
+def test_each_earlier_rule_says_field_by_field_why_it_did_not_match() -> None:
+    told = the_explanation(a_backend())
+    assert (told.rule, told.service_class, told.ruled_class, told.rank) == (3, "chat", "chat", 0)
+    first, second = told.skipped
+    assert first.mismatches == (
+        Mismatch("tenant", ("labs",), "acme"),
+        Mismatch("prompt_tokens", (Range(16000), Range(None, 9)), 1000),
+    )
+    assert second.mismatches == (
+        Mismatch("uncached_tokens", (Range(1000, 1999),), 500),
+        Mismatch("headers.x-team", ("ads",), None),
+    )
+
+
+def test_a_rule_that_holds_is_passed_over_only_for_a_class_that_the_tenant_may_not_use() -> None:
+    tenant = Tenant("labs", "labs", classes=frozenset({"chat"}))
+    facts = Facts(tenant, "llama", prompt_tokens=20000, max_new_tokens=1, uncached_tokens=1)
+    first, second = passed_over(facts, CONFIG, before=classify(facts, CONFIG).rule)
+    assert (first.forbidden, first.mismatches) == (True, ())
+    assert second.forbidden
+    assert second.mismatches
+
+
+def test_a_priority_that_lowered_the_rank_is_told() -> None:
+    told = the_explanation(a_backend(), priority="night")
+    assert (told.ruled_class, told.service_class, told.rank) == ("chat", "night", 2)
+
+
+def test_candidates_come_best_first_with_every_score_and_drops_with_their_filter() -> None:
+    told = the_explanation(
+        a_backend("a", held_tokens=0), a_backend("b", held_tokens=800, running=2), a_backend("c", healthy=False)
+    )
+    assert told.dropped == {"c": "healthy"}
+    assert [one.backend for one in told.candidates] == ["b", "a"] == [told.chosen, "a"]
+    assert told.candidates[0].scores["cache_overlap"] == 0.8
+    assert (told.candidates[0].running, told.candidates[0].held_tokens) == (2, 800)
+    assert told.weights == {"cache_overlap": 3.0, "balance": 1.0}
+    assert told.counted == ("cache_overlap", "balance")
+    assert told.equals == ("b",)
+
+
+def test_a_score_that_is_not_known_of_all_is_not_counted_and_equals_are_named() -> None:
+    told = the_explanation(a_backend("a", held_tokens=None), a_backend("b", held_tokens=800))
+    assert told.counted == ("balance",)
+    assert told.equals == ("a", "b")
+
+
+def test_where_nobody_is_left_nobody_is_chosen() -> None:
+    told = the_explanation(a_backend(draining=True))
+    assert (told.chosen, told.candidates, told.equals) == (None, (), ())
+
+
+def test_a_tenant_does_not_learn_of_others_from_an_explanation() -> None:
+    told = without_secrets(the_explanation(a_backend()))
+    assert [mismatch.wanted for one in told.skipped for mismatch in one.mismatches] == [
+        (),
+        (Range(16000), Range(None, 9)),
+        (Range(1000, 1999),),
+        (),
+    ]
