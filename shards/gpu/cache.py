@@ -37,6 +37,11 @@ class GpuCache:
         """Where keys and values go that nobody reads."""
         return self.blocks * BLOCK_TOKENS
 
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """The memory as tensors with one row per block: what moves to the host and back."""
+        return (self.data,) if self.scales is None else (self.data, self.scales)
+
     def layer(self, index: int) -> tuple[Tensor, Tensor | None]:
         """One layer's (kv, scales), as the kernels take them."""
         return self.data[:, index], None if self.scales is None else self.scales[:, index]

@@ -15,6 +15,7 @@ from shards.gpu.dense import dense_attention
 from shards.gpu.spans import Drawing, step_of_batch
 from shards.gpu.step import StepOptions, Steps
 from shards.gpu.weights import GpuWeights
+from shards.kv.host_memory import HostMemory
 from shards.network.config import NetworkConfig
 
 
@@ -75,6 +76,10 @@ class GpuNetwork:
         self._steps = None
         cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device)
         self._steps = Steps(self.decoder, cache, self._options)
+
+    def host_memory(self, slots: int) -> HostMemory:
+        """Host memory for `slots` blocks, page-locked where there is a GPU to copy from it."""
+        return HostMemory(self.steps.cache, slots, is_pinned=self.decoder.device.type == "cuda")
 
     def draw(self, batch: Batch, drawings: Sequence[Drawing]) -> list[int | None]:
         """The tokens drawn from the logits of `batch.logit_rows`, one for each of `drawings`, drawn on the device.

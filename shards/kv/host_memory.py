@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from shards.kv.cache import KvCache
+
+class Blocks(Protocol):
+    """A cache whose blocks can be moved: its memory as tensors [blocks, ...], one row of each per block."""
+
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """Keys and values, and scales where there are some."""
+        ...
 
 
 class HostMemory:
@@ -16,7 +25,7 @@ class HostMemory:
     slot when it is first written.
     """
 
-    def __init__(self, cache: KvCache, slots: int, *, is_pinned: bool = False) -> None:
+    def __init__(self, cache: Blocks, slots: int, *, is_pinned: bool = False) -> None:
         self.slots = slots
         self._device = cache.planes
         self._host = tuple(
