@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from policies.errors import ConfigError
@@ -17,6 +17,8 @@ GRACE_S = 10.0
 """How long a shard may take to drain before it is killed."""
 
 _LONGEST_BACKOFF_S = 30.0
+
+_log = logging.getLogger("pointsman.shards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class LocalShard:
         state = "running" if self._process and self._process.returncode is None else "stopped"
         return f"<LocalShard {self.command.name} {self.address or '-'} {state}, {self._restarts} restarts>"
 
+    @property
+    def pid(self) -> int | None:
+        """The process that runs; None before the first was started."""
+        return self._process.pid if self._process else None
+
     async def start(self) -> None:
         """Return when the shard listens; `address` is then set. Raises ConfigError if it ends before that."""
         listen = self.address or "127.0.0.1:0"
@@ -84,11 +91,14 @@ class LocalShard:
         """Restart the shard whenever it ends; returns only when cancelled."""
         while True:
             assert self._process is not None
-            await self._process.wait()
+            code = await self._process.wait()
             self._restarts += 1
+            _log.warning("shard %s ended with code %d and is started again", self.command.name, code)
             await asyncio.sleep(min(0.5 * 2**self._restarts, _LONGEST_BACKOFF_S))
-            with suppress(ConfigError):
+            try:
                 await self.start()
+            except ConfigError as error:
+                _log.warning("%s; it is tried again", error.message)
 
     async def stop(self) -> None:
         """Let the shard drain, then end it."""
