@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.compose import Policy
-from policies.nouns import ServiceClass, Tenant
+from policies.nouns import Prices, ServiceClass, Tenant
+from policies.on_miss import Step
 from policies.rules import Rule
 
 KINDS = ("shard", "openai_compatible", "fake")
@@ -45,6 +46,7 @@ class ServerSettings:
     grpc: str | None = "127.0.0.1:8081"
     max_body_bytes: int = 16 * 2**20
     max_concurrent: int = 4096
+    max_queued: int = 4096
     drain_s: float = 30.0
 
 
@@ -53,7 +55,9 @@ class Config:
     """Everything that the SLA file decides.
 
     `classes` are in order of rank. `policies` holds the named ones and the file's own. `anonymous` is the tenant of
-    requests without a key; None refuses them. `version` changes exactly when the file's text does.
+    requests without a key; None refuses them. `on_miss` has the steps of a class, by its name; one that is not there
+    waits. `ageing_s` is how long a request waits in the queue until it counts as one rank better. `version` changes
+    exactly when the file's text does.
     """
 
     classes: Mapping[str, ServiceClass]
@@ -65,3 +69,6 @@ class Config:
     version: str
     tenant_by_key_hash: Mapping[str, Tenant]
     anonymous: Tenant | None = None
+    prices: Prices = field(default_factory=Prices)
+    on_miss: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
+    ageing_s: float = 30.0

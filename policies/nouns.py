@@ -37,8 +37,29 @@ class ServiceClass:
     tpot_quantile: float = 0.95
     deadline_s: float | None = None
     weight: float = 1.0
+    floor: float = 0.0
+    """Share of the served seconds that it gets while it has work, whatever waits in front of it."""
     preemptible: bool = False
     prefill_slice_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be used in a time. None: no limit. `cost_per_day` is in the units of `Prices`."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+    cost_per_day: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a token costs, in units of which a tenant's budget is made."""
+
+    uncached: float = 1.0
+    cached: float = 0.1
+    output: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +67,7 @@ class Tenant:
     """Who pays and whose data must not mix.
 
     `key_hashes` are sha256 hex digests. Empty `models` or `classes` allow all. `domain` is the cache domain: tenants
-    with equal domains share KV.
+    with equal domains share KV. `limits` are those of the whole tenant, `model_limits` of one model beside them.
     """
 
     name: str
@@ -55,7 +76,8 @@ class Tenant:
     weight: float = 1.0
     models: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()
-    concurrent: int | None = None
+    limits: Limits = Limits()
+    model_limits: Mapping[str, Limits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from policies.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What rules may look at. Names in `headers` are lower case; `priority` is what the caller asked for.
+    """What rules may look at. Names in `headers` are lower case; `priority` is what the caller asked for; `metadata`
+    is OpenAI's field of that name.
 
     `uncached_tokens` of the prompt are those that even the backend that is believed to hold most of it must compute.
     """
@@ -25,6 +26,7 @@ class Facts:
     uncached_tokens: int
     priority: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Admission:
         """Open `permit` or raise QuotaExceeded, Overloaded. Called by the permit itself."""
         tenant = permit.tenant
         running = self._by_tenant[tenant.name]
-        if tenant.concurrent is not None and running >= tenant.concurrent:
+        if tenant.limits.concurrent is not None and running >= tenant.limits.concurrent:
             raise QuotaExceeded(
                 f"tenant '{tenant.name}' has {running} requests running, which is its limit",
                 hint="wait for one to finish",

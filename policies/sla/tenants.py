@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from policies.fields import Field, Section
-from policies.nouns import Tenant
+from policies.nouns import Limits, Tenant
 from policies.quantities import read_count, read_weight, read_yes
 from policies.sla.secrets import Outside
 
@@ -46,7 +46,7 @@ def _read_tenant(section: Section, name: str, classes: Collection[str], outside:
         weight=section.read("weight", read_weight, 1.0),
         models=frozenset(section.texts("models")),
         classes=frozenset(section.some_of("classes", classes, what="class")),
-        concurrent=section.section("limits", LIMIT_KEYS).read_any("concurrent", read_count),
+        limits=Limits(concurrent=section.section("limits", LIMIT_KEYS).read_any("concurrent", read_count)),
     )
 
 

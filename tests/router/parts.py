@@ -18,7 +18,7 @@ from backends.base import Description, Load
 from policies.catalogue import builtin_catalogue
 from policies.config import Config, PoolSpec, ServerSettings
 from policies.errors import BackendFailed
-from policies.nouns import Capability, Delta, Prompt, Request, ServiceClass, Tenant, Usage
+from policies.nouns import Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
 from router.app import Router
 from router.cluster import HealthRules
@@ -129,7 +129,8 @@ class ScriptedBackend:
 
 def a_tenant(name: str = "acme", key: str | None = KEY, **fields: Any) -> Tenant:
     hashes = frozenset() if key is None else frozenset({hashlib.sha256(key.encode()).hexdigest()})
-    return Tenant(name=name, domain=fields.pop("domain", name), key_hashes=hashes, **fields)
+    limits = Limits(concurrent=fields.pop("concurrent", None))
+    return Tenant(name=name, **{"domain": name, "key_hashes": hashes, "limits": limits, **fields})
 
 
 def a_config(*tenants: Tenant, anonymous: Tenant | None = None, **server: Any) -> Config:

@@ -1,0 +1,36 @@
+"""What to do with a request whose predicted TTFT breaks its class's target: steps in order, each tried once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Wait in the router's queue, at most `seconds` in all, before the next step is due."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Let the backends of `pool` take it too, although its rule does not name them."""
+
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Degrade:
+    """Let `model` answer it."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """Refuse it with this HTTP status: 429 or 503."""
+
+    status: int = 429
+
+
+Step = Queue | Spill | Degrade | Shed
