@@ -24,7 +24,7 @@ from router.doors import Doors
 from router.gateway import Gateway
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
-from router.reload import Reloader
+from router.reload import Reloader, as_shadow
 from router.supervise import supervise
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
@@ -56,6 +56,7 @@ class Parts(TypedDict, total=False):
     """What may be given to a router instead of what it makes itself: backends, time, chance, health rules.
 
     `file` is what the SLA file said when it was read; it is watched for changes. Without it the config stays.
+    `shadow` is a second file that decides beside it without effect; it is watched too.
     """
 
     backends: Callable[[CacheListener], Sequence[Backend]]
@@ -63,6 +64,7 @@ class Parts(TypedDict, total=False):
     rng: random.Random
     health: HealthRules
     file: Contents
+    shadow: Contents
 
 
 def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
@@ -94,6 +96,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         doors=Doors(),
         clock=clock,
         rng=rng,
+        shadow=parts["shadow"].config if "shadow" in parts else None,
     )
 
 
@@ -107,6 +110,7 @@ class Router:
     def __init__(self, config: Config, **parts: Unpack[Parts]) -> None:
         self.gateway = build(config, **parts)
         self.reloader = Reloader(self.gateway, parts["file"]) if "file" in parts else None
+        self._shadow = Reloader(self.gateway, parts["shadow"], take=as_shadow) if "shadow" in parts else None
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self._stack = AsyncExitStack()
@@ -150,6 +154,8 @@ class Router:
             self._own(stack, "tokenizers", self._load_tokenizers)
             if self.reloader is not None:
                 self._own(stack, "SLA file", self.reloader.watch)
+            if self._shadow is not None:
+                self._own(stack, "shadow file", self._shadow.watch)
             await self._listen_http(stack)
             if self.grpc is not None:
                 await self._listen_grpc(stack, self.grpc)

@@ -54,6 +54,7 @@ class Ask:
     deadline_s: float | None = None
     explain: bool = False
     """The client wants to know why its prompt went where it went."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -19,7 +19,10 @@ from router.tokenize import Tokenizers
 
 @dataclass(slots=True)
 class Gateway:
-    """The parts of one router. `config` is replaced whole by one assignment; a call keeps the one it began with."""
+    """The parts of one router. `config` is replaced whole by one assignment; a call keeps the one it began with.
+
+    `shadow` decides beside it without effect, where there is one.
+    """
 
     config: Config
     cluster: Cluster
@@ -30,6 +33,7 @@ class Gateway:
     doors: Doors
     clock: Callable[[], float]
     rng: random.Random
+    shadow: Config | None = None
 
     def __repr__(self) -> str:
         return f"<Gateway {self.doors!r} {self.admission!r} {self.cluster!r}>"

@@ -148,6 +148,7 @@ def facts_of(
         uncached_tokens=max(1, longest.count - gateway.cluster.most_held(model.name, matched)),
         priority=ask.priority,
         headers=ask.headers,
+        metadata=ask.metadata,
     )
 
 

@@ -1,9 +1,10 @@
-"""Hot reload: a changed SLA file takes effect whole, or is refused whole and the old one stays."""
+"""Hot reload: a changed SLA file takes effect whole, or is refused whole and the old one stays. Its shadow too."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 from policies.changes import carried_over, fixed_changes
@@ -14,15 +15,19 @@ from router.gateway import Gateway
 _log = logging.getLogger("pointsman.config")
 
 
-class Reloader:
-    """Gives the gateway the Config of a file that changed, by one assignment; `started` is what the file said at first.
+Take = Callable[[Gateway, Contents, Contents], None]
+"""Lets what a file says now (the last argument) take effect instead of what it said before. Raises ConfigError."""
 
-    A call keeps the Config that it began with. Pools and servers stay as they were started: a file that changes those
-    is refused. A file that differs from one look to the next is left to settle, so that nothing half written is read.
+
+class Reloader:
+    """Lets a file that changed take effect, by one assignment; `started` is what it said at first.
+
+    As it is made it decides (`as_config`); with `take=as_shadow` it decides without effect. A file that differs from
+    one look to the next is left to settle, so that nothing half written is read.
     """
 
-    def __init__(self, gateway: Gateway, started: Contents, *, every_s: float = 1.0) -> None:
-        self._gateway, self._every_s = gateway, every_s
+    def __init__(self, gateway: Gateway, started: Contents, *, take: Take | None = None, every_s: float = 1.0) -> None:
+        self._gateway, self._take, self._every_s = gateway, take or as_config, every_s
         self._written = started
         self._read_stamp = self._last_stamp = started.stamp
         self._asked = asyncio.Event()
@@ -54,28 +59,42 @@ class Reloader:
             self._read_stamp = stamp
             await self.reload()
 
-    async def reload(self) -> bool:
-        """Read the file and let it decide from now on; is it so? If it is refused, its problems are logged."""
+    async def reload(self) -> str | None:
+        """Read the file and let it take effect; why it was refused, with every mistake, or None if it was taken."""
         telemetry = self._gateway.telemetry
         try:
             contents = await asyncio.to_thread(self._written.source.read)
-            self._require_startable(contents)
+            self._take(self._gateway, self._written, contents)
         except ConfigError as error:
             telemetry.reloaded(accepted=False)
             _log.warning("SLA file refused, version %s goes on: %s", self._written.config.version, error)
-            return False
+            return str(error)
         before, self._written = self._written, contents
-        self._gateway.config = carried_over(self._gateway.config, contents.config)
-        telemetry.config(contents.config.version)
         telemetry.reloaded(accepted=True)
-        _log.info("SLA file taken: version %s decides, %s before", contents.config.version, before.config.version)
-        return True
+        _log.info(
+            "%s taken: version %s decides, %s before",
+            contents.source,
+            contents.config.version,
+            before.config.version,
+        )
+        return None
 
-    def _require_startable(self, contents: Contents) -> None:
-        """Raise ConfigError if `contents` cannot take effect without a restart."""
-        source = str(contents.source)
-        if self._written.text.strip() and not contents.text.strip():
-            # as a file it would be sound, and let in everybody
-            raise ConfigError(f"{source} is empty", hint="restart to run without rules")
-        if problems := fixed_changes(self._written.config, contents.config, text=contents.text, source=source):
-            raise ConfigError(f"{source} has changes that need a restart:", problems=problems)
+
+def as_config(gateway: Gateway, before: Contents, after: Contents) -> None:
+    """Let the file decide from now on. A call keeps the Config that it began with.
+
+    Pools and servers stay as they were started: ConfigError for a file that changes those.
+    """
+    source = str(after.source)
+    if before.text.strip() and not after.text.strip():
+        # as a file it would be sound, and let in everybody
+        raise ConfigError(f"{source} is empty", hint="restart to run without rules")
+    if problems := fixed_changes(before.config, after.config, text=after.text, source=source):
+        raise ConfigError(f"{source} has changes that need a restart:", problems=problems)
+    gateway.config = carried_over(gateway.config, after.config)
+    gateway.telemetry.config(after.config.version)
+
+
+def as_shadow(gateway: Gateway, before: Contents, after: Contents) -> None:  # noqa: ARG001
+    """Let the file decide beside the one that decides, without effect: any sound file may."""
+    gateway.shadow = after.config

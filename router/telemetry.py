@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from policies.nouns import BackendView, Decision, Request, Usage
+from policies.shadow import Difference
 from router.outcome import code_of, outcome_of
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
@@ -21,6 +22,7 @@ _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 _decisions = logging.getLogger("pointsman.decision")
+_shadows = logging.getLogger("pointsman.shadow")
 _outcomes = logging.getLogger("pointsman.outcome")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -66,6 +68,9 @@ class Telemetry:
         self._healthy = self._gauge("backend_healthy", "1 if the backend may get requests", ("backend",))
         self._reloads = self._counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = self._gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
+        self._shadow = self._counter(
+            "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
+        )
         self._events = self._counter("events", "Things that happen rarely, by name", ("event",))
         self._lag = self._histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
         self._worst_lag = self._gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
@@ -119,6 +124,13 @@ class Telemetry:
     def reloaded(self, *, accepted: bool) -> None:
         """A changed SLA file was read, and took effect or was refused."""
         self._child(self._reloads, "accepted" if accepted else "refused").inc()
+
+    def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
+        """Count what the shadow file would have done otherwise with `request`."""
+        for what in [one.what for one in differences] or ["none"]:
+            self._child(self._shadow, what).inc()
+        if differences and _shadows.isEnabledFor(logging.INFO):
+            _shadows.info(_line({"request": request.id, "differences": msgspec.to_builtins(differences)}))
 
     def event(self, name: str) -> None:
         """Count something that happens rarely. `name` comes from a closed list."""

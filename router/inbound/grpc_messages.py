@@ -46,6 +46,8 @@ def ask_of(message: pb.GenerateRequest, headers: Mapping[str, str], deadline_s: 
     body: dict[str, Any] = {"model": message.model, **_sampling(message.sampling)}
     if message.user:
         body["user"] = message.user
+    if message.metadata:
+        body["metadata"] = dict(message.metadata)
     ask = _input_ask(body, message, headers)
     return replace(
         ask,

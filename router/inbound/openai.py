@@ -134,6 +134,7 @@ def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
         "priority": headers.get("x-pointsman-priority") or None,
         "session": headers.get("x-pointsman-session") or None,
         "explain": headers.get("x-pointsman-explain") == "1",
+        "metadata": {name: value for name, value in (fields.metadata or {}).items() if isinstance(value, str)},
         "headers": headers,
     }
 

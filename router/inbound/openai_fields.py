@@ -40,6 +40,7 @@ class Common(msgspec.Struct, kw_only=True):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     user: str | None = None
+    metadata: dict[str, Any] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: _Share | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None

@@ -16,7 +16,7 @@ from policies.parse import parse
 from router.app import Router, build
 from router.config_file import Contents, Stamp
 from router.gateway import Gateway
-from router.reload import Reloader
+from router.reload import Reloader, as_shadow
 from tests.router.parts import CHAT, MODEL, ScriptedBackend, a_chat, a_client
 from tests.router.test_pipeline import Listener, chat_ask, ended, well
 
@@ -91,7 +91,7 @@ async def test_a_thousand_edits_never_leave_a_mixed_state(caplog: pytest.LogCapt
         sound = a_file(number)
         paper.text = broken(sound, rng) if rng.random() < 0.5 else sound
         before = gateway.config
-        if await reloader.reload():
+        if await reloader.reload() is None:
             accepted += 1
             numbers[gateway.config.version] = number
             assert gateway.config.version == parse(paper.text).version
@@ -116,7 +116,7 @@ async def test_a_call_keeps_the_file_that_it_began_with(caplog: pytest.LogCaptur
     class Slow(Listener):
         async def read(self) -> Any:
             paper.text = a_file(2)
-            assert await reloader.reload()
+            assert await reloader.reload() is None
             return await super().read()
 
     caplog.set_level(logging.INFO, "pointsman.decision")
@@ -148,7 +148,7 @@ async def test_what_cannot_take_effect_is_refused_with_its_reason(
     gateway, reloader = a_gateway(paper)
     before = gateway.config
     paper.text = paper.text.replace(old, new)
-    assert not await reloader.reload()
+    assert await reloader.reload()
     assert problem in caplog.text
     assert f"version {before.version} goes on" in caplog.text
     assert gateway.config is before
@@ -158,7 +158,7 @@ async def test_a_file_that_is_empty_all_at_once_is_not_taken_for_its_word(caplog
     paper = Paper(a_file(1))
     _, reloader = a_gateway(paper)
     paper.text = "\n"
-    assert not await reloader.reload()
+    assert await reloader.reload()
     assert "is empty" in caplog.text
 
 
@@ -166,7 +166,7 @@ async def test_limits_of_the_server_that_can_change_do() -> None:
     paper = Paper(a_file(1))
     gateway, reloader = a_gateway(paper)
     paper.text = paper.text.replace("grpc: off", "grpc: off, drain: 5s, max_concurrent: 7")
-    assert await reloader.reload()
+    assert await reloader.reload() is None
     assert (gateway.config.server.drain_s, gateway.config.server.max_concurrent) == (5.0, 7)
 
 
@@ -206,3 +206,18 @@ def test_the_state_of_a_reloader_can_be_read() -> None:
 def test_paper_is_refused_as_a_file_is() -> None:
     with pytest.raises(ConfigError):
         Paper("classes: [").read()
+
+
+async def test_a_shadow_file_is_taken_without_effect_even_if_its_pools_differ() -> None:
+    paper, shadow = Paper(a_file(1)), Paper(a_file(2))
+    gateway, _ = a_gateway(paper)
+    before = gateway.config
+    reloader = Reloader(gateway, shadow.read(), take=as_shadow)
+    shadow.text = a_file(3).replace("own:", "mine:")
+    assert await reloader.reload() is None
+    assert gateway.config is before
+    assert gateway.shadow is not None
+    assert list(gateway.shadow.classes) == ["class-3"]
+    shadow.text = "classes: [oops]"
+    assert "must be a mapping" in (await reloader.reload() or "")
+    assert list(gateway.shadow.classes) == ["class-3"]

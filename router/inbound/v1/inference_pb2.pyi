@@ -21,7 +21,14 @@ class Messages(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "chat", "token_ids", "priority", "sampling", "tools_json", "user", "session")
+    __slots__ = ("model", "prompt", "chat", "token_ids", "priority", "sampling", "tools_json", "user", "session", "metadata")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +38,7 @@ class GenerateRequest(_message.Message):
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     chat: Messages
@@ -40,7 +48,8 @@ class GenerateRequest(_message.Message):
     tools_json: str
     user: str
     session: str
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[Messages, _Mapping]] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tools_json: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+    metadata: _containers.ScalarMap[str, str]
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[Messages, _Mapping]] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tools_json: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "logprobs", "logit_bias", "choices", "ignore_eos")

@@ -1,0 +1,92 @@
+"""Shadow: a second SLA file decides the same request beside the first, without effect; what differs is told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from policies.compose import Policy
+from policies.errors import ExpectedError
+from policies.nouns import ClusterView, Decision, Request, Tenant
+from policies.picks import are_equal
+from policies.rules import Facts, Rulebook, Ruling, classify
+
+
+class Shadowing(Rulebook, Protocol):
+    """What `differences` needs of a Config."""
+
+    @property
+    def tenants(self) -> Mapping[str, Tenant]:
+        """All tenants by name."""
+        ...
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """All policies by name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that the shadow decided otherwise: `tenant`, `refused`, `class`, `pools`, `policy` or `backend`."""
+
+    what: str
+    decided: str
+    shadow: str
+
+
+def differences(
+    request: Request, facts: Facts, ruling: Ruling, decision: Decision, *, view: ClusterView, shadow: Shadowing
+) -> tuple[Difference, ...]:
+    """What `shadow` decides otherwise than `ruling` and `decision` did for `request` on the same `view`.
+
+    Backends that the shadow holds for equally good count as the same. A tenant that it does not have, and a request
+    that it refuses, end the comparison.
+    """
+    tenant = shadow.tenants.get(facts.tenant.name)
+    if tenant is None:
+        return (Difference("tenant", facts.tenant.name, "none"),)
+    try:
+        theirs = classify(replace(facts, tenant=tenant), shadow)
+    except ExpectedError as refusal:
+        return (Difference("refused", ruling.service_class.name, refusal.code),)
+    return (*_ruled(ruling, theirs), *_placed(_under(request, theirs), decision, shadow.policies[theirs.policy], view))
+
+
+def _ruled(ours: Ruling, theirs: Ruling) -> Iterator[Difference]:
+    pairs = (
+        ("class", ours.service_class.name, theirs.service_class.name),
+        ("pools", _listed(ours.pools), _listed(theirs.pools)),
+        ("policy", ours.policy, theirs.policy),
+    )
+    return (Difference(what, mine, other) for what, mine, other in pairs if mine != other)
+
+
+def _placed(request: Request, decision: Decision, policy: Policy, view: ClusterView) -> Iterator[Difference]:
+    # which of equals is drawn is no difference, so the draw need not be the same one
+    theirs = policy.decide(request, view, random.Random(0))
+    totals = dict(theirs.scores)
+    if decision.chosen == theirs.chosen:
+        return
+    if decision.chosen in totals and theirs.chosen and are_equal(totals[decision.chosen], totals[theirs.chosen]):
+        return
+    yield Difference("backend", decision.chosen or "none", theirs.chosen or "none")
+
+
+def _under(request: Request, ruling: Ruling) -> Request:
+    given = ruling.service_class
+    return replace(
+        request,
+        service_class=given.name,
+        rank=ruling.rank,
+        pools=ruling.pools,
+        policy=ruling.policy,
+        preemptible=given.preemptible,
+        prefill_slice_tokens=given.prefill_slice_tokens,
+    )
+
+
+def _listed(pools: tuple[str, ...] | None) -> str:
+    return "any" if pools is None else ", ".join(pools)
