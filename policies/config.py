@@ -40,10 +40,15 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where the router listens and what it accepts. `http` and `grpc` are host:port; None turns gRPC off."""
+    """Where the router listens and what it accepts. Addresses are host:port; None turns that server off.
+
+    `admin_key_hashes` are sha256 hex digests of the operators' keys.
+    """
 
     http: str = "127.0.0.1:8080"
     grpc: str | None = "127.0.0.1:8081"
+    admin: str | None = None
+    admin_key_hashes: frozenset[str] = frozenset()
     max_body_bytes: int = 16 * 2**20
     max_concurrent: int = 4096
     max_queued: int = 4096

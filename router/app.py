@@ -22,6 +22,7 @@ from router.cluster import Cluster, HealthRules, backend_name
 from router.config_file import Contents
 from router.doors import Doors
 from router.gateway import Gateway
+from router.inbound.admin import admin_app
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
 from router.reload import Reloader, as_shadow
@@ -47,6 +48,11 @@ class Address:
         if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
             raise ConfigError(f"'{text}' is no address", hint="write host:port, such as 127.0.0.1:8080")
         return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - that is what ":8080" means
+
+    @property
+    def is_loopback(self) -> bool:
+        """Is it for this machine alone?"""
+        return self.host in {"127.0.0.1", "::1", "localhost"}
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -113,6 +119,7 @@ class Router:
         self._shadow = Reloader(self.gateway, parts["shadow"], take=as_shadow) if "shadow" in parts else None
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
+        self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
         self._stack = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -156,7 +163,9 @@ class Router:
                 self._own(stack, "SLA file", self.reloader.watch)
             if self._shadow is not None:
                 self._own(stack, "shadow file", self._shadow.watch)
-            await self._listen_http(stack)
+            self.http = await self._listen_http(stack, self.http, http_app(self.gateway))
+            if self.admin is not None:
+                self.admin = await self._listen_http(stack, self.admin, self._admin_app(self.admin))
             if self.grpc is not None:
                 await self._listen_grpc(stack, self.grpc)
             # left first: requests run to their end before anything that they need is closed
@@ -180,15 +189,20 @@ class Router:
         self.gateway.doors.close()
         await self.gateway.doors.emptied(self.gateway.config.server.drain_s)
 
-    async def _listen_http(self, stack: AsyncExitStack) -> None:
-        runner = web.AppRunner(
-            http_app(self.gateway), handler_cancellation=True, access_log=None, shutdown_timeout=_LEFTOVERS_S
-        )
+    async def _listen_http(self, stack: AsyncExitStack, address: Address, app: web.Application) -> Address:
+        """Serve `app` at `address` until the stack is left; the address that it really has."""
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_LEFTOVERS_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        with _naming(self.http):
-            await web.TCPSite(runner, self.http.host, self.http.port, reuse_address=True).start()
-        self.http = Address(self.http.host, runner.addresses[0][1])
+        with _naming(address):
+            await web.TCPSite(runner, address.host, address.port, reuse_address=True).start()
+        return Address(address.host, runner.addresses[0][1])
+
+    def _admin_app(self, address: Address) -> web.Application:
+        if not address.is_loopback and not self.gateway.config.server.admin_key_hashes:
+            hint = "write server.admin_keys, or listen on 127.0.0.1"
+            raise ConfigError(f"the admin port {address} can be reached by others and has no keys", hint=hint)
+        return admin_app(self.gateway, self.reloader and self.reloader.reload)
 
     async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
         server = GrpcServer(self.gateway, str(address))

@@ -22,6 +22,7 @@ class Status:
 
 STATUS: dict[type[errors.ExpectedError], Status] = {
     errors.InvalidRequest: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
+    errors.ConfigError: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
     errors.BackendRefused: Status(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
     errors.Unauthenticated: Status(401, "authentication_error", grpc.StatusCode.UNAUTHENTICATED),
     errors.PermissionDenied: Status(403, "permission_error", grpc.StatusCode.PERMISSION_DENIED),
