@@ -14,6 +14,8 @@ import msgspec
 
 from backends.base import Backend, CacheListener
 from backends.fake import Answer, FakeBackend
+from backends.http import HttpOptions
+from backends.http_backend import HttpBackend
 from backends.link import LinkOptions
 from backends.openai_compatible import OpenAICompatible, OpenAIOptions
 from backends.shard import ShardBackend
@@ -47,6 +49,9 @@ class Surroundings:
     rng: random.Random = field(default_factory=random.Random)
 
 
+Maker = Callable[[Place, Surroundings], Backend]
+
+
 def make(kind: str, place: Place, surroundings: Surroundings) -> Backend:
     """A backend of `kind`, not started. Raises ConfigError for an unknown kind or option, with what was meant."""
     maker = KINDS.get(kind)
@@ -68,9 +73,14 @@ def _make_shard(place: Place, surroundings: Surroundings) -> Backend:
     )
 
 
-def _make_openai_compatible(place: Place, surroundings: Surroundings) -> Backend:  # noqa: ARG001
-    options = _options(place, OpenAIOptions, key=place.key, models=place.models)
-    return OpenAICompatible(place.name, place.address, pool=place.pool, options=options)
+def _over_http(backend: type[HttpBackend], options: type[HttpOptions]) -> Maker:
+    """What makes a `backend`, with `options` from the file."""
+
+    def make_one(place: Place, surroundings: Surroundings) -> Backend:
+        read = _options(place, options, key=place.key, models=place.models)
+        return backend(place.name, place.address, pool=place.pool, options=read, clock=surroundings.clock)
+
+    return make_one
 
 
 def _make_fake(place: Place, surroundings: Surroundings) -> Backend:  # noqa: ARG001
@@ -82,8 +92,12 @@ def _make_fake(place: Place, surroundings: Surroundings) -> Backend:  # noqa: AR
     )
 
 
-KINDS: Mapping[str, Callable[[Place, Surroundings], Backend]] = MappingProxyType(
-    {"shard": _make_shard, "openai_compatible": _make_openai_compatible, "fake": _make_fake}
+KINDS: Mapping[str, Maker] = MappingProxyType(
+    {
+        "shard": _make_shard,
+        "openai_compatible": _over_http(OpenAICompatible, OpenAIOptions),
+        "fake": _make_fake,
+    }
 )
 """Kind -> what makes one."""
 

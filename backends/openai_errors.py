@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest
+from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 
 _TOO_LONG = re.compile(
     r"context.{0,20}length|maximum context|max_model_len|too many tokens|longer than the model", re.IGNORECASE
@@ -21,10 +21,12 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
     """The error for an HTTP `status` with its `body`: may the request be tried elsewhere, and what did it say?"""
     details = details_of(body)
     message = str(details.get("message") or f"status {status}")[:_MOST_CHARACTERS]
-    if status == 429 or status == 408:
-        return BackendFailed(f"{backend} is busy: {message}", retry_after_s=retry_after_s(headers))
-    if status >= 500 or status < 400:
-        return BackendFailed(f"{backend} answered {status}: {message}", retry_after_s=retry_after_s(headers))
+    wait_s = retry_after_s(headers)
+    if status == 429 or (status == 503 and wait_s is not None):
+        # a server that says when to come back is well
+        return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
+    if status >= 500 or status < 400 or status == 408:
+        return BackendFailed(f"{backend} answered {status}: {message}", retry_after_s=wait_s)
     if status == 401 or status == 403:
         return BackendRefused(f"{backend} does not let the router in: {message}", hint="is the pool's key right?")
     param = details.get("param")

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
-import msgspec
-
+from backends.http import Post, encoded
 from policies.errors import InvalidRequest
 from policies.nouns import Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 
-
-class Post(NamedTuple):
-    """Where to, what, and whether the answer will be streamed."""
-
-    path: str
-    content: bytes
-    is_streamed: bool
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def post_of(
-    request: Request, prompt: Prompt, *, models: Mapping[str, str], always_stream: bool, takes_token_ids: bool
+    request: Request,
+    prompt: Prompt,
+    *,
+    models: Mapping[str, str],
+    always_stream: bool,
+    takes_token_ids: bool,
+    own: Mapping[str, Any] = _NOTHING,
 ) -> Post:
     """The client's own body with only `model` (mapped by `models`), `stream` and `stream_options` changed.
 
-    Without a body, one is made of the token ids. Raises InvalidRequest if there is neither, or ids are not taken.
+    `own` fields stand in place of the client's; one that is None is left out whatever the client said. Without a body,
+    one is made of the token ids. Raises InvalidRequest if there is neither, or ids are not taken.
     """
     path, body = prompt.path, prompt.body
     if body is None:
@@ -37,10 +38,11 @@ def post_of(
     if is_streamed:
         sent["stream"] = True
         sent["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    try:
-        return Post(path, msgspec.json.encode(sent), is_streamed)
-    except (TypeError, OverflowError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"the request cannot be written as JSON: {error}") from error
+    for name, value in own.items():
+        sent[name] = value
+        if value is None:
+            del sent[name]
+    return Post(path, encoded(sent), is_streamed)
 
 
 def completion_of(request: Request, token_ids: bytes) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from policies.rules import Rule
 KINDS = ("shard", "openai_compatible", "fake")
 """Kinds of backends that a pool can be made of."""
 
+AT_HOST_AND_PORT = frozenset({"shard", "fake"})
+"""Those of them whose address is host:port; the others have a URL."""
+
 BUNDLED = "bundled"
 """The model that comes with Pointsman, as `PoolSpec.model`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from policies.config import BUNDLED, KINDS, Option, PoolSpec, ServerSettings
+from policies.config import AT_HOST_AND_PORT, BUNDLED, KINDS, Option, PoolSpec, ServerSettings
 from policies.fields import Field, Section
 from policies.quantities import quoted, read_bytes, read_count, read_seconds, read_whole
 from policies.sla.secrets import Outside
@@ -63,7 +63,7 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
     section = field.section(POOL_KEYS)
     chosen = section.get("kind")
     kind = (chosen.one_of(KINDS, what="kind of backend") if chosen else None) or "shard"
-    read_where = read_url if kind == "openai_compatible" else read_address
+    read_where = read_address if kind in AT_HOST_AND_PORT else read_url
     at = section.get("at")
     addresses = [item.read(lambda text: _resolved(text, outside, read_where)) for item in at.items()] if at else []
     local = section.read("local", read_whole, 0)

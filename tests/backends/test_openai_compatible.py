@@ -16,6 +16,7 @@ from policies.errors import (
     DeadlineExceeded,
     ExpectedError,
     InvalidRequest,
+    Overloaded,
 )
 from policies.nouns import Delta, Prompt, Sampling, TokenLogprob, Usage
 from tests.backends.parts import a_prompt, a_request, everything, text_of
@@ -174,9 +175,10 @@ async def test_a_body_that_is_no_json_is_the_clients_mistake() -> None:
         (404, {"error": {"message": "no such model"}}, BackendRefused, "no such model"),
         (401, {"error": "who are you"}, BackendRefused, "who are you"),
         (413, "too big", BackendRefused, "too big"),
-        (429, {"error": {"message": "slow down"}}, BackendFailed, "slow down"),
+        (429, {"error": {"message": "slow down"}}, Overloaded, "slow down"),
+        (503, {"error": {"message": "full"}}, Overloaded, "full"),
+        (408, None, BackendFailed, "408"),
         (500, {"error": {"message": "oops"}}, BackendFailed, "oops"),
-        (503, None, BackendFailed, "503"),
         (307, {}, BackendFailed, "307"),
     ],
 )
@@ -189,7 +191,12 @@ async def test_each_status_has_its_error(status: int, error: object, kind: type[
     assert type(failure) is kind
     assert told in failure.message
     assert failure.retryable == (kind is BackendFailed)
-    assert failure.retry_after_s == (7.0 if kind is BackendFailed else None)
+    assert failure.retry_after_s == (7.0 if kind in (BackendFailed, Overloaded) else None)
+
+
+async def test_a_server_that_is_away_for_nobody_knows_how_long_has_failed() -> None:
+    async with an_upstream(status=503, body=b"") as upstream, a_backend(upstream) as backend:
+        assert type(await failure_of(backend)) is BackendFailed
 
 
 async def test_a_body_that_is_no_json_is_told_as_it_is() -> None:
@@ -258,8 +265,8 @@ async def test_a_finished_answers_connection_is_used_again() -> None:
     async with an_upstream() as upstream, a_backend(upstream) as backend:
         for _ in range(3):
             assert text_of(await everything(backend)) == "Hello"
-        assert backend._http is not None
-        connector = backend._http.connector
+        assert backend.client._http is not None
+        connector = backend.client._http.connector
         assert connector is not None
         assert len(connector._acquired) == 0
         assert sum(len(idle) for idle in connector._conns.values()) == 1

@@ -1,0 +1,91 @@
+"""A backend behind HTTP, but for what its kind alone knows: which posts to send and how to look at the server."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from backends.base import Description, Load
+from backends.http import Exchange, HttpClient, HttpOptions, base_url
+from policies.nouns import Capability, Delta, Prompt, Request
+
+
+class HttpBackend(ABC):
+    """One server at `url` (http://host:port, with or without a trailing /v1).
+
+    A kind says what to send (`exchange`) and how to look after it (`probe`, which learns `_served`, `_context_tokens`
+    and `_load`). `clock` dates the server's reports.
+    """
+
+    kind: str
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        pool: str,
+        options: HttpOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.pool, self.url = name, pool, base_url(url)
+        self.client = HttpClient(name, self.url, options)
+        self._http_options, self._clock = options, clock
+        self._served, self._context_tokens = options.served, options.context_tokens
+        self._load = Load()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} of {self.pool} at {self.url}: {self.client.open_requests} requests>"
+
+    @property
+    def open_requests(self) -> int:
+        """Generations that are under way."""
+        return self.client.open_requests
+
+    def describe(self) -> Description | None:
+        """The models that it was configured with or named itself; None until either is known."""
+        aliases = self._http_options.models.items()
+        models = self._served | {ours for ours, theirs in aliases if theirs in self._served or not self._served}
+        if not models:
+            return None
+        return Description(models, context_tokens=self._context_tokens, capabilities=self.capabilities)
+
+    def load(self) -> Load:
+        """The newest report; what was configured goes before what the server says."""
+        most = self._http_options.max_requests
+        return self._load if most is None else replace(self._load, max_requests=most)
+
+    def assets(self) -> Mapping[str, bytes]:
+        """Nothing: the server keeps its files to itself."""
+        return {}
+
+    async def start(self) -> None:
+        """Make ready; connections are opened when they are needed."""
+        self.client.session()
+
+    async def close(self) -> None:
+        """Close every connection, which cancels what runs."""
+        await self.client.close()
+
+    @abstractmethod
+    async def probe(self) -> None:
+        """Look at the server and learn what it serves and does; raises BackendFailed if it is not well."""
+
+    @abstractmethod
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """What to send for `prompt`, and what will read the answer. Raises InvalidRequest."""
+
+    def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
+        """Stream the answer; closing the iterator closes the connection.
+
+        Raises BackendFailed, BackendRefused, InvalidRequest, ContextExceeded, Overloaded, DeadlineExceeded.
+        """
+        return self.client.stream(self.exchange(request, prompt), prompt.headers, request.deadline_s)
+
+    def _backends_name(self, request: Request) -> str:
+        """What the server calls the model of `request`."""
+        return self._http_options.models.get(request.model, request.model)

@@ -1,0 +1,80 @@
+"""Numbers from a page of metrics. Pure. Source: Prometheus text exposition format 0.0.4."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+_SAMPLE = re.compile(rb'^([a-zA-Z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?[ \t]+(\S+)', re.ASCII)
+_NAME_END = re.compile(rb"[{ \t]")
+_LABEL = re.compile(rb'([a-zA-Z_]\w*)\s*=\s*"((?:\\.|[^"\\])*)"', re.ASCII)
+_ESCAPED = re.compile(r'\\(["\\n])')
+
+
+class Sample(NamedTuple):
+    """One line of the page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class Metrics:
+    """The samples of `names` on `page`; all other lines are passed over without being read.
+
+    Where several label sets share a name (ranks, adapters), `total` adds them up and `mean` averages them. Several
+    names given to either are spellings of one metric in different versions: the first that is there counts.
+    """
+
+    def __init__(self, page: bytes, names: Collection[str]) -> None:
+        self._samples: dict[str, list[Sample]] = {}
+        for sample in _samples(page, {name.encode() for name in names}):
+            self._samples.setdefault(sample.name, []).append(sample)
+
+    def __repr__(self) -> str:
+        return f"<Metrics {', '.join(sorted(self._samples))}>"
+
+    def total(self, *names: str, **labels: str) -> float | None:
+        """The sum over all samples with `labels`; None if there is none."""
+        values = self._values(names, labels)
+        return sum(values) if values else None
+
+    def mean(self, *names: str, **labels: str) -> float | None:
+        """The mean over all samples with `labels`; None if there is none."""
+        values = self._values(names, labels)
+        return sum(values) / len(values) if values else None
+
+    def labels(self, *names: str) -> list[Mapping[str, str]]:
+        """The labels of each sample, for metrics that say what they know in labels (`..._info`)."""
+        return [sample.labels for sample in self._first(names)]
+
+    def _values(self, names: tuple[str, ...], labels: Mapping[str, str]) -> list[float]:
+        return [sample.value for sample in self._first(names) if labels.items() <= sample.labels.items()]
+
+    def _first(self, names: tuple[str, ...]) -> list[Sample]:
+        return next((self._samples[name] for name in names if name in self._samples), [])
+
+
+def whole(value: float | None) -> int | None:
+    """`value` as a count; None stays None."""
+    return None if value is None else round(value)
+
+
+def _samples(page: bytes, names: Collection[bytes]) -> Iterator[Sample]:
+    for line in page.split(b"\n"):
+        # most of a page are histograms that nobody asked for
+        if _NAME_END.split(line, 1)[0] not in names or (match := _SAMPLE.match(line)) is None:
+            continue
+        try:
+            value = float(match[3])
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            labels = {key.decode(): _unescaped(text) for key, text in _LABEL.findall(match[2] or b"")}
+            yield Sample(match[1].decode(), labels, value)
+
+
+def _unescaped(text: bytes) -> str:
+    return _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], text.decode(errors="replace"))
