@@ -74,6 +74,10 @@ class Overloaded(ExpectedError):
     code = "overloaded"
 
 
+class Unavailable(Overloaded):
+    """The same, where the SLA file wants it said as of a service that is not available (503)."""
+
+
 class BackendFailed(ExpectedError):
     """A backend could not be reached, broke off, or answered nonsense."""
 

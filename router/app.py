@@ -14,12 +14,14 @@ from aiohttp import web
 
 from backends.base import Backend, CacheListener
 from backends.kinds import Place, Surroundings, make
+from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.errors import ConfigError
 from policies.prefix import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, HealthRules, backend_name
 from router.config_file import Contents
+from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.gateway import Gateway
 from router.inbound.admin import admin_app
@@ -92,7 +94,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         on_health=telemetry.health,
         on_in_flight=telemetry.in_flight,
     )
-    return Gateway(
+    gateway = Gateway(
         config=config,
         cluster=cluster,
         index=index,
@@ -100,10 +102,14 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         admission=Admission(),
         telemetry=telemetry,
         doors=Doors(),
+        dispatcher=Dispatcher(cluster, lambda: gateway.config, clock, on_waiting=telemetry.waiting),
+        lengths=AnswerLengths(),
         clock=clock,
         rng=rng,
         shadow=parts["shadow"].config if "shadow" in parts else None,
     )
+    cluster.heed(lambda _: gateway.dispatcher.changed())
+    return gateway
 
 
 class Router:

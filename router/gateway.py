@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.nouns import Tenant
 from policies.prefix import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, ServedModel
+from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
@@ -31,6 +33,8 @@ class Gateway:
     admission: Admission
     telemetry: Telemetry
     doors: Doors
+    dispatcher: Dispatcher
+    lengths: AnswerLengths
     clock: Callable[[], float]
     rng: random.Random
     shadow: Config | None = None
@@ -58,7 +62,8 @@ class Gateway:
 
     def check(self) -> None:
         """Nothing is left of any request; for an idle router."""
-        for part in (self.doors, self.admission, self.cluster, self.tokenizers):
+        for part in (self.doors, self.admission, self.dispatcher, self.cluster, self.tokenizers):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"
+        assert self.dispatcher.is_idle(), f"{self.dispatcher!r}: somebody waits"

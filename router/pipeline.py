@@ -7,9 +7,9 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
-from backends.base import Backend
 from policies.config import Config
 from policies.errors import (
     BackendFailed,
@@ -24,14 +24,19 @@ from policies.errors import (
 from policies.explain import explain, without_secrets
 from policies.filters import is_worth_waiting
 from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Tenant, Usage
+from policies.promise import answer_s
 from policies.rules import Facts, Ruling, classify
+from policies.shadow import differences
 from policies.suggest import did_you_mean
 from router.admission import Permit
 from router.ask import Ask
 from router.caller import Caller, CallerGone, Placement
-from router.cluster import Flight, ServedModel
+from router.cluster import ServedModel
+from router.dispatch import Bid, Placed
+from router.flights import Flight
 from router.gateway import Gateway
 from router.identify import identify
+from router.placing import Placer
 from router.telemetry import Account, Telemetry
 from router.tokenize import Tokens, estimated
 from shards.kv.keys import BLOCK_TOKENS, root_key
@@ -68,9 +73,8 @@ async def serve(caller: Caller, gateway: Gateway) -> None:
             ruling = classify(facts, config)
             account.service_class = ruling.service_class.name
             async with gateway.admission.permit(tenant, most=config.server.max_concurrent) as permit:
-                call = _Call(caller, ask, model, facts, ruling, config, gateway, permit, account)
-                pairs = enumerate(zip(inputs, held, strict=True))
-                await together([call.answer(at, tokens, matched) for at, (tokens, matched) in pairs])
+                call = _Call(caller, ask, facts, ruling, config, gateway, permit, account)
+                await together([call.answer(at, model, tokens) for at, tokens in enumerate(inputs)])
 
 
 @contextmanager
@@ -171,17 +175,6 @@ def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
     return ask.max_new_tokens or max(1, min(left, wanted or left))
 
 
-def decide(
-    request: Request, held: Mapping[str, int], *, config: Config, gateway: Gateway, avoiding: Collection[str]
-) -> tuple[ClusterView, Decision]:
-    """What the policy decides now, recorded, and the view that it decided on; `held` is what backends hold of it."""
-    view = gateway.cluster.view(gateway.clock(), held)
-    decision = config.policies[request.policy].decide(request, view, gateway.rng, avoiding=avoiding)
-    chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
-    gateway.telemetry.decided(request, decision, chosen, config_version=config.version)
-    return view, decision
-
-
 async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run all `answers`; the first failure ends the others and is raised by itself."""
     if len(answers) == 1:
@@ -200,7 +193,6 @@ class _Call:
 
     caller: Caller
     ask: Ask
-    model: ServedModel
     facts: Facts
     ruling: Ruling
     config: Config
@@ -208,73 +200,133 @@ class _Call:
     permit: Permit
     account: Account
 
-    async def answer(self, at: int, tokens: Tokens, held: Mapping[str, int]) -> None:
+    async def answer(self, at: int, model: ServedModel, tokens: Tokens) -> None:
         """Answer prompt number `at`, on another backend if one fails before the client has seen anything."""
-        request = self._request(at, tokens)
-        headers = {name: self.ask.headers[name] for name in FORWARDED if name in self.ask.headers}
-        prompt = Prompt(tokens.token_ids, self.ask.bodies[at], self.ask.path, headers)
-        tried: set[str] = set()
-        failure: ExpectedError | None = None
-        while True:
-            try:
-                backend = self._choose(at, request, held, tried)
-            except (NoBackend, Overloaded) as nobody:
-                # what the last one said tells more than that nobody else is left
-                raise failure or nobody from None
-            try:
-                await self.caller.place(at, Placement(request, backend.pool, backend.name))
-                uncached_tokens = request.prompt_tokens - held.get(backend.name, 0)
-                with self.gateway.cluster.sending(backend.name, uncached_tokens) as flight:
-                    await self._relay(at, request, backend.generate(request, prompt), flight, tokens.echo)
-                return
-            except (BackendFailed, Overloaded) as error:
-                failure = error
-                tried.add(backend.name)
-                if self.caller.has_seen(at) or len(tried) == MOST_TRIES:
-                    raise
+        placer = Placer(
+            self.gateway.dispatcher,
+            self.gateway.clock,
+            steps=self.config.on_miss.get(self.ruling.service_class.name, ()),
+            degraded=lambda other, name: self._degraded(at, other, name),
+            on_step=partial(self.gateway.telemetry.missed, self.ruling.service_class.name),
+        )
+        placed = await placer.place(self._bid(at, model, tokens))
+        try:
+            while (failure := await self._failed(at, placed)) is not None:
                 self.gateway.telemetry.event("retried")
+                try:
+                    placed = await placer.again(placed.bid)
+                except (NoBackend, Overloaded):
+                    # what the last one said tells more than that nobody else is left
+                    raise failure from None
+        finally:
+            self._settle(placed)
 
-    def _choose(self, at: int, request: Request, held: Mapping[str, int], tried: Collection[str]) -> Backend:
-        """The backend for prompt number `at`. Raises NoBackend, or Overloaded where a backend may have room soon."""
-        config, gateway = self.config, self.gateway
-        view, decision = decide(request, held, config=config, gateway=gateway, avoiding=tried)
+    async def _failed(self, at: int, placed: Placed) -> ExpectedError | None:
+        """Stream the answer from where it was placed; why that failed, if another backend may be tried."""
+        bid = placed.bid
+        try:
+            with self.gateway.cluster.flying(placed.flight):
+                await self._answered(at, placed)
+        except (BackendFailed, Overloaded) as failure:
+            bid.avoiding |= {placed.flight.backend}
+            if self.caller.has_seen(at) or len(bid.avoiding) == MOST_TRIES:
+                raise
+            return failure
+        return None
+
+    def _settle(self, placed: Placed) -> None:
+        """Put right what the queue charged, now that it is known what was used: nothing where nothing was answered."""
+        bid, flight, gateway = placed.bid, placed.flight, self.gateway
+        actual_s = 0.0
+        if flight.answered:
+            told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens)
+            uncached = max(1, told.prompt_tokens - told.cached_tokens)
+            where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
+            actual_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
+            gateway.lengths.learn(bid.request.tenant, bid.request.service_class, told.completion_tokens)
+        gateway.dispatcher.correct(bid, actual_s)
+
+    async def _answered(self, at: int, placed: Placed) -> None:
+        """Stream the answer from where it was placed."""
+        bid, backend = placed.bid, self.gateway.cluster.backend(placed.flight.backend)
+        self._record(at, bid.request, placed.found.view, placed.found.decision)
+        await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
+        await self._relay(at, bid.request, backend.generate(bid.request, bid.prompt), placed.flight, bid.echo)
+
+    def _bid(self, at: int, model: ServedModel, tokens: Tokens) -> Bid:
+        """What prompt number `at` asks of the dispatcher, as one for `model`."""
+        ask, gateway = self.ask, self.gateway
+        headers = {name: ask.headers[name] for name in FORWARDED if name in ask.headers}
+        request = self._request(at, model, tokens)
+
+        def decide(asked: Request, avoiding: Collection[str]) -> tuple[ClusterView, Decision]:
+            view = gateway.cluster.view(gateway.clock(), believed(tokens, gateway), rank=asked.rank)
+            return view, self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
+
+        def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
+            self._record(at, asked, view, decision)
+            return _incapable(asked, view.backends) or _nobody(decision, view.backends)
+
+        return Bid(
+            request,
+            prompt=Prompt(tokens.token_ids, ask.bodies[at], ask.path, headers),
+            echo=tokens.echo,
+            arrived_at=self.account.started_at,
+            service_class=self.ruling.service_class,
+            new_tokens=gateway.lengths.expected(request.tenant, request.service_class, most=request.max_new_tokens),
+            decide=decide,
+            refusal=refusal,
+        )
+
+    async def _degraded(self, at: int, bid: Bid, name: str) -> Bid:
+        """`bid` as one for the model `name`; itself where the tenant has no such model or the prompt does not fit."""
+        try:
+            model = find_model(name, self.facts.tenant, self.gateway)
+            inputs = await tokenize(self.ask, model, self.facts.tenant, self.gateway)
+            return self._bid(at, model, inputs[at])
+        except (UnknownModel, NoBackend, ContextExceeded):
+            return bid
+
+    def _record(self, at: int, request: Request, view: ClusterView, decision: Decision) -> None:
+        """Tell the log, the shadow and, if it asked, the client what was decided."""
+        gateway, config = self.gateway, self.config
+        chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
+        gateway.telemetry.decided(request, decision, chosen, config_version=config.version)
+        if gateway.shadow is not None:
+            found = differences(request, self.facts, self.ruling, decision, view=view, shadow=gateway.shadow)
+            gateway.telemetry.shadowed(request, found)
         if self.ask.explain:
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
             self.caller.explain(at, without_secrets(why))
-        if decision.chosen is None:
-            raise _incapable(request, view.backends) or _nobody(decision, view.backends)
-        return gateway.cluster.backend(decision.chosen)
 
     async def _relay(self, at: int, request: Request, deltas: AsyncIterator[Delta], flight: Flight, echo: str) -> None:
         """Pass `deltas` on and charge what they used, also if they break off."""
-        drawn, usage = 0, None
         unechoed = set(range(request.sampling.choices)) if echo else set()
         try:
             async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
                 async for delta in deltas:
+                    now = self.gateway.clock()
+                    flight.heard(delta, now)
                     if delta.computed_tokens is None:
-                        flight.answered = True
-                        drawn += len(delta.token_ids)
-                        usage = delta.usage or usage
-                        self.account.heard(self.gateway.clock())
+                        self.account.heard(now)
                         if delta.choice in unechoed:
                             unechoed.remove(delta.choice)
                             delta = replace(delta, text=echo + delta.text)  # noqa: PLW2901
                     await self.caller.write(at, delta)
         finally:
             if flight.answered:
-                self.permit.spend(usage or Usage(request.prompt_tokens, drawn))
+                self.permit.spend(flight.usage or Usage(request.prompt_tokens, flight.drawn_tokens))
                 self.account.usage = self.permit.usage
 
-    def _request(self, at: int, tokens: Tokens) -> Request:
+    def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
         ask, ruling = self.ask, self.ruling
         return Request(
             id=self.caller.id if len(ask.inputs) == 1 else f"{self.caller.id}-{at}",
             tenant=self.facts.tenant.name,
-            model=self.model.name,
+            model=model.name,
             domain=self.facts.tenant.domain,
             prompt_tokens=tokens.count,
-            max_new_tokens=room(ask, tokens, self.model),
+            max_new_tokens=room(ask, tokens, model),
             service_class=ruling.service_class.name,
             rank=ruling.rank,
             priority=ask.priority,

@@ -68,6 +68,11 @@ class Telemetry:
         self._healthy = self._gauge("backend_healthy", "1 if the backend may get requests", ("backend",))
         self._reloads = self._counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = self._gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
+        self._waiting = self._gauge("queued", "Requests that wait in the router for room at a backend", ("service_class",))
+        self._queue_s = self._histogram("queue_seconds", "Time in the router's queue", who, _LATENCY_S)
+        self._misses = self._counter(
+            "misses", "Requests whose promise could not be kept, by the step of on_miss tried", ("service_class", "step")
+        )
         self._shadow = self._counter(
             "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
         )
@@ -124,6 +129,18 @@ class Telemetry:
     def reloaded(self, *, accepted: bool) -> None:
         """A changed SLA file was read, and took effect or was refused."""
         self._child(self._reloads, "accepted" if accepted else "refused").inc()
+
+    def waiting(self, service_class: str, count: int) -> None:
+        """So many requests of the class wait for room."""
+        self._child(self._waiting, service_class).set(count)
+
+    def queued(self, request: Request, seconds: float) -> None:
+        """`request` found a backend after `seconds` in the router."""
+        self._child(self._queue_s, request.tenant, request.service_class).observe(seconds)
+
+    def missed(self, service_class: str, step: str) -> None:
+        """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
+        self._child(self._misses, service_class, step).inc()
 
     def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
         """Count what the shadow file would have done otherwise with `request`."""

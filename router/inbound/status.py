@@ -30,6 +30,7 @@ STATUS: dict[type[errors.ExpectedError], Status] = {
     errors.RequestTooLarge: Status(413, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
     errors.QuotaExceeded: Status(429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
     errors.Overloaded: Status(429, "overloaded_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
+    errors.Unavailable: Status(503, "overloaded_error", grpc.StatusCode.UNAVAILABLE),
     errors.BackendFailed: Status(502, "api_error", grpc.StatusCode.UNAVAILABLE),
     errors.NoBackend: Status(503, "api_error", grpc.StatusCode.UNAVAILABLE),
     errors.DeadlineExceeded: Status(504, "timeout_error", grpc.StatusCode.DEADLINE_EXCEEDED),

@@ -1,0 +1,60 @@
+"""What a service class promises about the first token, and whether it can still be kept. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from policies.filters import PASSING
+from policies.nouns import BackendView, ClusterView, Decision, Request, ServiceClass
+from policies.predict import uncached_tokens
+
+
+def promised_ttft_s(service_class: ServiceClass, decode_s: float = 0.0) -> float | None:
+    """Seconds from arrival within which the first token is due; None: whenever it comes.
+
+    A deadline is kept by a first token that leaves `decode_s` for the rest of the answer.
+    """
+    by_deadline = None if service_class.deadline_s is None else max(0.0, service_class.deadline_s - decode_s)
+    return min((due for due in (service_class.ttft_s, by_deadline) if due is not None), default=None)
+
+
+def would_take(view: ClusterView, decision: Decision) -> Iterator[BackendView]:
+    """The backends of `view` that `decision` dropped only for want of room, or not at all."""
+    reasons = dict(decision.dropped)
+    return (backend for backend in view.backends if reasons.get(backend.name) in {None, *PASSING})
+
+
+def fastest_prefill_s(request: Request, view: ClusterView, decision: Decision) -> float:
+    """Seconds to the first token at the fastest backend that would take it, once it has room; 0 if there is none."""
+    return min((_prefill_s(request, backend) for backend in would_take(view, decision)), default=0.0)
+
+
+def fastest_decode_s(request: Request, view: ClusterView, decision: Decision, *, new_tokens: int) -> float:
+    """Seconds from the first to the last of `new_tokens` at the fastest backend that would take it; 0 if none would."""
+    context = request.prompt_tokens + new_tokens // 2
+    steps = (one.latency.tpot_s(one.running + 1, context) for one in would_take(view, decision))
+    return new_tokens * min(steps, default=0.0)
+
+
+def cost_s(request: Request, view: ClusterView, decision: Decision, *, new_tokens: int) -> float:
+    """Seconds of a backend's time that `request` uses with an answer of `new_tokens`, where it uses least of it.
+
+    This is what the fair queue charges; 0 if no backend would take it.
+    """
+    costs = (answer_s(request, backend, new_tokens=new_tokens) for backend in would_take(view, decision))
+    return min(costs, default=0.0)
+
+
+def answer_s(request: Request, backend: BackendView, *, new_tokens: int, uncached: int | None = None) -> float:
+    """Seconds of time of `backend` that `request` uses with an answer of `new_tokens`.
+
+    `uncached` tokens of its prompt were computed, where that is known by now.
+    """
+    fresh = uncached_tokens(request, backend) if uncached is None else uncached
+    cached = max(0, request.prompt_tokens - fresh)
+    return backend.latency.answer_s(fresh, cached, new_tokens, batch=max(1, backend.running))
+
+
+def _prefill_s(request: Request, backend: BackendView) -> float:
+    fresh = uncached_tokens(request, backend)
+    return backend.latency.prefill_s(fresh, max(0, request.prompt_tokens - fresh))

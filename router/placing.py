@@ -1,0 +1,93 @@
+"""From a prompt to a backend with room: at once, after a wait in the queue, or by the steps of `on_miss`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from policies.errors import Overloaded, Unavailable
+from policies.on_miss import Degrade, Queue, Shed, Spill, Step
+from policies.promise import fastest_prefill_s
+from policies.nouns import Request
+from router.dispatch import Bid, Dispatcher, Found, Placed
+
+
+@dataclass(frozen=True, slots=True)
+class Placer:
+    """Finds a backend for one prompt within what its class promises.
+
+    `steps` are those of its class for when the promise is missed. `degraded` makes of a bid one for another model;
+    `on_step` hears of each step that is tried, by name.
+    """
+
+    dispatcher: Dispatcher
+    clock: Callable[[], float]
+    steps: tuple[Step, ...]
+    degraded: Callable[[Bid, str], Awaitable[Bid]]
+    on_step: Callable[[str], None]
+
+    async def place(self, bid: Bid) -> Placed:
+        """A backend for `bid`, where its flight has begun.
+
+        While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
+        its turn. After the last the bid waits, and takes what it gets. Raises Overloaded where a step sheds or the
+        queue is full, and what the bid's `refusal` says if nobody can take it at all.
+        """
+        for step in self.steps:
+            if (placed := await self._by(bid.due_at, bid)) is not None:
+                return placed
+            self.on_step(type(step).__name__.lower())
+            match step:
+                case Queue(seconds):
+                    last_at = bid.arrived_at + seconds
+                    if (placed := await self._by(max(last_at, bid.due_at or 0.0), bid)) is not None:
+                        return placed
+                case Spill(pool):
+                    bid.request = _spilled(bid, pool)
+                case Degrade(model):
+                    bid = await self.degraded(bid, model)
+                case Shed(status):
+                    raise self._shed(bid, status)
+        placed = await self._by(None, bid)
+        assert placed is not None, "who waits for ever waits until placed"
+        return placed
+
+    async def again(self, bid: Bid) -> Placed:
+        """Another backend for `bid`, whose backend failed: the next that has room, however late."""
+        placed = await self._by(None, bid)
+        assert placed is not None, "who waits for ever waits until placed"
+        return placed
+
+    async def _by(self, last_at: float | None, bid: Bid) -> Placed | None:
+        """A backend that begins to answer by `last_at`; None if there will be none, as soon as that is foreseen."""
+        found = self.dispatcher.look(bid)
+        if found.is_free:
+            return self.dispatcher.take(bid, found) if last_at is None or self._first_at(found) <= last_at else None
+        if last_at is None:
+            return await self.dispatcher.wait(bid, found, seconds=None)
+        patience_s = last_at - self.clock() - fastest_prefill_s(bid.request, found.view, found.decision)
+        if patience_s <= 0 or self.dispatcher.wait_s(bid, found) > patience_s:
+            return None
+        return await self.dispatcher.wait(bid, found, seconds=patience_s)
+
+    def _first_at(self, found: Found) -> float:
+        return self.clock() + (found.decision.predicted_ttft_s or 0.0)
+
+    def _shed(self, bid: Bid, status: int) -> Overloaded:
+        found, now = self.dispatcher.look(bid), self.clock()
+        prefill_s = fastest_prefill_s(bid.request, found.view, found.decision)
+        first_s = found.decision.predicted_ttft_s if found.is_free else self.dispatcher.wait_s(bid, found) + prefill_s
+        due_s = now if bid.due_at is None else bid.due_at
+        late_s = max(0.0, now + (first_s or 0.0) - due_s)
+        kind = Overloaded if status == 429 else Unavailable
+        return kind(
+            f"the first token would come {late_s:.1f} s later than class '{bid.request.service_class}' promises",
+            hint="try again later, or ask for a class that waits",
+            retry_after_s=max(1.0, late_s),
+        )
+
+
+def _spilled(bid: Bid, pool: str) -> Request:
+    """What `bid` asks, of the backends of `pool` too."""
+    pools = bid.request.pools
+    return bid.request if pools is None or pool in pools else replace(bid.request, pools=(*pools, pool))

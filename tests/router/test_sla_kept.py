@@ -1,0 +1,167 @@
+"""The SLA file under overload, on the real router: fake backends, a virtual clock, hours in seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from backends.base import Load
+from backends.fake import Answer, FakeBackend
+from policies.errors import ExpectedError
+from policies.nouns import Delta
+from policies.parse import parse
+from router.app import build
+from router.ask import Ask
+from router.caller import Placement
+from router.gateway import Gateway
+from router.inbound.openai import chat_ask
+from router.pipeline import serve
+from tests.virtual_time import run_virtually
+
+SLOTS = 4
+ANSWER_S = 1.0
+"""How long a slot is taken by one answer, so that one backend does SLOTS / ANSWER_S requests a second."""
+
+
+@dataclass
+class Stopwatch:
+    """A caller that notes when it heard the first piece of its answer."""
+
+    id: str
+    key: str
+    ask: Ask
+    came_at: float
+    first_at: float | None = None
+    refused: ExpectedError | None = None
+    model: str = ""
+
+    async def read(self) -> Ask:
+        return self.ask
+
+    def explain(self, index: int, explanation: object) -> None:
+        pass
+
+    async def place(self, index: int, placement: Placement) -> None:
+        self.model = placement.request.model
+
+    async def write(self, index: int, delta: Delta) -> None:
+        if self.first_at is None:
+            self.first_at = asyncio.get_running_loop().time()
+
+    def has_seen(self, index: int) -> bool:
+        return self.first_at is not None
+
+    @property
+    def ttft_s(self) -> float:
+        assert self.first_at is not None
+        return self.first_at - self.came_at
+
+
+@dataclass
+class Crowd:
+    """Clients that come at random, `per_second` on average, with the key of one tenant."""
+
+    key: str
+    per_second: float
+    fields: dict[str, object] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    calls: list[Stopwatch] = field(default_factory=list)
+
+    async def come(self, gateway: Gateway, until: float, seed: int) -> None:
+        rng, loop = random.Random(seed), asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(rng.expovariate(self.per_second))
+                if loop.time() >= until:
+                    return
+                body = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], **self.fields}
+                ask = chat_ask(body, self.headers)
+                call = Stopwatch(f"{self.key}-{len(self.calls)}", self.key, ask, loop.time())
+                self.calls.append(call)
+                group.create_task(self._one(call, gateway))
+
+    @staticmethod
+    async def _one(call: Stopwatch, gateway: Gateway) -> None:
+        try:
+            await serve(call, gateway)
+        except ExpectedError as error:
+            call.refused = error
+
+    def served(self, since: float, until: float) -> int:
+        return sum(1 for call in self.calls if call.first_at is not None and since <= call.first_at < until)
+
+    def ttft_s(self, quantile: float, since: float = 0.0) -> float:
+        seen = sorted(call.ttft_s for call in self.calls if call.first_at is not None and call.came_at >= since)
+        return seen[min(len(seen) - 1, int(quantile * len(seen)))]
+
+
+def a_backend(name: str, pool: str = "own") -> FakeBackend:
+    """One that runs SLOTS requests at once, each for ANSWER_S; its first piece comes after a quarter of that."""
+    script = Answer(("a", "b", "c"), delay_s=ANSWER_S / 4)
+    return FakeBackend(name, pool, script, reported=Load(max_requests=SLOTS))
+
+
+@asynccontextmanager
+async def a_router(text: str, backends: Sequence[FakeBackend]) -> AsyncIterator[Gateway]:
+    """A router for the SLA file `text` in front of `backends`, all well."""
+    loop = asyncio.get_running_loop()
+    names = dict.fromkeys(backend.pool for backend in backends)
+    pools = "".join(f"  {name}: {{kind: fake, at: ['x:1'], model: fake}}\n" for name in names)
+    environment = {name: name for name in ("BIG", "SMALL", "ACME")}
+    config = parse(f"{text}\npools:\n{pools}", environment=environment)
+    gateway = build(config, backends=lambda _: backends, clock=loop.time, rng=random.Random(7))
+    for backend in backends:
+        assert await gateway.cluster.probe(backend.name)
+    try:
+        yield gateway
+    finally:
+        await gateway.tokenizers.close()
+    gateway.check()
+
+
+def jain(*shares: float) -> float:
+    """Jain's fairness index (1984): 1 where all are equal."""
+    return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
+
+
+TWO_TENANTS = """
+tenants:
+  big:   {{keys: ["${{env:BIG}}"], weight: {big}}}
+  small: {{keys: ["${{env:SMALL}}"]}}
+"""
+
+
+def served_side_by_side(weight: int, *crowds: Crowd, until: float = 300.0) -> list[int]:
+    """How many requests of each crowd were served by one backend that all want, after the first ten seconds."""
+
+    async def run() -> None:
+        async with a_router(TWO_TENANTS.format(big=weight), [a_backend("own-0")]) as gateway:
+            work = asyncio.gather(*(crowd.come(gateway, until, seed) for seed, crowd in enumerate(crowds)))
+            await asyncio.sleep(until)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    run_virtually(run())
+    return [crowd.served(10.0, until) for crowd in crowds]
+
+
+def test_two_tenants_that_offer_ten_to_one_are_served_alike() -> None:
+    shares = served_side_by_side(1, Crowd("BIG", 40.0), Crowd("SMALL", 4.0))
+    assert jain(*shares) >= 0.98
+
+
+def test_weights_of_four_to_one_give_shares_of_four_to_one() -> None:
+    big, small = served_side_by_side(4, Crowd("BIG", 40.0), Crowd("SMALL", 4.0))
+    assert big / (big + small) == pytest.approx(0.8, abs=0.04)
+
+
+def test_a_small_tenant_beside_a_flood_is_answered_about_as_soon_as_alone() -> None:
+    alone, beside = Crowd("SMALL", 1.0), Crowd("SMALL", 1.0)
+    served_side_by_side(1, alone)
+    served_side_by_side(1, Crowd("BIG", 10.0), beside)
+    assert beside.ttft_s(0.95, since=10.0) <= 1.2 * alone.ttft_s(0.95, since=10.0)
