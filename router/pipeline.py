@@ -29,7 +29,8 @@ from policies.suggest import did_you_mean
 from router.admission import Permit
 from router.ask import Ask
 from router.caller import Caller, CallerGone, Placement
-from router.cluster import Flight, ServedModel
+from router.cluster import ServedModel
+from router.flights import Flight
 from router.gateway import Gateway
 from router.identify import identify
 from router.telemetry import Account, Telemetry
@@ -174,7 +175,7 @@ def decide(
     request: Request, held: Mapping[str, int], *, config: Config, gateway: Gateway, avoiding: Collection[str]
 ) -> tuple[ClusterView, Decision]:
     """What the policy decides now, recorded, and the view that it decided on; `held` is what backends hold of it."""
-    view = gateway.cluster.view(gateway.clock(), held)
+    view = gateway.cluster.view(gateway.clock(), held, request.rank)
     decision = config.policies[request.policy].decide(request, view, gateway.rng, avoiding=avoiding)
     chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
     gateway.telemetry.decided(request, decision, chosen, config_version=config.version)
@@ -222,8 +223,9 @@ class _Call:
                 raise failure or nobody from None
             try:
                 await self.caller.place(at, Placement(request, backend.pool, backend.name))
-                uncached_tokens = request.prompt_tokens - held.get(backend.name, 0)
-                with self.gateway.cluster.sending(backend.name, uncached_tokens) as flight:
+                uncached_tokens = max(1, request.prompt_tokens - held.get(backend.name, 0))
+                sending = self.gateway.cluster.sending(backend.name, request, uncached_tokens, is_first_try=not tried)
+                with sending as flight:
                     await self._relay(at, request, backend.generate(request, prompt), flight, tokens.echo)
                 return
             except (BackendFailed, Overloaded) as error:
@@ -251,11 +253,12 @@ class _Call:
         try:
             async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
                 async for delta in deltas:
+                    now = self.gateway.clock()
+                    flight.heard(delta, now)
                     if delta.computed_tokens is None:
-                        flight.answered = True
                         drawn += len(delta.token_ids)
                         usage = delta.usage or usage
-                        self.account.heard(self.gateway.clock())
+                        self.account.heard(now)
                         if delta.choice in unechoed:
                             unechoed.remove(delta.choice)
                             delta = replace(delta, text=echo + delta.text)  # noqa: PLW2901
