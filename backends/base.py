@@ -14,7 +14,8 @@ class Description:
     """What a backend can do. `context_tokens` None: it does not tell.
 
     `speaks_tokens`: it takes token ids (`Prompt.token_ids`), and the router must tokenize for it. Otherwise it takes
-    the client's own body (`Prompt.body`). `vocabulary` is the number of token ids, where it is known.
+    the client's own body (`Prompt.body`). `vocabulary` is the number of token ids, where it is known. `preempts`: it
+    serves by rank, and takes the room of preemptible requests for those of a strictly better one.
     """
 
     models: frozenset[str]
@@ -22,6 +23,7 @@ class Description:
     vocabulary: int | None = None
     speaks_tokens: bool = False
     reports_cache: bool = False
+    preempts: bool = False
     capabilities: frozenset[Capability] = frozenset()
 
 

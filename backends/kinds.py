@@ -41,10 +41,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the router gives to all its backends."""
+    """What the router gives to all its backends. `on_load` is told the name of one that reported its load."""
 
     router: str = "router"
     listener: CacheListener | None = None
+    on_load: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
 
@@ -67,6 +68,7 @@ def _make_shard(place: Place, surroundings: Surroundings) -> Backend:
         pool=place.pool,
         models=place.models,
         listener=surroundings.listener,
+        on_load=surroundings.on_load,
         options=_options(place, LinkOptions, router=surroundings.router),
         clock=surroundings.clock,
         rng=surroundings.rng,

@@ -69,6 +69,7 @@ class ShardLink:
 
     `shard` is what was last attached, `load` its newest report; both outlive the stream. Whenever a stream is lost, the
     inboxes of all its requests fail at once; when a new one is there, `listener` hears `clear`, then what is held.
+    `on_load` hears the name after each report of load, when what else the report says is known too.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ShardLink:
         address: str,
         *,
         listener: CacheListener | None = None,
+        on_load: Callable[[str], None] = lambda _: None,
         options: LinkOptions = LinkOptions(),
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -86,6 +88,7 @@ class ShardLink:
         self.shard: Shard | None = None
         self.load = Load()
         self._listener, self._options, self._clock, self._sleep = listener, options, clock, sleep
+        self._on_load = on_load
         self._backoff = Backoff(
             rng or random.Random(), first_s=options.first_backoff_s, longest_s=options.longest_backoff_s
         )
@@ -250,6 +253,8 @@ class ShardLink:
                     inbox.hear_tokens(drawn)
         for end in report.finished:
             self._hear_end(end, session.outgoing)
+        if report.HasField("load"):
+            self._on_load(self.name)
 
     def _hear_end(self, end: wire.Finished, outgoing: Outgoing) -> None:
         outgoing.drop(end.request)

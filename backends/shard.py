@@ -14,12 +14,14 @@ from backends.shard_answer import ShardAnswer
 from backends.shard_messages import submit_of
 from policies.nouns import Delta, Prompt, Request
 from shards.kv.keys import TOKEN_BYTES
+from shards.wire.v1 import shard_pb2 as wire
 
 
 class ShardBackend:
     """One shard at `address` (host:port).
 
-    `models` maps clients' names of the model to the shard's. `listener` hears what its cache holds.
+    `models` maps clients' names of the model to the shard's. `listener` hears what its cache holds, `on_load` that it
+    reported its load.
     """
 
     kind = "shard"
@@ -32,6 +34,7 @@ class ShardBackend:
         pool: str,
         models: Mapping[str, str] = MappingProxyType({}),
         listener: CacheListener | None = None,
+        on_load: Callable[[str], None] = lambda _: None,
         options: LinkOptions = LinkOptions(),  # noqa: B008
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -39,7 +42,16 @@ class ShardBackend:
     ) -> None:
         self.name, self.pool = name, pool
         self._models = models
-        self._link = ShardLink(name, address, listener=listener, options=options, clock=clock, rng=rng, sleep=sleep)
+        self._described: tuple[object, Description] | None = None
+        self._link = ShardLink(
+            *(name, address),
+            listener=listener,
+            on_load=on_load,
+            options=options,
+            clock=clock,
+            rng=rng,
+            sleep=sleep,
+        )
 
     def __repr__(self) -> str:
         return f"<ShardBackend {self.name} of {self.pool}: {self._link!r}>"
@@ -51,17 +63,13 @@ class ShardBackend:
 
     def describe(self) -> Description | None:
         """What the shard said when it welcomed us; None before it did."""
-        if self._link.shard is None:
+        shard = self._link.shard
+        if shard is None:
             return None
-        welcome = self._link.shard.welcome
-        aliases = {ours for ours, theirs in self._models.items() if theirs == welcome.model}
-        return Description(
-            models=frozenset({welcome.model, *aliases}),
-            context_tokens=welcome.context_tokens,
-            vocabulary=welcome.vocabulary,
-            speaks_tokens=True,
-            reports_cache=True,
-        )
+        # asked for each decision, and the same for as long as the shard lives
+        if self._described is None or self._described[0] is not shard:
+            self._described = (shard, self._description(shard.welcome))
+        return self._described[1]
 
     def load(self) -> Load:
         """The shard's newest report, at most a second old while it is attached."""
@@ -102,3 +110,14 @@ class ShardBackend:
     def check(self) -> None:
         """Raise AssertionError if the books of the link are wrong."""
         self._link.check()
+
+    def _description(self, welcome: wire.Welcome) -> Description:
+        aliases = {ours for ours, theirs in self._models.items() if theirs == welcome.model}
+        return Description(
+            models=frozenset({welcome.model, *aliases}),
+            context_tokens=welcome.context_tokens,
+            vocabulary=welcome.vocabulary,
+            speaks_tokens=True,
+            reports_cache=True,
+            preempts=True,
+        )

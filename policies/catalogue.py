@@ -76,11 +76,12 @@ def _policy(name: str, weighted: tuple[WeightedScore, ...], pick: Pick | None = 
 def usual_filters() -> tuple[tuple[str, Filter], ...]:
     """The filters of every named policy, and of one in the file that names none.
 
-    Room is not among them: nothing waits in the router for room yet, so a burst that a backend's own queue would take
-    would be refused.
+    The last two make requests wait in the router where a backend has no room, so that a better rank can overtake.
     """
     return (
         ("healthy", filters.healthy()),
         ("serves_model", filters.serves_model()),
         ("fits_context", filters.fits_context()),
+        ("under_limit", filters.under_limit()),
+        ("has_room", filters.has_room()),
     )

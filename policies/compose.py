@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from policies.nouns import BackendView, ClusterView, Decision, Request
+from policies.predict import predicted_ttft_s
 
 Filter = Callable[[Request, BackendView], bool]
 """May this backend take this request?"""
@@ -48,7 +49,9 @@ class Policy:
         if not kept:
             return Decision(None, self.name, dropped)
         totals, details = self._scored(request, kept)
-        return Decision(self.pick(totals, rng), self.name, dropped, totals, details)
+        chosen = self.pick(totals, rng)
+        expected_s = next((predicted_ttft_s(request, backend) for backend in kept if backend.name == chosen), None)
+        return Decision(chosen, self.name, dropped, totals, details, expected_s)
 
     def _filtered(
         self, request: Request, view: ClusterView, avoiding: Collection[str]

@@ -1,4 +1,4 @@
-"""How quickly a queue empties: seconds of predicted cost that leave it per second, learnt while somebody waits. Pure."""
+"""How quickly a queue empties: seconds of predicted cost that leave it per second, learnt while somebody waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BELIEF_S = 5.0
 
 
 class DrainRate:
-    """`now` is in seconds and never goes back. Costs are seconds of one backend's time, as the fair queue charges them."""
+    """`now` is in seconds and never goes back. Costs are seconds of one backend's time, as the queue charges them."""
 
     def __init__(self) -> None:
         self._at: float | None = None

@@ -57,6 +57,7 @@ class Explanation:
 
     `counted` are the scores that every candidate has: others do not count. `ruled_class` is the class of the rule;
     `service_class` ranks lower where the caller asked for that. `equals` are candidates as good as the chosen one.
+    `predicted_ttft_s` is what the chosen one was expected to take to the first token.
     """
 
     request: str
@@ -80,6 +81,7 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     equals: tuple[str, ...]
     chosen: str | None
+    predicted_ttft_s: float | None = None
 
 
 def explain(
@@ -111,6 +113,7 @@ def explain(
         candidates=tuple(candidates),
         equals=tuple(one.backend for one in candidates if best is not None and are_equal(one.total, best)),
         chosen=decision.chosen,
+        predicted_ttft_s=decision.predicted_ttft_s,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from policies.compose import Filter
 from policies.nouns import BackendView, Decision, Request
+from policies.predict import uncached_tokens
 
 PASSING = frozenset({"has_room", "under_limit"})
 """Filters whose objection ends by itself when other requests finish."""
@@ -37,25 +38,29 @@ def fits_context() -> Filter:
 def has_room(*, tokens: int = 0) -> Filter:
     """Its KV pool has room for the part of the prompt that it does not hold, and `tokens` more.
 
-    Passes where the room is unknown, and where nothing runs or waits: an idle backend never gets more room than it has.
+    What it would preempt for the request counts as room. Passes where the room is unknown, and where nothing runs or
+    waits: an idle backend never gets more room than it has.
     """
 
     def passes(request: Request, backend: BackendView) -> bool:
         if backend.free_tokens is None or backend.running + backend.waiting == 0:
             return True
-        return uncached_tokens(request, backend) + tokens <= backend.free_tokens
+        return uncached_tokens(request, backend) + tokens <= backend.free_tokens + backend.reclaimable_tokens
 
     return passes
 
 
 def under_limit() -> Filter:
-    """It runs and queues fewer requests than it runs at once; one that does not tell its limit passes."""
-    return lambda _, backend: backend.max_requests is None or backend.running + backend.waiting < backend.max_requests
+    """It runs and queues fewer requests than it runs at once, without those that it would preempt.
 
+    Where it does not tell how many that are, the limit is adaptive; with neither it passes.
+    """
 
-def uncached_tokens(request: Request, backend: BackendView) -> int:
-    """Prompt tokens that `backend` would compute, at least one; where nobody knows what it holds, it holds nothing."""
-    return max(1, request.prompt_tokens - (backend.held_tokens or 0))
+    def passes(_: Request, backend: BackendView) -> bool:
+        limit = backend.adaptive_limit if backend.max_requests is None else backend.max_requests
+        return limit is None or backend.running + backend.waiting - backend.reclaimable_requests < limit
+
+    return passes
 
 
 def is_worth_waiting(decision: Decision) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from policies.cost import TYPICAL, Latency
+
 
 class Outcome(enum.StrEnum):
     """How a request ended. A metric label, so the list is closed."""
@@ -192,6 +194,10 @@ class BackendView:
     Counts of requests and tokens are the backend's own report plus what this router has sent since. `held_tokens` is
     how much of the prompt's beginning it is believed to hold; None where nobody knows. `reported_s_ago` is the age of
     the report; None before the first.
+
+    `latency` says how long it takes, `queue_s` how long a prompt sent now would wait before its prefill. It takes
+    `max_requests` at once; where it does not tell, `adaptive_limit` is what its speed tells. What is reclaimable is
+    held by preemptible requests of a strictly worse rank, which would give way to the request.
     """
 
     name: str
@@ -206,11 +212,15 @@ class BackendView:
     max_requests: int | None = None
     free_tokens: int | None = None
     context_tokens: int | None = None
-    prefill_s_per_token: float | None = None
     held_tokens: int | None = None
     reported_s_ago: float | None = None
     capabilities: frozenset[Capability] = frozenset()
     weight: float = 1.0
+    latency: Latency = TYPICAL
+    queue_s: float = 0.0
+    adaptive_limit: int | None = None
+    reclaimable_tokens: int = 0
+    reclaimable_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +236,7 @@ class Decision:
     """What a policy decided and why: `chosen` backend or None, who was `dropped` by which filter, each one's score.
 
     `scores` lists (backend, total); `details` the same broken down: (backend, score name, value or None).
+    `predicted_ttft_s` is that of the chosen one.
     """
 
     chosen: str | None
@@ -233,3 +244,4 @@ class Decision:
     dropped: tuple[tuple[str, str], ...] = ()
     scores: tuple[tuple[str, float], ...] = ()
     details: tuple[tuple[str, str, float | None], ...] = ()
+    predicted_ttft_s: float | None = None

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from xxhash import xxh3_64_intdigest
 
 from policies.compose import Score
-from policies.filters import uncached_tokens
 from policies.nouns import BackendView, Request
+from policies.predict import predicted_ttft_s
 
 NOTICEABLE_S = 0.02
 """Differences in TTFT far below this are noise of the measurement, and nobody feels them."""
-
-ASSUMED_S_PER_TOKEN = 1e-4
-"""Prefill cost while no candidate has measured its own; what matters then is that it is the same for all."""
 
 
 def cache_overlap() -> Score:
@@ -29,15 +26,14 @@ def cache_overlap() -> Score:
 def expected_ttft() -> Score:
     """The shortest expected time to first token among the candidates over a candidate's own: the fastest has 1.
 
-    Expected are the prompt tokens that wait there and those of this prompt that it does not hold, at its own prefill
-    cost. None for one that has not measured its cost, unless nobody has: then all are taken to be equally fast.
+    Expected is what the latency model of each says: its queue, and the prefill of what it does not hold at its own
+    speed. So a held prefix is worth the seconds that it saves there.
     """
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
-        assumed = None if any(backend.prefill_s_per_token for backend in candidates) else ASSUMED_S_PER_TOKEN
-        seconds = [_ttft_s(request, backend, assumed) for backend in candidates]
-        fastest = min((time_s for time_s in seconds if time_s is not None), default=0.0)
-        return [None if s is None else (fastest + NOTICEABLE_S) / (s + NOTICEABLE_S) for s in seconds]
+        seconds = [predicted_ttft_s(request, backend) for backend in candidates]
+        fastest = min(seconds, default=0.0)
+        return [(fastest + NOTICEABLE_S) / (one + NOTICEABLE_S) for one in seconds]
 
     return score
 
@@ -84,11 +80,6 @@ def session() -> Score:
 
 def _share(held_tokens: int | None, prompt_tokens: int) -> float | None:
     return None if held_tokens is None else min(1.0, held_tokens / max(1, prompt_tokens))
-
-
-def _ttft_s(request: Request, backend: BackendView, assumed: float | None) -> float | None:
-    cost = backend.prefill_s_per_token or assumed
-    return cost and (backend.waiting_tokens + uncached_tokens(request, backend)) * cost
 
 
 def _draw(label: str, backend: BackendView) -> float:

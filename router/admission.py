@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from types import TracebackType
 
-from policies.errors import Overloaded, QuotaExceeded
+from policies.errors import QuotaExceeded
 from policies.nouns import Outcome, Tenant, Usage
 from router.outcome import outcome_of
 
@@ -24,9 +24,9 @@ class Admission:
         tenants = ", ".join(f"{name}: {count}" for name, count in sorted(self._by_tenant.items()))
         return f"<Admission {len(self._open)} open ({tenants}), {self.settled.total()} settled>"
 
-    def permit(self, tenant: Tenant, *, most: int) -> Permit:
-        """A permit for `tenant`, not entered yet; at most `most` may be open for all tenants together."""
-        return Permit(self, tenant, most)
+    def permit(self, tenant: Tenant) -> Permit:
+        """A permit for `tenant`, not entered yet."""
+        return Permit(self, tenant)
 
     def is_idle(self) -> bool:
         """Is no permit open?"""
@@ -39,7 +39,7 @@ class Admission:
         assert all(permit.outcome is None for permit in self._open), f"{self!r}: a settled permit is still open"
 
     async def admit(self, permit: Permit) -> None:
-        """Open `permit` or raise QuotaExceeded, Overloaded. Called by the permit itself."""
+        """Open `permit` or raise QuotaExceeded. Called by the permit itself."""
         tenant = permit.tenant
         running = self._by_tenant[tenant.name]
         if tenant.limits.concurrent is not None and running >= tenant.limits.concurrent:
@@ -48,9 +48,6 @@ class Admission:
                 hint="wait for one to finish",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        if len(self._open) >= permit.most:
-            hint = "try again in a moment"
-            raise Overloaded(f"{permit.most} requests are running", hint=hint, retry_after_s=_RETRY_AFTER_S)
         self._open.add(permit)
         self._by_tenant[tenant.name] += 1
 
@@ -66,8 +63,8 @@ class Admission:
 class Permit:
     """An async context manager: entered it is open, left it is settled with the Outcome and the `usage` so far."""
 
-    def __init__(self, admission: Admission, tenant: Tenant, most: int) -> None:
-        self.tenant, self.most = tenant, most
+    def __init__(self, admission: Admission, tenant: Tenant) -> None:
+        self.tenant = tenant
         self.usage = Usage()
         self.outcome: Outcome | None = None
         self._admission = admission

@@ -85,7 +85,8 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     if "backends" in parts:
         backends = parts["backends"](index)
     else:
-        surroundings = Surroundings(listener=index, clock=clock, rng=rng)
+        # who reports does so once it was started, and by then there is a cluster
+        surroundings = Surroundings(listener=index, on_load=lambda name: cluster.changed(name), clock=clock, rng=rng)  # noqa: PLW0108
         backends = tuple(_configured_backends(config, surroundings))
     cluster = Cluster(
         backends,
@@ -93,6 +94,8 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         rules=parts.get("health", HealthRules()),
         on_health=telemetry.health,
         on_in_flight=telemetry.in_flight,
+        on_predicted=telemetry.predicted,
+        on_learnt=telemetry.learnt,
     )
     gateway = Gateway(
         config=config,

@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from backends.base import Backend, Description
+from policies.cost import Latency
 from policies.errors import BackendFailed
-from policies.nouns import BackendView, ClusterView
+from policies.nouns import ClusterView, Request
+from router.flights import Flight
+from router.member import Member
 from router.supervise import supervise
 
 _log = logging.getLogger("pointsman.cluster")
@@ -33,71 +36,6 @@ class HealthRules:
     """While it was never reached, so that a router is ready as soon as its backends are."""
 
 
-@dataclass(eq=False, slots=True)
-class Flight:
-    """One request that this router has at a backend. `uncached_tokens` is the prefill that it brought."""
-
-    sent_at: float
-    uncached_tokens: int
-    answered: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class Member:
-    """One backend and what the router knows of it beside its own reports. `flights` are in the order of sending."""
-
-    backend: Backend
-    weight: float = 1.0
-    well: bool = False
-    draining: bool = False
-    failures: int = 0
-    flights: dict[int, Flight] = field(default_factory=dict)
-
-    @property
-    def healthy(self) -> bool:
-        """May it get requests, as far as health goes?"""
-        return self.well and self.backend.describe() is not None
-
-    def may_serve(self, model: str) -> bool:
-        """Is it well, not draining, and does it serve `model`?"""
-        description = self.backend.describe()
-        return self.well and not self.draining and description is not None and model in description.models
-
-    def view(self, now: float, held: Mapping[str, int]) -> BackendView:
-        """This backend as one request sees it at `now`; `held` has the tokens that backends are believed to hold."""
-        load, description = self.backend.load(), self.backend.describe()
-        # one that reports its cache and is not named holds nothing; of any other nobody knows
-        unnamed = 0 if description and description.reports_cache else None
-        unseen = list(self._since(load.reported_at))
-        unseen_tokens = sum(flight.uncached_tokens for flight in unseen if not flight.answered)
-        waiting = sum(not flight.answered for flight in self.flights.values())
-        return BackendView(
-            name=self.backend.name,
-            pool=self.backend.pool,
-            kind=self.backend.kind,
-            models=description.models if description else frozenset(),
-            healthy=self.well and description is not None,
-            draining=self.draining,
-            running=len(self.flights) - waiting if load.running is None else load.running,
-            waiting=waiting if load.waiting is None else load.waiting + len(unseen),
-            waiting_tokens=(load.waiting_tokens or 0) + unseen_tokens,
-            max_requests=load.max_requests,
-            free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
-            context_tokens=description.context_tokens if description else None,
-            prefill_s_per_token=load.prefill_s_per_token,
-            held_tokens=held.get(self.backend.name, unnamed),
-            reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
-            capabilities=description.capabilities if description else frozenset(),
-            weight=self.weight,
-        )
-
-    def _since(self, reported_at: float | None) -> Iterator[Flight]:
-        for flight in reversed(self.flights.values()):
-            if reported_at is not None and flight.sent_at <= reported_at:
-                return
-            yield flight
-
-
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """One model as clients see it. `context_tokens` is the longest of its backends; None if none tells."""
@@ -113,7 +51,12 @@ class ServedModel:
 
 
 class Cluster:
-    """Owns the backends and the tasks that probe them. An async context manager."""
+    """Owns the backends and the tasks that probe them. An async context manager.
+
+    Called by backend: `on_health` with a change of health, `on_in_flight` with a count of requests, `on_predicted` with
+    the seconds to a first token as predicted and as seen, `on_learnt` with what is known of its latency and its
+    adaptive limit, if it needs one.
+    """
 
     def __init__(
         self,
@@ -123,13 +66,16 @@ class Cluster:
         rules: HealthRules = HealthRules(),
         on_health: Callable[[str, bool], None] = lambda *_: None,
         on_in_flight: Callable[[str, int], None] = lambda *_: None,
+        on_predicted: Callable[[str, float, float], None] = lambda *_: None,
+        on_learnt: Callable[[str, Latency, int | None], None] = lambda *_: None,
     ) -> None:
-        self._members = {backend.name: Member(backend) for backend in backends}
+        self._members = {backend.name: Member(backend, on_predicted=on_predicted) for backend in backends}
         assert len(self._members) == len(backends), "two backends have one name"
         self._clock, self._rules = clock, rules
-        self._on_health, self._on_in_flight = on_health, on_in_flight
+        self._on_health, self._on_in_flight, self._on_learnt = on_health, on_in_flight, on_learnt
+        self.in_flight = 0
+        self._heeders: list[Callable[[str], None]] = []
         self._probes: list[asyncio.Task[None]] = []
-        self._sent = 0
         self._health_changed = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -139,6 +85,7 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         for name, member in self._members.items():
             self._on_health(name, member.well)
+            self._on_learnt(name, member.model.snapshot(), member.adaptive_limit)
             await member.backend.start()
         self._probes = [
             asyncio.create_task(supervise(f"probe of {name}", lambda m=member: self._keep_probing(m)))  # type: ignore[misc]
@@ -158,6 +105,7 @@ class Cluster:
         """Nothing is at any backend; for an idle router."""
         for name, member in self._members.items():
             assert not member.flights, f"{name} still has {len(member.flights)} requests of this router"
+            member.check()
 
     def backend(self, name: str) -> Backend:
         """The backend of this name."""
@@ -166,14 +114,30 @@ class Cluster:
     def drain(self, name: str, draining: bool = True) -> None:
         """Give `name` no new requests, or, with False, give it some again."""
         self._members[name].draining = draining
+        self.changed(name)
 
-    def view(self, now: float, held: Mapping[str, int] | None = None) -> ClusterView:
+    def heed(self, heeder: Callable[[str], None]) -> None:
+        """Call `heeder` with a backend's name whenever that may have got room.
+
+        When a request there has ended, when it reported its load (our shards do in each step), when its health or
+        its drain changed. What it does must be cheap.
+        """
+        self._heeders.append(heeder)
+
+    def changed(self, name: str) -> None:
+        """`name` may have got room: say so to all that heed it."""
+        for heeder in self._heeders:
+            heeder(name)
+
+    def view(self, now: float, held: Mapping[str, int] | None = None, rank: int | None = None) -> ClusterView:
         """All backends at `now`. `held` says how much of a prompt's beginning each is believed to hold, in tokens.
 
-        A backend that does not report its cache has None there instead of 0: nobody knows.
+        A backend that does not report its cache has None there instead of 0: nobody knows. `rank` is that of the
+        request: what is preemptible for it counts as reclaimable, and worse ranks are not in front of it, where
+        backends serve by rank.
         """
         held = held or {}
-        return ClusterView(tuple(member.view(now, held) for member in self._members.values()), now)
+        return ClusterView(tuple(member.view(now, held, rank) for member in self._members.values()), now)
 
     def most_held(self, model: str, held: Mapping[str, int]) -> int:
         """The most tokens in `held` of any backend that is well, not draining and serves `model`; 0 without one."""
@@ -209,23 +173,40 @@ class Cluster:
         self._health_changed.clear()
         await self._health_changed.wait()
 
-    @contextmanager
-    def sending(self, name: str, uncached_tokens: int) -> Iterator[Flight]:
-        """Count one request as being at `name`, and learn from how it ends whether the backend is well."""
+    def begin(self, name: str, request: Request, uncached_tokens: int, *, is_first_try: bool = True) -> Flight:
+        """Count `request` as being at `name` from now on, with a prefill of `uncached_tokens`; `end` must follow.
+
+        Nothing is learnt about speed from one that was tried elsewhere before.
+        """
         member = self._members[name]
-        self._sent += 1
-        number, flight = self._sent, Flight(self._clock(), uncached_tokens)
-        member.flights[number] = flight
+        flight = member.begin(request, uncached_tokens, now=self._clock(), is_first_try=is_first_try)
+        self.in_flight += 1
         self._on_in_flight(name, len(member.flights))
+        return flight
+
+    def end(self, flight: Flight, failure: BaseException | None = None) -> None:
+        """`flight` is over: well, or by `failure`. How it ended tells whether the backend is well, and how fast."""
+        name = flight.backend
+        member = self._members[name]
+        member.end(flight, failure, now=self._clock())
+        if failure is None:
+            member.failures = 0
+        elif isinstance(failure, BackendFailed):
+            self._failed(member, failure)
+        self.in_flight -= 1
+        self._on_in_flight(name, len(member.flights))
+        self._on_learnt(name, member.model.snapshot(), member.adaptive_limit)
+        self.changed(name)
+
+    @contextmanager
+    def flying(self, flight: Flight) -> Iterator[Flight]:
+        """`flight`, which has begun, ends when the context is left."""
         try:
             yield flight
-            member.failures = 0
-        except BackendFailed as failure:
-            self._failed(member, failure)
+        except BaseException as failure:
+            self.end(flight, failure)
             raise
-        finally:
-            del member.flights[number]
-            self._on_in_flight(name, len(member.flights))
+        self.end(flight)
 
     async def probe(self, name: str) -> bool:
         """Ask one backend now whether it is well."""
@@ -260,6 +241,7 @@ class Cluster:
             member.well = well
             self._health_changed.set()
             self._on_health(member.backend.name, well)
+            self.changed(member.backend.name)
 
 
 def _served(name: str, members: Sequence[tuple[Member, Description]]) -> ServedModel:

@@ -9,11 +9,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from policies.config import Config
-from policies.errors import ExpectedError, Overloaded
 from policies.drain_rate import DrainRate
-from policies.fairness import FairQueue, Ticket
+from policies.errors import ExpectedError, Overloaded
+from policies.fairness.queue import FairQueue
+from policies.fairness.ticket import Ticket
 from policies.filters import is_worth_waiting
 from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
 from policies.predict import uncached_tokens
@@ -110,12 +112,15 @@ class Bid:
 
 @dataclass(eq=False, slots=True)
 class _Lane:
-    """The queue of one model. `stuck` are shapes that found no room since the last change, `hungry` the pools that
-    somebody waits for who has waited so long that nobody may pass.
+    """The queue of one model, with the bids in it and how many there are of each shape.
+
+    `stuck` are shapes that found no room since the last change, `hungry` the pools that somebody waits for who has
+    waited so long that nobody may pass.
     """
 
     queue: FairQueue
     bids: dict[str, Bid] = field(default_factory=dict)
+    shapes: Counter[Hashable] = field(default_factory=Counter)
     stuck: set[Hashable] = field(default_factory=set)
     hungry: list[tuple[str, ...] | None] = field(default_factory=list)
     rate: DrainRate = field(default_factory=DrainRate)
@@ -126,6 +131,27 @@ class _Lane:
         if not self.bids:
             return True
         return self.walk is None and bid.shape not in self.stuck and not self.is_held_back(bid.request)
+
+    def enter(self, bid: Bid, now: float) -> None:
+        """`bid` waits: at its place, or in front if it was charged and its backend failed. Its shape just found no room."""
+        if bid.is_charged:
+            self.queue.push_front(bid.ticket())
+        else:
+            self.queue.push(bid.ticket(), now)
+        self.bids[bid.request.id] = bid
+        self.shapes[bid.shape] += 1
+        self.stuck.add(bid.shape)
+
+    def leave(self, bid: Bid) -> None:
+        """`bid`, whose ticket has left the queue, waits no longer."""
+        del self.bids[bid.request.id]
+        self.shapes[bid.shape] -= 1
+        if not self.shapes[bid.shape]:
+            del self.shapes[bid.shape]
+
+    def all_stuck(self) -> bool:
+        """Has every shape that waits found no room?"""
+        return self.shapes.keys() <= self.stuck
 
     def is_held_back(self, request: Request) -> bool:
         """Would `request` take the room that a hungry one waits for?"""
@@ -166,7 +192,8 @@ class Dispatcher:
         lane = self._lane(bid)
         if decision.chosen is None and lane.bids:
             lane.stuck.add(bid.shape)
-        return Found(view, decision, is_free=decision.chosen is not None and lane.lets(bid))
+        is_free = decision.chosen is not None and not self._is_full and lane.lets(bid)
+        return Found(view, decision, is_free)
 
     def take(self, bid: Bid, found: Found) -> Placed:
         """Begin the flight that `found` chose, and charge it to the tenant and class once."""
@@ -223,6 +250,11 @@ class Dispatcher:
         """Does nobody wait?"""
         return not any(lane.bids for lane in self._lanes.values())
 
+    @property
+    def _is_full(self) -> bool:
+        """Does the router have as many requests at backends as it may?"""
+        return self._cluster.in_flight >= self._config().server.max_concurrent
+
     def _lane(self, bid: Bid) -> _Lane:
         self._follow_config()
         model = bid.request.model
@@ -241,7 +273,7 @@ class Dispatcher:
                 lane.queue.reconfigure(config.classes, weights, config.ageing_s)
 
     def _make_place(self, bid: Bid) -> None:
-        """Where the queue is full the newest of the tenant that fills it most leaves; Overloaded if that is `bid`'s own.
+        """Where the queue is full the newest of the tenant that fills it most leaves; Overloaded if that is `bid`'s.
 
         So a flood of one tenant does not close the queue to the others.
         """
@@ -262,19 +294,15 @@ class Dispatcher:
     def _enter(self, lane: _Lane, bid: Bid, *, backends: int) -> None:
         now = self._clock()
         lane.rate.waited(now, backends)
-        if bid.is_charged:
-            lane.queue.push_front(bid.ticket())
-        else:
-            lane.queue.push(bid.ticket(), now)
-        lane.bids[bid.request.id] = bid
-        lane.stuck.add(bid.shape)
+        lane.enter(bid, now)
         self._count(bid, 1)
 
     def _leave(self, lane: _Lane, bid: Bid) -> None:
         """Let `bid` wait no longer; it may have been let go already."""
         bid.waiting = None
-        if lane.bids.pop(bid.request.id, None) is not None:
+        if bid.request.id in lane.bids:
             lane.queue.remove(bid.request.id)
+            lane.leave(bid)
             self._count(bid, -1)
             # it may have been the one that nobody was to pass
             self._walk_soon(lane)
@@ -306,16 +334,17 @@ class Dispatcher:
         lane.hungry.clear()
         self._follow_config()
         leaving: list[tuple[Bid, Placed | Exception]] = []
-        seen = failed = 0
-        for ticket in lane.queue.order(self._clock()):
-            seen += 1
+        failed = 0
+        for ticket in islice(lane.queue.order(self._clock()), MOST_SEEN):
+            if self._is_full or lane.all_stuck():
+                break
             bid = lane.bids[ticket.id]
             if bid.shape not in lane.stuck and not lane.is_held_back(bid.request):
                 if (outcome := self._tried(lane, bid)) is None:
                     failed += 1
                 else:
                     leaving.append((bid, outcome))
-            if len(leaving) == MOST_PLACED or failed == MOST_FAILED_LOOKS or seen == MOST_SEEN:
+            if len(leaving) == MOST_PLACED or failed == MOST_FAILED_LOOKS:
                 break
         # the queue stands still while it is walked
         for bid, outcome in leaving:
@@ -340,7 +369,7 @@ class Dispatcher:
 
     def _let_go(self, lane: _Lane, bid: Bid, outcome: Placed | Exception) -> None:
         assert bid.waiting is not None, f"{bid!r} was let go by a queue that it is not in"
-        del lane.bids[bid.request.id]
+        lane.leave(bid)
         self._count(bid, -1)
         if isinstance(outcome, Exception):
             lane.queue.remove(bid.request.id)

@@ -15,7 +15,10 @@ MOST_HEADER_BYTES = 4096
 """Servers and proxies refuse larger headers; what does not fit is left out and counted."""
 
 _LISTS = ("candidates", "skipped", "dropped", "equals", "pools")
-_ESSENTIALS = ("request", "config_version", "rule", "service_class", "policy", "chosen", "left_out")
+_ESSENTIALS = (
+    *("request", "config_version", "rule", "service_class", "policy", "chosen", "predicted_ttft_s"),
+    "left_out",
+)
 
 
 def as_json(explanation: Explanation) -> bytes:
@@ -62,7 +65,12 @@ def _rounded(record: dict[str, Any]) -> dict[str, Any]:
     for candidate in record["candidates"]:
         candidate["total"] = round(candidate["total"], 4)
         candidate["scores"] = {name: value and round(value, 4) for name, value in candidate["scores"].items()}
+    record["predicted_ttft_s"] = _milliseconds(record["predicted_ttft_s"])
     return record
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -109,6 +117,8 @@ def _decision_lines(told: Explanation) -> Iterator[str]:
             yield f"not counted, since not known of every candidate: {', '.join(uncounted)}"
     for backend, reason in told.dropped.items():
         yield f"dropped   {backend}: {reason}"
+    if told.predicted_ttft_s is not None:
+        yield f"expected  first token after {told.predicted_ttft_s:.3f} s"
     others = f" (at random: {', '.join(told.equals)} are equally good)" if len(told.equals) > 1 else ""
     yield f"chosen    {told.chosen or 'none: the request is refused'}{others}"
 

@@ -72,9 +72,10 @@ async def serve(caller: Caller, gateway: Gateway) -> None:
             facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
             ruling = classify(facts, config)
             account.service_class = ruling.service_class.name
-            async with gateway.admission.permit(tenant, most=config.server.max_concurrent) as permit:
+            async with gateway.admission.permit(tenant) as permit:
                 call = _Call(caller, ask, facts, ruling, config, gateway, permit, account)
-                await together([call.answer(at, model, tokens) for at, tokens in enumerate(inputs)])
+                pairs = enumerate(zip(inputs, held, strict=True))
+                await together([call.answer(at, call.bid(at, model, *pair)) for at, pair in pairs])
 
 
 @contextmanager
@@ -200,7 +201,7 @@ class _Call:
     permit: Permit
     account: Account
 
-    async def answer(self, at: int, model: ServedModel, tokens: Tokens) -> None:
+    async def answer(self, at: int, bid: Bid) -> None:
         """Answer prompt number `at`, on another backend if one fails before the client has seen anything."""
         placer = Placer(
             self.gateway.dispatcher,
@@ -209,7 +210,7 @@ class _Call:
             degraded=lambda other, name: self._degraded(at, other, name),
             on_step=partial(self.gateway.telemetry.missed, self.ruling.service_class.name),
         )
-        placed = await placer.place(self._bid(at, model, tokens))
+        placed = await placer.place(bid)
         try:
             while (failure := await self._failed(at, placed)) is not None:
                 self.gateway.telemetry.event("retried")
@@ -253,14 +254,19 @@ class _Call:
         await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
         await self._relay(at, bid.request, backend.generate(bid.request, bid.prompt), placed.flight, bid.echo)
 
-    def _bid(self, at: int, model: ServedModel, tokens: Tokens) -> Bid:
-        """What prompt number `at` asks of the dispatcher, as one for `model`."""
+    def bid(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int]) -> Bid:
+        """What prompt number `at` asks of the dispatcher, as one for `model`; `held` is what backends hold of it now."""
         ask, gateway = self.ask, self.gateway
         headers = {name: ask.headers[name] for name in FORWARDED if name in ask.headers}
         request = self._request(at, model, tokens)
 
+        beliefs = iter([held])
+
         def decide(asked: Request, avoiding: Collection[str]) -> tuple[ClusterView, Decision]:
-            view = gateway.cluster.view(gateway.clock(), believed(tokens, gateway), rank=asked.rank)
+            latest = next(beliefs, None)
+            # whoever waited or comes back asks the index again
+            latest = believed(tokens, gateway) if latest is None else latest
+            view = gateway.cluster.view(gateway.clock(), latest, rank=asked.rank)
             return view, self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
@@ -280,10 +286,11 @@ class _Call:
 
     async def _degraded(self, at: int, bid: Bid, name: str) -> Bid:
         """`bid` as one for the model `name`; itself where the tenant has no such model or the prompt does not fit."""
+        gateway, tenant = self.gateway, self.facts.tenant
         try:
-            model = find_model(name, self.facts.tenant, self.gateway)
-            inputs = await tokenize(self.ask, model, self.facts.tenant, self.gateway)
-            return self._bid(at, model, inputs[at])
+            model = find_model(name, tenant, gateway)
+            inputs = await tokenize(self.ask, model, tenant, gateway)
+            return self.bid(at, model, inputs[at], believed(inputs[at], gateway))
         except (UnknownModel, NoBackend, ContextExceeded):
             return bid
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from policies.errors import Overloaded, Unavailable
+from policies.nouns import Request
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.promise import fastest_prefill_s
-from policies.nouns import Request
 from router.dispatch import Bid, Dispatcher, Found, Placed
 
 

@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from policies.cost import Latency
 from policies.nouns import BackendView, Decision, Request, Usage
 from policies.shadow import Difference
 from router.outcome import code_of, outcome_of
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10, 120)
+_ERROR = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10)
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 _decisions = logging.getLogger("pointsman.decision")
@@ -66,12 +68,26 @@ class Telemetry:
         self._decided = self._counter("decisions", "Decisions by chosen backend", ("policy", "backend"))
         self._in_flight = self._gauge("backend_in_flight", "Requests that this router has at a backend", ("backend",))
         self._healthy = self._gauge("backend_healthy", "1 if the backend may get requests", ("backend",))
+        self._error = self._histogram(
+            "ttft_prediction_error", "|predicted - seen| / seen, of each first token", ("backend",), _ERROR
+        )
+        self._off = self._counter(
+            "ttft_prediction_seconds", "Sum of times to first token: predicted and seen", ("backend", "kind")
+        )
+        self._latency = self._gauge(
+            "backend_latency", "What the router has learnt of a backend's speed", ("backend", "coefficient")
+        )
+        self._limit = self._gauge(
+            "backend_adaptive_limit", "Requests at once that a backend takes, where it does not tell", ("backend",)
+        )
         self._reloads = self._counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = self._gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
-        self._waiting = self._gauge("queued", "Requests that wait in the router for room at a backend", ("service_class",))
+        self._waiting = self._gauge("queued", "Requests that wait in the router for room", ("service_class",))
         self._queue_s = self._histogram("queue_seconds", "Time in the router's queue", who, _LATENCY_S)
         self._misses = self._counter(
-            "misses", "Requests whose promise could not be kept, by the step of on_miss tried", ("service_class", "step")
+            "misses",
+            "Promises that could not be kept, by the step of on_miss tried",
+            ("service_class", "step"),
         )
         self._shadow = self._counter(
             "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
@@ -120,6 +136,20 @@ class Telemetry:
     def health(self, backend: str, healthy: bool) -> None:
         """`backend` may get requests, or not."""
         self._child(self._healthy, backend).set(int(healthy))
+
+    def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
+        """A first token of `backend` took `seen_s`; when its request was sent, `predicted_s` were expected."""
+        if seen_s > 0:
+            self._child(self._error, backend).observe(abs(predicted_s - seen_s) / seen_s)
+        self._child(self._off, backend, "predicted").inc(predicted_s)
+        self._child(self._off, backend, "seen").inc(max(0.0, seen_s))
+
+    def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
+        """What is known of `backend` by now; None: it tells itself how many requests it takes."""
+        for name in Latency.__dataclass_fields__:
+            self._child(self._latency, backend, name).set(getattr(latency, name))
+        if adaptive_limit is not None:
+            self._child(self._limit, backend).set(adaptive_limit)
 
     def config(self, version: str) -> None:
         """The SLA file of this `version` decides from now on."""

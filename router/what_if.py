@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from policies.config import BUNDLED, Config, PoolSpec
+from policies.cost import prior_of
 from policies.errors import InvalidRequest
 from policies.explain import Explanation, explain
 from policies.nouns import BackendView, Capability, ClusterView, Request, Tenant
@@ -37,7 +38,8 @@ class WhatIf:
 def explain_on_paper(described: WhatIf, config: Config) -> Explanation:
     """What `config` does with that request; equal candidates are drawn from a fixed seed.
 
-    Backends are well, idle, hold nothing and serve the model, where not `described` otherwise or named in the file.
+    Backends are well, idle, hold nothing, serve the model and are as fast as their kind usually is, where not
+    `described` otherwise or named in the file.
     Raises as `classify` does, and InvalidRequest for names that the file does not have.
     """
     tenant = _tenant(described.tenant, config)
@@ -111,6 +113,7 @@ def _backends(described: WhatIf, model: str, config: Config) -> Iterator[Backend
             running=described.running.get(name, 0),
             held_tokens=min(described.held_tokens.get(name, 0), described.prompt_tokens),
             capabilities=frozenset(Capability),
+            latency=prior_of(pool.kind),
         )
 
 

@@ -28,14 +28,26 @@ from tests.policies.builders import a_backend, a_request
         (filters.under_limit(), a_request(), a_backend(running=3, waiting=1, max_requests=4), False),
         (filters.under_limit(), a_request(), a_backend(running=2, waiting=1, max_requests=4), True),
         (filters.under_limit(), a_request(), a_backend(running=2000, max_requests=None), True),
+        (filters.under_limit(), a_request(), a_backend(running=9, adaptive_limit=9), False),
+        (filters.under_limit(), a_request(), a_backend(running=8, adaptive_limit=9), True),
+        (filters.under_limit(), a_request(), a_backend(running=9, adaptive_limit=9, max_requests=16), True),
+        (filters.under_limit(), a_request(), a_backend(running=4, max_requests=4, reclaimable_requests=1), True),
+        (
+            filters.has_room(),
+            a_request(prompt_tokens=9),
+            a_backend(running=1, free_tokens=5, reclaimable_tokens=4),
+            True,
+        ),
+        (
+            filters.has_room(),
+            a_request(prompt_tokens=9),
+            a_backend(running=1, free_tokens=5, reclaimable_tokens=3),
+            False,
+        ),
     ],
 )
 def test_a_filter_asks_one_question(passes: Filter, request_: Request, backend: BackendView, verdict: bool) -> None:
     assert passes(request_, backend) is verdict
-
-
-def test_a_backend_that_holds_the_whole_prompt_still_computes_its_last_token() -> None:
-    assert filters.uncached_tokens(a_request(prompt_tokens=64), a_backend(held_tokens=64)) == 1
 
 
 def test_only_want_of_room_is_worth_waiting() -> None:

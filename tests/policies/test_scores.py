@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -6,9 +7,11 @@ from hypothesis import strategies as st
 
 from policies import scores
 from policies.compose import Score
+from policies.cost import Latency
 from policies.nouns import BackendView
 from tests.policies.builders import a_backend, a_request
 
+SPEED = Latency(fixed_s=0.0, token_s=1e-3, pair_s=0.0)
 ALL = [scores.cache_overlap(), scores.expected_ttft(), scores.balance(), scores.turn(), scores.session()]
 
 
@@ -28,23 +31,21 @@ def test_overlap_of_an_empty_prompt_is_none_at_all() -> None:
 
 
 def test_who_holds_the_prompt_is_expected_to_answer_first() -> None:
-    cold, warm = a_backend(prefill_s_per_token=1e-3), a_backend(prefill_s_per_token=1e-3, held_tokens=900)
+    cold, warm = a_backend(latency=SPEED), a_backend(latency=SPEED, held_tokens=900)
     slow, fast = scores.expected_ttft()(a_request(prompt_tokens=1000), [cold, warm])
     assert fast == 1.0
     assert slow == pytest.approx((0.1 + scores.NOTICEABLE_S) / (1.0 + scores.NOTICEABLE_S))
 
 
 def test_a_long_queue_outweighs_a_warm_cache() -> None:
-    warm = a_backend(prefill_s_per_token=1e-3, held_tokens=1000, waiting_tokens=5000)
-    cold = a_backend(prefill_s_per_token=1e-3, held_tokens=0)
+    warm = a_backend(latency=SPEED, held_tokens=1000, queue_s=5.0)
+    cold = a_backend(latency=SPEED, held_tokens=0)
     assert scores.expected_ttft()(a_request(prompt_tokens=1000), [warm, cold])[1] == 1.0
 
 
-@pytest.mark.parametrize("unknown", [None, 0.0])
-def test_an_unmeasured_speed_is_unknown_unless_nobody_has_measured(unknown: float | None) -> None:
-    measured, not_yet = a_backend(prefill_s_per_token=1e-3), a_backend(prefill_s_per_token=unknown)
-    assert scores.expected_ttft()(a_request(), [measured, not_yet]) == [1.0, None]
-    assert scores.expected_ttft()(a_request(), [not_yet, not_yet]) == [1.0, 1.0]
+def test_a_fast_backend_that_holds_nothing_beats_a_slow_one_that_holds_half() -> None:
+    slow, fast = a_backend(latency=SPEED, held_tokens=500), a_backend(latency=Latency(0, 1e-4, 0))
+    assert best(scores.expected_ttft(), "r1", None, replace(slow, name="slow"), replace(fast, name="fast")) == "fast"
 
 
 def test_balance_is_the_unused_share_where_limits_are_known() -> None:
@@ -92,7 +93,7 @@ BACKENDS = st.lists(
         waiting_tokens=st.integers(0, 10**7),
         max_requests=st.none() | st.integers(1, 100),
         held_tokens=st.none() | st.integers(0, 10**6),
-        prefill_s_per_token=st.none() | st.floats(0, 1),
+        queue_s=st.floats(0, 1e6),
         weight=st.floats(0.01, 100),
     ),
     min_size=1,

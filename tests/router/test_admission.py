@@ -14,23 +14,23 @@ from tests.router.parts import a_tenant
 
 async def test_a_tenant_gets_as_many_permits_as_its_limit_says() -> None:
     admission, tenant = Admission(), a_tenant(concurrent=1)
-    async with admission.permit(tenant, most=9):
+    async with admission.permit(tenant):
         with pytest.raises(QuotaExceeded) as caught:
-            async with admission.permit(tenant, most=9):
+            async with admission.permit(tenant):
                 pass
         assert caught.value.retry_after_s
-        async with admission.permit(a_tenant("labs"), most=9):
+        async with admission.permit(a_tenant("labs")):
             admission.check()
-    async with admission.permit(tenant, most=9):
+    async with admission.permit(tenant):
         assert not admission.is_idle()
     assert admission.is_idle()
 
 
 async def test_all_tenants_together_get_no_more_than_the_server_runs() -> None:
     admission = Admission()
-    async with admission.permit(a_tenant(), most=1):
+    async with admission.permit(a_tenant()):
         with pytest.raises(Overloaded) as caught:
-            async with admission.permit(a_tenant("labs"), most=1):
+            async with admission.permit(a_tenant("labs")):
                 pass
     assert caught.value.retry_after_s
 
@@ -48,7 +48,7 @@ async def test_a_permit_is_settled_with_how_it_ended_and_what_was_used(
     error: BaseException | None, outcome: Outcome
 ) -> None:
     admission = Admission()
-    permit = admission.permit(a_tenant(), most=9)
+    permit = admission.permit(a_tenant())
     try:
         async with permit:
             permit.spend(Usage(5, 1, 2))
@@ -69,7 +69,7 @@ async def test_no_permit_is_ever_lost(seed: int) -> None:
     tenants = [a_tenant("a", concurrent=2), a_tenant("b")]
 
     async def request() -> None:
-        async with admission.permit(rng.choice(tenants), most=4):
+        async with admission.permit(rng.choice(tenants)):
             admission.check()
             await asyncio.sleep(0)
             if rng.random() < 0.3:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,19 @@ import pytest
 from backends.base import Load
 from backends.fake import FakeBackend
 from policies.errors import BackendFailed, InvalidRequest
+from policies.nouns import Delta
 from router.cluster import Cluster, HealthRules
+from router.flights import Flight
+from tests.policies.builders import a_request
 from tests.router.parts import MODEL, ScriptedBackend, some_assets
 
 
 def a_backend(name: str = "b0", pool: str = "own", **fields: Any) -> FakeBackend:
     return FakeBackend(name, pool, models=fields.pop("models", frozenset({MODEL})), **fields)
+
+
+def send(cluster: Cluster, tokens: int = 1, name: str = "b0", **what: Any) -> AbstractContextManager[Flight]:
+    return cluster.flying(cluster.begin(name, a_request(prompt_tokens=tokens, **what), tokens))
 
 
 @dataclass
@@ -33,13 +41,13 @@ async def test_a_backend_is_healthy_once_a_probe_passed_and_ill_after_failures_i
     assert await cluster.probe("b0")
     for error in (BackendFailed("x"), InvalidRequest("x"), None, BackendFailed("x")):
         try:
-            with cluster.sending("b0", 1):
+            with send(cluster):
                 if error:
                     raise error
         except (BackendFailed, InvalidRequest):
             pass
     assert cluster.view(0.0).backends[0].healthy, "the success in between ended the row"
-    with pytest.raises(BackendFailed), cluster.sending("b0", 1):
+    with pytest.raises(BackendFailed), send(cluster):
         raise BackendFailed("x")
     assert not cluster.view(0.0).backends[0].healthy
     assert await cluster.probe("b0")
@@ -76,11 +84,11 @@ async def test_running_backends_are_probed_and_closed_at_the_end() -> None:
 def test_what_was_sent_since_the_last_report_is_added_to_it() -> None:
     clock, backend = Clock(), a_backend()
     cluster = Cluster([backend], clock=clock)
-    with cluster.sending("b0", 1000):
+    with send(cluster, 1000):
         clock.now = 101.0
         backend.reported = Load(running=5, waiting=1, waiting_tokens=700, free_tokens=9000, reported_at=101.0)
         clock.now = 102.0
-        with cluster.sending("b0", 300), cluster.sending("b0", 40):
+        with send(cluster, 300), send(cluster, 40):
             seen = cluster.view(clock.now).backends[0]
             assert (seen.running, seen.waiting, seen.waiting_tokens, seen.free_tokens) == (5, 3, 1040, 8660)
             assert seen.reported_s_ago == 1.0
@@ -91,8 +99,8 @@ def test_what_was_sent_since_the_last_report_is_added_to_it() -> None:
 
 def test_a_backend_that_reports_nothing_is_known_by_what_was_sent() -> None:
     cluster = Cluster([a_backend()])
-    with cluster.sending("b0", 100) as first, cluster.sending("b0", 50):
-        first.answered = True
+    with send(cluster, 100) as first, send(cluster, 50):
+        first.heard(Delta(text="x"), 0.0)
         seen = cluster.view(0.0).backends[0]
     assert (seen.running, seen.waiting, seen.waiting_tokens, seen.reported_s_ago) == (1, 1, 50, None)
     assert cluster.view(0.0).backends[0].running == 0
@@ -106,7 +114,7 @@ def test_nobody_knows_what_a_backend_without_cache_reports_holds() -> None:
 def test_a_view_is_a_snapshot() -> None:
     cluster = Cluster([a_backend()])
     before = cluster.view(0.0)
-    with cluster.sending("b0", 100):
+    with send(cluster, 100):
         assert before.backends[0].waiting == 0
         with pytest.raises(AssertionError, match="still has 1 requests"):
             cluster.check()

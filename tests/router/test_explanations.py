@@ -30,6 +30,7 @@ TOLD = Explanation(
     ),
     equals=("own-0",),
     chosen="own-0",
+    predicted_ttft_s=1.23456,
 )
 
 
@@ -50,6 +51,7 @@ def test_text_is_aligned_and_tells_all() -> None:
         "own-1      own         0        0       ?             0.333       0.500  0.333",
         "not counted, since not known of every candidate: session",
         "dropped   own-2: healthy",
+        "expected  first token after 1.235 s",
         "chosen    own-0",
     ]
 
@@ -58,7 +60,7 @@ def test_text_says_where_chance_decided_or_nobody_was_left() -> None:
     assert as_text(replace(TOLD, equals=("own-0", "own-1"))).endswith(
         "chosen    own-0 (at random: own-0, own-1 are equally good)"
     )
-    nobody = as_text(replace(TOLD, candidates=(), chosen=None, equals=()))
+    nobody = as_text(replace(TOLD, candidates=(), chosen=None, equals=(), predicted_ttft_s=None))
     assert nobody.endswith("dropped   own-2: healthy\nchosen    none: the request is refused")
 
 

@@ -101,8 +101,12 @@ class Crowd:
 
 
 def a_backend(name: str, pool: str = "own") -> FakeBackend:
-    """One that runs SLOTS requests at once, each for ANSWER_S; its first piece comes after a quarter of that."""
-    script = Answer(("a", "b", "c"), delay_s=ANSWER_S / 4)
+    """One that runs SLOTS requests at once, each for about ANSWER_S; its first piece comes after a quarter of that."""
+    rng = random.Random(name)
+
+    def script(*_: object) -> Answer:
+        return Answer(("a", "b", "c"), delay_s=ANSWER_S / 4 * rng.uniform(0.8, 1.2))
+
     return FakeBackend(name, pool, script, reported=Load(max_requests=SLOTS))
 
 
@@ -136,11 +140,12 @@ tenants:
 """
 
 
-def served_side_by_side(weight: int, *crowds: Crowd, until: float = 300.0) -> list[int]:
-    """How many requests of each crowd were served by one backend that all want, after the first ten seconds."""
+def served_side_by_side(weight: int, *crowds: Crowd, until: float = 100.0, backends: int = 1) -> list[int]:
+    """How many requests of each crowd were served by backends that all want, after the first ten seconds."""
 
     async def run() -> None:
-        async with a_router(TWO_TENANTS.format(big=weight), [a_backend("own-0")]) as gateway:
+        fleet = [a_backend(f"own-{number}") for number in range(backends)]
+        async with a_router(TWO_TENANTS.format(big=weight), fleet) as gateway:
             work = asyncio.gather(*(crowd.come(gateway, until, seed) for seed, crowd in enumerate(crowds)))
             await asyncio.sleep(until)
             work.cancel()
@@ -161,7 +166,7 @@ def test_weights_of_four_to_one_give_shares_of_four_to_one() -> None:
 
 
 def test_a_small_tenant_beside_a_flood_is_answered_about_as_soon_as_alone() -> None:
-    alone, beside = Crowd("SMALL", 1.0), Crowd("SMALL", 1.0)
-    served_side_by_side(1, alone)
-    served_side_by_side(1, Crowd("BIG", 10.0), beside)
+    alone, beside = Crowd("SMALL", 8.0), Crowd("SMALL", 8.0)
+    served_side_by_side(1, alone, until=30.0, backends=16)
+    served_side_by_side(1, Crowd("BIG", 80.0), beside, until=30.0, backends=16)
     assert beside.ttft_s(0.95, since=10.0) <= 1.2 * alone.ttft_s(0.95, since=10.0)

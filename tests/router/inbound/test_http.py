@@ -388,7 +388,7 @@ async def test_a_full_router_and_a_full_tenant_say_when_to_come_back() -> None:
     release = asyncio.Event()
     tenants = (a_tenant("acme", concurrent=1), a_tenant("labs", "labs-key"))
     backend = ScriptedBackend(scripts=[[release, *an_answer("a")], [release, *an_answer("b")]])
-    config = a_config(*tenants, max_concurrent=2)
+    config = a_config(*tenants, max_concurrent=2, max_queued=0)
     async with a_router(backend, config=config) as router, a_client(router) as client:
         first = asyncio.create_task(client.answer(CHAT, a_chat()))
         await backend.began.wait()

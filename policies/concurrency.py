@@ -1,0 +1,134 @@
+"""An adaptive limit of requests at once, for a backend whose room cannot be seen."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+_TOLERANCE = 1.5
+"""A TTFT up to this many times that with fewer requests is no sign of a queue."""
+
+_LEAST_GRADIENT = 0.5
+_SMOOTHING = 0.5
+_SHORTEST_ROUND, _LONGEST_ROUND = 4, 32
+_ROUNDS_BETWEEN_PROBES = 20
+_ROUNDS_AFTER_A_FIND = 3
+"""A probe that found a queue is soon followed by another: half the limit may still be too much."""
+
+_REFUSED = 0.7
+_MOST_SLOWDOWN = 1e6
+
+
+class AdaptiveLimit:
+    """How many requests a backend takes at once without queueing them, from how much slower than idle its TTFTs are.
+
+    A round is about as many first tokens as may be under way. Its median slowdown gives the gradient: while there is no
+    queue the limit doubles, after the first one it grows by its root a round; a slowdown beyond the tolerance shrinks
+    it in proportion, by half at most. It grows only while it is used. What an idle backend takes is not known here:
+    whoever observes divides by that, so that prompts of any length compare.
+
+    Now and then a round is a probe at half the limit. If that is faster beyond the tolerance, there was a queue that
+    whoever observes had come to take for normal, and the limit shrinks by the same rule. Sources: Gradient2 of Netflix'
+    concurrency-limits (2018); TCP Vegas (Brakmo, O'Malley, Peterson, 1994), for slow start and for a queue that grows
+    with the limit's root; probing as in BBR (Cardwell et al., 2016).
+    """
+
+    def __init__(self, initial: int = 8, *, least: int = 1, most: int = 1024) -> None:
+        if not 1 <= least <= initial <= most:
+            raise ValueError("a limit begins at or above its least, which is 1 or more, and at or below its most")
+        self._least, self._most = least, most
+        self._limit = float(initial)
+        self._proven = float(initial)
+        self._starting = True
+        self._slowdowns: list[float] = []
+        self._busiest = 0
+        self._usual: float | None = None
+        self._rounds_to_probe = _ROUNDS_BETWEEN_PROBES
+
+    def __repr__(self) -> str:
+        state = "probes" if self.is_probing else "starts" if self._starting else "steady"
+        return f"<AdaptiveLimit {self.limit} of {self._least} to {self._most}, {state}>"
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be there at once."""
+        limit = self._limit / 2 if self.is_probing else self._limit
+        return max(self._least, int(limit))
+
+    @property
+    def is_probing(self) -> bool:
+        """Is this round at half the limit?"""
+        return self._rounds_to_probe == 0
+
+    def is_crowded(self, in_flight: int) -> bool:
+        """Are `in_flight` requests so many that their TTFTs say nothing of an idle backend?"""
+        return in_flight > max(1.0, min(self._proven, self._limit) / 2)
+
+    def observe(self, slowdown: float, in_flight: int) -> None:
+        """A first token took `slowdown` times what it takes when idle; `in_flight` were there when it was sent for.
+
+        `in_flight` counts the request itself. A slowdown that is no positive number says nothing.
+        """
+        if not slowdown > 0 or not self._belongs(in_flight):
+            return
+        self._slowdowns.append(min(slowdown, _MOST_SLOWDOWN))
+        self._busiest = max(self._busiest, in_flight)
+        if len(self._slowdowns) >= max(_SHORTEST_ROUND, min(_LONGEST_ROUND, self.limit)):
+            self._end_round()
+
+    def refuse(self) -> None:
+        """The backend said that it has too much to do."""
+        self._starting = False
+        self._set(self._limit * _REFUSED)
+
+    def check(self) -> None:
+        """Prove that the limit and the memory are in bounds."""
+        assert self._least <= self._limit <= self._most, f"{self!r}: out of bounds"
+        assert self._least <= self.limit <= self._most, f"{self!r}: out of bounds"
+        assert len(self._slowdowns) < _LONGEST_ROUND, f"{self!r}: a round never ends"
+        assert 0 <= self._rounds_to_probe <= _ROUNDS_BETWEEN_PROBES, f"{self!r}: probes come too late"
+
+    def _belongs(self, in_flight: int) -> bool:
+        """Was it sent in this round? What was sent before a probe or before the limit doubled says nothing of now."""
+        if self.is_probing:
+            return in_flight <= self.limit
+        return not self._starting or in_flight > self._limit / 2
+
+    def _end_round(self) -> None:
+        slowdown, used = median(self._slowdowns), self._busiest >= self._limit / 2
+        self._slowdowns, self._busiest = [], 0
+        if self.is_probing:
+            self._end_probe(slowdown)
+        else:
+            self._rounds_to_probe -= 1
+            self._usual = slowdown if used else None
+            self._follow(slowdown, used=used)
+
+    def _end_probe(self, slowdown: float) -> None:
+        gradient = 1.0 if self._usual is None else _gradient(self._usual / slowdown)
+        self._rounds_to_probe = _ROUNDS_AFTER_A_FIND if gradient < 1.0 else _ROUNDS_BETWEEN_PROBES
+        if gradient < 1.0:
+            self._starting = False
+            self._set(self._limit * gradient)
+
+    def _follow(self, slowdown: float, *, used: bool) -> None:
+        gradient = _gradient(slowdown)
+        if gradient < 1.0:
+            self._starting = False
+        elif not used:
+            return
+        else:
+            self._proven = self._limit
+        if self._starting:
+            self._set(2 * self._limit)
+        else:
+            target = self._limit * gradient + math.sqrt(self._limit)
+            self._set(self._limit + _SMOOTHING * (target - self._limit))
+
+    def _set(self, limit: float) -> None:
+        self._limit = max(float(self._least), min(float(self._most), limit))
+        self._proven = min(self._proven, self._limit)
+
+
+def _gradient(slowdown: float) -> float:
+    return max(_LEAST_GRADIENT, min(1.0, _TOLERANCE / slowdown))

@@ -1,0 +1,128 @@
+"""Recursive least squares on the logarithms of positive coefficients, with forgetting, clamps and outliers in mind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_KEPT_SHARE = 0.98
+"""Of what was learnt, per further observation: about the last 50 count."""
+
+_NOISE = 0.02
+"""Variance of the log of what is observed when nothing is wrong: about 14 %."""
+
+_OUTLIER = 0.3
+"""An error of the log beyond this counts less and less (Huber's weight)."""
+
+_MOST = 1.5
+"""The log of 4.5: no observation is believed to be further off, so that one hiccup does not look like the truth."""
+
+_BIAS_SHARE = 0.2
+_QUIET = 0.1
+_ALERT = 0.5
+"""Errors of one sign beyond `_QUIET` are drift: they bring back some of the first uncertainty, and what is seen counts
+more again."""
+
+_LEAST_VARIANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is believed of one coefficient before anything was seen: `value`, and the bounds that it never leaves.
+
+    `spread` is the standard deviation of its log that it has for itself, `shared` the one that it has together with
+    all others that have one: what makes one of them too small makes all of them too small.
+    """
+
+    value: float
+    least: float
+    most: float
+    spread: float
+    shared: float = 0.0
+
+
+class RecursiveFit:
+    """Positive coefficients of a sum of products, learnt from one observation after the other.
+
+    An observation is how much more was seen than predicted, as a logarithm, and what share of the prediction was due
+    to each coefficient. So errors are relative, coefficients are never negative, and their units do not matter. Source:
+    recursive least squares with exponential forgetting (Ljung, System Identification, 1999, section 11.2), linearised
+    in the logs as an extended Kalman filter does; Huber's weights against outliers (Robust Statistics, 1981).
+    """
+
+    __slots__ = ("_bias", "_bounds", "_covariance", "_first", "_logs", "observations", "values")
+
+    def __init__(self, priors: Sequence[Prior]) -> None:
+        self.values = [prior.value for prior in priors]
+        self.observations = 0
+        self._logs = [math.log(prior.value) for prior in priors]
+        self._bounds = [(math.log(prior.least), math.log(prior.most)) for prior in priors]
+        self._first = [
+            [one.shared * other.shared + (one.spread**2 if one is other else 0.0) for other in priors] for one in priors
+        ]
+        self._covariance = [list(row) for row in self._first]
+        self._bias = 0.0
+
+    def __repr__(self) -> str:
+        return f"<RecursiveFit {', '.join(f'{value:.2e}' for value in self.values)}, {self.observations} observations>"
+
+    def learn(self, shares: Sequence[float], error: float) -> None:
+        """Move towards an observation: log(seen / predicted) is `error`, and `shares` are its derivatives by the logs.
+
+        17 us for four coefficients (busy 2.5 GHz core, 2026-11).
+        """
+        error = max(-_MOST, min(_MOST, error))
+        self._heed_drift(error)
+        covariance = self._covariance
+        moved = [sum(map(_times, row, shares)) for row in covariance]
+        noise = _NOISE * max(1.0, abs(error) / _OUTLIER)
+        total = noise + sum(map(_times, moved, shares))
+        step = error / total
+        for at, (low, high) in enumerate(self._bounds):
+            self._logs[at] = log = max(low, min(high, self._logs[at] + step * moved[at]))
+            self.values[at] = math.exp(log)
+        for at, row in enumerate(covariance):
+            scale = moved[at] / total
+            covariance[at] = [(old - scale * other) / _KEPT_SHARE for old, other in zip(row, moved, strict=True)]
+        self._bound_covariance()
+        self.observations += 1
+
+    def check(self) -> None:
+        """Prove that values are finite and in bounds, and that uncertainty has neither gone nor grown."""
+        for log, (low, high), value in zip(self._logs, self._bounds, self.values, strict=True):
+            assert low <= log <= high, f"{self!r}: a coefficient left its bounds"
+            assert 0.0 < value < math.inf, f"{self!r}: a coefficient is no number"
+        for at, row in enumerate(self._covariance):
+            assert 0.0 < row[at] <= self._first[at][at] * 1.001, f"{self!r}: uncertainty {row[at]} is out of bounds"
+            for other, value in enumerate(row):
+                assert value == self._covariance[other][at], f"{self!r}: the covariance is not symmetric"
+
+    def _heed_drift(self, error: float) -> None:
+        self._bias += _BIAS_SHARE * (error - self._bias)
+        excess = abs(self._bias) - _QUIET
+        if excess <= 0.0 or not self.observations:
+            return
+        share = _ALERT * excess * excess
+        for row, first in zip(self._covariance, self._first, strict=True):
+            for at, value in enumerate(first):
+                row[at] += share * value
+
+    def _bound_covariance(self) -> None:
+        """Directions that nothing excites would grow without end, and rounding may take a variance below zero."""
+        covariance, first = self._covariance, self._first
+        for at, row in enumerate(covariance):
+            if row[at] > first[at][at]:
+                factor = math.sqrt(first[at][at] / row[at])
+                for other in range(len(row)):
+                    # at == other is scaled twice, as it must be
+                    row[other] *= factor
+                    covariance[other][at] *= factor
+            row[at] = max(row[at], _LEAST_VARIANCE)
+        for at, row in enumerate(covariance):
+            for other in range(at):
+                row[other] = covariance[other][at]
+
+
+def _times(left: float, right: float) -> float:
+    return left * right

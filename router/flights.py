@@ -1,0 +1,222 @@
+"""What this router has at one backend: each request from its sending to its end, and what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from policies.cost import Work, prefill_work
+from policies.nouns import Delta, Request, Usage
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One request at a backend, from when it is sent to its end.
+
+    `ahead` is the prefill that was in front of it when it was sent and `crowd` the requests there, itself included.
+    `is_first_try`: no other backend was tried before. `on_first` is called when the first piece of its answer arrives.
+    """
+
+    backend: str
+    request: Request
+    uncached_tokens: int
+    sent_at: float
+    ahead: Work
+    crowd: int
+    predicted_ttft_s: float
+    is_first_try: bool
+    book: Flights = field(repr=False)
+    on_first: Callable[[Flight], None] = field(repr=False)
+    first_at: float | None = None
+    last_at: float | None = None
+    first_tokens: int = 0
+    drawn_tokens: int = 0
+    usage: Usage | None = None
+    began_with: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def answered(self) -> bool:
+        """Did a piece of its answer arrive?"""
+        return self.first_at is not None
+
+    @property
+    def work(self) -> Work:
+        """The prefill that it brought, as far as is known."""
+        return prefill_work(self.uncached_tokens, max(0, self.request.prompt_tokens - self.uncached_tokens))
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from its sending to the first piece of its answer, which must be there."""
+        assert self.first_at is not None, "nothing has arrived"
+        return self.first_at - self.sent_at
+
+    @property
+    def later_tokens(self) -> int:
+        """Tokens that were drawn after the first piece of the answer, over all choices.
+
+        Where the backend tells in the end how many there were, that counts; pieces without token ids count as one.
+        """
+        told = self.usage.completion_tokens if self.usage else 0
+        return max(self.drawn_tokens, told) - self.first_tokens
+
+    def heard(self, delta: Delta, now: float) -> None:
+        """A piece of its answer, or of its prefill's progress, arrived at `now`."""
+        if delta.computed_tokens is not None:
+            return
+        tokens = len(delta.token_ids) or bool(delta.text)
+        self.usage = delta.usage or self.usage
+        if self.first_at is None:
+            self.first_at, self.first_tokens = now, tokens
+            self.book.answer(self, now)
+            self.on_first(self)
+        if tokens:
+            self.last_at = now
+            self.drawn_tokens += tokens
+            self.book.grow(self, tokens)
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What the requests of one rank add up to: those that wait for their first token, and those that may give way."""
+
+    requests: int = 0
+    waiting_tokens: int = 0
+    waiting_pairs: float = 0.0
+    preemptible_requests: int = 0
+    preemptible_tokens: int = 0
+
+
+class Flights:
+    """The open Flights at one backend, oldest first. Sums are kept, so that asking for them costs nothing per request.
+
+    `waiting` of them have no answer yet. `busy_since`: since when the backend computes what it computes now, if it
+    computes one prompt after the other: when the last first token came, or the first prompt was sent to an idle one.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Flight, None] = {}
+        self._ranks: dict[int, _Rank] = {}
+        self.waiting = 0
+        self.busy_since = 0.0
+        self._decoding = self._context_tokens = 0
+        self._decoding_s = self._context_s = 0.0
+        self._counted_at = self._counted_context = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Flights {len(self)} open, {self.waiting} of them without an answer>"
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, flight: Flight) -> None:
+        """`flight` is sent now."""
+        if not self.waiting:
+            self.busy_since = flight.sent_at
+        self.waiting += 1
+        self._open[flight] = None
+        rank = self._ranks.setdefault(flight.request.rank, _Rank())
+        rank.requests += 1
+        self._count_waiting(flight, 1)
+        if flight.request.preemptible:
+            rank.preemptible_requests += 1
+            rank.preemptible_tokens += flight.uncached_tokens
+
+    def answer(self, flight: Flight, now: float) -> None:
+        """The first piece of `flight`'s answer came at `now`: its prompt is computed."""
+        self._count(now)
+        self.busy_since = now
+        self.waiting -= 1
+        self._count_waiting(flight, -1)
+        self._decoding += flight.request.sampling.choices
+        self._context_tokens += flight.request.prompt_tokens * flight.request.sampling.choices
+        flight.began_with = (self._decoding_s, self._context_s)
+
+    def grow(self, flight: Flight, tokens: int) -> None:
+        """`flight` drew `tokens`."""
+        self._context_tokens += tokens
+        if flight.request.preemptible:
+            self._ranks[flight.request.rank].preemptible_tokens += tokens
+
+    def end(self, flight: Flight, now: float) -> None:
+        """`flight` is over, with or without an answer."""
+        self._count(now)
+        del self._open[flight]
+        request, rank = flight.request, self._ranks[flight.request.rank]
+        if flight.answered:
+            self._decoding -= request.sampling.choices
+            self._context_tokens -= request.prompt_tokens * request.sampling.choices + flight.drawn_tokens
+        else:
+            self.waiting -= 1
+            self._count_waiting(flight, -1)
+        if request.preemptible:
+            rank.preemptible_requests -= 1
+            rank.preemptible_tokens -= flight.uncached_tokens + flight.drawn_tokens
+        rank.requests -= 1
+        if not rank.requests:
+            del self._ranks[request.rank]
+
+    def waiting_work(self, up_to: int | None = None) -> Work:
+        """The prefill of those that wait for their first token, of ranks up to and including `up_to`; None: of all."""
+        tokens, pairs = 0, 0.0
+        for number, rank in self._ranks.items():
+            if up_to is None or number <= up_to:
+                tokens += rank.waiting_tokens
+                pairs += rank.waiting_pairs
+        return Work(tokens, pairs)
+
+    def reclaimable(self, rank: int) -> tuple[int, int]:
+        """Requests that are preemptible for one of `rank`, and the tokens of KV that they hold alone, at the least."""
+        requests = tokens = 0
+        for number, worse in self._ranks.items():
+            if number > rank:
+                requests += worse.preemptible_requests
+                tokens += worse.preemptible_tokens
+        return requests, tokens
+
+    def unseen(self, reported_at: float) -> tuple[int, int]:
+        """Requests sent after a report of `reported_at`, and the prompt tokens that they still have to compute."""
+        requests = tokens = 0
+        for flight in self._since(reported_at):
+            requests += 1
+            tokens += 0 if flight.answered else flight.uncached_tokens
+        return requests, tokens
+
+    def company(self, flight: Flight, now: float) -> tuple[float, float]:
+        """Sequences that decoded while `flight` did, itself included, and the tokens of their contexts: the means.
+
+        For one that was answered and is still open.
+        """
+        self._count(now)
+        assert flight.first_at is not None, "it decodes nothing yet"
+        seconds = max(1e-9, now - flight.first_at)
+        decoding_s, context_s = flight.began_with
+        return (self._decoding_s - decoding_s) / seconds, (self._context_s - context_s) / seconds
+
+    def check(self) -> None:
+        """Prove that every sum is what its parts add up to."""
+        assert self.waiting == sum(not flight.answered for flight in self._open), f"{self!r}: lost count"
+        assert sum(rank.requests for rank in self._ranks.values()) == len(self), f"{self!r}: ranks lost count"
+        waiting = [flight.uncached_tokens for flight in self._open if not flight.answered]
+        assert self.waiting_work().tokens == sum(waiting), f"{self!r}: waiting tokens are wrong"
+        preemptible = [one.uncached_tokens + one.drawn_tokens for one in self._open if one.request.preemptible]
+        assert self.reclaimable(-1) == (len(preemptible), sum(preemptible)), f"{self!r}: reclaimable is wrong"
+        assert self._open or not (self._decoding or self._context_tokens), f"{self!r}: decodes though nothing is open"
+
+    def _since(self, reported_at: float) -> Iterator[Flight]:
+        for flight in reversed(self._open):
+            if flight.sent_at <= reported_at:
+                return
+            yield flight
+
+    def _count_waiting(self, flight: Flight, sign: int) -> None:
+        rank, work = self._ranks[flight.request.rank], flight.work
+        rank.waiting_tokens += sign * flight.uncached_tokens
+        # integers and halves: nothing is lost in adding and subtracting
+        rank.waiting_pairs += sign * work.pairs
+
+    def _count(self, now: float) -> None:
+        """Add up who has decoded since the last time, with the mean of the contexts then and now."""
+        seconds = max(0.0, now - self._counted_at)
+        self._decoding_s += seconds * self._decoding
+        self._context_s += seconds * (self._counted_context + self._context_tokens) / 2 if self._decoding else 0.0
+        self._counted_at, self._counted_context = now, float(self._context_tokens)

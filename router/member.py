@@ -1,0 +1,197 @@
+"""One backend and what the router knows of it beside its own reports: health, requests under way, speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from backends.base import Backend, Description, Load
+from policies.concurrency import AdaptiveLimit
+from policies.cost import LatencyModel, Work, prefill_work, prior_of
+from policies.errors import Overloaded
+from policies.nouns import BackendView, Request
+from router.flights import Flight, Flights
+
+_NOTHING = Description(models=frozenset())
+"""What a backend says that was never reached."""
+
+_LEAST_STEPS = 4
+"""Steps of decoding that say how long a step takes; fewer are mostly the way of their tokens through the network."""
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One backend of a cluster. `model` learns how fast it is, `limit` how many requests it takes.
+
+    The limit counts only where the backend does not tell its own. `on_predicted` hears of each first token at which
+    backend it came, in how many seconds it had been predicted, and in how many it came.
+    """
+
+    backend: Backend
+    weight: float = 1.0
+    well: bool = False
+    draining: bool = False
+    failures: int = 0
+    flights: Flights = field(default_factory=Flights)
+    limit: AdaptiveLimit = field(default_factory=AdaptiveLimit)
+    model: LatencyModel = field(init=False)
+    on_predicted: Callable[[str, float, float], None] = lambda *_: None
+
+    def __post_init__(self) -> None:
+        self.model = LatencyModel(prior_of(self.backend.kind))
+
+    @property
+    def healthy(self) -> bool:
+        """May it get requests, as far as health goes?"""
+        return self.well and self.backend.describe() is not None
+
+    @property
+    def adaptive_limit(self) -> int | None:
+        """How many requests it takes at once, as far as its speed tells; None where it tells itself."""
+        return self.limit.limit if self.backend.load().max_requests is None else None
+
+    def may_serve(self, model: str) -> bool:
+        """Is it well, not draining, and does it serve `model`?"""
+        description = self.backend.describe()
+        return self.well and not self.draining and description is not None and model in description.models
+
+    def view(self, now: float, held: Mapping[str, int], rank: int | None = None) -> BackendView:
+        """This backend as one request of `rank` sees it at `now`.
+
+        `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
+        served last.
+        """
+        load, description = self.backend.load(), self.backend.describe()
+        said = description or _NOTHING
+        self.model.told(load.prefill_s_per_token)
+        latency = self.model.snapshot()
+        unseen, unseen_tokens = self._unseen(load)
+        if not said.preempts:
+            rank = None
+        reclaimable = (0, 0) if rank is None else self.flights.reclaimable(rank)
+        # one that reports its cache and is not named holds nothing; of any other nobody knows
+        unnamed = 0 if said.reports_cache else None
+        waiting = self.flights.waiting
+        return BackendView(
+            name=self.backend.name,
+            pool=self.backend.pool,
+            kind=self.backend.kind,
+            models=said.models,
+            healthy=self.well and description is not None,
+            draining=self.draining,
+            running=len(self.flights) - waiting if load.running is None else load.running,
+            waiting=waiting if load.waiting is None else load.waiting + unseen,
+            waiting_tokens=(load.waiting_tokens or 0) + unseen_tokens,
+            max_requests=load.max_requests,
+            free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
+            context_tokens=said.context_tokens,
+            held_tokens=held.get(self.backend.name, unnamed),
+            reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
+            capabilities=said.capabilities,
+            weight=self.weight,
+            latency=latency,
+            queue_s=latency.queue_s(self._ahead(now, load, unseen_tokens, rank)),
+            adaptive_limit=self.limit.limit if load.max_requests is None else None,
+            reclaimable_requests=reclaimable[0],
+            reclaimable_tokens=reclaimable[1],
+        )
+
+    def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
+        """`request` is sent at `now`, with a prefill of `uncached_tokens`."""
+        load, description = self.backend.load(), self.backend.describe()
+        unseen, unseen_tokens = self._unseen(load)
+        rank = request.rank if description is not None and description.preempts else None
+        ahead = self._ahead(now, load, unseen_tokens, rank)
+        there = len(self.flights) if load.running is None else load.running + (load.waiting or 0) + unseen
+        latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
+        flight = Flight(
+            self.backend.name,
+            request,
+            uncached_tokens,
+            sent_at=now,
+            ahead=ahead,
+            crowd=there + 1,
+            predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=latency.queue_s(ahead)),
+            is_first_try=is_first_try,
+            book=self.flights,
+            on_first=self._learn_ttft,
+        )
+        self.flights.begin(flight)
+        return flight
+
+    def end(self, flight: Flight, failure: BaseException | None, *, now: float) -> None:
+        """`flight` is over: well, or by `failure`. Learns from what was seen of it, and nothing from what failed."""
+        if isinstance(failure, Overloaded):
+            self.limit.refuse()
+        elif flight.is_first_try and not isinstance(failure, Exception):
+            self._learn_decode(flight, now)
+            if failure is None and not self._reports_cache:
+                self._learn_late(flight)
+        self.flights.end(flight, now)
+
+    def check(self) -> None:
+        """Prove what its parts can prove of themselves."""
+        for part in (self.flights, self.limit, self.model):
+            part.check()
+
+    @property
+    def _reports_cache(self) -> bool:
+        description = self.backend.describe()
+        return description is not None and description.reports_cache
+
+    def _unseen(self, load: Load) -> tuple[int, int]:
+        """Requests, and tokens to prefill, that the newest report does not know of."""
+        if load.reported_at is None:
+            return len(self.flights), int(self.flights.waiting_work().tokens)
+        return self.flights.unseen(load.reported_at)
+
+    def _ahead(self, now: float, load: Load, unseen_tokens: int, rank: int | None) -> Work:
+        """The prefill that a prompt of `rank` sent now has in front of it; rank None: all that is there.
+
+        What this router sent is known prompt by prompt; of what others sent, a report has the tokens alone.
+        """
+        ours = self.flights.waiting_work()
+        first = ours if rank is None else self.flights.waiting_work(rank)
+        if load.waiting_tokens is None:
+            total_s = self.model.snapshot().work_s(ours)
+            left = max(0.0, 1.0 - (now - self.flights.busy_since) / total_s) if total_s else 0.0
+            return Work(first.tokens * left, first.pairs * left)
+        tokens = load.waiting_tokens + unseen_tokens
+        left = min(1.0, tokens / ours.tokens) if ours.tokens else 0.0
+        return Work(first.tokens * left + max(0.0, tokens - ours.tokens), first.pairs * left)
+
+    def _learn_ttft(self, flight: Flight) -> None:
+        """Its first token came."""
+        if not flight.is_first_try:
+            return
+        self.model.judge(flight.predicted_ttft_s, flight.ttft_s)
+        if self.adaptive_limit is not None:
+            cached = max(0, flight.request.prompt_tokens - flight.uncached_tokens)
+            idle_s = self.model.snapshot().prefill_s(flight.uncached_tokens, cached)
+            self.limit.observe(flight.ttft_s / idle_s, flight.crowd)
+        if self._reports_cache and not self._was_crowded(flight):
+            self.model.observe_ttft(flight.work, flight.ahead, flight.ttft_s)
+        self.on_predicted(flight.backend, flight.predicted_ttft_s, flight.ttft_s)
+
+    def _learn_late(self, flight: Flight) -> None:
+        """Only its end told what was cached. An answer in one piece does not tell when its first token was there."""
+        one_piece = flight.last_at == flight.first_at and flight.later_tokens > 0
+        if not flight.answered or one_piece or self._was_crowded(flight):
+            return
+        prompt_tokens, told = flight.request.prompt_tokens, flight.usage.cached_tokens if flight.usage else 0
+        uncached = max(1, min(flight.uncached_tokens, prompt_tokens - told))
+        self.model.observe_ttft(prefill_work(uncached, max(0, prompt_tokens - uncached)), flight.ahead, flight.ttft_s)
+
+    def _learn_decode(self, flight: Flight, now: float) -> None:
+        steps = flight.later_tokens / flight.request.sampling.choices
+        if steps < _LEAST_STEPS or flight.first_at is None or flight.last_at is None:
+            return
+        batch, context_tokens = self.flights.company(flight, now)
+        # requests of other routers: as many as are reported beyond ours, with contexts like ours
+        others = max(0, (self.backend.load().running or 0) - len(self.flights))
+        scale = 1.0 + others / max(1.0, batch)
+        self.model.observe_decode(batch * scale, context_tokens * scale, (flight.last_at - flight.first_at) / steps)
+
+    def _was_crowded(self, flight: Flight) -> bool:
+        """Was it sent among so many that a queue which nobody sees may have delayed it?"""
+        return self.adaptive_limit is not None and self.limit.is_crowded(flight.crowd)
