@@ -28,6 +28,8 @@ from router.inbound.admin import admin_app
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
 from router.reload import Reloader, as_shadow
+from router.store.base import QuotaStore
+from router.store.memory import MemoryStore
 from router.supervise import supervise
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
@@ -61,7 +63,7 @@ class Address:
 
 
 class Parts(TypedDict, total=False):
-    """What may be given to a router instead of what it makes itself: backends, time, chance, health rules.
+    """What may be given to a router instead of what it makes itself: backends, time, chance, health rules, quotas.
 
     `file` is what the SLA file said when it was read; it is watched for changes. Without it the config stays.
     `shadow` is a second file that decides beside it without effect; it is watched too.
@@ -73,6 +75,7 @@ class Parts(TypedDict, total=False):
     health: HealthRules
     file: Contents
     shadow: Contents
+    quotas: QuotaStore
 
 
 def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
@@ -102,7 +105,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         cluster=cluster,
         index=index,
         tokenizers=Tokenizers(),
-        admission=Admission(),
+        admission=Admission(parts.get("quotas") or MemoryStore(time.time)),
         telemetry=telemetry,
         doors=Doors(),
         dispatcher=Dispatcher(cluster, lambda: gateway.config, clock, on_waiting=telemetry.waiting),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from policies.budget import Standing
 from policies.explain import Explanation
 from policies.nouns import Delta, Request
 from router.ask import Ask
@@ -31,6 +32,10 @@ class Caller(Protocol):
 
     async def read(self) -> Ask:
         """What the client asks for. Raises InvalidRequest, RequestTooLarge, CallerGone."""
+        ...
+
+    def limited(self, standing: Standing) -> None:
+        """What is left of the tenant's limits, for the head of the answer; called first, also before a refusal."""
         ...
 
     def explain(self, index: int, explanation: Explanation) -> None:

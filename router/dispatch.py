@@ -133,7 +133,7 @@ class _Lane:
         return self.walk is None and bid.shape not in self.stuck and not self.is_held_back(bid.request)
 
     def enter(self, bid: Bid, now: float) -> None:
-        """`bid` waits: at its place, or in front if it was charged and its backend failed. Its shape just found no room."""
+        """`bid`, whose shape just found no room, waits: at its place, or in front if its backend failed."""
         if bid.is_charged:
             self.queue.push_front(bid.ticket())
         else:
@@ -282,7 +282,7 @@ class Dispatcher:
             return
         hint = "try again in a moment, or raise queue.most"
         full = Overloaded(f"{waiting} requests wait, which is the limit", hint=hint, retry_after_s=1.0)
-        fullest, count = self._by_tenant.most_common(1)[0]
+        fullest, count = max(self._by_tenant.items(), key=lambda pair: pair[1], default=("", 0))
         if self._by_tenant[bid.request.tenant] + 1 >= count:
             raise full
         for lane in self._lanes.values():

@@ -23,11 +23,10 @@ from policies.errors import (
 )
 from policies.explain import explain, without_secrets
 from policies.filters import is_worth_waiting
-from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Tenant, Usage
+from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.promise import answer_s
 from policies.rules import Facts, Ruling, classify
 from policies.shadow import differences
-from policies.suggest import did_you_mean
 from router.admission import Permit
 from router.ask import Ask
 from router.caller import Caller, CallerGone, Placement
@@ -37,15 +36,12 @@ from router.flights import Flight
 from router.gateway import Gateway
 from router.identify import identify
 from router.placing import Placer
+from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
 from router.telemetry import Account, Telemetry
-from router.tokenize import Tokens, estimated
-from shards.kv.keys import BLOCK_TOKENS, root_key
+from router.tokenize import Tokens
 
 MOST_TRIES = 3
 """Backends that one prompt may be tried on."""
-
-UNKNOWN_ROOM_TOKENS = 4096
-"""The answer that is planned for where neither client nor backend says how long it may be."""
 
 FORWARDED = ("traceparent", "tracestate")
 """Headers of the client that backends see."""
@@ -72,7 +68,8 @@ async def serve(caller: Caller, gateway: Gateway) -> None:
             facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
             ruling = classify(facts, config)
             account.service_class = ruling.service_class.name
-            async with gateway.admission.permit(tenant) as permit:
+            claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
+            async with gateway.admission.permit(claim, caller.limited) as permit:
                 call = _Call(caller, ask, facts, ruling, config, gateway, permit, account)
                 pairs = enumerate(zip(inputs, held, strict=True))
                 await together([call.answer(at, call.bid(at, model, *pair)) for at, pair in pairs])
@@ -102,78 +99,6 @@ async def within(seconds: float | None) -> AsyncIterator[None]:
             hint = "give the request more time"
             raise DeadlineExceeded(f"the deadline of {seconds:.3f} s has passed", hint=hint) from error
         raise
-
-
-def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
-    """The model that `tenant` means by `name`. Raises UnknownModel, or NoBackend while its backends are away."""
-    allowed = not tenant.models or name in tenant.models
-    model = gateway.cluster.model(name)
-    if model is not None and allowed:
-        return model
-    known = gateway.models_for(tenant)
-    if allowed and (not known or _is_configured(name, gateway.config)) and gateway.cluster.unreached():
-        hint = "try again when /readyz says 200"
-        raise NoBackend(f"no backend of model '{name[:80]}' was reached yet", hint=hint, retry_after_s=1.0)
-    hint = did_you_mean(name, known) or "GET /v1/models lists the models"
-    raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
-
-
-async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> list[Tokens]:
-    """Every input of `ask` as tokens with its block keys; only their estimated lengths where nobody has a tokenizer."""
-    if not model.assets:
-        return estimated(ask)
-    text = await gateway.tokenizers.model(model.name, model.assets)
-    root = root_key(_backends_name(model, gateway.config), tenant.domain)
-    return await gateway.tokenizers.tokens(ask, text, root=root, vocabulary=model.vocabulary)
-
-
-def believed(tokens: Tokens, gateway: Gateway) -> dict[str, int]:
-    """Backend -> how many tokens of this prompt's beginning it is believed to hold. The one walk through the index."""
-    return {
-        name: min(blocks * BLOCK_TOKENS, tokens.count) for name, blocks in gateway.index.longest(tokens.keys).items()
-    }
-
-
-def facts_of(
-    ask: Ask,
-    inputs: Sequence[Tokens],
-    held: Sequence[Mapping[str, int]],
-    *,
-    tenant: Tenant,
-    model: ServedModel,
-    gateway: Gateway,
-) -> Facts:
-    """What rules may look at of this call; its longest prompt speaks for all. Raises ContextExceeded."""
-    longest, matched = max(zip(inputs, held, strict=True), key=lambda pair: pair[0].count)
-    return Facts(
-        tenant,
-        model.name,
-        prompt_tokens=longest.count,
-        max_new_tokens=room(ask, longest, model),
-        uncached_tokens=max(1, longest.count - gateway.cluster.most_held(model.name, matched)),
-        priority=ask.priority,
-        headers=ask.headers,
-        metadata=ask.metadata,
-    )
-
-
-def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
-    """How many tokens the answer to `tokens` may have. Raises ContextExceeded if prompt and answer do not fit.
-
-    A length that is only estimated is never refused: the backend knows better.
-    """
-    wanted = ask.max_new_tokens or ask.usual_new_tokens
-    if model.context_tokens is None:
-        return wanted or UNKNOWN_ROOM_TOKENS
-    left = model.context_tokens - tokens.count
-    if tokens.token_ids and left < (ask.max_new_tokens or 1):
-        asked = "" if ask.max_new_tokens is None else f" and {ask.max_new_tokens} for the answer"
-        raise ContextExceeded(
-            f"{tokens.count} tokens of prompt{asked} do not fit the {model.context_tokens} tokens of '{model.name}'",
-            hint=f"ask for at most {left} tokens" if left > 0 else "shorten the prompt",
-            param="max_tokens" if left > 0 else ask.subject,
-        )
-    return ask.max_new_tokens or max(1, min(left, wanted or left))
 
 
 async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -255,7 +180,7 @@ class _Call:
         await self._relay(at, bid.request, backend.generate(bid.request, bid.prompt), placed.flight, bid.echo)
 
     def bid(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int]) -> Bid:
-        """What prompt number `at` asks of the dispatcher, as one for `model`; `held` is what backends hold of it now."""
+        """What prompt number `at` asks of the dispatcher, as one for `model`; `held` is what backends hold now."""
         ask, gateway = self.ask, self.gateway
         headers = {name: ask.headers[name] for name in FORWARDED if name in ask.headers}
         request = self._request(at, model, tokens)
@@ -323,7 +248,7 @@ class _Call:
         finally:
             if flight.answered:
                 self.permit.spend(flight.usage or Usage(request.prompt_tokens, flight.drawn_tokens))
-                self.account.usage = self.permit.usage
+                self.account.usage = self.permit.usage or Usage()
 
     def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
         ask, ruling = self.ask, self.ruling
@@ -348,16 +273,6 @@ class _Call:
             needs=ask.needs,
             sampling=ask.sampling,
         )
-
-
-def _backends_name(model: ServedModel, config: Config) -> str:
-    """What the backends of `model` call it: block keys are made of their name, whatever clients say."""
-    pools = (config.pools[name] for name in sorted(model.pools) if name in config.pools)
-    return next((pool.models[model.name] for pool in pools if model.name in pool.models), model.name)
-
-
-def _is_configured(name: str, config: Config) -> bool:
-    return any(name == pool.model or name in pool.models for pool in config.pools.values())
 
 
 def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequest | None:

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from policies.budget import Standing
 from policies.errors import ExpectedError, InvalidRequest
 from policies.explain import Explanation
 from policies.nouns import Delta, Usage
@@ -29,6 +30,7 @@ from router.inbound.grpc_messages import (
     usage_of,
 )
 from router.inbound.openai_answers import Answer, usage_sum
+from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.status import retry_after, status_of
 from router.inbound.v1 import inference_pb2 as pb
 from router.pipeline import find_model, outer_edge, serve, tokenize
@@ -158,7 +160,16 @@ class _GrpcCaller:
 
     def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - a call has one prompt
         """Say at the end why it went there."""
-        self._context.set_trailing_metadata((("pointsman-decision", as_header(explanation)),))
+        self._trail("pointsman-decision", as_header(explanation))
+
+    def limited(self, standing: Standing) -> None:
+        """Say at the end what is left of its tenant's limits, under the names of the HTTP headers."""
+        for name, value in rate_limit_headers(standing).items():
+            self._trail(name, value)
+
+    def _trail(self, name: str, value: str) -> None:
+        others = tuple(pair for pair in self._context.trailing_metadata() or () if pair[0] != name)
+        self._context.set_trailing_metadata((*others, (name, value)))
 
     async def read(self) -> Ask:
         """The message, parsed."""

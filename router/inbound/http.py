@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from policies.budget import Standing
 from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
 from policies.explain import Explanation
 from policies.nouns import Delta, Usage
@@ -30,6 +31,7 @@ from router.inbound.openai_answers import (
     usage_sum,
     whole_body,
 )
+from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.status import openai_error, retry_after, status_of
 from router.pipeline import outer_edge, serve
 from router.telemetry import CONTENT_TYPE
@@ -75,6 +77,7 @@ class HttpCaller:
         self._usages: dict[int, Usage] = {}
         self._placement: Placement | None = None
         self._explanation: Explanation | None = None
+        self._limits: dict[str, str] = {}
         self._response: web.StreamResponse | None = None
         self._seen: set[int] = set()
         self._progress_at = 0.0
@@ -106,6 +109,10 @@ class HttpCaller:
 
     def _parsed(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
         return self._parse(decode(raw), headers)
+
+    def limited(self, standing: Standing) -> None:
+        """Remember what is left, for the headers."""
+        self._limits = rate_limit_headers(standing)
 
     def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - headers tell of one prompt
         """Remember why it goes there, for the headers."""
@@ -150,7 +157,7 @@ class HttpCaller:
     async def fail(self, error: ExpectedError) -> web.StreamResponse:
         """Tell the client of `error`: as a status if none was sent yet, else as the last event of the stream."""
         if self._response is None:
-            return error_response(error, headers={"X-Request-Id": self.id, **self._why()})
+            return error_response(error, headers={"X-Request-Id": self.id, **self._limits, **self._why()})
         await self._send(b"data: " + msgspec.json.encode(openai_error(error)) + b"\n\n")
         await self._response.write_eof()
         return self._response
@@ -174,7 +181,7 @@ class HttpCaller:
             raise CallerGone from error
 
     def _headers(self) -> dict[str, str]:
-        headers = {"X-Request-Id": self.id, **self._why()}
+        headers = {"X-Request-Id": self.id, **self._limits, **self._why()}
         if (where := self._placement) is not None:
             headers["X-Pointsman-Backend"] = where.backend
             headers["X-Pointsman-Class"] = where.request.service_class

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from backends.base import CacheListener
 from backends.fake import Answer, FakeBackend
+from policies.budget import Standing
 from policies.errors import (
     BackendFailed,
     BackendRefused,
@@ -50,6 +51,9 @@ class Listener:
 
     async def read(self) -> Ask:
         return self._ask
+
+    def limited(self, standing: Standing) -> None:
+        self.standing = standing
 
     def explain(self, index: int, explanation: Explanation) -> None:
         self.why.append(explanation)

@@ -1,0 +1,129 @@
+"""What is found out about a call before anything runs: its model, its tokens, who holds them, and what it may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policies.budget import descriptors
+from policies.charge import Charge, estimate
+from policies.config import Config
+from policies.errors import ContextExceeded, NoBackend, UnknownModel
+from policies.nouns import Tenant
+from policies.rules import Facts
+from policies.suggest import did_you_mean
+from router.admission import Claim
+from router.ask import Ask
+from router.cluster import ServedModel
+from router.gateway import Gateway
+from router.tokenize import Tokens, estimated
+from shards.kv.keys import BLOCK_TOKENS, root_key
+
+UNKNOWN_ROOM_TOKENS = 4096
+"""The answer that is planned for where neither client nor backend says how long it may be."""
+
+
+def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
+    """The model that `tenant` means by `name`. Raises UnknownModel, or NoBackend while its backends are away."""
+    allowed = not tenant.models or name in tenant.models
+    model = gateway.cluster.model(name)
+    if model is not None and allowed:
+        return model
+    known = gateway.models_for(tenant)
+    if allowed and (not known or _is_configured(name, gateway.config)) and gateway.cluster.unreached():
+        hint = "try again when /readyz says 200"
+        raise NoBackend(f"no backend of model '{name[:80]}' was reached yet", hint=hint, retry_after_s=1.0)
+    hint = did_you_mean(name, known) or "GET /v1/models lists the models"
+    raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
+
+
+async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> list[Tokens]:
+    """Every input of `ask` as tokens with its block keys; only their estimated lengths where nobody has a tokenizer."""
+    if not model.assets:
+        return estimated(ask)
+    text = await gateway.tokenizers.model(model.name, model.assets)
+    root = root_key(_backends_name(model, gateway.config), tenant.domain)
+    return await gateway.tokenizers.tokens(ask, text, root=root, vocabulary=model.vocabulary)
+
+
+def believed(tokens: Tokens, gateway: Gateway) -> dict[str, int]:
+    """Backend -> how many tokens of this prompt's beginning it is believed to hold. The one walk through the index."""
+    return {
+        name: min(blocks * BLOCK_TOKENS, tokens.count) for name, blocks in gateway.index.longest(tokens.keys).items()
+    }
+
+
+def facts_of(
+    ask: Ask,
+    inputs: Sequence[Tokens],
+    held: Sequence[Mapping[str, int]],
+    *,
+    tenant: Tenant,
+    model: ServedModel,
+    gateway: Gateway,
+) -> Facts:
+    """What rules may look at of this call; its longest prompt speaks for all. Raises ContextExceeded."""
+    longest, matched = max(zip(inputs, held, strict=True), key=lambda pair: pair[0].count)
+    return Facts(
+        tenant,
+        model.name,
+        prompt_tokens=longest.count,
+        max_new_tokens=room(ask, longest, model),
+        uncached_tokens=max(1, longest.count - gateway.cluster.most_held(model.name, matched)),
+        priority=ask.priority,
+        headers=ask.headers,
+        metadata=ask.metadata,
+    )
+
+
+def claim_of(
+    id: str,  # noqa: A002 - it is the call's id
+    ask: Ask,
+    inputs: Sequence[Tokens],
+    held: Sequence[Mapping[str, int]],
+    *,
+    facts: Facts,
+    config: Config,
+    gateway: Gateway,
+) -> Claim:
+    """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers."""
+    charges = [
+        estimate(
+            tokens.count,
+            uncached_tokens=tokens.count - gateway.cluster.most_held(facts.model, matched),
+            max_new_tokens=facts.max_new_tokens,
+            choices=ask.sampling.choices,
+            prices=config.prices,
+        )
+        for tokens, matched in zip(inputs, held, strict=True)
+    ]
+    whole = Charge(1, sum(one.tokens for one in charges), sum(one.cost for one in charges))
+    return Claim(id, descriptors(facts.tenant, facts.model), whole, config.prices)
+
+
+def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
+    """How many tokens the answer to `tokens` may have. Raises ContextExceeded if prompt and answer do not fit.
+
+    A length that is only estimated is never refused: the backend knows better.
+    """
+    wanted = ask.max_new_tokens or ask.usual_new_tokens
+    if model.context_tokens is None:
+        return wanted or UNKNOWN_ROOM_TOKENS
+    left = model.context_tokens - tokens.count
+    if tokens.token_ids and left < (ask.max_new_tokens or 1):
+        asked = "" if ask.max_new_tokens is None else f" and {ask.max_new_tokens} for the answer"
+        raise ContextExceeded(
+            f"{tokens.count} tokens of prompt{asked} do not fit the {model.context_tokens} tokens of '{model.name}'",
+            hint=f"ask for at most {left} tokens" if left > 0 else "shorten the prompt",
+            param="max_tokens" if left > 0 else ask.subject,
+        )
+    return ask.max_new_tokens or max(1, min(left, wanted or left))
+
+
+def _backends_name(model: ServedModel, config: Config) -> str:
+    """What the backends of `model` call it: block keys are made of their name, whatever clients say."""
+    pools = (config.pools[name] for name in sorted(model.pools) if name in config.pools)
+    return next((pool.models[model.name] for pool in pools if model.name in pool.models), model.name)
+
+
+def _is_configured(name: str, config: Config) -> bool:
+    return any(name == pool.model or name in pool.models for pool in config.pools.values())
