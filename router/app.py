@@ -214,7 +214,7 @@ class Router:
         if not address.is_loopback and not self.gateway.config.server.admin_key_hashes:
             hint = "write server.admin_keys, or listen on 127.0.0.1"
             raise ConfigError(f"the admin port {address} can be reached by others and has no keys", hint=hint)
-        return admin_app(self.gateway, self.reloader and self.reloader.reload)
+        return admin_app(self.gateway, None if self.reloader is None else self.reloader.reload)
 
     async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
         server = GrpcServer(self.gateway, str(address))

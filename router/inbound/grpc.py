@@ -33,7 +33,8 @@ from router.inbound.openai_answers import Answer, usage_sum
 from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.status import retry_after, status_of
 from router.inbound.v1 import inference_pb2 as pb
-from router.pipeline import find_model, outer_edge, serve, tokenize
+from router.pipeline import outer_edge, serve
+from router.prepare import find_model, tokenize
 
 SERVICE = "pointsman.v1.Inference"
 
