@@ -15,7 +15,7 @@ Box: TypeAlias = tuple[int, ...]
 _TENANT, _MODEL, _PRIORITY, _PROMPT, _UNCACHED = range(5)
 
 _MOST_BOXES = 10_000
-_MOST_CUTS = 2_000_000
+_MOST_CUTS = 300_000
 """Work for one file, a few seconds at most. Rules that need more than that are hardly written by a person."""
 
 
@@ -111,17 +111,16 @@ class Reach:
         Raises TooManyRulesError.
         """
         box = self._served[number]
-        self._spend(number)
-        for at, taken in enumerate(self._served[:number]):
-            if all(not mine & ~theirs for mine, theirs in zip(box, taken, strict=True)):
-                return (at,)
         left, takers = [box], []
-        for at, taken in enumerate(self._served[:number]):
-            before, left = left, self._cut(left, taken)
+        for at in self._overlapping(box, before=number):
+            before, left = left, self._cut(left, self._served[at])
             if left != before:
                 takers.append(at)
             if not left:
-                return tuple(takers)
+                alone = (
+                    taker for taker in takers if not any(map(self._is_possible, _without(box, self._served[taker])))
+                )
+                return next(((taker,) for taker in alone), tuple(takers))
         return ()
 
     def unmatched(self) -> str:
@@ -178,10 +177,15 @@ class Reach:
     def _pairs(self) -> Iterator[tuple[Rule, Box]]:
         return zip(self._rules, self._served, strict=True)
 
-    def _spend(self, cuts: int) -> None:
-        self._cuts += cuts
-        if self._cuts > _MOST_CUTS:
-            raise TooManyRulesError
+    def _overlapping(self, box: Box, *, before: int) -> Sequence[int]:
+        """The rules before number `before` that have a piece of `box` in every dimension; most of many have none."""
+        found: Sequence[int] = range(before)
+        for at, mask in enumerate(box):
+            if mask != self._dimensions[at].whole:
+                # about as much work as this many cuts
+                self._spend(len(found) // 16)
+                found = [number for number in found if self._served[number][at] & mask]
+        return found
 
     def _cut(self, boxes: Sequence[Box], taken: Box) -> list[Box]:
         self._spend(len(boxes))
@@ -189,6 +193,11 @@ class Reach:
         if len(left) > _MOST_BOXES:
             raise TooManyRulesError
         return left
+
+    def _spend(self, cuts: int) -> None:
+        self._cuts += cuts
+        if self._cuts > _MOST_CUTS:
+            raise TooManyRulesError
 
     def _is_possible(self, box: Box) -> bool:
         return self._is_cacheable(box) and self._is_allowed(box)
@@ -209,9 +218,10 @@ class Reach:
 
 def _without(box: Box, taken: Box) -> Iterator[Box]:
     """What of `box` is not in `taken`, in boxes that do not overlap."""
-    if any(not mine & theirs for mine, theirs in zip(box, taken, strict=True)):
-        yield box
-        return
+    for mine, theirs in zip(box, taken, strict=True):
+        if not mine & theirs:
+            yield box
+            return
     for at, theirs in enumerate(taken):
         if outside := box[at] & ~theirs:
             yield (*box[:at], outside, *box[at + 1 :])
