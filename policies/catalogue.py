@@ -11,6 +11,7 @@ from policies.compose import Filter, Pick, Policy, Score, WeightedScore
 from policies.quantities import read_count, read_seconds, read_tokens
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 Reader = Callable[[str], Any]
 """From the file's text to an option's value. Raises ValueError with a sentence."""
@@ -26,12 +27,32 @@ class Part(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All parts by name. A value that is passed in, so that a program can add its own."""
+    """All parts by name. A value that is passed in, so that a program can add its own.
+
+    So can other distributions: an entry point of the group `pointsman.policies` is a callable that takes a Catalogue
+    and returns one with more in it, for instance `catalogue.with_parts(scores={"mine": Part(my_score)})`.
+    """
 
     filters: Mapping[str, Part[Filter]]
     scores: Mapping[str, Part[Score]]
     picks: Mapping[str, Part[Pick]]
     policies: Mapping[str, Policy]
+
+    def with_parts(
+        self,
+        *,
+        filters: Mapping[str, Part[Filter]] | None = None,
+        scores: Mapping[str, Part[Score]] | None = None,
+        picks: Mapping[str, Part[Pick]] | None = None,
+        policies: Mapping[str, Policy] | None = None,
+    ) -> Catalogue:
+        """This one and these. Raises ValueError for a name that is taken."""
+        return Catalogue(
+            filters=_joined(self.filters, filters or {}),
+            scores=_joined(self.scores, scores or {}),
+            picks=_joined(self.picks, picks or {}),
+            policies=_joined(self.policies, policies or {}),
+        )
 
 
 def builtin_catalogue() -> Catalogue:
@@ -54,6 +75,12 @@ def builtin_catalogue() -> Catalogue:
         picks={"best": Part(picks.best), "best_of": Part(picks.best_of, {"sample": read_count})},
         policies=_named_policies(),
     )
+
+
+def _joined(known: Mapping[str, V], more: Mapping[str, V]) -> dict[str, V]:
+    if taken := known.keys() & more.keys():
+        raise ValueError(f"'{min(taken)}' is there already")
+    return {**known, **more}
 
 
 def _named_policies() -> dict[str, Policy]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from policies.compose import Policy
-from policies.nouns import BackendView, ClusterView, Decision, Request
+from policies.nouns import BackendView, ClusterView, Decision, Request, ServiceClass
+from policies.on_miss import Step
 from policies.picks import are_equal
 from policies.rules import Facts, Mismatch, Rulebook, Ruling, may_use
 
-_SECRET_FIELDS = ("tenant", "headers.")
+_SECRET_FIELDS = ("tenant", "headers.", "metadata.")
 
 
 class Explained(Rulebook, Protocol):
@@ -20,6 +21,11 @@ class Explained(Rulebook, Protocol):
     @property
     def policies(self) -> Mapping[str, Policy]:
         """All policies by name."""
+        ...
+
+    @property
+    def on_miss(self) -> Mapping[str, tuple[Step, ...]]:
+        """What follows where a class's target is missed, by its name."""
         ...
 
     @property
@@ -56,7 +62,8 @@ class Explanation:
     """Why one prompt went where it went. `weights` are those of the policy's scores.
 
     `counted` are the scores that every candidate has: others do not count. `ruled_class` is the class of the rule;
-    `service_class` ranks lower where the caller asked for that. `equals` are candidates as good as the chosen one.
+    `service_class` ranks lower where the caller asked for that; `targets` are its own in seconds, by their names in the
+    file, and `on_miss` what follows where they are missed. `equals` are candidates as good as the chosen one.
     `predicted_ttft_s` is what the chosen one was expected to take to the first token.
     """
 
@@ -73,6 +80,8 @@ class Explanation:
     ruled_class: str
     service_class: str
     rank: int
+    targets: Mapping[str, float]
+    on_miss: tuple[str, ...]
     pools: tuple[str, ...] | None
     policy: str
     weights: Mapping[str, float]
@@ -105,6 +114,8 @@ def explain(
         ruled_class=config.rules[ruling.rule - 1].service_class,
         service_class=ruling.service_class.name,
         rank=ruling.rank,
+        targets=dict(_targets(ruling.service_class)),
+        on_miss=tuple(map(str, config.on_miss.get(ruling.service_class.name, ()))),
         pools=ruling.pools,
         policy=ruling.policy,
         weights=weights,
@@ -124,8 +135,17 @@ def passed_over(facts: Facts, rulebook: Rulebook, *, before: int) -> Iterator[Sk
         yield Skipped(number, rule.service_class, forbidden, tuple(rule.when.mismatches(facts)))
 
 
+def _targets(given: ServiceClass) -> Iterator[tuple[str, float]]:
+    if given.ttft_s is not None:
+        yield f"ttft_p{given.ttft_quantile * 100:.0f}", given.ttft_s
+    if given.tpot_s is not None:
+        yield f"tpot_p{given.tpot_quantile * 100:.0f}", given.tpot_s
+    if given.deadline_s is not None:
+        yield "deadline", given.deadline_s
+
+
 def without_secrets(explanation: Explanation) -> Explanation:
-    """`explanation` for the tenant itself: what rules ask of other tenants' names and of headers is left out."""
+    """`explanation` for the tenant itself: what rules ask of other tenants' names, headers and metadata is left out."""
     skipped = tuple(
         replace(one, mismatches=tuple(_without_wanted(mismatch) for mismatch in one.mismatches))
         for one in explanation.skipped

@@ -5,47 +5,101 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from policies.rules import Range
+from policies.shapes import Scalar
+
+T = TypeVar("T")
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 _BYTES = {"": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-_QUANTITY = re.compile(r"([0-9]{1,15}(?:_[0-9]{1,15})*(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", re.ASCII)
+_NUMBER = r"[0-9]{1,15}(?:_[0-9]{1,15})*(?:\.[0-9]{1,9})?"
+_QUANTITY = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)", re.ASCII)
+_SHARE = re.compile(rf"({_NUMBER})\s*(%?)", re.ASCII)
 _COMPARISON = re.compile(r"(<=|>=|<|>)\s*(.+)")
 _SPAN = re.compile(r"(.+?)\s*\.\.\s*(.+)")
+_STATUSES = (429, 503)
+_AMOUNT = rf"{_NUMBER}\s*[kKMG]?"
 
 
+def _looks(units: Mapping[str, float], **number: Any) -> dict[str, Any]:
+    """Texts with one of `units`; bare numbers, of which `number` says more, where no unit is one of them."""
+    names = "|".join(sorted(filter(None, units), key=len, reverse=True))
+    optional = "?" if "" in units else ""
+    pattern = rf"^\s*{_NUMBER}\s*({names}){optional}\s*$" if names else rf"^\s*{_NUMBER}\s*$"
+    if "" not in units:
+        return {"type": "string", "pattern": pattern}
+    return {"type": [number.pop("type", "number"), "string"], "pattern": pattern, **number}
+
+
+def _scalar(looks: Mapping[str, Any]) -> Callable[[Callable[[str], T]], Scalar[T]]:
+    """Makes a Scalar of a reader."""
+    return lambda read: Scalar(read, looks)
+
+
+@_scalar(_looks(_SECONDS))
 def read_seconds(text: str) -> float:
     """A duration above zero, in seconds: 800ms, 12s, 15m, 1.5h."""
     return _above_zero(_scaled(text, _SECONDS, "a duration like 800ms, 12s or 15m"), text)
 
 
+@_scalar(_looks(_COUNTS, type="integer", minimum=0))
 def read_tokens(text: str) -> int:
     """A whole number of tokens: 512, 16k, 6M. k is 1,000."""
     return _whole(_scaled(text, _COUNTS, "a number like 512, 16k or 6M"), text)
 
 
+@_scalar(_looks(_BYTES, type="integer", minimum=1))
 def read_bytes(text: str) -> int:
     """A size above zero, in bytes: 512, 16MiB, 1MB."""
     return _whole(_above_zero(_scaled(text, _BYTES, "a size like 16MiB"), text), text)
 
 
+@_scalar(_looks(_COUNTS, type="integer", minimum=1))
 def read_count(text: str) -> int:
     """A whole number above zero."""
     return _whole(_above_zero(_scaled(text, _COUNTS, "a whole number above zero"), text), text)
 
 
+@_scalar(_looks({"": 1.0}, type="integer", minimum=0))
 def read_whole(text: str) -> int:
     """A whole number, zero included."""
     return _whole(_scaled(text, {"": 1.0}, "a whole number"), text)
 
 
+@_scalar(_looks({"": 1.0}, exclusiveMinimum=0))
 def read_weight(text: str) -> float:
     """A number above zero."""
     return _above_zero(_scaled(text, {"": 1.0}, "a number above zero"), text)
 
 
+@_scalar(_looks({"": 1.0}, minimum=0))
+def read_price(text: str) -> float:
+    """A number, zero included."""
+    return _scaled(text, {"": 1.0}, "a number like 1 or 0.1")
+
+
+@_scalar({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": rf"^\s*{_NUMBER}\s*%?\s*$"})
+def read_share(text: str) -> float:
+    """A share of a whole, from 0 to 1: 10%, 0.1."""
+    match = _SHARE.fullmatch(text.strip())
+    number = float(match[1].replace("_", "")) / (100 if match[2] else 1) if match else math.inf
+    if number > 1:
+        raise ValueError(f"must be a share of at most 100%, like 10% or 0.1, not {quoted(text)}")
+    return number
+
+
+@_scalar({"enum": [*_STATUSES, *map(str, _STATUSES)]})
+def read_status(text: str) -> int:
+    """The status of a refusal: 429 or 503."""
+    if text.strip() not in map(str, _STATUSES):
+        raise ValueError(f"must be 429 (Too Many Requests) or 503 (Service Unavailable), not {quoted(text)}")
+    return int(text)
+
+
+@_scalar({"type": ["boolean", "string"], "pattern": r"^\s*([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])\s*$"})
 def read_yes(text: str) -> bool:
     """True or false."""
     if text.lower() not in {"true", "false"}:
@@ -53,6 +107,7 @@ def read_yes(text: str) -> bool:
     return text.lower() == "true"
 
 
+@_scalar({"type": "string", "pattern": rf"^\s*((<=|>=|<|>)\s*{_AMOUNT}|{_AMOUNT}\s*\.\.\s*{_AMOUNT})\s*$"})
 def read_range(text: str) -> Range:
     """Numbers of tokens: ">= 16k", "> 4k", "< 4k", "<= 512", or "4k..16k", which is from 4k to below 16k."""
     if comparison := _COMPARISON.fullmatch(text):
@@ -72,6 +127,15 @@ def read_range(text: str) -> Range:
             raise ValueError(f"is empty: {quoted(text)} is from the first number to below the second")
         return Range(least, end - 1)
     raise ValueError(f'must be a comparison like ">= 16k", "< 4k" or "4k..16k", not {quoted(text)}')
+
+
+def written_seconds(seconds: float) -> str:
+    """A duration as people write it, exact: 0.8 is 800ms, 90 is 90s, 900 is 15m."""
+    for unit, scale in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if seconds >= scale and (seconds / scale).is_integer():
+            return f"{seconds / scale:.0f}{unit}"
+    milliseconds = f"{seconds * 1e3:.6f}".rstrip("0").rstrip(".")
+    return f"{milliseconds}ms" if seconds < 1 else f"{seconds:.9f}".rstrip("0") + "s"
 
 
 def quoted(text: str) -> str:

@@ -66,6 +66,7 @@ class When:
     uncached_tokens: tuple[Range, ...] = ()
     max_output_tokens: tuple[Range, ...] = ()
     headers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    metadata: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def holds(self, facts: Facts) -> bool:
         """Does every field hold for `facts`?"""
@@ -89,17 +90,11 @@ class When:
         for field_name, spans, number in numbers:
             if spans and not any(span.holds(number) for span in spans):
                 yield Mismatch(field_name, spans, number)
-        for name, values in self.headers:
-            if facts.headers.get(name) not in values:
-                yield Mismatch(f"headers.{name}", values, facts.headers.get(name))
-
-    def covers(self, other: When) -> bool:
-        """Does this surely hold wherever `other` holds? Conservative: False where it cannot tell."""
-        fields = ("tenant", "model", "priority", "prompt_tokens", "uncached_tokens", "max_output_tokens")
-        return all(_covers(getattr(self, name), getattr(other, name)) for name in fields) and all(
-            any(name == theirs and set(values) <= set(ours) for theirs, values in other.headers)
-            for name, ours in self.headers
-        )
+        named = (("headers", self.headers, facts.headers), ("metadata", self.metadata, facts.metadata))
+        for field_name, entries, found in named:
+            for name, values in entries:
+                if found.get(name) not in values:
+                    yield Mismatch(f"{field_name}.{name}", values, found.get(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +178,3 @@ def _lowered(given: ServiceClass, facts: Facts, *, rule: Rule, classes: Mapping[
         return given
     asked = classes[facts.priority]
     return asked if asked.rank > given.rank else given
-
-
-def _covers(wide: tuple[object, ...], narrow: tuple[object, ...]) -> bool:
-    return not wide or (bool(narrow) and set(narrow) <= set(wide))

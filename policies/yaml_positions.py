@@ -53,13 +53,20 @@ def read_yaml(text: str) -> tuple[Node, list[Problem]]:
         return Node(1, None), [(_line_of(text, error.start), "", "there is a character that is not valid Unicode")]
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        return Node(1, None), [(line, "", f"this is not YAML: {error.problem or error.context}")]
+        return Node(1, None), [(line, "", f"this is not YAML: {error.problem or error.context}{_tab_hint(text, line)}")]
     except yaml.reader.ReaderError as error:
         return Node(1, None), [(_line_of(text, error.position), "", f"this is not YAML: {error.reason}")]
 
 
 def _line_of(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1
+
+
+def _tab_hint(text: str, line: int) -> str:
+    """What to do, if the line begins with a tab."""
+    lines = text.split("\n", line)
+    blank = lines[line - 1][: -len(lines[line - 1].lstrip())] if line <= len(lines) else ""
+    return " (indent with spaces: this line begins with a tab)" if "\t" in blank else ""
 
 
 class _Builder:

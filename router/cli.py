@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -53,7 +54,7 @@ def up(
     if file is None:
         run(listening(default(shards, model), http, grpc), local=True, verbose=verbose)
     else:
-        contents = opened(file)
+        contents = started_with(file)
         run(listening(contents.config, http, grpc), file=contents, local=True, verbose=verbose)
 
 
@@ -67,7 +68,7 @@ def serve(
     """Run the router alone, in front of the backends that FILE names."""
     from router.up import run
 
-    contents = opened(file)
+    contents = started_with(file)
     config = listening(contents.config, http, grpc)
     local = [pool.name for pool in config.pools.values() if pool.local]
     if local:
@@ -92,11 +93,38 @@ def shard(context: typer.Context) -> None:
 
 @app.command()
 def check(file: SlaFile) -> None:
-    """Find every mistake in FILE: prints line, path and what was probably meant. Exits with 1 if there is any."""
-    config = opened(file).config
-    tenants = ", ".join(config.tenants) or "none"
-    print(f"{file} is sound: {len(config.classes)} classes, {len(config.rules)} rules, {len(config.pools)} pools.")  # noqa: T201
-    print(f"  classes by rank: {', '.join(config.classes)}\n  tenants: {tenants}\n  version: {config.version}")  # noqa: T201
+    """Find every mistake in FILE: prints line, path and what was probably meant. Exits with 1 if there is any.
+
+    Proves that every request matches a rule and that every rule is reached. What is legal but hardly meant is a
+    warning, and FILE is sound all the same.
+    """
+    config = started_with(file).config
+    counts = (
+        _counted(config.classes, "class", "classes"),
+        _counted(config.rules, "rule", "rules"),
+        _counted(config.pools, "pool", "pools"),
+    )
+    print(f"{file} is sound: {', '.join(counts)}.")  # noqa: T201
+    print(f"  classes by rank: {', '.join(config.classes)}")  # noqa: T201
+    print(f"  tenants: {', '.join(config.tenants)}\n  version: {config.version}")  # noqa: T201
+
+
+def _counted(things: Sized, one: str, many: str) -> str:
+    return f"{len(things)} {one if len(things) == 1 else many}"
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the SLA file, for editors that complete, explain and check while you write.
+
+    With it beside the file, its first line is:  # yaml-language-server: $schema=sla.schema.json
+    """
+    from json import dumps
+
+    from policies.parse import json_schema
+    from router.plugins import installed_catalogue
+
+    print(dumps(json_schema(installed_catalogue()), indent=2))  # noqa: T201
 
 
 @app.command()
@@ -109,6 +137,9 @@ def explain(
     max_output: Annotated[str, typer.Option(help="The longest answer, in tokens.")] = "512",
     session: Annotated[str | None, typer.Option(help="The caller's session.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An entry of the request's metadata; so may this.")
+    ] = None,
     cached: Annotated[
         list[str] | None, typer.Option(metavar="BACKEND=TOKENS", help="Tokens of the prompt that a backend holds.")
     ] = None,
@@ -117,7 +148,8 @@ def explain(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The whole record as JSON.")] = False,
 ) -> None:
-    """Say what FILE would do with a request, and why: rule, class, pools, policy, drops, scores. Starts nothing.
+    """Say what FILE would do with a request, and why: rule, class with targets and what follows on a miss, pools,
+    policy, drops, scores. Starts nothing.
 
     Backends are taken to be well, idle, empty and to serve the model, unless told otherwise.
 
@@ -137,6 +169,7 @@ def explain(
             priority=priority,
             session=session,
             headers={name.lower(): value for name, value in map(_pair, header or ())},
+            metadata=dict(map(_pair, metadata or ())),
             held_tokens={name: read_tokens(value) for name, value in map(_pair, cached or ())},
             running={name: read_tokens(value) for name, value in map(_pair, load or ())},
         )
@@ -160,12 +193,21 @@ def default(shards: int | None, model: str | None) -> Config:
     return default_config(local=shards or 2, model=model or "bundled")
 
 
+def started_with(file: Path) -> Contents:
+    """What `file` says, as `opened` gives it; prints what in it is hardly meant as warnings."""
+    contents = opened(file)
+    for doubt in contents.doubts:
+        print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201
+    return contents
+
+
 def opened(file: Path) -> Contents:
     """What `file` says; prints every mistake and exits with 1 if there is one."""
     from router.config_file import ConfigFile
+    from router.plugins import installed_catalogue
 
     try:
-        return ConfigFile(file, os.environ).read()
+        return ConfigFile(file, os.environ, installed_catalogue()).read()
     except ExpectedError as error:
         fail(str(error))
 

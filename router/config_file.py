@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from policies.catalogue import Catalogue
 from policies.config import Config
 from policies.errors import ConfigError
-from policies.parse import parse
+from policies.parse import examine
+from policies.sla.secrets import Outside
 
 Stamp = tuple[int, int, int]
 """Time of the last change in ns, size in bytes, and which file it is: another one where it was replaced."""
@@ -29,20 +31,25 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What `source` said at one moment: its text, the sound Config in it, and the stamp that it had before."""
+    """What `source` said at one moment: its text, the sound Config in it, and the stamp that it had before.
+
+    `doubts` are what in it is legal but hardly meant, as `file:line: path: sentence` each.
+    """
 
     source: Source
     text: str
     config: Config
     stamp: Stamp | None
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The SLA file at `path`; `environment` answers `${env:NAME}`."""
+    """The SLA file at `path`; `environment` answers `${env:NAME}`, `catalogue` holds the words of its policies."""
 
     path: Path
     environment: Mapping[str, str]
+    catalogue: Catalogue | None = None
 
     def __str__(self) -> str:
         return str(self.path)
@@ -51,13 +58,12 @@ class ConfigFile:
         """What it says now. Raises ConfigError with every mistake, or that it cannot be read."""
         stamp = self.stamp()
         try:
-            text = self.path.read_text()
+            text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {self.path}: {error}") from error
-        config = parse(
-            text, source=str(self.path), environment=self.environment, read_file=lambda name: Path(name).read_text()
-        )
-        return Contents(self, text, config, stamp)
+        outside = Outside(self.environment, lambda name: Path(name).read_text())
+        parsed = examine(text, source=str(self.path), outside=outside, catalogue=self.catalogue)
+        return Contents(self, text, parsed.config, stamp, parsed.doubts)
 
     def stamp(self) -> Stamp | None:
         """Differs from that of another moment if the file changed in between; None where there is no file."""

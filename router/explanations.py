@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from policies.explain import Candidate, Explanation, Skipped
+from policies.quantities import written_seconds
 from policies.rules import Mismatch
 
 MOST_HEADER_BYTES = 4096
 """Servers and proxies refuse larger headers; what does not fit is left out and counted."""
 
-_LISTS = ("candidates", "skipped", "dropped", "equals", "pools")
+_LISTS = ("candidates", "skipped", "dropped", "equals", "pools", "on_miss")
 _ESSENTIALS = (
     *("request", "config_version", "rule", "service_class", "policy", "chosen", "predicted_ttft_s"),
     "left_out",
@@ -106,6 +107,10 @@ def _rule_lines(told: Explanation) -> Iterator[str]:
     yield f"{'' if told.skipped else 'rules':<9} {told.rule} yes"
     lowered = "" if told.service_class == told.ruled_class else f", lowered from {told.ruled_class} by the priority"
     yield f"class     {told.service_class} (rank {told.rank}{lowered})"
+    if told.targets:
+        yield f"targets   {', '.join(f'{name} {written_seconds(value)}' for name, value in told.targets.items())}"
+    if told.on_miss:
+        yield f"on miss   {', then '.join(told.on_miss)}"
     yield f"pools     {'any' if told.pools is None else ', '.join(told.pools)}"
     yield f"policy    {told.policy}"
 

@@ -31,6 +31,7 @@ class WhatIf:
     priority: str | None = None
     session: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     held_tokens: Mapping[str, int] = field(default_factory=dict)
     running: Mapping[str, int] = field(default_factory=dict)
 
@@ -54,6 +55,7 @@ def explain_on_paper(described: WhatIf, config: Config) -> Explanation:
         uncached_tokens=max(1, described.prompt_tokens - most_held),
         priority=described.priority,
         headers=described.headers,
+        metadata=described.metadata,
     )
     ruling = classify(facts, config)
     request = Request(

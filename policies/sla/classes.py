@@ -4,50 +4,82 @@ from __future__ import annotations
 
 from policies.fields import Field, Section
 from policies.nouns import ServiceClass
-from policies.quantities import read_count, read_seconds, read_weight, read_yes
+from policies.quantities import read_count, read_seconds, read_share, read_weight, read_yes
+from policies.shapes import Key, Named, Table
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+MEASURES = {"ttft": "time to first token", "tpot": "time per output token"}
 
-CLASS_KEYS = (
-    *(f"ttft_{quantile}" for quantile in QUANTILES),
-    *(f"tpot_{quantile}" for quantile in QUANTILES),
-    "deadline",
-    "weight",
-    "preemptible",
-    "prefill_slice",
+CLASS = Table(
+    {
+        **{
+            f"{measure}_{quantile}": Key(read_seconds, f"target for the {name} that {share:.0%} of requests keep")
+            for measure, name in MEASURES.items()
+            for quantile, share in QUANTILES.items()
+        },
+        "deadline": Key(read_seconds, "the whole answer within this time, for work that runs in the background"),
+        "weight": Key(read_weight, "share of the service beside other classes; 1 without it"),
+        "floor": Key(read_share, "share of the service that it gets while it has work, whatever ranks higher: 10%"),
+        "preemptible": Key(read_yes, "true: may lose its place on a shard to a higher class and go on later"),
+        "prefill_slice": Key(read_count, "tokens of a long prompt that are computed before others get their turn"),
+    }
 )
+CLASSES = Named(CLASS)
 
 
 def read_classes(field: Field | None) -> dict[str, ServiceClass]:
     """Service classes by name; one called `standard` where the file has none."""
     fields = field.named_entries() if field else {}
     classes = {name: _read_class(entry, name, rank) for rank, (name, entry) in enumerate(fields.items())}
+    if field:
+        _check_floors(field, classes)
     return classes or {"standard": ServiceClass("standard", rank=0)}
 
 
 def _read_class(field: Field, name: str, rank: int) -> ServiceClass:
-    section = field.section(CLASS_KEYS)
+    section = field.section(CLASS)
     ttft_s, ttft_quantile = _target(section, "ttft")
     tpot_s, tpot_quantile = _target(section, "tpot")
-    return ServiceClass(
+    read = ServiceClass(
         name,
         rank,
         ttft_s=ttft_s,
         ttft_quantile=ttft_quantile,
         tpot_s=tpot_s,
         tpot_quantile=tpot_quantile,
-        deadline_s=section.read_any("deadline", read_seconds),
-        weight=section.read("weight", read_weight, 1.0),
-        preemptible=section.read("preemptible", read_yes, False),
-        prefill_slice_tokens=section.read_any("prefill_slice", read_count),
+        deadline_s=section.read_any("deadline"),
+        weight=section.read("weight", 1.0),
+        floor=section.read("floor", 0.0),
+        preemptible=section.read("preemptible", False),
+        prefill_slice_tokens=section.read_any("prefill_slice"),
     )
+    _check_deadline(section, read)
+    return read
 
 
 def _target(section: Section, measure: str) -> tuple[float | None, float]:
     """Seconds and quantile; None and 0.95 where no target is set."""
     given = [quantile for quantile in QUANTILES if f"{measure}_{quantile}" in section]
     for more in given[1:]:
-        section.entries[f"{measure}_{more}"].complain(f"a class has one target: {measure}_{given[0]} is there already")
+        section.entries[f"{measure}_{more}"].complain(
+            f"a class has one target: {measure}_{given[0]} is there already (keep one of them)"
+        )
     if not given:
         return None, 0.95
-    return section.read_any(f"{measure}_{given[0]}", read_seconds), QUANTILES[given[0]]
+    return section.read_any(f"{measure}_{given[0]}"), QUANTILES[given[0]]
+
+
+def _check_deadline(section: Section, read: ServiceClass) -> None:
+    for measure, target in (("ttft", read.ttft_s), ("tpot", read.tpot_s)):
+        if target is not None and read.deadline_s is not None and target > read.deadline_s:
+            name = next(name for name in section.entries if name.startswith(measure))
+            section.entries[name].complain("is longer than the class's deadline (lower the target, or drop one)")
+
+
+def _check_floors(field: Field, classes: dict[str, ServiceClass]) -> None:
+    total = sum(one.floor for one in classes.values())
+    if total > 1 + 1e-9:
+        field.complain(f"the floors add up to {total:.0%} (together they may be 100% at most)")
+    for one in classes.values():
+        if one.floor and one.rank == 0:
+            field.find(one.name, "floor").doubt("a floor is for classes that others rank above, and this one is first")

@@ -1,21 +1,36 @@
-"""The sections `pools` and `server`: where requests can run, and where they come in."""
+"""The section `pools`: where requests can run."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 
-from policies.config import AT_HOST_AND_PORT, BUNDLED, KINDS, Option, PoolSpec, ServerSettings
+from policies.config import AT_HOST_AND_PORT, BUNDLED, KINDS, Option, PoolSpec
 from policies.fields import Field, Section
-from policies.quantities import quoted, read_bytes, read_count, read_seconds, read_whole
-from policies.sla.secrets import Outside
+from policies.quantities import quoted, read_whole
+from policies.shapes import TEXT, Key, Many, Named, Scalar, Table, word
+from policies.sla.secrets import REFERENCE_PATTERN, Outside
+from policies.sla.server import ADDRESS_PATTERN, read_address
 
-POOL_KEYS = ("kind", "at", "local", "model", "models", "key", "options")
-SERVER_KEYS = ("http", "grpc", "max_body", "max_concurrent", "drain")
-
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", re.ASCII)
-_URL = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#]*)?")
+_URL_PATTERN = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
+_URL = re.compile(_URL_PATTERN)
 _MOST_LOCAL = 64
+
+PLACE = Scalar(str, {"type": "string", "pattern": rf"^\s*({ADDRESS_PATTERN}|{_URL_PATTERN}|{REFERENCE_PATTERN})\s*$"})
+SECRET = Scalar(str, {"type": "string", "pattern": rf"^\s*{REFERENCE_PATTERN}\s*$"})
+
+POOL = Table(
+    {
+        "kind": Key(word(*KINDS), "what its backends are; our own engine without it"),
+        "at": Key(Many(PLACE), "addresses: host:port of shards, http://host:port of others"),
+        "local": Key(read_whole, "how many shards `pointsman up` starts beside the router; instead of `at`"),
+        "model": Key(TEXT, "of local shards a checkpoint's directory, or bundled; of others the model's name"),
+        "models": Key(Named(TEXT, free=True), "names that clients use: names that the backend is asked for"),
+        "key": Key(SECRET, "the backend's own API key, as ${env:NAME} or ${file:path}"),
+        "options": Key(Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"),
+    }
+)
+POOLS = Named(POOL)
 
 
 def read_pools(field: Field | None, *, outside: Outside) -> dict[str, PoolSpec]:
@@ -28,28 +43,6 @@ def read_pools(field: Field | None, *, outside: Outside) -> dict[str, PoolSpec]:
     return pools or {"own": PoolSpec("own", local=2, model=BUNDLED)}
 
 
-def read_server(field: Field | None) -> ServerSettings:
-    """Where the router listens, with a default for everything."""
-    section = field.section(SERVER_KEYS) if field else Section({})
-    usual = ServerSettings()
-    grpc = section.get("grpc")
-    return ServerSettings(
-        http=section.read("http", read_address, usual.http),
-        grpc=None if grpc and grpc.node.value == "off" else section.read("grpc", read_address, usual.grpc),
-        max_body_bytes=section.read("max_body", read_bytes, usual.max_body_bytes),
-        max_concurrent=section.read("max_concurrent", read_count, usual.max_concurrent),
-        drain_s=section.read("drain", read_seconds, usual.drain_s),
-    )
-
-
-def read_address(text: str) -> str:
-    """host:port. Raises ValueError with a sentence."""
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match[1]) > 65535:
-        raise ValueError(f"must be host:port, not {quoted(text)}")
-    return text
-
-
 def read_url(text: str) -> str:
     """An http or https address without query. Raises ValueError with a sentence."""
     if "@" in text:
@@ -60,22 +53,22 @@ def read_url(text: str) -> str:
 
 
 def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
-    section = field.section(POOL_KEYS)
+    section = field.section(POOL)
     chosen = section.get("kind")
     kind = (chosen.one_of(KINDS, what="kind of backend") if chosen else None) or "shard"
     read_where = read_address if kind in AT_HOST_AND_PORT else read_url
-    at = section.get("at")
-    addresses = [item.read(lambda text: _resolved(text, outside, read_where)) for item in at.items()] if at else []
-    local = section.read("local", read_whole, 0)
+    addresses = [item.read(lambda text: _resolved(text, outside, read_where)) for item in section.items("at")]
+    key = section.get("key")
+    local: int = section.read("local", 0)
     _check_place(field, section, kind, local)
     return PoolSpec(
         name,
         kind=kind,
         at=tuple(address for address in addresses if address),
         local=min(local, _MOST_LOCAL),
-        model=section.read_any("model", str) or (BUNDLED if local else None),
+        model=section.read_any("model") or (BUNDLED if local else None),
         models=_read_names(section.get("models")),
-        key=section.read_any("key", outside.secret),
+        key=key.read(outside.secret) if key else None,
         options=_read_options(section.get("options")),
     )
 

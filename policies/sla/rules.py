@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.fields import Field, Section
 from policies.nouns import Tenant
 from policies.quantities import read_range
-from policies.rules import Range, Rule, When, may_use
+from policies.rules import Rule, When, may_use
+from policies.shapes import TEXT, Key, Many, Named, Table
+from policies.sla.reach import Reach, TooManyRulesError
 
-RULE_KEYS = ("when", "class", "pools", "policy")
-WHEN_KEYS = ("tenant", "model", "priority", "prompt_tokens", "uncached_tokens", "max_output_tokens", "headers")
+WHEN = Table(
+    {
+        "tenant": Key(Many(TEXT), "the tenant has this name"),
+        "model": Key(Many(TEXT), "the request names this model"),
+        "priority": Key(Many(TEXT), "the caller asked for this class (x-pointsman-priority, or the gRPC field)"),
+        "prompt_tokens": Key(Many(read_range), "the prompt's length compares so: >= 16k, < 4k, 4k..16k"),
+        "uncached_tokens": Key(Many(read_range), "what of the prompt no backend is believed to hold compares so"),
+        "max_output_tokens": Key(Many(read_range), "the longest answer that was asked for compares so"),
+        "headers": Key(Named(Many(TEXT), free=True), "each header named here has this value"),
+        "metadata": Key(Named(Many(TEXT), free=True), "each entry of the request's metadata has this value"),
+    }
+)
+RULE = Table(
+    {
+        "when": Key(WHEN, "the condition: every key in it must hold, of a list any entry; always without it"),
+        "class": Key(TEXT, "the service class", required=True),
+        "pools": Key(Many(TEXT), "where it may run: names of pools, or any; any without it"),
+        "policy": Key(TEXT, "how a backend is chosen; default without it"),
+    }
+)
+RULES = Many(RULE, nullable=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,43 +49,53 @@ def read_rules(field: Field | None, names: Names) -> tuple[Rule, ...]:
     """Rules in order; one that gives every request the first class and any pool where the file has none."""
     fields = field.items() if field and field.node.value is not None else []
     read = [(entry, rule) for entry in fields if (rule := _read_rule(entry, names)) is not None]
+    rules = tuple(rule for _, rule in read) or (Rule(next(iter(names.classes))),)
     # a condition that could not be read looks like one that always holds
     if field and fields and field.is_sound():
-        _check_reach(read, names)
-        _check_cover(field, read)
-        _check_tenants(field, read, names)
-    return tuple(rule for _, rule in read) or (Rule(next(iter(names.classes))),)
+        try:
+            _check_reach(field, [entry for entry, _ in read], rules, names)
+        except TooManyRulesError:
+            field.doubt("there are too many different conditions to prove that each rule is reached")
+    return rules
 
 
 def _read_rule(field: Field, names: Names) -> Rule | None:
-    section = field.section(RULE_KEYS)
-    given, policy = section.get("class"), section.get("policy")
-    if given is None:
-        field.complain("has no class")
-        return None
-    when = _read_when(section.section("when", WHEN_KEYS), names)
+    section = field.section(RULE)
+    given, policy, chosen = section.get("class"), section.get("policy"), None
+    when = _read_when(section.section("when"), names)
     pools = _read_pools(section.get("pools"), names)
-    chosen = policy.one_of(names.policies, what="policy") if policy else None
-    service_class = given.one_of(names.classes, what="class")
+    if policy:
+        chosen = policy.one_of(names.policies, what="policy")
+    service_class = given.one_of(names.classes, what="class") if given else None
     return Rule(service_class, when, pools, chosen or "default") if service_class else None
 
 
 def _read_when(section: Section, names: Names) -> When:
     headers = section.get("headers")
+    if headers:
+        _refuse_repeated_headers(headers)
     return When(
         tenant=section.some_of("tenant", names.tenants, what="tenant"),
         model=section.texts("model"),
         priority=section.some_of("priority", names.classes, what="class"),
-        prompt_tokens=_ranges(section.get("prompt_tokens")),
-        uncached_tokens=_ranges(section.get("uncached_tokens")),
-        max_output_tokens=_ranges(section.get("max_output_tokens")),
-        headers=tuple((name.lower(), entry.texts()) for name, entry in (headers.entries() if headers else {}).items()),
+        prompt_tokens=section.read_many("prompt_tokens"),
+        uncached_tokens=section.read_many("uncached_tokens"),
+        max_output_tokens=section.read_many("max_output_tokens"),
+        headers=tuple((name.lower(), values) for name, values in _read_named(headers)),
+        metadata=_read_named(section.get("metadata")),
     )
 
 
-def _ranges(field: Field | None) -> tuple[Range, ...]:
-    found = [item.read(read_range) for item in field.items()] if field else []
-    return tuple(span for span in found if span)
+def _read_named(field: Field | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((name, entry.texts()) for name, entry in (field.entries() if field else {}).items())
+
+
+def _refuse_repeated_headers(field: Field) -> None:
+    seen: set[str] = set()
+    for name, entry in field.entries().items():
+        if name.lower() in seen:
+            entry.complain("is here twice: headers are the same in upper and lower case (write one list)")
+        seen.add(name.lower())
 
 
 def _read_pools(field: Field | None, names: Names) -> tuple[str, ...] | None:
@@ -73,30 +104,29 @@ def _read_pools(field: Field | None, names: Names) -> tuple[str, ...] | None:
     return field.some_of(names.pools, what="pool")
 
 
-def _check_reach(read: list[tuple[Field, Rule]], names: Names) -> None:
-    for at, (field, rule) in enumerate(read):
-        for earlier, first in read[:at]:
-            if first.when.covers(rule.when) and _all_may_use(first, rule, names):
-                field.complain(f"is never reached: {earlier.path} in line {earlier.node.line} takes all its requests")
-                break
-
-
-def _all_may_use(first: Rule, rule: Rule, names: Names) -> bool:
-    """May every tenant that `rule` could serve use the class of `first` too? Else it is skipped for that tenant."""
-    users = [tenant for tenant in names.tenants.values() if may_use(tenant, rule.service_class)]
-    return all(may_use(tenant, first.service_class) for tenant in users)
-
-
-def _check_cover(field: Field, read: list[tuple[Field, Rule]]) -> None:
-    if read[-1][1].when != When():
-        field.complain("there are requests that match no rule (end with one that has no `when`)")
-
-
-def _check_tenants(field: Field, read: list[tuple[Field, Rule]], names: Names) -> None:
+def _check_reach(field: Field, entries: Sequence[Field], rules: Sequence[Rule], names: Names) -> None:
+    reach = Reach(rules, names.tenants, list(names.classes))
+    if unmatched := reach.unmatched():
+        field.complain(f"there are requests that match no rule: {unmatched} (end with one that has no `when`)")
+    for number, entry in enumerate(entries):
+        if contradiction := reach.contradiction(number):
+            entry.complain(f"is never reached: {contradiction} (drop it, or mend its `when`)")
+        elif takers := reach.takers(number):
+            first = entries[takers[0]]
+            others = "".join(f" and {entries[taker].path}" for taker in takers[1:])
+            verb = "together take" if others else "takes"
+            entry.complain(
+                f"is never reached: {first.path} in line {first.node.line}{others} {verb} all its requests "
+                "(move it up, or drop it)"
+            )
     for tenant in names.tenants.values():
-        usable = (may_use(tenant, rule.service_class) and _may_be(tenant, rule.when) for _, rule in read)
-        if not any(usable):
-            field.complain(f"no rule gives tenant '{tenant.name}' a class that it may use")
+        if not any(may_use(tenant, rule.service_class) and _may_be(tenant, rule.when) for rule in rules):
+            hint = f"it may use {', '.join(sorted(tenant.classes))}"
+            field.complain(f"no rule gives tenant '{tenant.name}' a class that it may use ({hint})")
+        elif not unmatched and (unserved := reach.unserved(tenant.name)):
+            field.doubt(
+                f"no rule gives these requests a class that their tenant may use, so they are refused: {unserved}"
+            )
 
 
 def _may_be(tenant: Tenant, when: When) -> bool:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-_REFERENCE = re.compile(r"\$\{(env|file):([^}]+)\}")
+REFERENCE_PATTERN = r"\$\{(env|file):([^}]+)\}"
+_REFERENCE = re.compile(REFERENCE_PATTERN)
 _HASH = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 
 

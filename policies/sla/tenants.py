@@ -1,4 +1,4 @@
-"""The section `tenants`: who pays, with which keys, and whose caches are joined."""
+"""The section `tenants`: who pays, with which keys and limits, and whose caches are joined."""
 
 from __future__ import annotations
 
@@ -8,11 +8,43 @@ from dataclasses import replace
 from policies.fields import Field, Section
 from policies.nouns import Limits, Tenant
 from policies.quantities import read_count, read_weight, read_yes
-from policies.sla.secrets import Outside
+from policies.shapes import TEXT, Key, Many, Named, Scalar, Table
+from policies.sla.secrets import REFERENCE_PATTERN, Outside
 
-TENANT_KEYS = ("keys", "anonymous", "weight", "models", "classes", "limits", "cache")
-LIMIT_KEYS = ("concurrent",)
-CACHE_KEYS = ("share_with",)
+LIMIT_KEYS = {
+    "requests_per_minute": Key(read_count, "requests that may begin in a minute"),
+    "tokens_per_minute": Key(read_count, "tokens of prompts and answers in a minute: 6M"),
+    "concurrent": Key(read_count, "requests that may run at once"),
+    "budget_per_day": Key(read_count, "cost in a day, in the units of `cost`: 50M"),
+}
+_LIMIT_FIELDS = {key: "cost_per_day" if key == "budget_per_day" else key for key in LIMIT_KEYS}
+
+LIMITS = Table(
+    {
+        **LIMIT_KEYS,
+        "models": Key(Named(Table(LIMIT_KEYS), free=True), "limits for one model, which hold beside the tenant's own"),
+    }
+)
+
+CLIENT_KEY = Scalar(
+    str, {"type": "string", "pattern": rf"^\s*([Ss][Hh][Aa]256:[0-9A-Fa-f]{{64}}|{REFERENCE_PATTERN})\s*$"}
+)
+
+TENANT = Table(
+    {
+        "keys": Key(Many(CLIENT_KEY), "API keys: sha256: and 64 hex digits, ${env:NAME} or ${file:path}"),
+        "anonymous": Key(read_yes, "true: requests without a key belong to this tenant; one tenant at most"),
+        "weight": Key(read_weight, "share beside other tenants of the same class; 1 without it"),
+        "models": Key(Many(TEXT), "models that it may use; all without it"),
+        "classes": Key(Many(TEXT), "service classes that it may use; all without it"),
+        "limits": Key(LIMITS, "what it may use in a time; no limit without it"),
+        "cache": Key(
+            Table({"share_with": Key(Many(TEXT), "tenants whose cached prefixes it shares")}),
+            "whose cached prefixes it shares; its own only without it",
+        ),
+    }
+)
+TENANTS = Named(TENANT)
 
 
 def read_tenants(
@@ -26,7 +58,7 @@ def read_tenants(
     if not fields:
         local = Tenant("local", domain="local")
         return {"local": local}, local
-    sections = {name: entry.section(TENANT_KEYS) for name, entry in fields.items()}
+    sections = {name: entry.section(TENANT) for name, entry in fields.items()}
     domains = _domains(sections)
     tenants = {
         name: replace(_read_tenant(section, name, classes, outside), domain=domains[name])
@@ -37,24 +69,50 @@ def read_tenants(
 
 
 def _read_tenant(section: Section, name: str, classes: Collection[str], outside: Outside) -> Tenant:
-    keys = section.get("keys")
-    hashes = [item.read(outside.key_hash) for item in keys.items()] if keys else []
-    return Tenant(
+    hashes = [item.read(outside.key_hash) for item in section.items("keys")]
+    limits = section.section("limits")
+    tenant = Tenant(
         name,
         domain=name,
         key_hashes=frozenset(digest for digest in hashes if digest),
-        weight=section.read("weight", read_weight, 1.0),
+        weight=section.read("weight", 1.0),
         models=frozenset(section.texts("models")),
         classes=frozenset(section.some_of("classes", classes, what="class")),
-        limits=Limits(concurrent=section.section("limits", LIMIT_KEYS).read_any("concurrent", read_count)),
+        limits=_read_limits(limits),
+        model_limits=_read_model_limits(limits),
     )
+    _check_model_limits(limits, tenant)
+    return tenant
+
+
+def _read_limits(section: Section) -> Limits:
+    return Limits(**{name: section.read_any(key) for key, name in _LIMIT_FIELDS.items()})
+
+
+def _read_model_limits(section: Section) -> dict[str, Limits]:
+    models = section.get("models")
+    entries = models.entries() if models else {}
+    return {model: _read_limits(entry.section(Table(LIMIT_KEYS))) for model, entry in entries.items()}
+
+
+def _check_model_limits(section: Section, tenant: Tenant) -> None:
+    for model, limits in tenant.model_limits.items():
+        field = section.entries["models"].find(model)
+        if tenant.models and model not in tenant.models:
+            field.complain(f"the tenant may not use this model (it may use {', '.join(sorted(tenant.models))})")
+        if limits == Limits():
+            field.complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)})")
+        for key, name in _LIMIT_FIELDS.items():
+            own, models = getattr(tenant.limits, name), getattr(limits, name)
+            if own is not None and models is not None and models > own:
+                field.find(key).complain(f"is above the tenant's own {own:,}, which holds first (lower it)")
 
 
 def _domains(sections: Mapping[str, Section]) -> dict[str, str]:
     """Tenant -> cache domain: tenants joined by `share_with`, directly or through others, have the smallest name's."""
     group = {name: {name} for name in sections}
     for name, section in sections.items():
-        for other in section.section("cache", CACHE_KEYS).some_of("share_with", sections, what="tenant"):
+        for other in section.section("cache").some_of("share_with", sections, what="tenant"):
             union = group[name] | group[other]
             group.update(dict.fromkeys(union, union))
     return {name: min(members) for name, members in group.items()}
@@ -72,7 +130,7 @@ def _refuse_shared_keys(fields: Mapping[str, Field], tenants: Mapping[str, Tenan
 def _anonymous(
     fields: Mapping[str, Field], sections: Mapping[str, Section], tenants: Mapping[str, Tenant]
 ) -> Tenant | None:
-    open_to_all = [name for name, section in sections.items() if section.read("anonymous", read_yes, False)]
+    open_to_all = [name for name, section in sections.items() if section.read("anonymous", False)]
     for name, field in fields.items():
         if name not in open_to_all and not sections[name].entries.get("keys"):
             field.complain("has no keys, so nobody can be this tenant (add keys, or anonymous: true)")

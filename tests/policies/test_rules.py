@@ -6,7 +6,7 @@ from policies.config import Config
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
 from policies.nouns import Tenant
 from policies.parse import parse
-from policies.rules import Facts, Range, When, classify
+from policies.rules import Facts, Mismatch, Range, When, classify
 
 CONFIG = parse(
     "classes: {chat: {}, rag: {}, night: {}}\n"
@@ -90,23 +90,18 @@ def test_a_model_that_the_tenant_may_not_use_is_unknown_to_it() -> None:
         (When(headers=(("x-team", ("ads", "search")),)), True),
         (When(headers=(("x-team", ("search",)),)), False),
         (When(headers=(("x-other", ("ads",)),)), False),
+        (When(metadata=(("team", ("search", "ads")),)), True),
+        (When(metadata=(("team", ("ads",)),)), False),
+        (When(metadata=(("x-team", ("ads",)),)), False),
     ],
 )
 def test_every_field_must_hold_and_any_entry_will_do(when: When, holds: bool) -> None:
-    assert when.holds(facts(headers={"x-team": "ads"})) is holds
+    assert when.holds(facts(headers={"x-team": "ads"}, metadata={"team": "search"})) is holds
 
 
-@pytest.mark.parametrize(
-    ("wide", "narrow", "covers"),
-    [
-        (When(), When(tenant=("a",)), True),
-        (When(tenant=("a",)), When(), False),
-        (When(tenant=("a", "b")), When(tenant=("a",), model=("m",)), True),
-        (When(prompt_tokens=(Range(1),)), When(prompt_tokens=(Range(1),)), True),
-        (When(prompt_tokens=(Range(1),)), When(prompt_tokens=(Range(2),)), False),
-        (When(headers=(("x", ("1", "2")),)), When(headers=(("x", ("1",)), ("y", ("3",)))), True),
-        (When(headers=(("x", ("1",)),)), When(headers=(("y", ("1",)),)), False),
-    ],
-)
-def test_a_condition_covers_another_only_where_that_is_sure(wide: When, narrow: When, covers: bool) -> None:
-    assert wide.covers(narrow) is covers
+def test_metadata_that_does_not_hold_is_told_by_its_name() -> None:
+    when = When(metadata=(("team", ("ads",)), ("tier", ("pro",))))
+    assert list(when.mismatches(facts(metadata={"team": "search"}))) == [
+        Mismatch("metadata.team", ("ads",), "search"),
+        Mismatch("metadata.tier", ("pro",), None),
+    ]

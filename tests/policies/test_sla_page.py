@@ -1,38 +1,54 @@
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from policies.catalogue import builtin_catalogue
 from policies.config import KINDS
-from policies.parse import TOP_KEYS
-from policies.sla.classes import CLASS_KEYS
-from policies.sla.policies import POLICY_KEYS
-from policies.sla.pools import POOL_KEYS, SERVER_KEYS
-from policies.sla.rules import RULE_KEYS, WHEN_KEYS
-from policies.sla.tenants import CACHE_KEYS, LIMIT_KEYS, TENANT_KEYS
+from policies.parse import examine, file_table
+from policies.shapes import Choice, Either, Key, Many, Named, Shape, Table
+from tests.policies.examples import outside_of
 
 PAGE = (Path(__file__).parents[2] / "docs/sla.md").read_text()
 CATALOGUE = builtin_catalogue()
+
+
+def words(shape: Shape) -> Iterator[str]:
+    """Every word that the file may use at or below `shape`."""
+    match shape:
+        case Table(keys=keys) | Choice(options=keys):
+            for name, key in keys.items():
+                yield name
+                yield from words(key.shape)
+        case Named(shape=inner) | Many(shape=inner):
+            yield from words(inner)
+        case Either(shapes=inners):
+            for inner in inners:
+                yield from words(inner)
+
+
+SECTIONS: dict[str, Key] = dict(file_table(CATALOGUE).keys)
 WORDS: dict[str, Iterable[str]] = {
-    "sections": TOP_KEYS,
-    "classes": CLASS_KEYS,
-    "tenants": (*TENANT_KEYS, *LIMIT_KEYS, *CACHE_KEYS),
-    "pools": (*POOL_KEYS, *KINDS),
-    "rules": (*RULE_KEYS, *WHEN_KEYS),
-    "policies": (*POLICY_KEYS, *CATALOGUE.policies),
-    "filters": CATALOGUE.filters,
-    "scores": CATALOGUE.scores,
-    "picks": CATALOGUE.picks,
-    "options": [
-        *(option for part in CATALOGUE.filters.values() for option in part.options),
-        *(option for part in CATALOGUE.scores.values() for option in part.options),
-        *(option for part in CATALOGUE.picks.values() for option in part.options),
-    ],
-    "server": SERVER_KEYS,
+    "sections": SECTIONS,
+    **{name: list(words(key.shape)) for name, key in SECTIONS.items()},
+    "kinds": KINDS,
+    "named policies": CATALOGUE.policies,
 }
 
 
 @pytest.mark.parametrize("section", WORDS)
 def test_every_word_of_the_file_is_in_the_reference(section: str) -> None:
     assert [word for word in WORDS[section] if f"`{word}`" not in PAGE] == []
+
+
+def test_the_examples_of_the_page_are_one_sound_file_in_the_order_of_its_sections() -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    text = "".join(examples)
+    parsed = examine(text, source="sla.md", outside=outside_of(text))
+    config = parsed.config
+    assert parsed.doubts == ()
+    assert [one.split(":")[0] for one in examples] == list(SECTIONS)
+    assert list(config.on_miss) == ["interactive", "long-rag"]
+    assert config.tenants["acme"].model_limits["llama-70b"].tokens_per_minute == 1_000_000
+    assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == list(SECTIONS)

@@ -53,7 +53,7 @@ def test_a_file_with_mistakes_is_told_and_ends_with_one(tmp_path: Path) -> None:
 
 
 def test_a_sound_file_is_told_with_its_version() -> None:
-    assert "is sound: 2 classes, 2 rules, 1 pools." in output_of("check", DEMO).output
+    assert "is sound: 2 classes, 2 rules, 1 pool." in output_of("check", DEMO).output
 
 
 def test_the_explanation_in_the_reference_is_real() -> None:

@@ -19,6 +19,8 @@ TOLD = Explanation(
     ruled_class="chat",
     service_class="batch",
     rank=2,
+    targets={"ttft_p95": 12.0, "deadline": 900.0},
+    on_miss=("queue 20s", "shed with 503"),
     pools=("own",),
     policy="default",
     weights={"expected_ttft": 3.0, "session": 1.0},
@@ -43,6 +45,8 @@ def test_text_is_aligned_and_tells_all() -> None:
         "rules     1 no   the tenant may not use class rag; prompt_tokens is 1, not at least 9",
         "          2 yes",
         "class     batch (rank 2, lowered from chat by the priority)",
+        "targets   ttft_p95 12s, deadline 15m",
+        "on miss   queue 20s, then shed with 503",
         "pools     own",
         "policy    default",
         "",
@@ -62,6 +66,12 @@ def test_text_says_where_chance_decided_or_nobody_was_left() -> None:
     )
     nobody = as_text(replace(TOLD, candidates=(), chosen=None, equals=(), predicted_ttft_s=None))
     assert nobody.endswith("dropped   own-2: healthy\nchosen    none: the request is refused")
+
+
+def test_text_of_a_class_without_targets_says_nothing_of_them() -> None:
+    told = as_text(replace(TOLD, targets={}, on_miss=()))
+    assert "targets" not in told
+    assert "on miss" not in told
 
 
 def test_json_and_header_are_one_record() -> None:

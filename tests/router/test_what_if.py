@@ -5,11 +5,10 @@ import pytest
 
 from policies.errors import InvalidRequest, UnknownModel
 from policies.explain import Explanation
-from policies.parse import parse
+from policies.parse import examine, parse
 from router.what_if import WhatIf, explain_on_paper
+from tests.policies.examples import FILES, outside_of
 
-ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "examples").rglob("*.yaml"))
 FILE = """
 classes: {chat: {}, rag: {}}
 tenants: {acme: {anonymous: true}, labs: {keys: ["sha256:%s"], models: [big]}}
@@ -73,10 +72,28 @@ def test_without_an_anonymous_tenant_one_must_be_named() -> None:
         explain_on_paper(WhatIf(1), config)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_example_can_be_explained_for_each_of_its_tenants(file: Path) -> None:
-    environment = {"RAG_KEY": "a", "VLLM_KEY": "b"}
-    config = parse(file.read_text(), source=str(file), environment=environment, read_file=lambda path: f"key of {path}")
+    text = file.read_text()
+    config = examine(text, source=str(file), outside=outside_of(text)).config
     for tenant in config.tenants:
         for tokens in (10, 5_000, 90_000):
             assert explain_on_paper(WhatIf(tokens, tenant=tenant), config).chosen
+
+
+def test_targets_and_what_follows_a_miss_are_those_of_the_class_that_the_request_gets() -> None:
+    config = parse(
+        "classes: {chat: {ttft_p95: 800ms, tpot_p50: 40ms}, night: {deadline: 15m}}\n"
+        "on_miss: {chat: [{queue: 2s}, shed], night: {spill: far}}\n"
+        "pools: {own: {kind: fake}, far: {kind: fake}}\n"
+        "rules: [{class: chat, pools: own}]\n"
+    )
+    chat, night = explain_on_paper(WhatIf(9), config), explain_on_paper(WhatIf(9, priority="night"), config)
+    assert (chat.targets, chat.on_miss) == ({"ttft_p95": 0.8, "tpot_p50": 0.04}, ("queue 2s", "shed with 429"))
+    assert (night.targets, night.on_miss) == ({"deadline": 900.0}, ("spill to far",))
+
+
+def test_metadata_is_described_and_decides() -> None:
+    config = parse("classes: {a: {}, b: {}}\nrules: [{when: {metadata: {team: ads}}, class: b}, {class: a}]\n")
+    assert explain_on_paper(WhatIf(9, metadata={"team": "ads"}), config).service_class == "b"
+    assert explain_on_paper(WhatIf(9, metadata={"team": "art"}), config).service_class == "a"

@@ -1,0 +1,63 @@
+"""The sections `server` and `queue`: where requests come in, and where they wait."""
+
+from __future__ import annotations
+
+import re
+
+from policies.config import ServerSettings
+from policies.fields import Field, Section
+from policies.quantities import quoted, read_bytes, read_count, read_seconds
+from policies.shapes import Either, Key, Scalar, Table, word
+
+ADDRESS_PATTERN = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"
+_ADDRESS = re.compile(ADDRESS_PATTERN, re.ASCII)
+
+USUAL_AGEING_S = 30.0
+
+
+def read_address(text: str) -> str:
+    """host:port. Raises ValueError with a sentence."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match[1]) > 65535:
+        raise ValueError(f"must be host:port, such as 127.0.0.1:8080, not {quoted(text)}")
+    return text
+
+
+ADDRESS = Scalar(read_address, {"type": "string", "pattern": rf"^\s*{ADDRESS_PATTERN}\s*$"})
+
+SERVER = Table(
+    {
+        "http": Key(ADDRESS, "where HTTP is served; 127.0.0.1:8080 without it"),
+        "grpc": Key(Either((word("off"), ADDRESS)), "where gRPC is served, or off; 127.0.0.1:8081 without it"),
+        "max_body": Key(read_bytes, "the largest request that is read; 16MiB without it"),
+        "max_concurrent": Key(read_count, "requests that may be in the house at once; 4096 without it"),
+        "drain": Key(read_seconds, "how long requests may go on after SIGTERM; 30s without it"),
+    }
+)
+
+QUEUE = Table(
+    {
+        "ageing": Key(read_seconds, "a request that has waited so long counts as one rank better; 30s without it"),
+        "most": Key(read_count, "requests that may wait; 4096 without it"),
+    }
+)
+
+
+def read_server(field: Field | None, *, queue: Section) -> ServerSettings:
+    """Where the router listens and how much it takes, with a default for everything."""
+    section = field.section(SERVER) if field else Section({}, SERVER.keys)
+    usual = ServerSettings()
+    return ServerSettings(
+        http=section.read("http", usual.http),
+        grpc=_read_grpc(section.get("grpc"), usual.grpc),
+        max_body_bytes=section.read("max_body", usual.max_body_bytes),
+        max_concurrent=section.read("max_concurrent", usual.max_concurrent),
+        max_queued=queue.read("most", usual.max_queued),
+        drain_s=section.read("drain", usual.drain_s),
+    )
+
+
+def _read_grpc(field: Field | None, usual: str | None) -> str | None:
+    if field is None or field.node.value == "off":
+        return usual if field is None else None
+    return field.read(read_address) or usual

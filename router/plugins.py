@@ -1,0 +1,57 @@
+"""Plugins: parts for policies from other installed distributions, found by the entry points of one group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from policies.catalogue import Catalogue, Part, builtin_catalogue
+from policies.compose import Policy
+from policies.errors import ConfigError
+
+GROUP = "pointsman.policies"
+"""Each entry point is a callable that takes a Catalogue and returns one with more in it."""
+
+
+def installed_catalogue(points: Iterable[EntryPoint] | None = None) -> Catalogue:
+    """What comes with Pointsman and what the entry points of `GROUP` add, in the order of their names.
+
+    Raises ConfigError that names the distribution for one that cannot be loaded, fails, or takes something away.
+    """
+    catalogue = builtin_catalogue()
+    found = entry_points(group=GROUP) if points is None else points
+    for point in sorted(found, key=lambda point: (point.name, point.value)):
+        catalogue = _extended(catalogue, point)
+    return catalogue
+
+
+def _extended(catalogue: Catalogue, point: EntryPoint) -> Catalogue:
+    try:
+        after = point.load()(catalogue)
+    except Exception as error:
+        # whatever somebody else's code raises, and it may raise anything
+        raise _refused(point, f"{type(error).__name__}: {error}") from error
+    if not isinstance(after, Catalogue):
+        raise _refused(point, f"it returned a {type(after).__name__}, not a Catalogue")
+    for kind in (one.name for one in fields(Catalogue)):
+        _check(getattr(catalogue, kind), getattr(after, kind), kind, point)
+    return after
+
+
+def _check(before: Mapping[str, Any], after: Mapping[str, Any], kind: str, point: EntryPoint) -> None:
+    """Nothing that was there may change under another file's feet, and what is new must be what the file can make."""
+    wanted = Policy if kind == "policies" else Part
+    for name, part in before.items():
+        if after.get(name) is not part:
+            raise _refused(point, f"it takes away or replaces '{name}' of {kind}; give its own another name")
+    for name, part in after.items():
+        if not isinstance(part, wanted):
+            raise _refused(point, f"'{name}' of {kind} is a {type(part).__name__}, not a {wanted.__name__}")
+
+
+def _refused(point: EntryPoint, reason: str) -> ConfigError:
+    where = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+    message = f"the policies '{point.name}' of {where} cannot be used: {reason}"
+    return ConfigError(message, hint=f"mend or uninstall {point.dist.name}" if point.dist else "")

@@ -1,0 +1,24 @@
+"""The files of examples/, read with everything that they refer to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from policies.parse import Parsed, examine
+from policies.sla.secrets import Outside
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "examples").rglob("*.yaml"))
+
+
+def outside_of(text: str) -> Outside:
+    """A world in which every reference in `text` leads to a key of its own."""
+    environment = {name: f"key of {name}" for name in re.findall(r"\$\{env:([A-Z_]+)\}", text)}
+    return Outside(environment, lambda path: f"key of {path}")
+
+
+def read(name: str) -> Parsed:
+    """The example of this name, such as `saas` or `demo/sla`."""
+    text = (ROOT / "examples" / f"{name}.yaml").read_text()
+    return examine(text, source=f"{name}.yaml", outside=outside_of(text))

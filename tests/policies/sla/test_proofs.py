@@ -1,0 +1,200 @@
+"""What only the whole file shows: what nothing uses, limits that never hold, names that nothing has."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.errors import ConfigError
+from policies.parse import examine, parse
+from policies.sla import reach
+from policies.sla.secrets import Outside
+
+KEYS = [f"sha256:{digit * 64}" for digit in "ab"]
+
+
+def doubts(text: str) -> tuple[str, ...]:
+    return examine(text, source="sla.yaml", outside=Outside({})).doubts
+
+
+def two(more: str) -> str:
+    return f"tenants: {{acme: {{keys: '{KEYS[0]}'}}, labs: {{keys: '{KEYS[1]}', classes: [night]}}}}\n{more}"
+
+
+def test_a_file_without_rules_leaves_no_doubt() -> None:
+    assert doubts("classes: {chat: {}, night: {}}\npools: {own: {local: 1}, far: {local: 1}}\n") == ()
+
+
+def test_a_class_that_nothing_leads_to_is_said() -> None:
+    (doubt,) = doubts("classes:\n  vip: {}\n  chat: {}\nrules: [{class: chat}]\n")
+    assert doubt == "sla.yaml:2: classes.vip: no rule gives this class, and no priority leads to it"
+
+
+def test_a_class_that_a_priority_can_lower_to_is_reached() -> None:
+    assert doubts("classes: {chat: {}, night: {}}\nrules: [{class: chat}]\n") == ()
+    asked = "rules: [{when: {priority: [chat, night]}, class: chat}, {class: chat}]\n"
+    assert doubts("classes: {chat: {}, night: {}}\n" + asked) == ()
+
+
+def test_a_priority_leads_nowhere_for_tenants_that_may_not_use_the_class() -> None:
+    tenant = "tenants: {acme: {anonymous: true, classes: [chat]}}\n"
+    assert doubts(f"classes: {{chat: {{}}, night: {{}}}}\n{tenant}rules: [{{class: chat}}]\n")[0].endswith(
+        "classes.night: no rule gives this class, and no priority leads to it"
+    )
+
+
+def test_a_pool_that_nothing_leads_to_is_said() -> None:
+    pools = "classes: {chat: {ttft_p95: 1s}}\npools: {own: {local: 1}, far: {local: 1}}\n"
+    (doubt,) = doubts(f"{pools}rules: [{{class: chat, pools: own}}]\n")
+    assert doubt == "sla.yaml:2: pools.far: no rule and no spill names this pool, so nothing runs there"
+    assert doubts(f"{pools}rules: [{{class: chat, pools: own}}]\non_miss: {{chat: {{spill: far}}}}\n") == ()
+    assert doubts(f"{pools}rules: [{{class: chat, pools: any}}]\n") == ()
+
+
+def test_a_policy_of_the_file_that_nobody_uses_is_said() -> None:
+    text = "policies: {default: {}, mine: {}}\nrules: [{class: standard}]\n"
+    assert doubts(text) == ("sla.yaml:1: policies.mine: no rule uses this policy",)
+    assert doubts(text.replace("class: standard", "class: standard, policy: mine")) == (
+        "sla.yaml:1: policies.default: no rule uses this policy",
+    )
+
+
+def test_models_that_no_pool_names_are_said_where_all_pools_name_theirs() -> None:
+    pools = "pools: {p: {kind: openai_compatible, at: 'http://h:1', models: {big: x}, model: base}}\n"
+    tenant = "tenants: {a: {anonymous: true, models: [bgi, base], limits: {models: {base: {concurrent: 1}}}}}\n"
+    rules = "rules: [{when: {model: bsae}, class: standard}, {class: standard}]\n"
+    assert doubts(pools + tenant) == (
+        "sla.yaml:2: tenants.a.models: no pool names a model 'bgi' (did you mean 'big'?)",
+    )
+    assert doubts(pools + rules) == (
+        "sla.yaml:2: rules[0].when.model: no pool names a model 'bsae' (did you mean 'base'?)",
+    )
+    assert (
+        doubts(
+            pools.replace("models: {big: x}, model: base", "key: '${env:K}'").replace(", key: '${env:K}'", "") + tenant
+        )
+        == ()
+    )
+
+
+def test_a_tenant_whose_requests_are_refused_is_said() -> None:
+    text = two("classes: {chat: {}, night: {}}\nrules: [{when: {priority: night}, class: night}, {class: chat}]\n")
+    (doubt,) = doubts(text)
+    assert doubt.startswith("sla.yaml:3: rules: no rule gives these requests a class that their tenant may use")
+    assert doubt.endswith("refused: tenant labs, priority chat")
+    assert doubts(text.replace("{class: chat}]", "{when: {tenant: acme}, class: chat}, {class: night}]")) == ()
+
+
+def test_limits_that_are_never_reached_are_said() -> None:
+    tenant = "tenants: {a: {anonymous: true, limits: {concurrent: 10, models: {m: {concurrent: 9}}}}}\n"
+    assert [doubt.split(": ")[1] for doubt in doubts(f"{tenant}server: {{max_concurrent: 8}}\n")] == [
+        "tenants.a.limits.concurrent",
+        "tenants.a.limits.models.m.concurrent",
+    ]
+    assert doubts(f"{tenant}server: {{max_concurrent: 10}}\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("classes: {a: {floor: 1%}}", "classes.a.floor: a floor is for classes that others rank above"),
+        ("cost: {uncached: 1, cached: 2}", "cost.cached: a cached token costs more than an uncached one (1)"),
+        ("cost: {cached: 2}", "cost.cached: a cached token costs more than an uncached one (1)"),
+    ],
+)
+def test_numbers_that_are_hardly_meant_are_said(text: str, says: str) -> None:
+    (doubt,) = doubts(text)
+    assert says in doubt
+
+
+LIMITED = "tenants: {a: {anonymous: true, models: [m], limits: {tokens_per_minute: 1M, %s}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("classes: {a: {}, b: {floor: 60%}, c: {floor: 0.5}}", "1: classes: the floors add up to 110%"),
+        ("classes: {a: {ttft_p95: 2s, deadline: 1s}}", "classes.a.ttft_p95: is longer than the class's deadline"),
+        ("classes: {a: {tpot_p99: 2s, deadline: 1s}}", "classes.a.tpot_p99: is longer than the class's deadline"),
+        ("classes: {a: {prefill_slice: 0}}", "classes.a.prefill_slice: must be above zero"),
+        ("cost: {uncached: 0, cached: 0, output: 0}", "cost: nothing costs anything"),
+        (LIMITED % "concurrent: 0", "limits.concurrent: must be above zero"),
+        (LIMITED % "budget_per_day: 0", "limits.budget_per_day: must be above zero"),
+        (
+            LIMITED % "models: {m: {tokens_per_minute: 2M}}",
+            "limits.models.m.tokens_per_minute: is above the tenant's own 1,000,000",
+        ),
+        (LIMITED % "models: {n: {concurrent: 1}}", "limits.models.n: the tenant may not use this model (it may use m)"),
+        (LIMITED % "models: {m: {}}", "limits.models.m: has no limit (write one of requests_per_minute"),
+        (LIMITED % "models: {m: {models: {}}}", "there is no 'models' here"),
+        ("queue: {most: 0}", "queue.most: must be above zero"),
+    ],
+)
+def test_numbers_that_do_not_add_up_are_mistakes(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert any(says in problem for problem in caught.value.problems), caught.value.problems
+
+
+RULES = "classes: {chat: {}, night: {}}\n" + two("")
+
+
+TAKEN = """[
+    {when: {prompt_tokens: "< 4k"}, class: chat}, {when: {prompt_tokens: ">= 4k"}, class: night},
+    {when: {tenant: acme}, class: chat}, {class: night}]"""
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        (
+            TAKEN,
+            "rules[2]: is never reached: rules[0] in line 4 and rules[1] together take all its requests",
+        ),
+        (
+            '[{when: {prompt_tokens: "< 4k", uncached_tokens: "> 5k"}, class: chat}, {class: night}]',
+            "rules[0]: is never reached: uncached_tokens are never more than prompt_tokens",
+        ),
+        (
+            "[{when: {tenant: labs}, class: chat}, {class: night}]",
+            "rules[0]: is never reached: none of its tenants may use class",
+        ),
+        (
+            '[{when: {prompt_tokens: "< 4k"}, class: night}]',
+            "rules: there are requests that match no rule: tenant acme, prompt_tokens at least 4,000",
+        ),
+        (
+            "[{when: {headers: {X-A: b, x-a: c}}, class: chat}, {class: night}]",
+            "rules[0].when.headers.x-a: is here twice",
+        ),
+    ],
+)
+def test_rules_that_are_not_reached_or_leave_requests_over_are_mistakes(rules: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"{RULES}rules: {rules}\n")
+    assert any(says in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_ranges_that_cover_everything_together_need_no_rule_without_condition() -> None:
+    rules = '[{when: {prompt_tokens: "< 4k"}, class: night}, {when: {prompt_tokens: [4k..9k, ">= 9k"]}, class: night}]'
+    assert len(parse(f"classes: {{night: {{}}}}\nrules: {rules}\n").rules) == 2
+
+
+def test_a_model_that_no_tenant_of_a_rule_may_use_never_comes() -> None:
+    tenant = "tenants: {a: {anonymous: true, models: [m]}}\n"
+    with pytest.raises(ConfigError, match="none of its tenants may use its models"):
+        parse(f"{tenant}rules: [{{when: {{model: n}}, class: standard}}, {{class: standard}}]\n")
+
+
+def test_a_thousand_mistakes_are_told_a_hundred_at_a_time() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("".join(f"nonsense-{number}: 1\n" for number in range(1000)))
+    assert len(caught.value.problems) == 101
+    assert caught.value.problems[-1] == "sla.yaml:101: and 900 more from here on"
+
+
+def test_more_rules_than_can_be_proven_in_seconds_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "_MOST_CUTS", 50)
+    rules = "".join(f"  - {{when: {{headers: {{h: v{number}}}}}, class: standard}}\n" for number in range(50))
+    assert any(
+        "too many different conditions" in doubt for doubt in doubts(f"rules:\n{rules}  - {{class: standard}}\n")
+    )
