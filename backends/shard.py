@@ -12,7 +12,7 @@ from backends.base import CacheListener, Description, Load
 from backends.link import LinkOptions, ShardLink
 from backends.shard_answer import ShardAnswer
 from backends.shard_messages import submit_of
-from policies.nouns import Delta, Prompt, Request
+from policies.nouns import Capability, Delta, Prompt, Request
 from shards.kv.keys import TOKEN_BYTES
 
 
@@ -61,6 +61,7 @@ class ShardBackend:
             vocabulary=welcome.vocabulary,
             speaks_tokens=True,
             reports_cache=True,
+            capabilities=frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.CHOICES}),
         )
 
     def load(self) -> Load:

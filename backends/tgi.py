@@ -38,7 +38,7 @@ class TGI(HttpBackend):
     """A TGI router at `url`. It calls its model `tgi`; any other name is that of a LoRA adapter."""
 
     kind = "tgi"
-    capabilities = frozenset({Capability.STRUCTURED_OUTPUT})
+    capabilities = frozenset({Capability.STRUCTURED_OUTPUT, Capability.LOGPROBS})
 
     def __init__(
         self,

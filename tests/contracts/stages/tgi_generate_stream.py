@@ -14,11 +14,8 @@ from tests.standins.tgi import TGIServer
 @asynccontextmanager
 async def a_stage(folder: Path) -> AsyncIterator[StandInStage]:
     async with running(TGIServer(cut_bytes=3)) as standin:
-        yield StandInStage(
-            TGI("b", standin.url, pool="p"),
-            standin,
-            a_prompt(path="/v1/completions", body={"model": "m", "prompt": "Hello"}),
-        )
+        prompt = a_prompt(path="/v1/completions", body={"model": "m", "prompt": "Hello"})
+        yield StandInStage(TGI("b", standin.url, pool="p"), standin, prompt)
 
 
 def an_unreachable() -> TGI:
