@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from backends.base import Load
@@ -34,10 +35,19 @@ _OF_TGI = ("typical_p", "truncate", "watermark", "grammar")
 """Parameters of its own that a client may put beside OpenAI's."""
 
 
+@dataclass(frozen=True, slots=True)
+class TGIOptions(HttpOptions):
+    """How to talk to TGI. `adapters` are the LoRA adapters that it was started with, which it lists nowhere."""
+
+    adapters: frozenset[str] = frozenset()
+
+
 class TGI(HttpBackend):
-    """A TGI router at `url`. It calls its model `tgi`; any other name is that of a LoRA adapter."""
+    """A TGI router at `url`. It has one model, whatever a request calls it, and adapters of it."""
 
     kind = "tgi"
+    options_type = TGIOptions
+    _options: TGIOptions
     capabilities = frozenset({Capability.STRUCTURED_OUTPUT, Capability.LOGPROBS})
 
     def __init__(
@@ -78,13 +88,14 @@ class TGI(HttpBackend):
     def _adapter(self, request: Request) -> str | None:
         """The adapter that the request means; None: the model itself."""
         name = self._backends_name(request)
-        return None if name in (self._model, "tgi") or name in self._options.served else name
+        return name if name in self._options.adapters else None
 
     async def _learn_info(self) -> None:
         info = decoded(await self.client.get("/info"), self.name, "its settings")
         try:
             self._model = str(info["model_id"])
-            self._served = self._options.served or frozenset({self._model})
+            named = self._options.served or frozenset({self._model})
+            self._served = named | self._options.adapters | frozenset(self._options.models.values())
             self._context_tokens = self._options.context_tokens or int(info["max_total_tokens"])
             self._max_requests = int(info["max_concurrent_requests"])
         except (KeyError, TypeError, ValueError) as error:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from backends.base import Load
-from backends.http import HttpOptions
-from backends.tgi import TGI, chat_body, generate_body, load_of
+from backends.tgi import TGI, TGIOptions, chat_body, generate_body, load_of
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest, Overloaded
 from policies.nouns import Capability, Prompt, Sampling, Usage
 from tests.backends.parts import a_prompt, a_request, everything, text_of
@@ -31,7 +30,7 @@ TEXT_PATH = "/v1/completions"
 @asynccontextmanager
 async def a_backend(server: TGIServer | None = None, **options: Any) -> AsyncIterator[tuple[TGI, TGIServer]]:
     async with running(server or TGIServer()) as standin:
-        backend = TGI("t", standin.url, pool="p", options=HttpOptions(**options), clock=lambda: 3.0)
+        backend = TGI("t", standin.url, pool="p", options=TGIOptions(**options), clock=lambda: 3.0)
         await backend.probe()
         try:
             yield backend, standin
@@ -98,8 +97,12 @@ def test_what_is_off_is_left_out_since_tgi_refuses_the_edge_of_a_range() -> None
     assert greedy["parameters"] == {"max_new_tokens": 100, "details": True, "do_sample": False}
 
 
-async def test_another_name_than_the_models_is_an_adapters() -> None:
-    async with a_backend(models={"ours": "m", "sql": "sql-lora"}) as (backend, server):
+async def test_any_name_means_the_model_but_for_those_of_adapters() -> None:
+    adapters = frozenset({"sql-lora"})
+    async with a_backend(models={"ours": "theirs", "sql": "sql-lora"}, adapters=adapters) as (backend, server):
+        described = backend.describe()
+        assert described is not None
+        assert described.models == {"m", "theirs", "ours", "sql", "sql-lora"}
         for name in ("ours", "m", "sql"):
             await everything(backend, a_request(model=name), Prompt(body=CHAT))
             await everything(backend, a_request(model=name), a_text())
