@@ -14,7 +14,7 @@ Source: LMDeploy 0.16 documentation, "OpenAI Compatible Server", "Metrics"; its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -24,13 +24,15 @@ from backends.http import Exchange, Post, encoded
 from backends.openai_compatible import OpenAICompatible, OpenAIOptions
 from backends.prometheus_text import Metrics, whole
 from backends.unsupported import refuse_unsupported
-from policies.nouns import Prompt, Request
+from policies.nouns import Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 
 _RUNNING = "lmdeploy:num_requests_running"
 _WAITING = ("lmdeploy:num_requests_waiting", "lmdeploy:num_api_requests_waiting")
 _USAGE = "lmdeploy:gpu_cache_usage_perc"
 
+_TEXT_PATH = "/v1/completions"
+_OF_COMPLETIONS = tuple(field.name for field in fields(Sampling) if field.name not in ("top_logprobs", "logit_bias"))
 _OF_GENERATE = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos"
 )  # fmt: skip
@@ -60,6 +62,8 @@ class LMDeploy(OpenAICompatible):
         """The client's body, or token ids to the native API. Raises InvalidRequest for what that does not know."""
         ids = _token_ids(prompt)
         if ids is None:
+            if prompt.path == _TEXT_PATH:
+                refuse_unsupported(request.sampling, _OF_COMPLETIONS, "LMDeploy's completions")
             return super().exchange(request, prompt)
         body = generate_body(request, ids)
         answer = GenerateAnswer(self.name, is_cumulative=False, error_of=flat_error)

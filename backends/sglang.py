@@ -79,7 +79,8 @@ class SGLang(OpenAICompatible):
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body, or else its token ids to the native API."""
         own = self._own_fields(request)
-        abort = Post("/abort_request", encoded({"rid": own["rid"]})) if self._options.abort else None
+        can_abort = self._options.abort and own["rid"] is not None
+        abort = Post("/abort_request", encoded({"rid": own["rid"]})) if can_abort else None
         if prompt.body is not None or not prompt.token_ids:
             return self._openai_exchange(request, prompt, own)._replace(abort=abort)
         body = {**generate_body(request, prompt.token_ids), **_given(own)}
@@ -98,7 +99,8 @@ class SGLang(OpenAICompatible):
             "extra_key": request.domain if self._options.cache_salt else None,
             "cache_salt": None,
             "priority": rank if self._options.priority else None,
-            "rid": self._rid(request),
+            # several choices are a batch to SGLang, which some versions refuse under one id
+            "rid": self._rid(request) if request.sampling.choices == 1 else None,
             "bootstrap_host": None,
             "bootstrap_port": None,
             "bootstrap_room": None,

@@ -1,8 +1,8 @@
 """TensorRT-LLM's `trtllm-serve`. Written for 1.1 and 1.2.
 
 It speaks OpenAI's dialect, prompts of token ids included, and refuses fields that it does not know; the client is told
-in its own words. `cache_salt` (since 1.1) keeps cache domains apart; `disaggregated_params` is nothing that a
-client may say. A closed connection aborts.
+in its own words. `cache_salt` (since 1.1) keeps cache domains apart; `priority` and `disaggregated_params` are
+nothing that a client may say. A closed connection aborts.
 
 GET /metrics is JSON and hands out each record once: whoever asks takes it away from others. With several routers, or a
 collector of one's own, set `drain_metrics` to false; the router's own counts then stand in.
@@ -48,7 +48,7 @@ class TensorRTLLM(OpenAICompatible):
 
     def _own_fields(self, request: Request) -> Mapping[str, Any]:
         salt = request.domain if self._options.cache_salt else None
-        return {"cache_salt": salt, "disaggregated_params": None}
+        return {"cache_salt": salt, "priority": None, "disaggregated_params": None}
 
 
 def load_of(page: bytes, asked_at: float) -> Load:

@@ -94,6 +94,14 @@ async def test_what_the_native_api_does_not_know_is_refused_by_name(sampling: Sa
         assert server.received == []
 
 
+async def test_log_probabilities_of_a_text_are_refused_before_the_server_breaks_off() -> None:
+    prompt = Prompt(body={"model": "m", "prompt": "Hello", "logprobs": 1}, path="/v1/completions")
+    async with a_backend() as (backend, _):
+        with pytest.raises(InvalidRequest) as failure:
+            await everything(backend, a_request(sampling=Sampling(top_logprobs=1)), prompt)
+    assert failure.value.param == "logprobs"
+
+
 @pytest.mark.parametrize("body", [{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}, None])
 async def test_a_prompt_that_is_too_long_is_told_in_either_dialect(body: dict[str, Any] | None) -> None:
     async with a_backend() as (backend, server):

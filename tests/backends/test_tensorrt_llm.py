@@ -68,7 +68,7 @@ async def test_statistics_that_others_read_are_left_to_them() -> None:
 
 
 async def test_the_salt_is_the_tenants_domain_and_disaggregation_is_not_the_clients() -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "disaggregated_params": {}}
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "disaggregated_params": {}, "priority": 1}
     async with a_backend() as (backend, server):
         await everything(backend, a_request(domain="acme"), Prompt(body=body))
         assert server.received[0].body["cache_salt"] == "acme"

@@ -98,9 +98,11 @@ class SGLangServer(OpenAIServer):
 
     async def _answer(self, reply: web.StreamResponse, body: Mapping[str, Any]) -> None:
         params, prompt = body["sampling_params"], len(body["input_ids"])
+        if params.get("n", 1) > 1 and "rid" in body:
+            return await self.write(reply, event({"error": {"message": "The rid should be a list"}}))
         if self.is_busy:
             gone = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
-            meta = {"id": body["rid"], "finish_reason": gone, "prompt_tokens": prompt, "completion_tokens": 0}
+            meta = {"id": body.get("rid"), "finish_reason": gone, "prompt_tokens": prompt, "completion_tokens": 0}
             return await self.write(reply, event({"text": "", "output_ids": [], "meta_info": meta}))
         if prompt > self.context_tokens:
             # the status line is out already when SGLang looks at the request
@@ -116,7 +118,7 @@ class SGLangServer(OpenAIServer):
         self, body: Mapping[str, Any], text: str, ids: list[int], finish: str | None, index: int, said: int
     ) -> dict[str, Any]:
         meta: dict[str, Any] = {
-            "id": body["rid"],
+            "id": body.get("rid"),
             "finish_reason": {"type": finish} if finish else None,
             "prompt_tokens": len(body["input_ids"]),
             "completion_tokens": len(ids),
