@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from backends.base import Description, Load
 from policies.errors import BackendFailed, ExpectedError
-from policies.nouns import Delta, Prompt, Request, Usage
+from policies.nouns import Capability, Delta, Prompt, Request, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,13 @@ class FakeBackend:
 
     def describe(self) -> Description | None:
         """The models and what it takes."""
-        return Description(self.models, context_tokens=self.context_tokens, speaks_tokens=self.speaks_tokens)
+        return Description(
+            self.models,
+            context_tokens=self.context_tokens,
+            speaks_tokens=self.speaks_tokens,
+            # a script may say anything
+            capabilities=frozenset(Capability),
+        )
 
     def load(self) -> Load:
         """What the test says."""

@@ -125,21 +125,22 @@ class HttpClient:
 
     async def close(self) -> None:
         """Close every connection, which cancels what runs."""
+        # from here on no abort begins: a closed connection says the same
+        http, self._http = self._http, None
         for reply in tuple(self._replies):
             # a session that closes does not wake who reads a body
             reply.close()
         await asyncio.gather(*self._aborts)
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        if http is not None:
+            await http.close()
 
     async def get(self, path: str) -> Page:
         """The reply to GET `path` within `probe_s`, of at most MOST_PAGE_BYTES. Raises BackendFailed without one."""
-        return await self._ask("GET", path, None)
+        return await self._ask(self.session(), "GET", path)
 
     async def ask(self, post: Post) -> Page:
         """The reply to a small `post`, bounded as in `get`."""
-        return await self._ask("POST", post.path, post.content)
+        return await self._ask(self.session(), "POST", post.path, post.content)
 
     async def stream(
         self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
@@ -197,10 +198,10 @@ class HttpClient:
             body = await _read_at_most(reply, MOST_ERROR_BYTES)
             raise exchange.error_of(self.name, reply.status, body, reply.headers)
 
-    async def _ask(self, method: str, path: str, content: bytes | None) -> Page:
+    async def _ask(self, http: aiohttp.ClientSession, method: str, path: str, content: bytes | None = None) -> Page:
         timeout = aiohttp.ClientTimeout(total=self._options.probe_s)
         headers = self._headers({"content-type": "application/json"} if content is not None else {})
-        call = self.session().request(
+        call = http.request(
             method, self.url + path, data=content, headers=headers, timeout=timeout, allow_redirects=False
         )
         try:
@@ -214,10 +215,13 @@ class HttpClient:
 
     def _send_abort(self, post: Post) -> None:
         """Send `post` without waiting for it; the server may be gone."""
+        http = self._http
+        if http is None:
+            return
 
         async def send() -> None:
             with suppress(BackendFailed):
-                await self.ask(post)
+                await self._ask(http, "POST", post.path, post.content)
 
         task = asyncio.get_running_loop().create_task(send(), name=f"abort at {self.name}")
         self._aborts.add(task)

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from backends.base import Description, Load
 from backends.http import Exchange, HttpClient, HttpOptions, base_url
+from policies.errors import BackendFailed
 from policies.nouns import Capability, Delta, Prompt, Request
 
 
@@ -17,11 +18,13 @@ class HttpBackend(ABC):
     """One server at `url` (http://host:port, with or without a trailing /v1).
 
     A kind says what to send (`exchange`) and how to look after it (`probe`, which learns `_served`, `_context_tokens`
-    and `_load`). `clock` dates the server's reports.
+    and `_load`). `options` are of the kind's `options_type`. `clock` dates the server's reports.
     """
 
     kind: str
+    options_type: ClassVar[type[HttpOptions]] = HttpOptions
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    _options: HttpOptions
 
     def __init__(
         self,
@@ -29,13 +32,13 @@ class HttpBackend(ABC):
         url: str,
         *,
         pool: str,
-        options: HttpOptions,
+        options: HttpOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.pool, self.url = name, pool, base_url(url)
-        self.client = HttpClient(name, self.url, options)
-        self._http_options, self._clock = options, clock
-        self._served, self._context_tokens = options.served, options.context_tokens
+        self._options, self._clock = options or self.options_type(), clock
+        self.client = HttpClient(name, self.url, self._options)
+        self._served, self._context_tokens = self._options.served, self._options.context_tokens
         self._load = Load()
 
     def __repr__(self) -> str:
@@ -48,7 +51,7 @@ class HttpBackend(ABC):
 
     def describe(self) -> Description | None:
         """The models that it was configured with or named itself; None until either is known."""
-        aliases = self._http_options.models.items()
+        aliases = self._options.models.items()
         models = self._served | {ours for ours, theirs in aliases if theirs in self._served or not self._served}
         if not models:
             return None
@@ -56,7 +59,7 @@ class HttpBackend(ABC):
 
     def load(self) -> Load:
         """The newest report; what was configured goes before what the server says."""
-        most = self._http_options.max_requests
+        most = self._options.max_requests
         return self._load if most is None else replace(self._load, max_requests=most)
 
     def assets(self) -> Mapping[str, bytes]:
@@ -70,6 +73,27 @@ class HttpBackend(ABC):
     async def close(self) -> None:
         """Close every connection, which cancels what runs."""
         await self.client.close()
+
+    async def _check_health(self, path: str = "/health") -> None:
+        """Return if GET `path` answers 200, else raise BackendFailed."""
+        page = await self.client.get(path)
+        if page.status != 200:
+            raise BackendFailed(f"{self.name} is not well: {path} answered {page.status}")
+
+    async def _take_report(self, path: str, read: Callable[[bytes, float], Load]) -> None:
+        """Let `read` make a Load of GET `path`, dated from when it was asked.
+
+        A server without such a page makes no reports; one whose page fails keeps its last, which grows old.
+        """
+        asked_at = self._clock()
+        try:
+            page = await self.client.get(path)
+            if page.status == 200:
+                self._load = read(page.body, asked_at)
+            elif page.status == 404:
+                self._load = Load()
+        except BackendFailed:
+            return
 
     @abstractmethod
     async def probe(self) -> None:
@@ -88,4 +112,4 @@ class HttpBackend(ABC):
 
     def _backends_name(self, request: Request) -> str:
         """What the server calls the model of `request`."""
-        return self._http_options.models.get(request.model, request.model)
+        return self._options.models.get(request.model, request.model)

@@ -14,11 +14,15 @@ import msgspec
 
 from backends.base import Backend, CacheListener
 from backends.fake import Answer, FakeBackend
-from backends.http import HttpOptions
 from backends.http_backend import HttpBackend
 from backends.link import LinkOptions
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
+from backends.lmdeploy import LMDeploy
+from backends.openai_compatible import OpenAICompatible
+from backends.sglang import SGLang
 from backends.shard import ShardBackend
+from backends.tensorrt_llm import TensorRTLLM
+from backends.tgi import TGI
+from backends.vllm import VLLM
 from policies.errors import ConfigError
 
 T = TypeVar("T")
@@ -75,11 +79,11 @@ def _make_shard(place: Place, surroundings: Surroundings) -> Backend:
     )
 
 
-def _over_http(backend: type[HttpBackend], options: type[HttpOptions]) -> Maker:
-    """What makes a `backend`, with `options` from the file."""
+def _over_http(backend: type[HttpBackend]) -> Maker:
+    """What makes a `backend`, with its options from the file."""
 
     def make_one(place: Place, surroundings: Surroundings) -> Backend:
-        read = _options(place, options, key=place.key, models=place.models)
+        read = _options(place, backend.options_type, key=place.key, models=place.models)
         return backend(place.name, place.address, pool=place.pool, options=read, clock=surroundings.clock)
 
     return make_one
@@ -97,7 +101,12 @@ def _make_fake(place: Place, surroundings: Surroundings) -> Backend:  # noqa: AR
 KINDS: Mapping[str, Maker] = MappingProxyType(
     {
         "shard": _make_shard,
-        "openai_compatible": _over_http(OpenAICompatible, OpenAIOptions),
+        "openai_compatible": _over_http(OpenAICompatible),
+        "vllm": _over_http(VLLM),
+        "sglang": _over_http(SGLang),
+        "tensorrt_llm": _over_http(TensorRTLLM),
+        "tgi": _over_http(TGI),
+        "lmdeploy": _over_http(LMDeploy),
         "fake": _make_fake,
     }
 )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 
 from backends.openai_chunks import deltas_of
 from backends.openai_errors import error_in_stream
 from backends.sse import SseDecoder
-from policies.errors import BackendFailed
+from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
 
 _DONE = b"[DONE]"
+_BROKEN = ("abort", "error")
+"""Ends of an answer that are none: vLLM, SGLang and LMDeploy say so where somebody else stopped it."""
 _MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
 
 
@@ -20,11 +23,20 @@ class OpenAIAnswer:
     """Fed with the body of a 200, streamed (server-sent events) or whole (one JSON object of at most `limit_bytes`).
 
     Usage comes last and once, as a Delta of its own. Where the server tells none, tokens are estimated: the prompt's as
-    the request has them, one for each Delta with text or a message.
+    the request has them, one for each Delta with text or a message. `error_of` says what an error in the body means.
     """
 
-    def __init__(self, backend: str, request: Request, *, is_streamed: bool, limit_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        backend: str,
+        request: Request,
+        *,
+        is_streamed: bool,
+        limit_bytes: int = 64 << 20,
+        error_of: Callable[[str, Any], ExpectedError] = error_in_stream,
+    ) -> None:
         self.is_over = False
+        self._error_of = error_of
         self._backend, self._is_streamed, self._limit_bytes = backend, is_streamed, limit_bytes
         self._events = SseDecoder()
         self._whole = bytearray()
@@ -60,8 +72,9 @@ class OpenAIAnswer:
             return
         try:
             chunk = msgspec.json.decode(data)
-            if chunk.get("error"):
-                raise error_in_stream(self._backend, chunk["error"])
+            error = chunk.get("error") or (chunk if chunk.get("object") == "error" else None)
+            if error:
+                raise self._error_of(self._backend, error)
             deltas = list(deltas_of(chunk))
         except _MISSHAPEN as error:
             raise BackendFailed(f"{self._backend} answered nonsense: {_shown(data)}") from error
@@ -69,6 +82,8 @@ class OpenAIAnswer:
             if delta.usage is not None:
                 self._usage = delta.usage
             else:
+                if delta.finish_reason in _BROKEN:
+                    raise BackendFailed(f"{self._backend} broke the answer off ({delta.finish_reason})")
                 self._said += bool(delta.text or delta.message)
                 yield delta
 

@@ -12,6 +12,8 @@ from typing import Any
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _ID_MARK = "token_id:"
+_FINISHES = {"eos_token": "stop", "stop_sequence": "stop"}
+"""Words of TGI before 2.0 for what OpenAI calls `stop`."""
 
 
 def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
@@ -54,7 +56,13 @@ def _text(choice: Mapping[str, Any]) -> Delta:
 
 
 def _common(choice: Mapping[str, Any]) -> Delta:
-    return Delta(choice=int(choice.get("index") or 0), finish_reason=choice.get("finish_reason") or None)
+    finish = choice.get("finish_reason") or None
+    return Delta(
+        choice=int(choice.get("index") or 0),
+        # vLLM's `return_token_ids`
+        token_ids=tuple(choice.get("token_ids") or ()),
+        finish_reason=_FINISHES.get(finish, finish) if finish else None,
+    )
 
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:

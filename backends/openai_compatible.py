@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,20 +31,10 @@ class OpenAICompatible(HttpBackend):
     """A server at `url` (http://host:port, with or without the trailing /v1)."""
 
     kind = "openai_compatible"
+    options_type = OpenAIOptions
+    _options: OpenAIOptions
     # such a server refuses what it cannot do by itself
     capabilities = frozenset(Capability)
-
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        *,
-        pool: str,
-        options: OpenAIOptions | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._options = options or OpenAIOptions()
-        super().__init__(name, url, pool=pool, options=self._options, clock=clock)
 
     async def probe(self) -> None:
         """Ask for the models; raises BackendFailed if they do not come."""
@@ -53,13 +42,16 @@ class OpenAICompatible(HttpBackend):
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's own body, read as OpenAI's answers are."""
+        return self._openai_exchange(request, prompt, self._own_fields(request))
+
+    def _openai_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
         post = post_of(
             request,
             prompt,
             models=self._options.models,
             always_stream=self._options.always_stream,
             takes_token_ids=self._options.takes_token_ids,
-            own=self._own_fields(request),
+            own=own,
         )
         return Exchange(post, OpenAIAnswer(self.name, request, is_streamed=post.is_streamed), self._error_of)
 

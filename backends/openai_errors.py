@@ -12,7 +12,9 @@ import msgspec
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 
 _TOO_LONG = re.compile(
-    r"context.{0,20}length|maximum context|max_model_len|too many tokens|longer than the model", re.IGNORECASE
+    r"context.{0,20}length|maximum context|max_model_len|max_seq_len|max_num_tokens|too many tokens"
+    r"|longer than the model",
+    re.IGNORECASE,
 )
 _MOST_CHARACTERS = 2000
 
@@ -42,6 +44,7 @@ def error_in_stream(backend: str, error: Any) -> ExpectedError:
     """The error for an `error` object that came as an event, when the status line had already said 200."""
     details = error if isinstance(error, Mapping) else {"message": error}
     code = details.get("code")
+    code = int(code) if isinstance(code, str) and code.isdigit() else code
     status = code if isinstance(code, int) and 400 <= code < 600 else 500
     return error_of(backend, status, msgspec.json.encode({"error": dict(details)}), {})
 

@@ -12,7 +12,7 @@ from backends.base import CacheListener, Description, Load
 from backends.link import LinkOptions, ShardLink
 from backends.shard_answer import ShardAnswer
 from backends.shard_messages import submit_of
-from policies.nouns import Delta, Prompt, Request
+from policies.nouns import Capability, Delta, Prompt, Request
 from shards.kv.keys import TOKEN_BYTES
 from shards.wire.v1 import shard_pb2 as wire
 
@@ -120,4 +120,5 @@ class ShardBackend:
             speaks_tokens=True,
             reports_cache=True,
             preempts=True,
+            capabilities=frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.CHOICES}),
         )

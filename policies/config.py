@@ -10,7 +10,16 @@ from policies.nouns import Prices, ServiceClass, Tenant
 from policies.on_miss import Step
 from policies.rules import Rule
 
-KINDS = ("shard", "openai_compatible", "fake")
+KINDS = (
+    "shard",
+    "openai_compatible",
+    "vllm",
+    "sglang",
+    "tensorrt_llm",
+    "tgi",
+    "lmdeploy",
+    "fake",
+)
 """Kinds of backends that a pool can be made of."""
 
 AT_HOST_AND_PORT = frozenset({"shard", "fake"})

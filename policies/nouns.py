@@ -26,6 +26,15 @@ class Capability(enum.StrEnum):
     STRUCTURED_OUTPUT = "structured_output"
     """Answers that fit a grammar or JSON schema (OpenAI's `response_format`)."""
 
+    TOKEN_IDS = "token_ids"  # noqa: S105 - tokens of a model, not of a login
+    """Prompts that come as token ids, not as text."""
+
+    LOGPROBS = "logprobs"
+    """Log-probabilities of the tokens drawn."""
+
+    CHOICES = "choices"
+    """Several answers to one prompt (OpenAI's `n`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:

@@ -112,7 +112,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         rules=read_rules(top.get("rules"), Names(classes, tenants, pools, policies)),
         policies=policies,
         pools=pools,
-        server=read_server(top.get("server"), queue=queue),
+        server=read_server(top.get("server"), queue=queue, outside=outside),
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,

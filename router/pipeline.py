@@ -23,7 +23,7 @@ from policies.errors import (
 )
 from policies.explain import explain, without_secrets
 from policies.filters import is_worth_waiting
-from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Usage
+from policies.nouns import BackendView, Capability, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.promise import answer_s
 from policies.rules import Facts, Ruling, classify
 from policies.shadow import differences
@@ -45,6 +45,18 @@ MOST_TRIES = 3
 
 FORWARDED = ("traceparent", "tracestate")
 """Headers of the client that backends see."""
+
+WANTED = {
+    Capability.STRUCTURED_OUTPUT: (
+        "shape its answers",
+        "response_format",
+        "leave `response_format` out, or describe the shape in the prompt",
+    ),
+    Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
+    Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
+    Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
+}
+"""Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
 
 _log = logging.getLogger("pointsman.pipeline")
 
@@ -280,8 +292,9 @@ def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequ
     serving = [backend for backend in backends if request.model in backend.models]
     if not serving or any(request.needs <= backend.capabilities for backend in serving):
         return None
-    hint = "leave `response_format` out, or describe the shape in the prompt"
-    return InvalidRequest(f"no backend of '{request.model}' can shape its answers", hint=hint, param="response_format")
+    missing = sorted(need for need in request.needs if not any(need in one.capabilities for one in serving))
+    what, param, hint = WANTED[(missing or sorted(request.needs))[0]]
+    return InvalidRequest(f"no backend of '{request.model}' can {what}", hint=hint, param=param)
 
 
 def _nobody(decision: Decision, backends: Sequence[BackendView]) -> NoBackend | Overloaded:

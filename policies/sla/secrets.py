@@ -7,8 +7,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from policies.shapes import Scalar
+
 REFERENCE_PATTERN = r"\$\{(env|file):([^}]+)\}"
 _REFERENCE = re.compile(REFERENCE_PATTERN)
+
+API_KEY = Scalar(
+    str, {"type": "string", "pattern": rf"^\s*([Ss][Hh][Aa]256:[0-9A-Fa-f]{{64}}|{REFERENCE_PATTERN})\s*$"}
+)
+"""How a key of a client or operator may stand in the file."""
+
 _HASH = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 
 

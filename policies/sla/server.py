@@ -7,7 +7,8 @@ import re
 from policies.config import ServerSettings
 from policies.fields import Field, Section
 from policies.quantities import quoted, read_bytes, read_count, read_seconds
-from policies.shapes import Either, Key, Scalar, Table, word
+from policies.shapes import Either, Key, Many, Scalar, Table, word
+from policies.sla.secrets import API_KEY, Outside
 
 ADDRESS_PATTERN = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"
 _ADDRESS = re.compile(ADDRESS_PATTERN, re.ASCII)
@@ -29,8 +30,10 @@ SERVER = Table(
     {
         "http": Key(ADDRESS, "where HTTP is served; 127.0.0.1:8080 without it"),
         "grpc": Key(Either((word("off"), ADDRESS)), "where gRPC is served, or off; 127.0.0.1:8081 without it"),
+        "admin": Key(ADDRESS, "where operators are served; nowhere without it"),
+        "admin_keys": Key(Many(API_KEY), "the operators' keys, as sha256:... or ${env:NAME}; not needed on 127.0.0.1"),
         "max_body": Key(read_bytes, "the largest request that is read; 16MiB without it"),
-        "max_concurrent": Key(read_count, "requests that may be in the house at once; 4096 without it"),
+        "max_concurrent": Key(read_count, "requests that may be at backends at once; 4096 without it"),
         "drain": Key(read_seconds, "how long requests may go on after SIGTERM; 30s without it"),
     }
 )
@@ -43,13 +46,17 @@ QUEUE = Table(
 )
 
 
-def read_server(field: Field | None, *, queue: Section) -> ServerSettings:
+def read_server(field: Field | None, *, queue: Section, outside: Outside) -> ServerSettings:
     """Where the router listens and how much it takes, with a default for everything."""
     section = field.section(SERVER) if field else Section({}, SERVER.keys)
     usual = ServerSettings()
     return ServerSettings(
         http=section.read("http", usual.http),
         grpc=_read_grpc(section.get("grpc"), usual.grpc),
+        admin=section.read("admin", usual.admin),
+        admin_key_hashes=frozenset(
+            digest for one in section.items("admin_keys") if (digest := one.read(outside.key_hash))
+        ),
         max_body_bytes=section.read("max_body", usual.max_body_bytes),
         max_concurrent=section.read("max_concurrent", usual.max_concurrent),
         max_queued=queue.read("most", usual.max_queued),

@@ -8,8 +8,8 @@ from dataclasses import replace
 from policies.fields import Field, Section
 from policies.nouns import Limits, Tenant
 from policies.quantities import read_count, read_weight, read_yes
-from policies.shapes import TEXT, Key, Many, Named, Scalar, Table
-from policies.sla.secrets import REFERENCE_PATTERN, Outside
+from policies.shapes import TEXT, Key, Many, Named, Table
+from policies.sla.secrets import API_KEY, Outside
 
 LIMIT_KEYS = {
     "requests_per_minute": Key(read_count, "requests that may begin in a minute"),
@@ -26,13 +26,9 @@ LIMITS = Table(
     }
 )
 
-CLIENT_KEY = Scalar(
-    str, {"type": "string", "pattern": rf"^\s*([Ss][Hh][Aa]256:[0-9A-Fa-f]{{64}}|{REFERENCE_PATTERN})\s*$"}
-)
-
 TENANT = Table(
     {
-        "keys": Key(Many(CLIENT_KEY), "API keys: sha256: and 64 hex digits, ${env:NAME} or ${file:path}"),
+        "keys": Key(Many(API_KEY), "API keys: sha256: and 64 hex digits, ${env:NAME} or ${file:path}"),
         "anonymous": Key(read_yes, "true: requests without a key belong to this tenant; one tenant at most"),
         "weight": Key(read_weight, "share beside other tenants of the same class; 1 without it"),
         "models": Key(Many(TEXT), "models that it may use; all without it"),

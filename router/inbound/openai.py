@@ -15,7 +15,7 @@ import msgspec
 from policies.errors import InvalidRequest
 from policies.nouns import Capability, Sampling
 from router.ask import Ask, Chat
-from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
+from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part, ResponseFormat
 from router.token_ids import pack
 
 CHAT_PATH = "/v1/chat/completions"
@@ -83,7 +83,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         path=CHAT_PATH,
         sampling=_sampling(fields, logprobs),
         max_new_tokens=_checked_limit(limit, fields),
-        needs=_needs(fields),
+        needs=_needs(fields, logprobs, fields.response_format),
         **_common(fields, headers or {}),
     )
 
@@ -104,6 +104,7 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
         max_new_tokens=_checked_limit(fields.max_tokens, fields),
         usual_new_tokens=COMPLETION_MAX_TOKENS,
         echo=bool(fields.echo),
+        needs=_needs(fields, fields.logprobs, takes_ids=not all(isinstance(prompt, str) for prompt in prompts)),
         **_common(fields, headers or {}),
     )
 
@@ -121,9 +122,16 @@ def _converted(body: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
         raise InvalidRequest(f"{param}: {what}" if param else what, hint=hint, param=param or None) from None
 
 
-def _needs(fields: ChatBody) -> frozenset[Capability]:
-    shaped = fields.response_format is not None and fields.response_format.type != "text"
-    return frozenset({Capability.STRUCTURED_OUTPUT}) if shaped else frozenset()
+def _needs(
+    fields: Common, logprobs: int | None, shape: ResponseFormat | None = None, *, takes_ids: bool = False
+) -> frozenset[Capability]:
+    needed = {
+        Capability.STRUCTURED_OUTPUT: shape is not None and shape.type != "text",
+        Capability.TOKEN_IDS: takes_ids,
+        Capability.LOGPROBS: logprobs is not None,
+        Capability.CHOICES: _given(fields.n, 1) > 1,
+    }
+    return frozenset(capability for capability, is_needed in needed.items() if is_needed)
 
 
 def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:

@@ -146,6 +146,18 @@ async def test_closing_waits_for_aborts_that_are_under_way() -> None:
         assert server.aborted == 1
 
 
+async def test_what_a_close_ends_is_not_aborted_too() -> None:
+    async with a_client() as (client, server):
+        deltas = client.stream(an_exchange(b"more?", Post("/abort", b"{}")), {}, None)
+        await anext(deltas)
+        await client.close()
+        with pytest.raises(BackendFailed):
+            await anext(deltas)
+        assert client._http is None
+        await eventually(lambda: server.open_requests == 0)
+        assert server.aborted == 0
+
+
 @pytest.mark.parametrize(("path", "told"), [("/large", "more than"), ("/slow", "cannot be reached")])
 async def test_a_page_is_bounded_in_size_and_time(path: str, told: str) -> None:
     async with a_client(probe_s=0.2) as (client, _):

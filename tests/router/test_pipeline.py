@@ -249,6 +249,25 @@ async def test_a_shaped_answer_comes_from_a_backend_that_can_or_is_refused_if_no
     await gateway.tokenizers.close()
 
 
+@pytest.mark.parametrize(
+    ("lacks", "fields", "param"),
+    [
+        (Capability.TOKEN_IDS, {"prompt": [1, 2]}, "prompt"),
+        (Capability.LOGPROBS, {"prompt": "Hi", "logprobs": 1}, "logprobs"),
+        (Capability.CHOICES, {"prompt": "Hi", "n": 2}, "n"),
+    ],
+)
+async def test_what_no_backend_can_do_is_told_by_the_field_that_asks_for_it(
+    lacks: Capability, fields: dict[str, Any], param: str
+) -> None:
+    backend = ScriptedBackend(capabilities=frozenset(Capability) - {lacks})
+    gateway = await well(a_gateway(backend), "b0")
+    error = await ended(Listener(completion_ask({"model": "tiny", **fields})), gateway)
+    assert isinstance(error, InvalidRequest)
+    assert error.param == param
+    await gateway.tokenizers.close()
+
+
 async def test_a_drained_backend_gets_no_new_request() -> None:
     gateway = await well(a_gateway(ScriptedBackend("b0"), ScriptedBackend("b1")), "b0", "b1")
     gateway.cluster.drain("b0")

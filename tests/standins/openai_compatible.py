@@ -24,7 +24,16 @@ class OpenAIServer(StandIn):
         return web.json_response({"object": "list", "data": [self.model_card()]})
 
     def model_card(self) -> dict[str, Any]:
-        return {"id": self.model, "object": "model", "created": 1, "owned_by": "nobody", "max_model_len": 4096}
+        return {
+            "id": self.model,
+            "object": "model",
+            "created": 1,
+            "owned_by": "nobody",
+            "max_model_len": self.context_tokens,
+        }
+
+    def names(self) -> tuple[str, ...]:
+        return (self.model,)
 
     def error(self, status: int, message: str, code: str | None = None, **headers: str) -> web.Response:
         """A refusal as this server words it."""
@@ -44,7 +53,7 @@ class OpenAIServer(StandIn):
         """Why this request is not answered, if it is not."""
         if self.is_busy:
             return self.busy()
-        if body["model"] != self.model:
+        if body["model"] not in self.names():
             return self.error(404, f"The model `{body['model']}` does not exist.", "model_not_found")
         if prompt_tokens + (_most(body) or 0) > self.context_tokens:
             return self.too_long(prompt_tokens + (_most(body) or 0))
@@ -63,7 +72,7 @@ class OpenAIServer(StandIn):
                 return await self._stream(request, body, prompt_tokens)
             text = "".join([piece async for piece in self.pieces(_most(body))])
             choice = self.choice(body, text, self.finish(_most(body)), is_whole=True)
-            return web.json_response(self.chunk(body, [choice], self.usage(prompt_tokens, len(text))))
+            return web.json_response(self.chunk(body, [choice], self.usage(body, prompt_tokens, len(text))))
 
     async def _stream(self, request: web.Request, body: Mapping[str, Any], prompt_tokens: int) -> web.StreamResponse:
         reply, drawn = await self.begin(request), 0
@@ -77,7 +86,7 @@ class OpenAIServer(StandIn):
         last = self.choice(body, "", self.finish(_most(body)))
         await self.write(reply, event(self.chunk(body, [last]) | beside))
         if wants_usage:
-            await self.write(reply, event(self.chunk(body, [], self.usage(prompt_tokens, drawn))))
+            await self.write(reply, event(self.chunk(body, [], self.usage(body, prompt_tokens, drawn))))
         await self.write(reply, b"data: [DONE]\n\n")
         return reply
 
@@ -94,7 +103,7 @@ class OpenAIServer(StandIn):
         chunk = {"id": "cmpl-1", "object": kind, "created": 1, "model": body["model"], "choices": choices}
         return chunk | ({"usage": usage} if usage else {})
 
-    def usage(self, prompt_tokens: int, drawn: int) -> dict[str, Any]:
+    def usage(self, body: Mapping[str, Any], prompt_tokens: int, drawn: int) -> dict[str, Any]:
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": drawn,

@@ -7,12 +7,13 @@ from pathlib import Path
 from backends.fake import Answer, FakeBackend
 from policies.errors import ContextExceeded
 from policies.nouns import Request
-from tests.backends.parts import a_request
+from tests.backends.parts import a_prompt, a_request
 from tests.standins.standin import TEXT
 
 
 class FakeStage:
     def __init__(self) -> None:
+        self.prompt = a_prompt()
         self.backend = FakeBackend("f", script=Answer(tuple(TEXT)))
 
     def hang(self) -> None:

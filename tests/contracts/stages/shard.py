@@ -10,7 +10,7 @@ from policies.nouns import Request
 from shards.nouns import Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
 from shards.server import ShardServer
-from tests.backends.parts import END, a_model_folder, a_request, ids_of
+from tests.backends.parts import END, a_model_folder, a_prompt, a_request, ids_of
 from tests.contracts.stage import NOWHERE
 from tests.shards.attached import a_shard
 from tests.standins.standin import TEXT
@@ -18,6 +18,7 @@ from tests.standins.standin import TEXT
 
 class ShardStage:
     def __init__(self, backend: ShardBackend, engine: ScriptedEngine, server: ShardServer) -> None:
+        self.prompt = a_prompt()
         self.backend, self._engine, self._server = backend, engine, server
 
     def hang(self) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.errors import InvalidRequest
+from policies.nouns import Capability
 from router.ask import Chat
 from router.inbound.openai import chat_ask, completion_ask, decode
 from tests.router.parts import CHAT, COMPLETIONS, a_chat, a_client, a_router
@@ -128,3 +129,31 @@ def test_an_empty_nucleus_is_greedy() -> None:
 def test_logit_biases_are_keyed_by_token_ids(wrong: str) -> None:
     with pytest.raises(InvalidRequest, match="logit_bias"):
         chat_ask(a_chat(logit_bias={wrong: 1}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "needs"),
+    [
+        ({}, set()),
+        ({"n": 2}, {Capability.CHOICES}),
+        ({"logprobs": True}, {Capability.LOGPROBS}),
+        ({"logprobs": False, "n": 1, "response_format": {"type": "text"}}, set()),
+        ({"response_format": {"type": "json_object"}}, {Capability.STRUCTURED_OUTPUT}),
+    ],
+)
+def test_a_chat_says_what_a_backend_must_be_able_to_do(fields: dict[str, Any], needs: set[Capability]) -> None:
+    assert chat_ask(a_chat(**fields)).needs == needs
+
+
+@pytest.mark.parametrize(
+    ("fields", "needs"),
+    [
+        ({"prompt": "Hi"}, set()),
+        ({"prompt": ["Hi", "Ho"]}, set()),
+        ({"prompt": [1, 2]}, {Capability.TOKEN_IDS}),
+        ({"prompt": ["Hi", [1, 2]]}, {Capability.TOKEN_IDS}),
+        ({"prompt": "Hi", "logprobs": 0, "n": 3}, {Capability.LOGPROBS, Capability.CHOICES}),
+    ],
+)
+def test_so_does_a_completion(fields: dict[str, Any], needs: set[Capability]) -> None:
+    assert completion_ask({"model": "tiny", **fields}).needs == needs

@@ -1,0 +1,135 @@
+"""One streamed answer of `/generate` as SGLang and LMDeploy give it, from its bytes to Deltas. Pure but for its memory.
+
+Source: SGLang documentation, "SGLang Native APIs"; LMDeploy's `/generate`, which follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from backends.openai_errors import error_in_stream, error_of
+from backends.sse import SseDecoder
+from policies.errors import BackendFailed, ExpectedError
+from policies.nouns import Delta, TokenLogprob, Usage
+
+_DONE = b"[DONE]"
+_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, msgspec.DecodeError)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What one choice has said so far: characters, tokens, log-probabilities."""
+
+    text: int = 0
+    tokens: int = 0
+    logprobs: int = 0
+    completion_tokens: int = 0
+
+
+class GenerateAnswer:
+    """Fed with the body of a 200. Each event has a choice's text, ids and log-probabilities and what is known of it.
+
+    `is_cumulative`: each event repeats all that came before, which is SGLang's usual way. Usage comes last and once.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        *,
+        is_cumulative: bool,
+        error_of: Callable[[str, Any], ExpectedError] = error_in_stream,
+    ) -> None:
+        self.is_over = False
+        self._backend, self._is_cumulative, self._error_of = backend, is_cumulative, error_of
+        self._events = SseDecoder()
+        self._choices: dict[int, _Choice] = {}
+        self._prompt_tokens, self._cached_tokens = 0, 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<GenerateAnswer of {self._backend}: {len(self._choices)} choices, {'over' if self.is_over else 'open'}>"
+        )
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
+        for event in self._events.feed(data):
+            if not self.is_over:
+                yield from self._hear(event.data)
+
+    def end(self) -> Iterator[Delta]:
+        """Nothing more. Raises BackendFailed if the end came too early."""
+        if not self.is_over:
+            raise BackendFailed(f"{self._backend} ended its stream without [DONE]")
+        return iter(())
+
+    def _hear(self, data: bytes) -> Iterator[Delta]:
+        if data == _DONE:
+            self.is_over = True
+            drawn = sum(choice.completion_tokens for choice in self._choices.values())
+            yield Delta(usage=Usage(self._prompt_tokens, drawn, self._cached_tokens))
+            return
+        try:
+            chunk = msgspec.json.decode(data)
+            if chunk.get("error"):
+                raise self._error_of(self._backend, chunk["error"])
+            delta = self._delta(chunk)
+        except _MISSHAPEN as error:
+            raise BackendFailed(f"{self._backend} answered nonsense: {data[:200].decode(errors='replace')}") from error
+        if delta != Delta(choice=delta.choice):
+            yield delta
+
+    def _delta(self, chunk: Mapping[str, Any]) -> Delta:
+        at, meta = int(chunk.get("index") or 0), chunk["meta_info"]
+        choice = self._choices.setdefault(at, _Choice())
+        text, ids = chunk.get("text") or "", chunk.get("output_ids") or ()
+        drawn, tops = meta.get("output_token_logprobs") or (), meta.get("output_top_logprobs") or ()
+        if self._is_cumulative:
+            text, ids = text[choice.text :], ids[choice.tokens :]
+            drawn, tops = drawn[choice.logprobs :], tops[choice.logprobs :]
+        choice.text, choice.tokens = choice.text + len(text), choice.tokens + len(ids)
+        choice.logprobs += len(drawn)
+        choice.completion_tokens = int(meta.get("completion_tokens") or choice.tokens)
+        self._prompt_tokens = int(meta.get("prompt_tokens") or 0)
+        self._cached_tokens = max(self._cached_tokens, int(meta.get("cached_tokens") or 0))
+        return Delta(
+            text=text,
+            choice=at,
+            token_ids=tuple(ids),
+            logprobs=tuple(_logprobs(drawn, tops)),
+            finish_reason=self._finish(meta.get("finish_reason")),
+        )
+
+    def _finish(self, finish: Mapping[str, Any] | None) -> str | None:
+        """OpenAI's word for how a choice ended. Raises what an abort means."""
+        if finish is None:
+            return None
+        kind = str(finish["type"])
+        if kind in ("abort", "error"):
+            raise self._error_of(self._backend, {**finish, "code": finish.get("status_code")})
+        return kind
+
+
+def flat_error(backend: str, error: Any) -> ExpectedError:
+    """The error in an SGLang event. Without a code it is the request's fault: the server checks it while it streams."""
+    details = error if isinstance(error, Mapping) else {"message": error}
+    code = details.get("code")
+    if details.get("type") == "abort" and not isinstance(code, int):
+        return BackendFailed(f"{backend} broke the answer off: {details.get('message')}")
+    status = code if isinstance(code, int) else 400
+    return error_of(backend, status, msgspec.json.encode({"error": dict(details)}), {})
+
+
+def _logprobs(drawn: Sequence[Sequence[Any]], tops: Sequence[Any]) -> Iterator[TokenLogprob]:
+    for at, entry in enumerate(drawn):
+        top = tops[at] if at < len(tops) else None
+        yield _logprob(entry, tuple(_logprob(other) for other in top or ()))
+
+
+def _logprob(entry: Sequence[Any], top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    """[log-probability, id, text]; the text may be missing or null."""
+    text = entry[2] if len(entry) > 2 else None
+    return TokenLogprob(int(entry[1]), text or "", 0.0 if entry[0] is None else float(entry[0]), top)

@@ -1,0 +1,199 @@
+"""SGLang's server. Written for 0.5; `/v1/loads` since 0.5.8, `/get_load` before it.
+
+A client's OpenAI body goes through whole to `/v1/...`, token ids in a prompt included. Without a body, token ids go to
+the native `/generate`, which takes and gives ids and says in each event how much of the prompt came from the cache.
+The router's to say are `extra_key` and `cache_salt` (the tenant's cache domain), `rid`, `priority`, and where KV would
+be fetched from (`bootstrap_*`). What is left in the middle is aborted by closing the connection and, since a proxy
+between may keep that to itself, by `POST /abort_request`.
+
+Source: SGLang documentation, "SGLang Native APIs", "Server Arguments", "Production Metrics".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from backends.base import Load
+from backends.generate_answer import GenerateAnswer, flat_error
+from backends.http import Exchange, HttpOptions, Post, decoded, encoded
+from backends.openai_compatible import OpenAICompatible, OpenAIOptions
+from policies.errors import BackendFailed, ExpectedError, Overloaded
+from policies.nouns import Prompt, Request
+from shards.wire.translate import unpack_ids
+
+
+@dataclass(frozen=True, slots=True)
+class SGLangOptions(OpenAIOptions):
+    """How to talk to SGLang.
+
+    `cache_salt` keeps the KV of cache domains apart (since 0.5.3). `priority` sends the rank, for servers that run with
+    `--enable-priority-scheduling`; there the higher value goes first unless `low_priority_first`, which is its
+    `--schedule-low-priority-values-first`. `abort`: also ask it to stop what was left.
+    """
+
+    cache_salt: bool = True
+    priority: bool = False
+    low_priority_first: bool = False
+    abort: bool = True
+
+
+class SGLang(OpenAICompatible):
+    """An SGLang server at `url`."""
+
+    kind = "sglang"
+    options_type = SGLangOptions
+    _options: SGLangOptions
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        pool: str,
+        options: HttpOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(name, url, pool=pool, options=options, clock=clock)
+        self._numbers = itertools.count()
+        self._is_cumulative: bool | None = None
+        self._loads_path = "/v1/loads?include=core"
+
+    async def probe(self) -> None:
+        """Learn models and load; raises BackendFailed if it is ill."""
+        await self._check_health()
+        await self._learn_models()
+        if self._is_cumulative is None:
+            await self._learn_streaming()
+        await self._take_report(self._loads_path, load_of)
+        if self._load.reported_at is None and self._loads_path != "/get_load":
+            self._loads_path = "/get_load"
+            await self._take_report(self._loads_path, load_of)
+
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """The client's body, or else its token ids to the native API."""
+        own = self._own_fields(request)
+        can_abort = self._options.abort and own["rid"] is not None
+        abort = Post("/abort_request", encoded({"rid": own["rid"]})) if can_abort else None
+        if prompt.body is not None or not prompt.token_ids:
+            return self._openai_exchange(request, prompt, own)._replace(abort=abort)
+        body = {**generate_body(request, prompt.token_ids), **_given(own)}
+        answer = GenerateAnswer(self.name, is_cumulative=self._is_cumulative is not False, error_of=_error_in_stream)
+        return Exchange(Post("/generate", encoded(body)), answer, self._error_of, abort)
+
+    @staticmethod
+    def _error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
+        """As OpenAI's; a queue that is full is 503 without a time to come back."""
+        error = OpenAICompatible._error_of(backend, status, body, headers)
+        return _busy_if_full(backend, error)
+
+    def _own_fields(self, request: Request) -> Mapping[str, Any]:
+        rank = request.rank if self._options.low_priority_first else -request.rank
+        return {
+            "extra_key": request.domain if self._options.cache_salt else None,
+            "cache_salt": None,
+            "priority": rank if self._options.priority else None,
+            # several choices are a batch to SGLang, which some versions refuse under one id
+            "rid": self._rid(request) if request.sampling.choices == 1 else None,
+            "bootstrap_host": None,
+            "bootstrap_port": None,
+            "bootstrap_room": None,
+        }
+
+    def _rid(self, request: Request) -> str:
+        """A name for one generation. All are of one length: /abort_request also stops what its `rid` is a prefix of."""
+        return hashlib.blake2b(f"{request.id} {next(self._numbers)}".encode(), digest_size=16).hexdigest()
+
+    async def _learn_streaming(self) -> None:
+        """Does each event repeat the whole text? One that was told to send pieces says so among its settings."""
+        page = await self.client.get("/server_info")
+        if page.status == 404:
+            page = await self.client.get("/get_server_info")
+        if page.status != 200:
+            return
+        info = decoded(page, self.name, "its settings")
+        if isinstance(info, dict):
+            self._is_cumulative = not (info.get("incremental_streaming_output") or info.get("stream_output"))
+
+
+def generate_body(request: Request, token_ids: bytes) -> dict[str, Any]:
+    """The body of `/generate`: SGLang's names for what the client asked for."""
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_new_tokens": request.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "min_new_tokens": sampling.min_new_tokens,
+        "ignore_eos": sampling.ignore_eos,
+        "n": sampling.choices,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "sampling_seed": sampling.seed,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
+    }
+    logprobs = sampling.top_logprobs
+    asked = {"return_logprob": True, "top_logprobs_num": logprobs, "return_text_in_logprobs": True}
+    body = {"input_ids": list(unpack_ids(token_ids)), "sampling_params": _given(params), "stream": True}
+    return body if logprobs is None else {**body, **asked}
+
+
+def load_of(page: bytes, asked_at: float) -> Load:
+    """What `/v1/loads` or `/get_load` says, over all data-parallel ranks. Raises BackendFailed at nonsense."""
+    try:
+        answer = msgspec.json.decode(page)
+        ranks = answer["loads"] if isinstance(answer, dict) else answer
+        waiting = sum(rank["num_waiting_reqs"] for rank in ranks)
+        capacities = [rank.get("max_total_num_tokens") for rank in ranks]
+        frees = [most - rank["num_used_tokens"] for most, rank in zip(capacities, ranks, strict=True) if most]
+        most = sum(rank.get("max_running_requests") or 0 for rank in ranks)
+        return Load(
+            running=sum(_running(rank) for rank in ranks),
+            waiting=waiting,
+            waiting_tokens=sum(map(_waiting_tokens, ranks)),
+            free_tokens=max(0, sum(frees)) if frees else None,
+            max_requests=most or None,
+            reported_at=asked_at,
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise BackendFailed("the loads are nonsense") from error
+
+
+def _running(rank: Mapping[str, Any]) -> int:
+    """`/get_load` counts those that wait among its requests."""
+    running = rank.get("num_running_reqs")
+    return int(rank["num_reqs"] - rank["num_waiting_reqs"] if running is None else running)
+
+
+def _waiting_tokens(rank: Mapping[str, Any]) -> int:
+    """Prompt tokens not computed yet: newer servers say it, others count them into their total."""
+    told = rank.get("num_waiting_uncached_tokens")
+    total, used = rank.get("num_total_tokens"), rank.get("num_used_tokens")
+    if told is not None or total is None or used is None:
+        return int(told or 0)
+    return max(0, int(total) - int(used))
+
+
+def _error_in_stream(backend: str, error: Any) -> ExpectedError:
+    return _busy_if_full(backend, flat_error(backend, error))
+
+
+def _busy_if_full(backend: str, error: ExpectedError) -> ExpectedError:
+    if isinstance(error, BackendFailed) and "queue is full" in error.message:
+        return Overloaded(f"{backend} is busy: its queue is full", retry_after_s=error.retry_after_s)
+    return error
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` without those that are None."""
+    return {name: value for name, value in fields.items() if value is not None}

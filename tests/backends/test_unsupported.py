@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from backends.unsupported import refuse_unsupported
+from policies.errors import InvalidRequest
+from policies.nouns import Sampling
+
+UNUSUAL = Sampling(
+    temperature=0.5,
+    top_p=0.5,
+    top_k=5,
+    min_p=0.1,
+    repetition_penalty=2.0,
+    presence_penalty=1.0,
+    frequency_penalty=1.0,
+    seed=0,
+    stop=("x",),
+    stop_token_ids=(1,),
+    ignore_eos=True,
+    min_new_tokens=1,
+    top_logprobs=0,
+    logit_bias={1: 1.0},
+    choices=2,
+)
+NAMES = [field.name for field in fields(Sampling)]
+
+
+def test_what_is_as_usual_is_never_refused() -> None:
+    refuse_unsupported(Sampling(), (), "it")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_field_is_refused_by_the_name_that_clients_give_it_and_passes_where_it_is_known(name: str) -> None:
+    sampling = replace(Sampling(), **{name: getattr(UNUSUAL, name)})
+    refuse_unsupported(sampling, (name,), "it")
+    with pytest.raises(InvalidRequest) as failure:
+        refuse_unsupported(sampling, set(NAMES) - {name}, "it")
+    clients = {"min_new_tokens": "min_tokens", "choices": "n", "top_logprobs": "logprobs"}
+    assert failure.value.param == clients.get(name, name)
+    assert "it does not know" in failure.value.message

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from backends.base import Load
+from backends.vllm import VLLM, VLLMOptions, load_of
+from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.nouns import Prompt, Usage
+from tests.backends.parts import a_prompt, a_request, everything, text_of
+from tests.standins.standin import TEXT, running
+from tests.standins.vllm import BLOCK_SIZE, BLOCKS, VLLMServer
+
+# As vLLM 0.11 prints it, with two data-parallel engines.
+PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 3.0
+vllm:num_requests_running{engine="1",model_name="meta-llama/Llama-3.1-8B-Instruct"} 2.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 7.0
+vllm:num_requests_waiting{engine="1",model_name="meta-llama/Llama-3.1-8B-Instruct"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 7.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="meta-llama/Llama-3.1-8B-Instruct"} 0.25
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="1000",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="1",num_gpu_blocks="1000",sliding_window="None"} 1.0
+"""
+OLD_PAGE = b"""vllm:num_requests_running{model_name="m"} 1.0
+vllm:num_requests_waiting{model_name="m"} 0.0
+vllm:gpu_cache_usage_perc{model_name="m"} 0.1
+vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0
+"""
+
+
+@asynccontextmanager
+async def a_backend(server: VLLMServer | None = None, **options: Any) -> AsyncIterator[tuple[VLLM, VLLMServer]]:
+    async with running(server or VLLMServer()) as standin:
+        clock = iter(float(second) for second in range(100)).__next__
+        backend = VLLM("v", standin.url, pool="p", options=VLLMOptions(**options), clock=clock)
+        try:
+            yield backend, standin
+        finally:
+            await backend.close()
+
+
+async def sent_for(request: Any, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+    async with a_backend(VLLMServer(has_priorities=True), **options) as (backend, server):
+        await everything(backend, request, Prompt(body=body))
+        sent: dict[str, Any] = server.received[0].body
+        return sent
+
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "chat_template_kwargs": {"a": 1}, "user": "u"}
+
+
+async def test_the_body_goes_through_whole_and_the_salt_is_the_tenants_domain() -> None:
+    forged = {"cache_salt": "other", "priority": -9, "kv_transfer_params": {"remote_host": "x"}, "request_id": "1"}
+    sent = await sent_for(a_request(domain="acme", rank=2), {**BODY, **forged})
+    added = {"stream": True, "stream_options": {"include_usage": True}, "cache_salt": "acme"}
+    assert sent == {**BODY, **added}
+
+
+async def test_the_rank_is_the_priority_where_the_server_knows_priorities() -> None:
+    sent = await sent_for(a_request(rank=2), {**BODY, "priority": -9}, priority=True, cache_salt=False)
+    assert sent["priority"] == 2
+    assert "cache_salt" not in sent
+
+
+async def test_a_server_without_priorities_says_so_in_its_own_words() -> None:
+    async with a_backend(priority=True) as (backend, _):
+        with pytest.raises(InvalidRequest, match="not enabled"):
+            await everything(backend, a_request(rank=1))
+
+
+async def test_tenants_do_not_find_each_others_prompts_in_the_cache() -> None:
+    async with a_backend() as (backend, _):
+        cached = []
+        for domain in ("a", "a", "b"):
+            usage = (await everything(backend, a_request(domain=domain)))[-1].usage
+            assert usage is not None
+            cached.append(usage.cached_tokens)
+    assert cached == [0, 5, 0]
+
+
+@pytest.mark.parametrize("body", [None, {"model": "m", "prompt": [72, 105]}])
+async def test_token_ids_go_to_completions(body: dict[str, Any] | None) -> None:
+    async with a_backend() as (backend, server):
+        deltas = await everything(backend, prompt=a_prompt(body=body, path="/v1/completions"))
+        assert text_of(deltas) == TEXT
+        path, sent, _ = server.received[0]
+    assert path == "/v1/completions"
+    assert all(isinstance(token, int) for token in sent["prompt"])
+    assert deltas[-1].usage == Usage(len(sent["prompt"]), len(TEXT), 0)
+
+
+async def test_adapters_are_models_and_may_have_other_names_here() -> None:
+    server = VLLMServer(adapters=("sql-lora",))
+    async with a_backend(server, models={"sql": "sql-lora"}) as (backend, _):
+        await backend.probe()
+        described = backend.describe()
+        assert described is not None
+        assert described.models == {"m", "sql-lora", "sql"}
+        assert described.context_tokens == 4096
+        await everything(backend, a_request(model="sql"))
+        assert server.received[0].body["model"] == "sql-lora"
+
+
+def test_metrics_of_all_engines_make_one_load() -> None:
+    assert load_of(PAGE, 9.0) == Load(running=5, waiting=7, free_tokens=20000, reported_at=9.0)
+
+
+def test_metrics_of_older_versions_are_read_and_what_they_lack_is_unknown() -> None:
+    assert load_of(OLD_PAGE, 1.0) == Load(running=1, waiting=0, reported_at=1.0)
+
+
+async def test_a_probe_refreshes_the_load_and_dates_it_from_when_it_was_asked() -> None:
+    async with a_backend(max_requests=256) as (backend, server):
+        server.waiting = 4
+        await backend.probe()
+        free = round(BLOCK_SIZE * BLOCKS * 0.75)
+        assert backend.load() == Load(0, 4, free_tokens=free, max_requests=256, reported_at=0.0)
+        await backend.probe()
+        assert backend.load().reported_at == 1.0
+
+
+async def test_a_server_that_sleeps_is_not_well_until_it_wakes() -> None:
+    async with a_backend() as (backend, server):
+        server.is_sleeping = True
+        with pytest.raises(BackendFailed, match="sleeps"):
+            await backend.probe()
+        server.is_sleeping = False
+        await backend.probe()
+
+
+async def test_a_server_without_sleep_mode_is_asked_once() -> None:
+    async with a_backend(VLLMServer(has_sleep_mode=False)) as (backend, server):
+        await backend.probe()
+        server.has_sleep_mode = server.is_sleeping = True
+        await backend.probe()
+
+
+async def test_a_dead_engine_fails_the_probe() -> None:
+    async with a_backend() as (backend, server):
+        server.is_ill = True
+        with pytest.raises(BackendFailed, match="/health answered 503"):
+            await backend.probe()
+
+
+async def test_refusals_have_vllms_words_and_our_errors() -> None:
+    async def failure(server: VLLMServer, **fields: Any) -> ExpectedError:
+        async with a_backend(server) as (backend, _):
+            with pytest.raises(ExpectedError) as raised:
+                await everything(backend, a_request(**fields), a_prompt(body={**BODY, **fields, "max_tokens": 9}))
+            return raised.value
+
+    assert type(await failure(VLLMServer(), model="x")) is BackendRefused
+    assert type(await failure(VLLMServer(context_tokens=9))) is ContextExceeded
+    busy = await failure(VLLMServer(is_busy=True))
+    assert (type(busy), busy.retry_after_s) == (Overloaded, 3.0)

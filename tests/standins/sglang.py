@@ -1,0 +1,156 @@
+"""An SGLang server, built from its documentation (SGLang Native APIs) as of 0.5."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from tests.standins.native_generate import logprobs, steps
+from tests.standins.openai_compatible import OpenAIServer
+from tests.standins.standin import event, serve
+
+
+@dataclass(eq=False)
+class SGLangServer(OpenAIServer):
+    """SGLang: OpenAI's API, /generate, /abort_request, /v1/loads or, before 0.5.8, /get_load."""
+
+    is_incremental: bool = False
+    has_loads: bool = True
+    waiting: int = 0
+    aborted: list[str] = field(default_factory=list)
+    running: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+
+    def routes(self) -> Iterable[web.RouteDef]:
+        return (
+            *super().routes(),
+            web.post("/generate", self.generate),
+            web.post("/abort_request", self.abort),
+            web.get("/health", self.health),
+            web.get("/server_info", self.server_info),
+            web.get("/v1/loads", self.loads),
+            web.get("/get_load", self.load),
+        )
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.is_ill else 200)
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": self.model, "incremental_streaming_output": self.is_incremental})
+
+    async def loads(self, request: web.Request) -> web.Response:
+        if not self.has_loads:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        rank = {
+            "dp_rank": 0,
+            "num_running_reqs": self.open_requests,
+            "num_waiting_reqs": self.waiting,
+            "num_used_tokens": 1000,
+            "num_total_tokens": 1000 + 100 * self.waiting,
+            "max_total_num_tokens": 16000,
+            "token_usage": 0.0625,
+            "max_running_requests": 48,
+        }
+        return web.json_response({"timestamp": "2026-01-01T00:00:00+00:00", "version": "0.5.8", "loads": [rank]})
+
+    async def load(self, request: web.Request) -> web.Response:
+        requests = self.open_requests + self.waiting
+        return web.json_response(
+            [{"dp_rank": 0, "num_reqs": requests, "num_waiting_reqs": self.waiting, "num_tokens": 1000}]
+        )
+
+    async def abort(self, request: web.Request) -> web.Response:
+        """Stop all whose id begins with `rid`."""
+        rid = (await request.json())["rid"]
+        self.aborted.append(rid)
+        for name, task in self.running.items():
+            if name.startswith(rid):
+                task.cancel()
+        return web.Response()
+
+    def error(self, status: int, message: str, code: str | None = None, **headers: str) -> web.Response:
+        error = {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": status}
+        return web.json_response(error, status=status, headers=headers)
+
+    def busy(self) -> web.Response:
+        return self.error(503, "The request queue is full.")
+
+    def too_long(self, tokens: int) -> web.Response:
+        return self.error(400, self._too_long(tokens))
+
+    def _too_long(self, tokens: int) -> str:
+        return f"The input ({tokens} tokens) is longer than the model's context length ({self.context_tokens} tokens)."
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        with self._known(await request.json()):
+            return await super().complete(request)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await self.seen(request)
+        reply = await self.begin(request)
+        with self.generating(), self._known(body):
+            await self._answer(reply, body)
+            await self.write(reply, b"data: [DONE]\n\n")
+        return reply
+
+    async def _answer(self, reply: web.StreamResponse, body: Mapping[str, Any]) -> None:
+        params, prompt = body["sampling_params"], len(body["input_ids"])
+        if params.get("n", 1) > 1 and "rid" in body:
+            return await self.write(reply, event({"error": {"message": "The rid should be a list"}}))
+        if self.is_busy:
+            gone = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
+            meta = {"id": body.get("rid"), "finish_reason": gone, "prompt_tokens": prompt, "completion_tokens": 0}
+            return await self.write(reply, event({"text": "", "output_ids": [], "meta_info": meta}))
+        if prompt > self.context_tokens:
+            # the status line is out already when SGLang looks at the request
+            return await self.write(reply, event({"error": {"message": self._too_long(prompt)}}))
+        said = 0
+        async for step in steps(self, params["max_new_tokens"]):
+            for index in range(params.get("n", 1)):
+                await self.write(reply, event(self._event(body, step.text, step.ids, step.finish, index, said)))
+            said = len(step.ids)
+        return None
+
+    def _event(
+        self, body: Mapping[str, Any], text: str, ids: list[int], finish: str | None, index: int, said: int
+    ) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": body.get("rid"),
+            "finish_reason": {"type": finish} if finish else None,
+            "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(ids),
+            "cached_tokens": self.cached_tokens,
+            "weight_version": "default",
+        }
+        if body.get("return_logprob"):
+            meta["output_token_logprobs"] = logprobs(ids)
+            meta["output_top_logprobs"] = [[[-0.5, token, chr(token)]] for token in ids]
+        if self.is_incremental:
+            text, ids = text[said:], ids[said:]
+        return {"text": text, "output_ids": ids, "meta_info": meta, "index": index}
+
+    def _known(self, body: Mapping[str, Any]) -> _Known:
+        return _Known(self.running, body.get("rid"))
+
+
+class _Known:
+    """A generation that can be aborted by its id while the body runs."""
+
+    def __init__(self, running: dict[str, asyncio.Task[Any]], rid: str | None) -> None:
+        self._running, self._rid = running, rid
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        if self._rid and task:
+            assert self._rid not in self._running, "duplicate request id"
+            self._running[self._rid] = task
+
+    def __exit__(self, *_: object) -> None:
+        self._running.pop(self._rid or "", None)
+
+
+if __name__ == "__main__":
+    serve(SGLangServer, 30000)
