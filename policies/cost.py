@@ -101,8 +101,9 @@ class LatencyModel:
 
     def __init__(self, prior: Latency = TYPICAL) -> None:
         self._prior = prior
-        self._prefill = _prefill_fit(prior)
-        self._decode = RecursiveFit([_coefficient(cost) for cost in (prior.step_s, prior.sequence_s, prior.context_s)])
+        self._prefill = _prefill_fit(prior, 1.0, _GUESSED_SPREAD)
+        costs = (prior.step_s, prior.sequence_s, prior.context_s)
+        self._decode = RecursiveFit([_coefficient(cost, 1.0, _GUESSED_SPREAD) for cost in costs])
         self._snapshot: Latency | None = None
         self.error = 0.0
         self.bias = 0.0
@@ -129,9 +130,7 @@ class LatencyModel:
         if self.observations or token_s is None or not _is_duration(token_s) or token_s == self._prefill.values[1]:
             return
         factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._prior.token_s))
-        prior = self._prior
-        scaled = Latency(prior.fixed_s * factor, prior.token_s * factor, prior.pair_s * factor, prior.queue)
-        self._prefill = _prefill_fit(scaled, shared=_TOLD_SPREAD)
+        self._prefill = _prefill_fit(self._prior, factor, _TOLD_SPREAD)
         self._snapshot = None
 
     def judge(self, predicted_s: float, seen_s: float) -> None:
@@ -175,14 +174,16 @@ class LatencyModel:
         self._decode.check()
 
 
-def _prefill_fit(start: Latency, *, shared: float = _GUESSED_SPREAD) -> RecursiveFit:
-    queue = Prior(start.queue, least=0.01, most=2.0, spread=1.0)
-    costs = (start.fixed_s, start.token_s, start.pair_s)
-    return RecursiveFit([*(_coefficient(cost, shared=shared) for cost in costs), queue])
+def _prefill_fit(prior: Latency, factor: float, spread: float) -> RecursiveFit:
+    """A fit that begins at `factor` times the prior, of a speed whose log has this `spread`."""
+    queue = Prior(prior.queue, least=0.01, most=2.0, spread=1.0)
+    costs = (prior.fixed_s, prior.token_s, prior.pair_s)
+    return RecursiveFit([*(_coefficient(cost, factor, spread) for cost in costs), queue])
 
 
-def _coefficient(value: float, *, shared: float = _GUESSED_SPREAD) -> Prior:
-    return Prior(value, least=value / _FACTOR, most=value * _FACTOR, spread=_SHAPE_SPREAD, shared=shared)
+def _coefficient(prior: float, factor: float, spread: float) -> Prior:
+    least, most = prior / _FACTOR, prior * _FACTOR
+    return Prior(prior * factor, least=least, most=most, spread=_SHAPE_SPREAD, shared=spread)
 
 
 def _is_duration(seconds: float) -> bool:
