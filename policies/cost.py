@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.least_squares import Prior, RecursiveFit
 
@@ -19,8 +20,7 @@ _MOST_ERROR = 10.0
 """A relative error beyond this counts as this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Prefill as far as its time depends on it: new `tokens`, and `pairs`, the sum of positions that they attend to."""
 
     tokens: float = 0.0
@@ -127,7 +127,9 @@ class LatencyModel:
 
         The other costs of prefill are taken to be as much higher or lower than their priors.
         """
-        if self.observations or token_s is None or not _is_duration(token_s) or token_s == self._prefill.values[1]:
+        if token_s is None or self._prefill.observations or token_s == self._prefill.values[1]:
+            return
+        if not _is_duration(token_s):
             return
         factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._prior.token_s))
         self._prefill = _prefill_fit(self._prior, factor, _TOLD_SPREAD)
@@ -154,7 +156,7 @@ class LatencyModel:
         waited_s = queue * (token_s * ahead.tokens + pair_s * ahead.pairs)
         predicted_s = fixed_s + tokens_s + pairs_s
         shares = (fixed_s / predicted_s, tokens_s / predicted_s, pairs_s / predicted_s, waited_s / predicted_s)
-        self._prefill.learn(shares, math.log(seconds / predicted_s))
+        self._prefill.learn(shares, math.log(seconds) - math.log(predicted_s))
         self._snapshot = None
 
     def observe_decode(self, batch: float, context_tokens: float, seconds_per_step: float) -> None:
@@ -165,7 +167,7 @@ class LatencyModel:
         sequences_s, contexts_s = sequence_s * batch, context_s * context_tokens
         predicted_s = step_s + sequences_s + contexts_s
         shares = (step_s / predicted_s, sequences_s / predicted_s, contexts_s / predicted_s)
-        self._decode.learn(shares, math.log(seconds_per_step / predicted_s))
+        self._decode.learn(shares, math.log(seconds_per_step) - math.log(predicted_s))
         self._snapshot = None
 
     def check(self) -> None:

@@ -46,10 +46,11 @@ def test_pieces_without_token_ids_count_as_one_until_the_end_tells() -> None:
 def test_prefill_that_waits_is_summed_up_to_a_rank() -> None:
     book = Flights()
     first, second = a_flight(book, 100), a_flight(book, 10, held=50, rank=3)
-    assert (book.waiting, book.waiting_work()) == (2, Work(110, 5000 + 10 * 55))
-    assert book.waiting_work(up_to=2) == prefill_work(100)
+    assert (book.waiting, book.waiting_tokens, book.waiting_pairs) == (2, 110, 5000 + 10 * 55)
+    assert book.seen_by(3).front == Work(110, 5000 + 10 * 55)
+    assert book.seen_by(2).front == prefill_work(100)
     first.heard(a_piece(), 1.0)
-    assert (book.waiting, book.waiting_work(up_to=2)) == (1, Work())
+    assert (book.waiting, book.seen_by(2).front) == (1, Work())
     book.end(second, 2.0)
     assert (book.waiting, len(book)) == (0, 1)
     book.check()
@@ -60,9 +61,11 @@ def test_what_preemptible_requests_hold_is_reclaimable_for_strictly_better_ranks
     flight = a_flight(book, 100, held=900, **PREEMPTIBLE)
     a_flight(book, 70, rank=2)
     flight.heard(a_piece(5), 1.0)
-    assert [book.reclaimable(rank) for rank in (0, 1, 2, 3)] == [(1, 105), (1, 105), (0, 0), (0, 0)]
+    assert [book.seen_by(rank)[1:] for rank in (0, 1, 2, 3)] == [(1, 105), (1, 105), (0, 0), (0, 0)]
+    flight.heard(a_piece(2), 1.5)
+    assert book.seen_by(0).reclaimable_tokens == 107
     book.end(flight, 2.0)
-    assert book.reclaimable(0) == (0, 0)
+    assert book.seen_by(0)[1:] == (0, 0)
 
 
 def test_what_was_sent_after_a_report_is_not_in_it() -> None:
@@ -131,7 +134,8 @@ def test_sums_are_those_of_the_open_flights_whatever_happens(
         elif there:
             book.end(there.pop(at % len(there)), now)
         book.check()
+        assert book.seen_by(rank).front.tokens <= book.waiting_tokens
     for flight in there:
         book.end(flight, now)
     book.check()
-    assert (len(book), book.waiting_work(), book.reclaimable(-1)) == (0, Work(), (0, 0))
+    assert (len(book), book.waiting_tokens, book.seen_by(-1)) == (0, 0, (Work(), 0, 0))
