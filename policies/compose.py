@@ -73,7 +73,10 @@ class Policy:
             return "avoided"
         if not request.needs <= backend.capabilities:
             return "incapable"
-        return next((name for name, passes in self.filters if not passes(request, backend)), None)
+        for name, passes in self.filters:
+            if not passes(request, backend):
+                return name
+        return None
 
     def _scored(
         self, request: Request, kept: list[BackendView]

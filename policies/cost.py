@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.least_squares import Prior, RecursiveFit
 
@@ -19,8 +20,7 @@ _MOST_ERROR = 10.0
 """A relative error beyond this counts as this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Prefill as far as its time depends on it: new `tokens`, and `pairs`, the sum of positions that they attend to."""
 
     tokens: float = 0.0
@@ -101,8 +101,9 @@ class LatencyModel:
 
     def __init__(self, prior: Latency = TYPICAL) -> None:
         self._prior = prior
-        self._prefill = _prefill_fit(prior)
-        self._decode = RecursiveFit([_coefficient(cost) for cost in (prior.step_s, prior.sequence_s, prior.context_s)])
+        self._prefill = _prefill_fit(prior, 1.0, _GUESSED_SPREAD)
+        costs = (prior.step_s, prior.sequence_s, prior.context_s)
+        self._decode = RecursiveFit([_coefficient(cost, 1.0, _GUESSED_SPREAD) for cost in costs])
         self._snapshot: Latency | None = None
         self.error = 0.0
         self.bias = 0.0
@@ -126,12 +127,12 @@ class LatencyModel:
 
         The other costs of prefill are taken to be as much higher or lower than their priors.
         """
-        if self.observations or token_s is None or not _is_duration(token_s) or token_s == self._prefill.values[1]:
+        if token_s is None or self._prefill.observations or token_s == self._prefill.values[1]:
+            return
+        if not _is_duration(token_s):
             return
         factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._prior.token_s))
-        prior = self._prior
-        scaled = Latency(prior.fixed_s * factor, prior.token_s * factor, prior.pair_s * factor, prior.queue)
-        self._prefill = _prefill_fit(scaled, shared=_TOLD_SPREAD)
+        self._prefill = _prefill_fit(self._prior, factor, _TOLD_SPREAD)
         self._snapshot = None
 
     def judge(self, predicted_s: float, seen_s: float) -> None:
@@ -155,7 +156,7 @@ class LatencyModel:
         waited_s = queue * (token_s * ahead.tokens + pair_s * ahead.pairs)
         predicted_s = fixed_s + tokens_s + pairs_s
         shares = (fixed_s / predicted_s, tokens_s / predicted_s, pairs_s / predicted_s, waited_s / predicted_s)
-        self._prefill.learn(shares, math.log(seconds / predicted_s))
+        self._prefill.learn(shares, math.log(seconds) - math.log(predicted_s))
         self._snapshot = None
 
     def observe_decode(self, batch: float, context_tokens: float, seconds_per_step: float) -> None:
@@ -166,7 +167,7 @@ class LatencyModel:
         sequences_s, contexts_s = sequence_s * batch, context_s * context_tokens
         predicted_s = step_s + sequences_s + contexts_s
         shares = (step_s / predicted_s, sequences_s / predicted_s, contexts_s / predicted_s)
-        self._decode.learn(shares, math.log(seconds_per_step / predicted_s))
+        self._decode.learn(shares, math.log(seconds_per_step) - math.log(predicted_s))
         self._snapshot = None
 
     def check(self) -> None:
@@ -175,14 +176,16 @@ class LatencyModel:
         self._decode.check()
 
 
-def _prefill_fit(start: Latency, *, shared: float = _GUESSED_SPREAD) -> RecursiveFit:
-    queue = Prior(start.queue, least=0.01, most=2.0, spread=1.0)
-    costs = (start.fixed_s, start.token_s, start.pair_s)
-    return RecursiveFit([*(_coefficient(cost, shared=shared) for cost in costs), queue])
+def _prefill_fit(prior: Latency, factor: float, spread: float) -> RecursiveFit:
+    """A fit that begins at `factor` times the prior, of a speed whose log has this `spread`."""
+    queue = Prior(prior.queue, least=0.01, most=2.0, spread=1.0)
+    costs = (prior.fixed_s, prior.token_s, prior.pair_s)
+    return RecursiveFit([*(_coefficient(cost, factor, spread) for cost in costs), queue])
 
 
-def _coefficient(value: float, *, shared: float = _GUESSED_SPREAD) -> Prior:
-    return Prior(value, least=value / _FACTOR, most=value * _FACTOR, spread=_SHAPE_SPREAD, shared=shared)
+def _coefficient(prior: float, factor: float, spread: float) -> Prior:
+    least, most = prior / _FACTOR, prior * _FACTOR
+    return Prior(prior * factor, least=least, most=most, spread=_SHAPE_SPREAD, shared=spread)
 
 
 def _is_duration(seconds: float) -> bool:

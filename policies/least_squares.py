@@ -21,8 +21,8 @@ _MOST = 1.5
 _BIAS_SHARE = 0.2
 _QUIET = 0.1
 _ALERT = 0.5
-"""Errors of one sign beyond `_QUIET` are drift: they bring back some of the first uncertainty, and what is seen counts
-more again."""
+"""A mean error beyond `_QUIET`, outliers cut, is drift: it brings back some of the first uncertainty, so that what is
+seen counts more again."""
 
 _LEAST_VARIANCE = 1e-6
 
@@ -99,7 +99,7 @@ class RecursiveFit:
                 assert value == self._covariance[other][at], f"{self!r}: the covariance is not symmetric"
 
     def _heed_drift(self, error: float) -> None:
-        self._bias += _BIAS_SHARE * (error - self._bias)
+        self._bias += _BIAS_SHARE * (max(-2 * _OUTLIER, min(2 * _OUTLIER, error)) - self._bias)
         excess = abs(self._bias) - _QUIET
         if excess <= 0.0 or not self.observations:
             return

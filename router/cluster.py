@@ -85,7 +85,6 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         for name, member in self._members.items():
             self._on_health(name, member.well)
-            self._on_learnt(name, member.model.snapshot(), member.adaptive_limit)
             await member.backend.start()
         self._probes = [
             asyncio.create_task(supervise(f"probe of {name}", lambda m=member: self._keep_probing(m)))  # type: ignore[misc]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from policies.cost import Work, prefill_work
 from policies.nouns import Delta, Request, Usage
@@ -75,6 +77,17 @@ class Flight:
             self.book.grow(self, tokens)
 
 
+class Seen(NamedTuple):
+    """The prefill that waits in `front` of a request of some rank, and what preemptible requests of worse ranks hold.
+
+    `reclaimable_tokens` of KV are those that they hold alone, at the least.
+    """
+
+    front: Work
+    reclaimable_requests: int
+    reclaimable_tokens: int
+
+
 @dataclass(slots=True)
 class _Rank:
     """What the requests of one rank add up to: those that wait for their first token, and those that may give way."""
@@ -89,15 +102,19 @@ class _Rank:
 class Flights:
     """The open Flights at one backend, oldest first. Sums are kept, so that asking for them costs nothing per request.
 
-    `waiting` of them have no answer yet. `busy_since`: since when the backend computes what it computes now, if it
-    computes one prompt after the other: when the last first token came, or the first prompt was sent to an idle one.
+    `waiting` of them have no answer yet, with `waiting_tokens` and `waiting_pairs` of prefill. `busy_since`: since when
+    the backend computes what it computes now, if it computes one prompt after the other: when the last first token
+    came, or the first prompt was sent to an idle one.
     """
 
     def __init__(self) -> None:
         self._open: dict[Flight, None] = {}
         self._ranks: dict[int, _Rank] = {}
         self.waiting = 0
+        self.waiting_tokens, self.waiting_pairs = 0, 0.0
         self.busy_since = 0.0
+        self._last_sent_at = -math.inf
+        self._seen: dict[int, Seen] = {}
         self._decoding = self._context_tokens = 0
         self._decoding_s = self._context_s = 0.0
         self._counted_at = self._counted_context = 0.0
@@ -110,10 +127,12 @@ class Flights:
 
     def begin(self, flight: Flight) -> None:
         """`flight` is sent now."""
+        self._seen.clear()
         if not self.waiting:
             self.busy_since = flight.sent_at
         self.waiting += 1
         self._open[flight] = None
+        self._last_sent_at = flight.sent_at
         rank = self._ranks.setdefault(flight.request.rank, _Rank())
         rank.requests += 1
         self._count_waiting(flight, 1)
@@ -123,6 +142,7 @@ class Flights:
 
     def answer(self, flight: Flight, now: float) -> None:
         """The first piece of `flight`'s answer came at `now`: its prompt is computed."""
+        self._seen.clear()
         self._count(now)
         self.busy_since = now
         self.waiting -= 1
@@ -135,10 +155,12 @@ class Flights:
         """`flight` drew `tokens`."""
         self._context_tokens += tokens
         if flight.request.preemptible:
+            self._seen.clear()
             self._ranks[flight.request.rank].preemptible_tokens += tokens
 
     def end(self, flight: Flight, now: float) -> None:
         """`flight` is over, with or without an answer."""
+        self._seen.clear()
         self._count(now)
         del self._open[flight]
         request, rank = flight.request, self._ranks[flight.request.rank]
@@ -155,30 +177,22 @@ class Flights:
         if not rank.requests:
             del self._ranks[request.rank]
 
-    def waiting_work(self, up_to: int | None = None) -> Work:
-        """The prefill of those that wait for their first token, of ranks up to and including `up_to`; None: of all."""
-        tokens, pairs = 0, 0.0
-        for number, rank in self._ranks.items():
-            if up_to is None or number <= up_to:
-                tokens += rank.waiting_tokens
-                pairs += rank.waiting_pairs
-        return Work(tokens, pairs)
-
-    def reclaimable(self, rank: int) -> tuple[int, int]:
-        """Requests that are preemptible for one of `rank`, and the tokens of KV that they hold alone, at the least."""
-        requests = tokens = 0
-        for number, worse in self._ranks.items():
-            if number > rank:
-                requests += worse.preemptible_requests
-                tokens += worse.preemptible_tokens
-        return requests, tokens
+    def seen_by(self, rank: int) -> Seen:
+        """What is here as one of `rank` sees it, where ranks are served in order. Remembered until it changes."""
+        seen = self._seen.get(rank)
+        if seen is None:
+            seen = self._seen[rank] = self._look(rank)
+        return seen
 
     def unseen(self, reported_at: float) -> tuple[int, int]:
         """Requests sent after a report of `reported_at`, and the prompt tokens that they still have to compute."""
         requests = tokens = 0
-        for flight in self._since(reported_at):
-            requests += 1
-            tokens += 0 if flight.answered else flight.uncached_tokens
+        if self._last_sent_at > reported_at:
+            for flight in reversed(self._open):
+                if flight.sent_at <= reported_at:
+                    break
+                requests += 1
+                tokens += 0 if flight.answered else flight.uncached_tokens
         return requests, tokens
 
     def company(self, flight: Flight, now: float) -> tuple[float, float]:
@@ -197,22 +211,34 @@ class Flights:
         assert self.waiting == sum(not flight.answered for flight in self._open), f"{self!r}: lost count"
         assert sum(rank.requests for rank in self._ranks.values()) == len(self), f"{self!r}: ranks lost count"
         waiting = [flight.uncached_tokens for flight in self._open if not flight.answered]
-        assert self.waiting_work().tokens == sum(waiting), f"{self!r}: waiting tokens are wrong"
+        assert self.waiting_tokens == sum(waiting), f"{self!r}: waiting tokens are wrong"
+        pairs = sum(flight.work.pairs for flight in self._open if not flight.answered)
+        assert self.waiting_pairs == pairs, f"{self!r}: waiting pairs are wrong"
         preemptible = [one.uncached_tokens + one.drawn_tokens for one in self._open if one.request.preemptible]
-        assert self.reclaimable(-1) == (len(preemptible), sum(preemptible)), f"{self!r}: reclaimable is wrong"
+        assert self._look(-1) == (Work(), len(preemptible), sum(preemptible)), f"{self!r}: reclaimable is wrong"
+        assert all(self._look(rank) == seen for rank, seen in self._seen.items()), f"{self!r}: remembers what is past"
         assert self._open or not (self._decoding or self._context_tokens), f"{self!r}: decodes though nothing is open"
 
-    def _since(self, reported_at: float) -> Iterator[Flight]:
-        for flight in reversed(self._open):
-            if flight.sent_at <= reported_at:
-                return
-            yield flight
+    def _look(self, rank: int) -> Seen:
+        tokens = requests = held = 0
+        pairs = 0.0
+        for number, other in self._ranks.items():
+            if number <= rank:
+                tokens += other.waiting_tokens
+                pairs += other.waiting_pairs
+            else:
+                requests += other.preemptible_requests
+                held += other.preemptible_tokens
+        return Seen(Work(tokens, pairs), requests, held)
 
     def _count_waiting(self, flight: Flight, sign: int) -> None:
-        rank, work = self._ranks[flight.request.rank], flight.work
-        rank.waiting_tokens += sign * flight.uncached_tokens
+        rank, tokens = self._ranks[flight.request.rank], sign * flight.uncached_tokens
         # integers and halves: nothing is lost in adding and subtracting
-        rank.waiting_pairs += sign * work.pairs
+        pairs = sign * flight.work.pairs
+        rank.waiting_tokens += tokens
+        rank.waiting_pairs += pairs
+        self.waiting_tokens += tokens
+        self.waiting_pairs += pairs
 
     def _count(self, now: float) -> None:
         """Add up who has decoded since the last time, with the mean of the contexts then and now."""

@@ -10,7 +10,7 @@ from policies.concurrency import AdaptiveLimit
 from policies.cost import LatencyModel, Work, prefill_work, prior_of
 from policies.errors import Overloaded
 from policies.nouns import BackendView, Request
-from router.flights import Flight, Flights
+from router.flights import Flight, Flights, Seen
 
 _NOTHING = Description(models=frozenset())
 """What a backend says that was never reached."""
@@ -66,9 +66,7 @@ class Member:
         self.model.told(load.prefill_s_per_token)
         latency = self.model.snapshot()
         unseen, unseen_tokens = self._unseen(load)
-        if not said.preempts:
-            rank = None
-        reclaimable = (0, 0) if rank is None else self.flights.reclaimable(rank)
+        seen = self.flights.seen_by(rank) if rank is not None and said.preempts else None
         # one that reports its cache and is not named holds nothing; of any other nobody knows
         unnamed = 0 if said.reports_cache else None
         waiting = self.flights.waiting
@@ -90,18 +88,19 @@ class Member:
             capabilities=said.capabilities,
             weight=self.weight,
             latency=latency,
-            queue_s=latency.queue_s(self._ahead(now, load, unseen_tokens, rank)),
+            queue_s=latency.queue_s(self._ahead(now, load, unseen_tokens, seen)),
             adaptive_limit=self.limit.limit if load.max_requests is None else None,
-            reclaimable_requests=reclaimable[0],
-            reclaimable_tokens=reclaimable[1],
+            reclaimable_requests=seen.reclaimable_requests if seen else 0,
+            reclaimable_tokens=seen.reclaimable_tokens if seen else 0,
         )
 
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
-        """`request` is sent at `now`, with a prefill of `uncached_tokens`."""
+        """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
+        uncached_tokens = max(1, uncached_tokens)
         load, description = self.backend.load(), self.backend.describe()
         unseen, unseen_tokens = self._unseen(load)
-        rank = request.rank if description is not None and description.preempts else None
-        ahead = self._ahead(now, load, unseen_tokens, rank)
+        by_rank = description is not None and description.preempts
+        ahead = self._ahead(now, load, unseen_tokens, self.flights.seen_by(request.rank) if by_rank else None)
         there = len(self.flights) if load.running is None else load.running + (load.waiting or 0) + unseen
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
         flight = Flight(
@@ -142,23 +141,26 @@ class Member:
     def _unseen(self, load: Load) -> tuple[int, int]:
         """Requests, and tokens to prefill, that the newest report does not know of."""
         if load.reported_at is None:
-            return len(self.flights), int(self.flights.waiting_work().tokens)
+            return len(self.flights), self.flights.waiting_tokens
         return self.flights.unseen(load.reported_at)
 
-    def _ahead(self, now: float, load: Load, unseen_tokens: int, rank: int | None) -> Work:
-        """The prefill that a prompt of `rank` sent now has in front of it; rank None: all that is there.
+    def _ahead(self, now: float, load: Load, unseen_tokens: int, seen: Seen | None) -> Work:
+        """The prefill that a prompt sent now has in front of it: what its rank has `seen`; None: all that is there.
 
         What this router sent is known prompt by prompt; of what others sent, a report has the tokens alone.
         """
-        ours = self.flights.waiting_work()
-        first = ours if rank is None else self.flights.waiting_work(rank)
+        flights = self.flights
+        if not flights.waiting:
+            return Work(load.waiting_tokens or 0, 0.0)
+        whole = Work(flights.waiting_tokens, flights.waiting_pairs)
+        first = seen.front if seen else whole
         if load.waiting_tokens is None:
-            total_s = self.model.snapshot().work_s(ours)
-            left = max(0.0, 1.0 - (now - self.flights.busy_since) / total_s) if total_s else 0.0
+            total_s = self.model.snapshot().work_s(whole)
+            left = max(0.0, 1.0 - (now - flights.busy_since) / total_s)
             return Work(first.tokens * left, first.pairs * left)
-        tokens = load.waiting_tokens + unseen_tokens
-        left = min(1.0, tokens / ours.tokens) if ours.tokens else 0.0
-        return Work(first.tokens * left + max(0.0, tokens - ours.tokens), first.pairs * left)
+        tokens, ours = load.waiting_tokens + unseen_tokens, flights.waiting_tokens
+        left = min(1.0, tokens / ours)
+        return Work(first.tokens * left + max(0, tokens - ours), first.pairs * left)
 
     def _learn_ttft(self, flight: Flight) -> None:
         """Its first token came."""

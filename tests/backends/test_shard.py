@@ -269,17 +269,22 @@ async def test_evicted_and_cleared_blocks_are_told_in_order(tmp_path: Path) -> N
 
 async def test_a_shard_says_what_it_is_and_how_busy(tmp_path: Path) -> None:
     models = {"alias": "scripted", "other": "x"}
+    told: list[str] = []
     async with (
         a_shard(an_engine(tmp_path)) as server,
-        a_backend(server, models=models, clock=lambda: 42.0) as backend,
+        a_backend(server, models=models, clock=lambda: 42.0, on_load=told.append) as backend,
     ):
         described = backend.describe()
         await eventually(lambda: backend.load().reported_at == 42.0)
         load = backend.load()
         assert sorted(backend.assets()) == ["config.json", "tokenizer.json"]
+        assert told
+        assert set(told) == {"b"}
+        assert backend.describe() is described
     assert described is not None
     assert described.models == {"scripted", "alias"}
     assert (described.context_tokens, described.vocabulary, described.speaks_tokens) == (4096, 1000, True)
+    assert (described.reports_cache, described.preempts) == (True, True)
     assert (load.running, load.free_tokens, load.max_requests) == (0, 1024 * 64, 64)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from backends.base import Load
+from backends.base import Description, Load
 from backends.fake import FakeBackend
+from policies.cost import Latency
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Delta
 from router.cluster import Cluster, HealthRules
@@ -23,6 +24,11 @@ def a_backend(name: str = "b0", pool: str = "own", **fields: Any) -> FakeBackend
 
 def send(cluster: Cluster, tokens: int = 1, name: str = "b0", **what: Any) -> AbstractContextManager[Flight]:
     return cluster.flying(cluster.begin(name, a_request(prompt_tokens=tokens, **what), tokens))
+
+
+class Preempting(FakeBackend):
+    def describe(self) -> Description | None:
+        return Description(self.models, preempts=True)
 
 
 @dataclass
@@ -142,3 +148,59 @@ async def test_the_most_that_is_held_is_that_of_a_backend_that_may_serve() -> No
         cluster.drain("b1")
         assert cluster.most_held(MODEL, held) == 64
         assert cluster.most_held("nobody's", held) == 0
+
+
+async def test_whatever_may_make_room_is_told_with_the_backends_name() -> None:
+    heard: list[str] = []
+    cluster = Cluster([a_backend("b0"), a_backend("b1")])
+    cluster.heed(heard.append)
+    assert await cluster.probe("b1")
+    assert heard == ["b1"], "its health changed"
+    flight = cluster.begin("b0", a_request(), 10)
+    assert heard == ["b1"], "room was taken, not made"
+    cluster.end(flight)
+    cluster.drain("b1")
+    cluster.changed("b0")
+    assert heard == ["b1", "b0", "b1", "b0"]
+
+
+def test_a_request_counts_from_the_moment_it_is_decided_on() -> None:
+    counts: list[int] = []
+    cluster = Cluster([a_backend()], on_in_flight=lambda _, count: counts.append(count))
+    flight = cluster.begin("b0", a_request(prompt_tokens=500), 500)
+    seen = cluster.view(flight.sent_at).backends[0]
+    assert (seen.waiting, seen.waiting_tokens) == (1, 500)
+    assert seen.queue_s > 0
+    cluster.end(flight, BackendFailed("gone"))
+    assert counts == [1, 0]
+    cluster.check()
+
+
+def test_what_is_learnt_is_told_when_a_request_ends() -> None:
+    clock = Clock()
+    predicted: list[tuple[str, float, float]] = []
+    learnt: list[tuple[str, Latency, int | None]] = []
+    cluster = Cluster(
+        [a_backend()],
+        clock=clock,
+        on_predicted=lambda *what: predicted.append(what),
+        on_learnt=lambda *what: learnt.append(what),
+    )
+    with send(cluster, 1000) as flight:
+        expected_s = flight.predicted_ttft_s
+        for clock.now in (103.0, 104.0):
+            flight.heard(Delta(text="x"), clock.now)
+    assert predicted == [("b0", expected_s, 3.0)]
+    ((name, latency, limit),) = learnt
+    assert (name, limit) == ("b0", 8)
+    assert latency.ttft_s(1000) > expected_s
+    assert cluster.view(clock.now).backends[0].latency is latency
+
+
+def test_what_a_request_would_push_aside_counts_as_room_in_its_own_view_alone() -> None:
+    cluster = Cluster([Preempting("b0", models=frozenset({MODEL}))])
+    with send(cluster, 700, rank=2, preemptible=True):
+        urgent, equal, unranked = (cluster.view(0.0, rank=rank).backends[0] for rank in (0, 2, None))
+    assert (urgent.reclaimable_requests, urgent.reclaimable_tokens, urgent.queue_s) == (1, 700, 0.0)
+    assert (equal.reclaimable_requests, equal.reclaimable_tokens) == (0, 0)
+    assert (unranked.reclaimable_requests, unranked.queue_s) == (0, equal.queue_s)
