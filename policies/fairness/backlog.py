@@ -1,0 +1,29 @@
+"""Backlog: how much waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.fairness.ticket import Ticket
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Requests that wait, the tokens in them and the predicted seconds of a backend that they will use."""
+
+    requests: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, ticket: Ticket) -> None:
+        """One more waits."""
+        self.requests += 1
+        self.tokens += ticket.tokens
+        self.seconds += ticket.cost_s
+
+    def subtract(self, ticket: Ticket) -> None:
+        """One less waits."""
+        self.requests -= 1
+        self.tokens -= ticket.tokens
+        # nothing waits: begin again at exactly 0, so that rounding never adds up for longer than a busy period
+        self.seconds = self.seconds - ticket.cost_s if self.requests else 0.0

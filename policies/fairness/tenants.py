@@ -1,0 +1,197 @@
+"""TenantQueues: the tickets of one service class, fair between its tenants."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isclose
+
+from policies.fairness.backlog import Backlog
+from policies.fairness.ticket import Ticket
+from policies.fairness.virtual_time import Account, VirtualTime
+
+SLACK_S = 60.0
+"""Lead that a tenant keeps while backends have no room for what it sends: about one long prompt's prefill."""
+
+Place = tuple[float, int, str]
+"""Where a tenant stands among those that wait: its tag, when it came there, its name. The least is next."""
+
+
+@dataclass(slots=True)
+class TenantQueue:
+    """What waits of one tenant in one class, first in first out. `place` is None exactly while nothing does."""
+
+    account: Account
+    # dicts search longer for the first entry the more were deleted before it; this one does not
+    tickets: OrderedDict[str, Ticket] = field(default_factory=OrderedDict)
+    backlog: Backlog = field(default_factory=Backlog)
+    place: Place | None = None
+
+
+class TenantQueues:
+    """One FIFO per tenant, served in the order of the tenants' virtual times.
+
+    Tickets that come back from a backend that failed are paid for: they stand before all others, oldest first.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self.backlog, self.returned_backlog = Backlog(), Backlog()
+        self.clock = VirtualTime(SLACK_S)
+        self.tenants: dict[str, TenantQueue] = {}
+        self.places: list[Place] = []
+        self.arrivals: OrderedDict[str, Ticket] = OrderedDict()
+        self.returned: dict[str, Ticket] = {}
+        self.returned_order: list[tuple[float, str]] = []
+        self.moves = 0
+        self._weights = weights
+        self._waiting_weight = 0.0
+
+    def __len__(self) -> int:
+        return self.backlog.requests
+
+    @property
+    def oldest_at(self) -> float | None:
+        """When the ticket that has waited longest arrived; None if none waits."""
+        fresh = next(iter(self.arrivals.values())).arrived_at if self.arrivals else None
+        if not self.returned_order:
+            return fresh
+        back = self.returned_order[0][0]
+        return back if fresh is None else min(back, fresh)
+
+    def push(self, ticket: Ticket, now: float) -> None:
+        """`ticket` waits behind its tenant's others."""
+        queue = self._tenant(ticket.tenant)
+        if queue.place is None:
+            self.clock.wake(queue.account, now)
+            self._enter(ticket.tenant, queue)
+            self._waiting_weight += queue.account.weight
+        queue.tickets[ticket.id] = self.arrivals[ticket.id] = ticket
+        queue.backlog.add(ticket)
+        self.backlog.add(ticket)
+
+    def push_front(self, ticket: Ticket) -> None:
+        """`ticket`, which is paid for, waits before all that are not."""
+        self.returned[ticket.id] = ticket
+        insort(self.returned_order, (ticket.arrived_at, ticket.id))
+        self.returned_backlog.add(ticket)
+        self.backlog.add(ticket)
+
+    def remove(self, ticket: Ticket) -> None:
+        """`ticket` no longer waits; nobody is charged."""
+        self.backlog.subtract(ticket)
+        if self.returned.pop(ticket.id, None):
+            del self.returned_order[bisect_left(self.returned_order, (ticket.arrived_at, ticket.id))]
+            self.returned_backlog.subtract(ticket)
+            return
+        queue = self.tenants[ticket.tenant]
+        del queue.tickets[ticket.id], self.arrivals[ticket.id]
+        queue.backlog.subtract(ticket)
+        if not queue.tickets:
+            self._leave(queue)
+            self._waiting_weight = self._waiting_weight - queue.account.weight if self.places else 0.0
+
+    def take(self, ticket: Ticket, now: float) -> None:
+        """`ticket` is served: it no longer waits, and its tenant is charged unless it is paid for."""
+        if ticket.id not in self.returned:
+            queue = self.tenants[ticket.tenant]
+            self.clock.serve(queue.account, ticket.cost_s, now)
+            if len(queue.tickets) > 1:
+                self._replace(ticket.tenant, queue)
+        self.remove(ticket)
+
+    def charge(self, ticket: Ticket, now: float) -> None:
+        """`ticket`, which never waited, is served."""
+        queue = self._tenant(ticket.tenant)
+        if queue.place is None:
+            self.clock.wake(queue.account, now)
+        self.clock.lend(queue.account, ticket.cost_s, now)
+        self._replace(ticket.tenant, queue)
+
+    def correct(self, tenant: str, seconds: float, now: float) -> None:
+        """`tenant` used `seconds` more than it was charged; fewer if negative."""
+        queue = self._tenant(tenant)
+        if queue.place is None:
+            self.clock.fade(queue.account, now)
+        # exactly as if it had been predicted right: what lies behind virtual time by now is forgotten either way
+        queue.account.tag += seconds / queue.account.weight
+        self._replace(tenant, queue)
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Tenants have other weights from now on. Those without one have 1, and are forgotten once nothing waits."""
+        self._weights = weights
+        self.tenants = {name: queue for name, queue in self.tenants.items() if queue.tickets or name in weights}
+        for name, queue in self.tenants.items():
+            queue.account.weight = weights.get(name, 1.0)
+        self._waiting_weight = sum(queue.account.weight for queue in self.tenants.values() if queue.tickets)
+
+    def ahead_s(self, tenant: str) -> float:
+        """About how many seconds of this class would be served before a new ticket of `tenant`, if nobody else comes.
+
+        First what came back, then the tenant's own, and meanwhile each other tenant its share, or one ticket if it
+        stands before, as far as all others together have work.
+        """
+        queue = self.tenants.get(tenant) or TenantQueue(Account(self._weights.get(tenant, 1.0)))
+        account, own_s = queue.account, queue.backlog.seconds
+        tag = account.tag if queue.tickets else max(account.tag, self.clock.reached)
+        start = tag + own_s / account.weight
+        fresh_s = self.backlog.seconds - self.returned_backlog.seconds
+        weight = self._waiting_weight - (account.weight if queue.tickets else 0.0)
+        before = bisect_left(self.places, (start, self.moves + 1, "")) - (1 if queue.tickets else 0)
+        one_each_s = before * fresh_s / max(1, len(self.arrivals))
+        others_s = max(0.0, start - self.clock.reached) * weight
+        return self.returned_backlog.seconds + own_s + max(0.0, min(fresh_s - own_s, max(others_s, one_each_s)))
+
+    def check(self) -> None:
+        """Prove that places, queues and sums agree."""
+        assert self.places == sorted(self.places), "tenants stand in the wrong order"
+        placed = {name: queue.place for name, queue in self.tenants.items() if queue.place is not None}
+        assert {place[2]: place for place in self.places} == placed, "a tenant has no place, or two"
+        assert len(self.places) == len(placed), "a tenant stands in two places"
+        assert placed.keys() == {name for name, queue in self.tenants.items() if queue.tickets}, "a place is not used"
+        fresh = [ticket for queue in self.tenants.values() for ticket in queue.tickets.values()]
+        assert {ticket.id for ticket in fresh} == set(self.arrivals), "a ticket is in no queue, or in two"
+        assert not self.returned.keys() & self.arrivals.keys(), "a ticket waits twice"
+        assert self.returned_order == sorted((ticket.arrived_at, name) for name, ticket in self.returned.items())
+        for queue in self.tenants.values():
+            assert queue.place is None or queue.place[0] == queue.account.tag, "a tenant stands where it once was"
+            _check_backlog(queue.backlog, list(queue.tickets.values()))
+        _check_backlog(self.backlog, fresh + list(self.returned.values()))
+        _check_backlog(self.returned_backlog, list(self.returned.values()))
+        weight = sum(queue.account.weight for queue in self.tenants.values() if queue.tickets)
+        assert isclose(self._waiting_weight, weight, abs_tol=1e-6), "the weights of those that wait do not add up"
+
+    def _tenant(self, name: str) -> TenantQueue:
+        queue = self.tenants.get(name)
+        if queue is None:
+            weight = self._weights.get(name, 1.0)
+            queue = self.tenants[name] = TenantQueue(Account(weight, self.clock.reached))
+        return queue
+
+    def _replace(self, name: str, queue: TenantQueue) -> None:
+        if queue.place is not None:
+            self._leave(queue)
+            self._enter(name, queue)
+
+    def _enter(self, name: str, queue: TenantQueue) -> None:
+        self.moves += 1
+        queue.place = (queue.account.tag, self.moves, name)
+        insort(self.places, queue.place)
+
+    def _leave(self, queue: TenantQueue) -> None:
+        if queue.place is not None:
+            del self.places[bisect_left(self.places, queue.place)]
+        queue.place = None
+
+
+def returned_first(queues: TenantQueues) -> Iterator[Ticket]:
+    """Those that are paid for, oldest first."""
+    return (queues.returned[name] for _, name in queues.returned_order)
+
+
+def _check_backlog(backlog: Backlog, tickets: list[Ticket]) -> None:
+    assert backlog.requests == len(tickets), "requests are miscounted"
+    assert backlog.tokens == sum(ticket.tokens for ticket in tickets), "tokens are miscounted"
+    seconds = sum(ticket.cost_s for ticket in tickets)
+    assert isclose(backlog.seconds, seconds, rel_tol=1e-6, abs_tol=1e-6), "seconds do not add up"

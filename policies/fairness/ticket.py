@@ -1,0 +1,29 @@
+"""Ticket: one request as the fair queue sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request that waits, or could wait, for a backend.
+
+    `cost_s` is the predicted time of a backend that it will use, `arrived_at` the clock's seconds when it came. Tickets
+    of one `shape` need the same kind of room; the queue hands it on and never looks at it. Raises ValueError for a cost
+    that is no finite number of seconds.
+    """
+
+    id: str
+    tenant: str
+    service_class: str
+    cost_s: float
+    arrived_at: float
+    shape: Hashable = None
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cost_s < inf:
+            raise ValueError(f"a ticket costs a finite number of seconds, not {self.cost_s}")
