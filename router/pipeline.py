@@ -152,7 +152,7 @@ class _Call:
             while (failure := await self._failed(at, placed)) is not None:
                 self.gateway.telemetry.event("retried")
                 try:
-                    placed = await placer.again(placed.bid)
+                    placed = await placer.whenever(placed.bid)
                 except (NoBackend, Overloaded):
                     # what the last one said tells more than that nobody else is left
                     raise failure from None
@@ -188,6 +188,7 @@ class _Call:
         """Stream the answer from where it was placed."""
         bid, backend = placed.bid, self.gateway.cluster.backend(placed.flight.backend)
         self._record(at, bid.request, placed.found.view, placed.found.decision)
+        self.gateway.telemetry.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
         await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
         await self._relay(at, bid.request, backend.generate(bid.request, bid.prompt), placed.flight, bid.echo)
 

@@ -34,13 +34,14 @@ class Placer:
         queue is full, and what the bid's `refusal` says if nobody can take it at all.
         """
         for step in self.steps:
-            if (placed := await self._by(bid.due_at, bid)) is not None:
+            found = self.dispatcher.look(bid)
+            if (placed := await self._by(bid.due_at, bid, found)) is not None:
                 return placed
             self.on_step(type(step).__name__.lower())
             match step:
                 case Queue(seconds):
-                    last_at = bid.arrived_at + seconds
-                    if (placed := await self._by(max(last_at, bid.due_at or 0.0), bid)) is not None:
+                    last_at = max(bid.arrived_at + seconds, bid.due_at or 0.0)
+                    if (placed := await self._by(last_at, bid, self.dispatcher.look(bid))) is not None:
                         return placed
                 case Spill(pool):
                     bid.request = _spilled(bid, pool)
@@ -48,19 +49,16 @@ class Placer:
                     bid = await self.degraded(bid, model)
                 case Shed(status):
                     raise self._shed(bid, status)
-        placed = await self._by(None, bid)
+        return await self.whenever(bid)
+
+    async def whenever(self, bid: Bid) -> Placed:
+        """The next backend that has room for `bid`, however late. Raises as `place` does."""
+        placed = await self._by(None, bid, self.dispatcher.look(bid))
         assert placed is not None, "who waits for ever waits until placed"
         return placed
 
-    async def again(self, bid: Bid) -> Placed:
-        """Another backend for `bid`, whose backend failed: the next that has room, however late."""
-        placed = await self._by(None, bid)
-        assert placed is not None, "who waits for ever waits until placed"
-        return placed
-
-    async def _by(self, last_at: float | None, bid: Bid) -> Placed | None:
+    async def _by(self, last_at: float | None, bid: Bid, found: Found) -> Placed | None:
         """A backend that begins to answer by `last_at`; None if there will be none, as soon as that is foreseen."""
-        found = self.dispatcher.look(bid)
         if found.is_free:
             return self.dispatcher.take(bid, found) if last_at is None or self._first_at(found) <= last_at else None
         if last_at is None:

@@ -84,7 +84,7 @@ class Crowd:
                     return
                 body = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], **self.fields}
                 ask = chat_ask(body, self.headers)
-                call = Stopwatch(f"{self.key}-{len(self.calls)}", self.key, ask, loop.time())
+                call = Stopwatch(gateway.new_id(), self.key, ask, loop.time())
                 self.calls.append(call)
                 group.create_task(self._one(call, gateway))
 
@@ -117,8 +117,8 @@ def a_backend(name: str, pool: str = "own") -> FakeBackend:
 async def a_router(text: str, backends: Sequence[FakeBackend]) -> AsyncIterator[Gateway]:
     """A router for the SLA file `text` in front of `backends`, all well."""
     loop = asyncio.get_running_loop()
-    names = dict.fromkeys(backend.pool for backend in backends)
-    pools = "".join(f"  {name}: {{kind: fake, at: ['x:1'], model: fake}}\n" for name in names)
+    models = {backend.pool: min(backend.models) for backend in backends}
+    pools = "".join(f"  {name}: {{kind: fake, at: ['{name}:1'], model: {model}}}\n" for name, model in models.items())
     environment = {name: name for name in ("BIG", "SMALL", "ACME")}
     config = parse(f"{text}\npools:\n{pools}", environment=environment)
     gateway = build(config, backends=lambda _: backends, clock=loop.time, rng=random.Random(7))
@@ -173,3 +173,116 @@ def test_a_small_tenant_beside_a_flood_is_answered_about_as_soon_as_alone() -> N
     served_side_by_side(1, alone, until=16.0, backends=16)
     served_side_by_side(1, Crowd("BIG", 80.0), beside, until=16.0, backends=16)
     assert beside.ttft_s(0.95, since=6.0) <= 1.2 * alone.ttft_s(0.95, since=6.0)
+
+
+CLASSES = """
+classes:
+  interactive: {ttft_p95: 800ms}
+  batch:       {floor: 10%, preemptible: true}
+tenants:
+  acme: {keys: ["${env:ACME}"]}
+rules:
+  - {when: {priority: batch}, class: batch}
+  - {class: interactive}
+"""
+
+
+def two_classes(
+    interactive: float, batch: float, *, text: str = CLASSES, until: float = 40.0, backends: int = 4
+) -> tuple[Crowd, Crowd]:
+    """Clients of both classes, who ask more than the backends can do: each does four requests a second."""
+    quick = Crowd("ACME", interactive)
+    slow = Crowd("ACME", batch, headers={"x-pointsman-priority": "batch"})
+
+    async def run() -> None:
+        async with a_router(text, [a_backend(f"own-{number}") for number in range(backends)]) as gateway:
+            work = asyncio.gather(quick.come(gateway, until, 1), slow.come(gateway, until, 2))
+            await asyncio.sleep(until)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    run_virtually(run())
+    return quick, slow
+
+
+def test_interactive_keeps_its_target_beside_batch_at_half_as_much_again_as_there_is_room_for() -> None:
+    quick, slow = two_classes(interactive=12.0, batch=24.0, backends=6)
+    # in the first seconds nobody knows how long answers take; who came in the last one may not be answered yet
+    calls = [call for call in quick.calls if 5.0 <= call.came_at < 39.0]
+    misses = [call for call in calls if call.first_at is None or call.ttft_s > 0.8]
+    assert len(misses) < 0.01 * len(calls)
+    assert slow.served(10.0, 40.0) >= 0.1 * 24 * 30
+
+
+def test_batch_moves_at_its_floor_when_interactive_would_take_everything() -> None:
+    quick, slow = two_classes(interactive=22.0, batch=4.0)
+    share = slow.served(10.0, 40.0) / (slow.served(10.0, 40.0) + quick.served(10.0, 40.0))
+    assert share == pytest.approx(0.1, abs=0.03)
+
+
+def test_what_would_miss_its_target_is_shed_early_and_the_rest_is_in_time() -> None:
+    shedding = CLASSES + "on_miss: {interactive: [shed]}\n"
+    quick, _ = two_classes(interactive=30.0, batch=0.1, text=shedding)
+    shed = [call for call in quick.calls if call.refused is not None]
+    in_time = [call for call in quick.calls if call.first_at is not None and call.ttft_s <= 0.8]
+    late = [call for call in quick.calls if call.first_at is not None and call.ttft_s > 0.8 and call.came_at > 5.0]
+    assert {call.refused.code for call in shed if call.refused} == {"overloaded"}
+    assert all(call.refused.retry_after_s for call in shed if call.refused)
+    assert len(late) < 0.05 * len(in_time)
+    # what there is room for is served all the same
+    assert quick.served(10.0, 40.0) >= 0.8 * 16 * 30
+
+
+TWO_POOLS = """
+classes: {interactive: {ttft_p95: 800ms}}
+tenants: {acme: {keys: ["${env:ACME}"]}}
+rules: [{class: interactive, pools: [own]}]
+"""
+
+
+def at_two_pools(text: str, other: FakeBackend, per_second: float = 12.0) -> Crowd:
+    """Clients who ask three times as much as the one backend of their pool does; `other` is in another pool."""
+    crowd = Crowd("ACME", per_second)
+
+    async def run() -> None:
+        async with a_router(text, [a_backend("own-0"), other]) as gateway:
+            work = asyncio.create_task(crowd.come(gateway, 30.0, 1))
+            await asyncio.sleep(30.0)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    run_virtually(run())
+    return crowd
+
+
+def test_a_miss_spills_to_the_pool_that_the_file_names() -> None:
+    far = a_backend("far-0", "far")
+    crowd = at_two_pools(TWO_POOLS + "on_miss: {interactive: [{spill: far}, {shed: 503}]}\n", far)
+    assert far.finished > 60
+    assert {call.refused.code for call in crowd.calls if call.refused} == {"overloaded"}
+    assert crowd.served(0.0, 30.0) > 1.6 * 4 * 30
+
+
+def test_without_a_spill_the_other_pool_gets_nothing() -> None:
+    far = a_backend("far-0", "far")
+    at_two_pools(TWO_POOLS + "on_miss: {interactive: [shed]}\n", far)
+    assert far.received == []
+
+
+def test_a_miss_is_answered_by_a_smaller_model_where_the_file_says_so() -> None:
+    small = a_backend("far-0", "far")
+    small.models = frozenset({"small"})
+    text = TWO_POOLS.replace("[own]", "any") + "on_miss: {interactive: [{degrade: small}, shed]}\n"
+    crowd = at_two_pools(text, small)
+    answered = [call.model for call in crowd.calls if call.first_at is not None]
+    assert set(answered) == {"fake", "small"}
+    assert answered.count("small") > 60
+
+
+def test_a_miss_may_wait_as_long_as_the_file_says_and_is_shed_then() -> None:
+    text = TWO_POOLS + "on_miss: {interactive: [{queue: 3s}, shed]}\n"
+    crowd = at_two_pools(text, a_backend("far-0", "far"))
+    waited = [call.ttft_s for call in crowd.calls if call.first_at is not None]
+    assert max(waited) <= 3.5
+    assert sum(1 for seconds in waited if seconds > 0.8) > 30
+    assert any(call.refused for call in crowd.calls)
