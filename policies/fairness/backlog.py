@@ -25,5 +25,5 @@ class Backlog:
         """One less waits."""
         self.requests -= 1
         self.tokens -= ticket.tokens
-        # nothing waits: begin again at exactly 0, so that rounding never adds up for longer than a busy period
-        self.seconds = self.seconds - ticket.cost_s if self.requests else 0.0
+        # rounding: never below 0, and at exactly 0 when nothing waits, so that it does not add up over busy periods
+        self.seconds = max(0.0, self.seconds - ticket.cost_s) if self.requests else 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from copy import copy
 from dataclasses import dataclass, field
 
 from policies.fairness.virtual_time import Account, VirtualTime
@@ -36,6 +35,13 @@ class Standing:
     floor: float
     account: Account
     owed_s: float = 0.0
+
+    def copy(self) -> Standing:
+        """The same standing with an account of its own."""
+        # written out: copy.copy takes 5 us where this takes 1, and every walk of the queue needs one for each class
+        mine = self.account
+        account = Account(mine.weight, mine.tag, mine.touched_at)
+        return Standing(self.name, self.rank, self.floor, account, self.owed_s)
 
     def reconfigure(self, service_class: ServiceClass) -> None:
         """Rank, weight and floor are those of `service_class` from now on."""
@@ -73,10 +79,8 @@ class Turns:
 
     def copy(self) -> Turns:
         """The same turns, to try things out on."""
-        standings = {name: copy(standing) for name, standing in self.standings.items()}
-        for standing in standings.values():
-            standing.account = copy(standing.account)
-        return Turns(standings, self.ageing_s, copy(self.clock))
+        standings = {name: standing.copy() for name, standing in self.standings.items()}
+        return Turns(standings, self.ageing_s, VirtualTime(self.clock.slack_s, self.clock.reached))
 
     def rank_of(self, name: str, oldest_at: float | None, now: float) -> int:
         """The effective rank of a class whose oldest ticket arrived then; None if it has none."""
@@ -84,17 +88,26 @@ class Turns:
         return rank if oldest_at is None else effective_rank(rank, now - oldest_at, self.ageing_s)
 
     def next(self, oldest_at: Mapping[str, float], now: float) -> str:
-        """The class whose turn it is, of those in `oldest_at`: when the oldest ticket of each arrived."""
+        """The class whose turn it is, of those in `oldest_at`: when the oldest ticket of each arrived.
+
+        Raises ValueError if there is none.
+        """
         if len(oldest_at) == 1:
             return next(iter(oldest_at))
-        waiting = [self.standings[name] for name in oldest_at]
-        owed = [standing for standing in waiting if standing.owed_s > 0]
-        if owed:
-            return min(owed, key=lambda one: (-one.owed_s / one.floor, one.rank, one.name)).name
-        return min(
-            (self.rank_of(one.name, oldest_at[one.name], now), self.clock.start(one.account), one.rank, one.name)
-            for one in waiting
-        )[3]
+        best: tuple[float, int, float, int, str] | None = None
+        for name, at in oldest_at.items():
+            one = self.standings[name]
+            if one.owed_s > 0:
+                turn = (-one.owed_s / one.floor, 0, 0.0, one.rank, name)
+            else:
+                # most are young: a call for each, eight tickets deep, would be a third of what a walk costs
+                rank = one.rank if now - at < self.ageing_s else effective_rank(one.rank, now - at, self.ageing_s)
+                turn = (0.0, rank, self.clock.start(one.account), one.rank, name)
+            if best is None or turn < best:
+                best = turn
+        if best is None:
+            raise ValueError("no class waits")
+        return best[4]
 
     def serve(self, name: str, seconds: float, now: float, *, waiting: Collection[str]) -> None:
         """The class gets `seconds` of service. `waiting` are the classes that had tickets when it did."""
@@ -108,9 +121,9 @@ class Turns:
         self._accrue(name, seconds, waiting)
 
     def _accrue(self, name: str, seconds: float, waiting: Collection[str]) -> None:
-        for standing in self.standings.values():
+        for other, standing in self.standings.items():
             if standing.floor:
-                standing.accrue(seconds, own=standing.name == name, waits=standing.name in waiting)
+                standing.accrue(seconds, own=other == name, waits=other in waiting)
 
     def ahead_s(self, name: str, own_s: float, waiting: Mapping[str, tuple[float, float]], now: float) -> float:
         """Seconds of all classes that are served before `own_s` seconds of this one are.

@@ -24,9 +24,10 @@ class FairQueue:
 
     Nobody waits forever. A ticket of rank r counts as rank 0 after r x `ageing_s`, and its class with it. From then on,
     with w the share of its class's weight and t that of its tenant's (among those that wait), it is served before
-    more than `S / (w t) + (C + T / w) x c` other seconds are, S being what its own tenant has before it, C and T how
-    many classes and tenants wait, c the largest cost: whatever arrives meanwhile, as long as backends have room for
-    it when it is its turn. With a floor f, the same holds at once with f in the place of w.
+    more than `S / (w t) + (C + T / w) x c` seconds are, S being what its own tenant has before it and still owes, C and
+    T how many classes and tenants wait, c the largest cost: whatever arrives meanwhile, as long as backends have room
+    for it when it is its turn. Floors of other classes leave their rest of w; with a floor f of its own, the same holds
+    at once with f in the place of w.
 
     Tickets of a class are pushed in the order of their arrival; otherwise ages are those of whoever was pushed first.
     """
@@ -125,12 +126,12 @@ class FairQueue:
         oldest_at = {name: at for name, walk in walks.items() if (at := walk.oldest_at) is not None}
         while oldest_at:
             name = turns.next(oldest_at, now)
-            ticket, seconds = walks[name].step()
+            ticket, is_paid = walks[name].step()
             yield ticket
             if changes != self._changes:
                 raise RuntimeError("the queue changed while somebody walked it: collect tickets first, then take them")
-            if seconds:
-                turns.serve(name, seconds, now, waiting=oldest_at)
+            if not is_paid:
+                turns.serve(name, ticket.cost_s, now, waiting=oldest_at)
             if (at := walks[name].oldest_at) is None:
                 del oldest_at[name]
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isclose
 
@@ -183,11 +183,6 @@ class TenantQueues:
         if queue.place is not None:
             del self.places[bisect_left(self.places, queue.place)]
         queue.place = None
-
-
-def returned_first(queues: TenantQueues) -> Iterator[Ticket]:
-    """Those that are paid for, oldest first."""
-    return (queues.returned[name] for _, name in queues.returned_order)
 
 
 def _check_backlog(backlog: Backlog, tickets: list[Ticket]) -> None:

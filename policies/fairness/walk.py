@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from policies.fairness.tenants import TenantQueues, returned_first
+from policies.fairness.tenants import TenantQueues
 from policies.fairness.ticket import Ticket
 
 
@@ -18,7 +18,6 @@ class Walk:
 
     def __init__(self, queues: TenantQueues) -> None:
         self._queues = queues
-        self._returned = returned_first(queues)
         self._first = 0
         self._passed: list[tuple[float, int, str]] = []
         self._tickets: dict[str, Iterator[Ticket]] = {}
@@ -39,15 +38,15 @@ class Walk:
         back = self._queues.returned_order[self._back][0]
         return back if fresh is None else min(back, fresh)
 
-    def step(self) -> tuple[Ticket, float]:
-        """The next ticket, and the seconds that it would be charged. Raises IndexError after the last."""
-        returned = next(self._returned, None)
-        if returned is not None:
+    def step(self) -> tuple[Ticket, bool]:
+        """The next ticket, and whether it is paid for. Raises IndexError after the last."""
+        if self._back < len(self._queues.returned_order):
+            _, name = self._queues.returned_order[self._back]
             self._back += 1
-            return returned, 0.0
+            return self._queues.returned[name], True
         ticket = self._next_fresh()
         self._seen.add(ticket.id)
-        return ticket, ticket.cost_s
+        return ticket, False
 
     def _next_fresh(self) -> Ticket:
         places, passed = self._queues.places, self._passed
