@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 import msgspec
 
 from backends.events import Batch, Cleared, Gathered, MalformedEvents, Removed, Stored, tier_of
-
-S = TypeVar("S")
 
 _STORED, _REMOVED, _CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 _TELLS_OF_REMOVAL = {_REMOVED, _CLEARED}
@@ -62,27 +60,27 @@ class _MapTag(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect(Generic[S]):
+class Dialect:
     """One engine's BlockStored, by position and by name, both tagged with their class' tag, and what it means."""
 
-    array: type[S]
-    map: type[S]
-    meaning: Callable[[S], Stored]
+    array: type[msgspec.Struct]
+    map: type[msgspec.Struct]
+    meaning: Callable[[Any], Stored]
 
 
-class BatchDecoder(Generic[S]):
+class BatchDecoder:
     """Reads batches of one engine, whatever the version: fields that are not known are left alone.
 
     An event that cannot be read is skipped and counted; if it told of something that left, everything is cleared
     instead, so that nothing is believed to be there that is not. Events with an unknown tag are counted.
     """
 
-    def __init__(self, dialect: Dialect[S]) -> None:
+    def __init__(self, dialect: Dialect) -> None:
         self._meaning = dialect.meaning
         array = dialect.array | ArrayRemoved | _ArrayCleared
         by_name = dialect.map | MapRemoved | _MapCleared
-        self._array_event: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(array)  # type: ignore[arg-type]
-        self._map_event: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(by_name)  # type: ignore[arg-type]
+        self._array_event: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(array)
+        self._map_event: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(by_name)
         self._array_batch = msgspec.msgpack.Decoder(_ArrayBatch)
         self._map_batch = msgspec.msgpack.Decoder(_MapBatch)
         self._map_tag = msgspec.msgpack.Decoder(_MapTag)
@@ -113,7 +111,7 @@ class BatchDecoder(Generic[S]):
             elif isinstance(event, _ArrayCleared | _MapCleared):
                 gathered.events.append(Cleared())
             else:
-                gathered.events.append(self._meaning(event))  # type: ignore[arg-type]
+                gathered.events.append(self._meaning(event))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedEvents):
             tag = self._tag(raw, is_map)
             if tag == _STORED:

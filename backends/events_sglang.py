@@ -1,7 +1,7 @@
 """SGLang's KV events (`--kv-events-config`): arrays, arrays with a map of metadata (0.5.18), and maps. Pure.
 
-Source: SGLang's `EventBatch` and its events. With EAGLE a page lists pairs of neighbouring tokens; the first of each pair
-is the page's own. A publisher with a snapshot endpoint writes its epoch into the topic of each live message.
+Source: SGLang's `EventBatch` and its events. With EAGLE a page lists pairs of neighbouring tokens; the first of each
+pair is the page's own. A publisher with a snapshot endpoint writes its epoch into the topic of each live message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TensorRT-LLM's KV cache events, as trtllm-serve answers to POST /kv_cache_events. Pure.
 
-Source: trtllm-serve and its event serializer: a JSON list of {event_id, window_size, attention_dp_rank, data}, data being
-created, stored, removed or updated. Event ids count up by one on each attention-DP rank.
+Source: trtllm-serve and its event serializer: a JSON list of {event_id, window_size, attention_dp_rank, data}, and
+data is created, stored, removed or updated. Event ids count up by one on each attention-DP rank.
 """
 
 from __future__ import annotations

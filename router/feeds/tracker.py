@@ -1,7 +1,7 @@
 """Whether all events of one source were heard, and what to do when some were not. Pure: no socket, no clock.
 
-Messages are numbered from 0 in each life of an engine. What is known stays a part of what the engine holds as long as an
-unbroken run of messages is applied to an empty start, wherever in the engine's life it begins: a block is believed to
+Messages are numbered from 0 in each life of an engine. What is known stays a part of what the engine holds as long as
+an unbroken run of messages is applied to an empty start, wherever in the engine's life it begins: a block is believed to
 be there only if its arrival was heard and its leaving could not be missed.
 """
 
@@ -111,6 +111,16 @@ class Tracker:
             return self._forget()
         self._doubt(now)
         return []
+
+    def doubt(self, now: float) -> None:
+        """Messages come late for now; one that never comes will show by its number."""
+        if self.state is FeedState.LIVE and self.wanted is None:
+            self._doubt(now)
+
+    def trust(self, now: float) -> None:
+        """Messages come as they should again."""
+        if self.state is FeedState.GAP and self.wanted is None and not self.replays:
+            self.state, self._sure_at = FeedState.LIVE, now
 
     def hear(self, message: Message, now: float) -> list[CacheEvent]:
         """A message came as it was sent."""
@@ -227,8 +237,6 @@ class Tracker:
             assert not self._held, "messages wait although nothing is missing"
             assert self._applied is not None, "live without having heard anything"
             assert self._newest is None or self._newest[0] == self._applied[0], "live although something is missing"
-        if self.state is FeedState.GAP and self.wanted is None:
-            assert self.replays, "a gap that nothing will end"
 
     def _is_of_another_life(self, message: Message) -> bool:
         if message.epoch is not None and self._epoch is not None:

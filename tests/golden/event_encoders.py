@@ -320,7 +320,11 @@ def tensorrt_llm(told: Sequence[Told], *, first_id: int, rank: int | None = None
     """trtllm-serve 1.x: JSON of one drain. An engine that begins anew says `created`, which here is Clear."""
     events = []
     for number, e in enumerate(told, first_id):
-        event = {"event_id": number, "data": _trt_data(e), "window_size": window if e_window(e) is None else e_window(e)}
+        event = {
+            "event_id": number,
+            "data": _trt_data(e),
+            "window_size": window if e_window(e) is None else e_window(e),
+        }
         events.append(event | ({} if rank is None else {"attention_dp_rank": rank}))
     return json.dumps(events).encode()
 
@@ -334,7 +338,11 @@ def _trt_data(told: Told) -> dict[str, Any]:
         return {"type": "removed", "block_hashes": list(told.hashes)}
     if isinstance(told, Clear):
         return {"type": "created", "num_blocks_per_cache_level": [64, 0]}
-    return {"type": "stored", "parent_hash": told.parent, "blocks": [_trt_block(told, n) for n in range(len(told.hashes))]}
+    return {
+        "type": "stored",
+        "parent_hash": told.parent,
+        "blocks": [_trt_block(told, n) for n in range(len(told.hashes))],
+    }
 
 
 def _trt_block(put: Put, place: int) -> dict[str, Any]:
@@ -343,7 +351,9 @@ def _trt_block(put: Put, place: int) -> dict[str, Any]:
     return {
         "type": "stored_block",
         "block_hash": put.hashes[place],
-        "tokens": [{"type": "unique_token", "token_id": token, "token_extra_id": extra[0] if extra else 0} for token in tokens],
+        "tokens": [
+            {"type": "unique_token", "token_id": token, "token_extra_id": extra[0] if extra else 0} for token in tokens
+        ],
         "cache_level": 0 if put.medium == "GPU" else 1,
         "priority": 35,
     }

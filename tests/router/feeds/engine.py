@@ -80,7 +80,7 @@ class Engine:
         while self.held and len(self.held) + len(missing) > self.size:
             gone.append(self.held.popitem(last=False))
         if gone:
-            yield Drop(tuple(hash for _, hash in gone))
+            yield Drop(tuple(name for _, name in gone))
         run: list[Content] = []
         for content in contents:
             if content in missing:
