@@ -14,10 +14,14 @@ _MOST_WAITING = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """What the holder of lease `token` drained. Tokens grow with each new holder: a lower one comes from a former."""
+    """What the holder of lease `token` drained, and where in the channel that stands.
+
+    Tokens grow with each new holder: a lower one comes from a former.
+    """
 
     token: int
     payload: bytes
+    position: str
 
 
 class Relay(Protocol):
@@ -34,12 +38,12 @@ class Relay(Protocol):
         """Give the lease up, if `owner` has it."""
         ...
 
-    async def publish(self, channel: str, relayed: Relayed) -> None:
-        """Let everyone hear `relayed`, in the order of publishing."""
+    async def publish(self, channel: str, token: int, payload: bytes) -> None:
+        """Let everyone hear what the holder of `token` drained, in the order of publishing."""
         ...
 
-    def hear(self, channel: str) -> AsyncIterator[Relayed]:
-        """What was published and is still kept, then what will be, without end."""
+    def hear(self, channel: str, *, after: str | None = None) -> AsyncIterator[Relayed]:
+        """What was published behind position `after` and is still kept, then what will be, without end."""
         ...
 
 
@@ -48,6 +52,7 @@ class _Channel:
     owner: str | None = None
     expires_at: float = 0.0
     token: int = 0
+    published: int = 0
     kept: deque[Relayed] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
     hearers: set[asyncio.Queue[Relayed]] = field(default_factory=set)
 
@@ -78,22 +83,25 @@ class MemoryRelay:
         if lease.owner == owner:
             lease.owner = None
 
-    async def publish(self, channel: str, relayed: Relayed) -> None:
+    async def publish(self, channel: str, token: int, payload: bytes) -> None:
         """See Relay. A hearer that is too far behind misses it, and sees so by the numbers."""
         there = self._channels.setdefault(channel, _Channel())
+        there.published += 1
+        relayed = Relayed(token, payload, str(there.published))
         there.kept.append(relayed)
         for queue in there.hearers:
             if not queue.full():
                 queue.put_nowait(relayed)
 
-    async def hear(self, channel: str) -> AsyncIterator[Relayed]:
+    async def hear(self, channel: str, *, after: str | None = None) -> AsyncIterator[Relayed]:
         """See Relay."""
         there = self._channels.setdefault(channel, _Channel())
         queue: asyncio.Queue[Relayed] = asyncio.Queue(_MOST_WAITING)
         there.hearers.add(queue)
         try:
             for relayed in tuple(there.kept):
-                yield relayed
+                if after is None or int(relayed.position) > int(after):
+                    yield relayed
             while True:
                 yield await queue.get()
         finally:

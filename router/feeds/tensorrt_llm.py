@@ -9,6 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import aiohttp
 
@@ -99,7 +100,9 @@ class TensorRTFeed:
                     await self._sleep(self._backoff.next_s())
         finally:
             if token is not None:
-                await asyncio.shield(self._relay.release(self.name, self._owner))
+                # an error here would take the place of the cancellation
+                with suppress(OSError):
+                    await asyncio.shield(self._relay.release(self.name, self._owner))
 
     async def _drain(self, http: aiohttp.ClientSession, token: int) -> None:
         """Take what the engine has to tell, and let everyone hear it. Raises OSError if the relay is out of reach."""
@@ -109,7 +112,7 @@ class TensorRTFeed:
                 if reply.status != 200:
                     raise MalformedEvents(f"{self._url} answered {reply.status}")
         except aiohttp.ClientConnectionError as error:
-            await self._relay.publish(self.name, Relayed(token, _OUT_OF_TOUCH))
+            await self._relay.publish(self.name, token, _OUT_OF_TOUCH)
             self._trouble(f"{self._url} cannot be reached: {error}")
             await self._sleep(self._backoff.next_s())
         except (aiohttp.ClientError, TimeoutError, MalformedEvents) as error:
@@ -119,14 +122,15 @@ class TensorRTFeed:
         else:
             self._backoff.reset()
             if len(body) > len(b"[]"):
-                await self._relay.publish(self.name, Relayed(token, body))
+                await self._relay.publish(self.name, token, body)
 
     async def _keep_hearing(self) -> None:
-        backoff = Backoff(random.Random(self._owner))
+        backoff, position = Backoff(random.Random(self._owner)), None
         while True:
             try:
-                async for relayed in self._relay.hear(self.name):
+                async for relayed in self._relay.hear(self.name, after=position):
                     backoff.reset()
+                    position = relayed.position
                     self._hear(relayed)
             except OSError as error:
                 self._doubt(f"the relay is out of reach: {error}")

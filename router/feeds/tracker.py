@@ -1,8 +1,8 @@
 """Whether all events of one source were heard, and what to do when some were not. Pure: no socket, no clock.
 
 Messages are numbered from 0 in each life of an engine. What is known stays a part of what the engine holds as long as
-an unbroken run of messages is applied to an empty start, wherever in the engine's life it begins: a block is believed to
-be there only if its arrival was heard and its leaving could not be missed.
+an unbroken run of messages is applied to an empty start, wherever in the engine's life it begins: a block is believed
+to be there only if its arrival was heard and its leaving could not be missed.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -44,10 +45,8 @@ def test_bytes_that_are_no_events_are_an_error(decode: Callable[[bytes], Any], d
 @given(st.binary(max_size=60))
 @pytest.mark.parametrize("decode", DECODERS)
 def test_whatever_comes_is_read_or_refused(decode: Callable[[bytes], Any], data: bytes) -> None:
-    try:
+    with suppress(MalformedEvents):
         decode(data)
-    except MalformedEvents:
-        pass
 
 
 @settings(max_examples=60)

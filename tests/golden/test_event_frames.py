@@ -1,6 +1,6 @@
 """Golden frames: what each engine version writes, byte for byte, and what we read in it.
 
-`python -m tests.golden.test_event_frames` writes them anew. A frame that changes is another version: give it a new name.
+`python -m tests.golden.test_event_frames` writes them anew. A frame that changes is another version, under a new name.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Engine:
     encode: Encoder
     rng: random.Random
     size: int = 12
-    block_size: int = 4
+    block_size: int = 2
     salts: Sequence[str | None] = (None,)
     int_hashes: bool = False
     buffer_steps: int = 10_000

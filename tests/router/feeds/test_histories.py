@@ -22,7 +22,7 @@ from tests.router.feeds.engine import Engine, Published
 from tests.router.feeds.fold import Fold
 
 SOURCE = Source("vllm-0")
-STEPS = 30
+STEPS = 24
 HISTORIES = 1000
 SHARDS = 4
 

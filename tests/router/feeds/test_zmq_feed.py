@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from tests.golden.event_encoders import SGLANG, VLLM
 from tests.router.feeds.engine import Engine
 from tests.router.feeds.fold import Fold
 from tests.router.feeds.publisher import Publisher, a_publisher, subscribed
+from tests.router.feeds.waiting import until
 
 QUICK = Patience(connect_s=2.0, replay_s=0.3, tick_s=0.02, first_backoff_s=0.01, longest_backoff_s=0.05)
 VLLM_DIALECT = ZmqDialect(events_vllm.decode)
@@ -46,12 +47,6 @@ async def a_feed(spec: FeedSpec, fold: Fold, **parts: Any) -> AsyncIterator[ZmqF
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         context.destroy(linger=0)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 def health(feed: ZmqFeed) -> FeedHealth:
