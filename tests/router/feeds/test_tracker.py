@@ -192,6 +192,13 @@ def test_an_engine_that_has_another_last_message_is_another_engine() -> None:
     assert tracker.wanted.start == 0
 
 
+def test_numbers_that_fit_prove_nothing_without_the_message_that_we_know() -> None:
+    tracker = a_live_tracker()
+    tracker.lost(10.0)
+    tracker.connected()
+    assert replayed(tracker, a_message(6), a_message(7)) == [Cleared(), told(6), told(7)]
+
+
 def test_an_engine_that_does_not_have_what_we_heard_is_another_engine() -> None:
     tracker = a_live_tracker()
     tracker.lost(10.0)
