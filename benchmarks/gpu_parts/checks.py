@@ -12,8 +12,8 @@ from benchmarks.gpu_parts.machine import Machine
 from benchmarks.gpu_parts.models import TOY, Sizes
 from benchmarks.gpu_parts.report import Report
 from shards.exec.batch import Batch, Row
+from shards.exec.drawing import Drawing
 from shards.gpu.network import GpuNetwork
-from shards.gpu.spans import Drawing
 from shards.gpu.step import StepOptions
 from shards.gpu.weights import moved
 from shards.kv.cache import KvCache

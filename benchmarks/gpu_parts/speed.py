@@ -20,7 +20,8 @@ from benchmarks.gpu_parts.models import (
     prefill_flops,
 )
 from benchmarks.gpu_parts.report import Report
-from shards.gpu.spans import Drawing, Span, step_of_spans
+from shards.exec.drawing import Drawing
+from shards.gpu.spans import Span, step_of_spans
 from shards.gpu.transfers import Ticket
 from shards.kernels.gather_prefill import gather_prefill
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode, splits_of

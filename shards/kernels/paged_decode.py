@@ -12,7 +12,7 @@ every batch, as CUDA graphs need, and one context of 128k beside many short ones
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -260,13 +260,19 @@ def _merge_splits(
     tl.store(out + (sequence * HEADS + head) * DIM + dims, result.to(out.dtype.element_ty), mask=dims < DIM)
 
 
-def plan_decode(plan: DecodePlan, context_tokens: torch.Tensor, *, gpu: Gpu | None = None) -> None:
+def plan_decode(
+    plan: DecodePlan, context_tokens: torch.Tensor, *, contexts: Sequence[int] | None = None, gpu: Gpu | None = None
+) -> None:
     """`plan` lists the splits of these contexts [sequences] int32. Once per step: all layers share it.
 
-    Splits beyond the plan's room would be lost: `splits_of` says on the host whether there are any.
+    Splits beyond the plan's room would be read from beyond its memory. `contexts` are the same on the host: raises
+    ValueError if they have more. Without them, as under a graph, whoever fills context_tokens has asked `splits_of`.
     """
     gpu = gpu or gpu_of(context_tokens.device)
     sequences = plan.first_splits.shape[0] - 1
+    if contexts is not None:
+        splits, room = splits_of(contexts, window=plan.window), plan.splits.shape[0]
+        require(splits <= room, f"these contexts have {splits} splits and the plan has room for {room}")
     require_shape("context_tokens", context_tokens, (sequences,))
     arguments = (context_tokens, plan.splits, plan.first_splits, sequences, plan.splits.shape[0])
     constants = {

@@ -32,10 +32,11 @@ def advance(scheduler: Scheduler, *, check: bool = True) -> None:
     """One step whose network draws token 1, always."""
     step = scheduler.next_step(0.0)
     for piece in step.pieces:
-        draws, one = piece.draws, piece.sequence
+        one = piece.sequence
         scheduler.advance(piece)
-        if draws:
-            one.output.append(1)
+        scheduler.store(one)
+        if piece.draws:
+            scheduler.take(one, 1)
             if len(one.output) == one.request.submission.max_new_tokens:
                 scheduler.finish(one)
     if check:
