@@ -20,10 +20,10 @@ def a_scheduler(blocks: int = 20, **options: object) -> Scheduler:
     return Scheduler(BlockPool(blocks, model="m"), EngineOptions(**options))  # type: ignore[arg-type]
 
 
-def enter(scheduler: Scheduler, arrival: int, tokens: int, *, new: int = 10, rank: int = 0) -> Sequence:
+def enter(scheduler: Scheduler, arrival: int, tokens: int, *, new: int = 10, rank: int = 0, lag: int = 0) -> Sequence:
     request = Request(Submission(arrival, tokens, new, rank=rank))
     request.prompt += packed(some_tokens(tokens, arrival))
-    one = Sequence(request, 0, arrival=arrival, table=BlockTable(scheduler.pool, ""))
+    one = Sequence(request, 0, arrival=arrival, table=BlockTable(scheduler.pool, ""), lag=lag)
     scheduler.roster.enter(one)
     return one
 
