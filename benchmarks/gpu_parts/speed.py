@@ -67,7 +67,7 @@ def decode_work(
     tables = torch.randperm(batch * pages, device=device).int().view(batch, pages)
     contexts = torch.full((batch,), context, dtype=torch.int32, device=device)
     plan = DecodePlan.with_room(batch, splits_of([context] * batch), heads=heads, dim=dim, device=device)
-    plan_decode(plan, contexts)
+    plan_decode(plan, contexts, contexts=[context] * batch)
 
     def work() -> list[torch.Tensor]:
         shared: dict[str, Any] = {"tables": tables, "context_tokens": contexts, "plan": plan}
