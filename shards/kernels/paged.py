@@ -2,7 +2,7 @@
 
 # In Triton the constants of a kernel are upper case, and its parameters have no Python types.
 # ruff: noqa: N803
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def constants_of(
 
 def page_bytes(kv: torch.Tensor, element_size: int) -> int:
     """How much shared memory one head's keys and values of one page take, as powers of 2."""
-    return 2 * BLOCK_TOKENS * triton.next_power_of_2(kv.shape[4]) * element_size
+    tile: int = triton.next_power_of_2(kv.shape[4])
+    return 2 * BLOCK_TOKENS * tile * element_size
 
 
 def score_scale(dim: int) -> float:
