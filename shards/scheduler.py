@@ -92,9 +92,9 @@ class Scheduler:
 
     def store(self, one: Sequence) -> None:
         """Cache what is full of `one`, as far as its tokens are known here."""
-        full = one.storable_tokens
-        if full // BLOCK_TOKENS > len(one.table.path):
-            one.table.store(one.block_tokens, computed_tokens=full)
+        # asked twice for every row of every step, and nearly always in vain
+        if one.computed_tokens // BLOCK_TOKENS > len(one.table.path):
+            one.table.store(one.block_tokens, computed_tokens=one.storable_tokens)
 
     def take(self, one: Sequence, token_id: int) -> None:
         """`one` has drawn `token_id`, whether it still runs or waits to go on."""

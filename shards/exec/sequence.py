@@ -71,7 +71,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Does the next token that it computes give one more?"""
-        return self.has_drawn and self.computed_tokens == self.known_tokens - 1
+        drawn = len(self.output) + self.unseen
+        return drawn > 0 and self.computed_tokens == self._prompt_tokens + drawn - 1
 
     @property
     def is_startable(self) -> bool:
@@ -84,10 +85,11 @@ class Sequence:
 
         A unit is computed at once or not at all, so that one that turns out to be cached can still be shared.
         """
-        if self.has_drawn:
+        drawn = len(self.output) + self.unseen
+        if drawn:
             # the last token may be drawn already: then there is nothing to do but to wait for it
-            is_full = len(self.output) + self.unseen == self.request.submission.max_new_tokens
-            return 0 if is_full else self.known_tokens - self.computed_tokens
+            is_full = drawn == self.request.submission.max_new_tokens
+            return 0 if is_full else self._prompt_tokens + drawn - self.computed_tokens
         if self.request.is_paused:
             return 0
         arrived = self.request.arrived_tokens
