@@ -61,11 +61,13 @@ def run_parts(report: Any, machine: Any, asked: argparse.Namespace) -> None:
         report.attempt("families", lambda: checks.check_families(report, machine), needs_s=10)
     by_model = [
         ("checks", "graphs and running ahead", checks.check_steps),
+        ("checks", "the engine's loop", checks.check_engine),
         ("decode", "decode attention", speed.decode_attention),
         ("decode", "decode steps", speed.decode_model),
         ("prefill", "prefill attention", speed.prefill_attention),
         ("prefill", "prompts", speed.prefill_model),
         ("e2e", "engine", e2e.run_engine),
+        ("e2e", "running ahead", e2e.compare_running_ahead),
         ("e2e", "steps alone", e2e.run_steps),
     ]
     for part, label, measure in by_model:

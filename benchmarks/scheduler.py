@@ -110,9 +110,9 @@ class Simulation:
 
     def _drawn(self, step: Step) -> Iterator[Sequence]:
         for piece in step.pieces:
-            draws = piece.draws
             self.scheduler.advance(piece)
-            if draws:
+            self.scheduler.store(piece.sequence)
+            if piece.draws:
                 yield piece.sequence
 
     def _note(self, one: Sequence) -> None:
@@ -123,7 +123,7 @@ class Simulation:
             waited = self.result.long_ttft if kind == "long" else self.result.chat_ttft
             waited.append(self.now_s - one.request.arrived_s)
         self._last_s[arrival] = self.now_s
-        one.output.append(arrival % VOCABULARY)
+        self.scheduler.take(one, arrival % VOCABULARY)
         if len(one.output) == one.request.submission.max_new_tokens:
             self.scheduler.finish(one)
             if kind == "chat":

@@ -95,6 +95,9 @@ def shard(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Bit-equal answers whatever the neighbours and the cache; slow.")
     ] = False,
+    run_ahead: Annotated[
+        str, typer.Option(help="Submit a step before the one before it is collected: auto (on a GPU), on or off.")
+    ] = "auto",
     grace_s: Annotated[float, typer.Option(help="How long SIGTERM waits for running requests.", min=0)] = 10,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
@@ -118,9 +121,14 @@ def shard(
         max_waiting=max_waiting,
         step_s=step_ms / 1000,
         deterministic=deterministic,
+        run_ahead=run_ahead,
     )
     options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
-    engine = Engine(loaded, options)
+    try:
+        engine = Engine(loaded, options)
+    except ValueError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        raise typer.Exit(2) from error
     announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
     try:
         warm_up(engine)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 
+from shards.exec.network import DrawingNetwork, HostedNetwork, Network
 from shards.exec.request import Request
-from shards.exec.runner import HostedNetwork, Runner
+from shards.exec.runner import Flight, Runner
 from shards.exec.sampling import Sample, Sampler
 from shards.exec.sequence import Sequence
 from shards.exec.writer import Writer
@@ -29,12 +31,23 @@ _SEEDS = 2**64
 _PREDICTIONS_EVERY_S = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A step that was submitted at `started_s` and not collected."""
+
+    step: Step
+    flight: Flight
+    started_s: float
+
+
 class Engine:
     """Serves `model` from one pool of KV blocks. Every call must come from the same thread.
 
     A sequence waits, runs, may be preempted, is finished; `Scheduler` decides. Each step is: end what is late, admit,
-    share what is cached, plan, compute, draw, cache what became full, report. `clock` times steps, deadlines and
-    waiting; `rng` gives seeds to those who have none. `copier_of` makes what moves KV to host memory and back.
+    share what is cached, plan, compute, draw, cache what became full, report. Where a device draws, a step is planned
+    and submitted before the one before it is collected: then what is reported lags one step behind. `clock` times
+    steps, deadlines and waiting; `rng` gives seeds to those who have none. `copier_of` makes what moves KV to host
+    memory and back.
     """
 
     def __init__(
@@ -49,6 +62,7 @@ class Engine:
         self.model, self.options = model, options or EngineOptions()
         network = model.network
         blocks = self.options.blocks(network.block_bytes)
+        self._runs_ahead = self._check_device(network)
         network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
         self._copier = self._make_copier(copier_of)
@@ -60,6 +74,8 @@ class Engine:
         self._roster = self._scheduler.roster
         self._runner = Runner(network, deterministic=self.options.deterministic)
         self._writers: dict[int, Writer] = {}
+        self._due: _Due | None = None
+        self._landed_s = float("-inf")
         self._finished: list[Finished] = []
         self._arrivals = self._steps = 0
         self._step_s = 0.0
@@ -185,13 +201,12 @@ class Engine:
         now_s = self._clock()
         self._end_late(now_s)
         step = self._scheduler.next_step(now_s)
-        drawn: list[Drawn] = []
-        if step.pieces:
-            started_s = self._clock()
-            drawn = self._compute(step)
-            self._step_s = self._clock() - started_s
-            self._scheduler.observe(step, self._step_s)
-        self._is_settled = not (step.pieces or self._scheduler.is_copying)
+        before, self._due = self._due, self._submit(step) if step.pieces else None
+        drawn = [] if before is None else self._collect(before)
+        if self._due is not None and not (self._runs_ahead and self._due.flight.may_stay):
+            drawn += self._collect(self._due)
+            self._due = None
+        self._is_settled = not (step.pieces or before or self._scheduler.is_copying)
         return self._report(drawn)
 
     def check(self) -> None:
@@ -216,6 +231,17 @@ class Engine:
                 )
             )
 
+    def _check_device(self, network: Network) -> bool:
+        """Do steps run ahead? Raises ValueError if more could run than the network has room for."""
+        if not isinstance(network, DrawingNetwork):
+            return self.options.runs_ahead(is_possible=False)
+        if self.options.max_running > network.most_rows:
+            most = network.most_rows
+            raise ValueError(
+                f"max_running is {self.options.max_running}; this network draws at most {most} tokens a step"
+            )
+        return self.options.runs_ahead(is_possible=True)
+
     def _make_copier(self, copier_of: Callable[[BlockMemory], Copier]) -> Copier | None:
         network = self.model.network
         slots = self.options.host_bytes // network.block_bytes
@@ -232,7 +258,8 @@ class Engine:
         sampler = Sampler(sampling, seed=seed, stop_token_ids=stop_ids, vocabulary=self._limits.vocabulary)
         table = BlockTable(self._pool, submission.domain, rank=submission.rank)
         unit_tokens = self.options.unit_tokens
-        one = Sequence(request, choice, arrival=self._arrivals, table=table, unit_tokens=unit_tokens)
+        lag = int(self._runs_ahead)
+        one = Sequence(request, choice, arrival=self._arrivals, table=table, unit_tokens=unit_tokens, lag=lag)
         self._arrivals += 1
         self._writers[one.arrival] = Writer(submission, sampler, self.model.tokenizer)
         self._roster.enter(one)
@@ -252,24 +279,48 @@ class Engine:
         self._scheduler.finish(one)
         del self._writers[one.arrival]
 
-    def _compute(self, step: Step) -> list[Drawn]:
+    def _submit(self, step: Step) -> _Due | None:
+        """Begin to compute `step`; None if that failed."""
+        started_s = self._clock()
         try:
-            samples = iter(self._runner.run(step.pieces, lambda one: self._writers[one.arrival].sampler))
+            flight = self._runner.submit(step.pieces, lambda one: self._writers[one.arrival].sampler)
         except Exception as error:  # noqa: BLE001 - whatever the network raises must cost its own batch only
-            for piece in step.pieces:
-                self._fail(piece.sequence, f"the step failed: {type(error).__name__}: {error}")
+            self._fail_all(step, error)
+            return None
+        for piece in step.pieces:
+            self._scheduler.advance(piece)
+            if self._runs_ahead and flight.may_stay:
+                # what is planned next comes after it, and shares it
+                self._scheduler.store(piece.sequence)
+        return _Due(step, flight, started_s)
+
+    def _collect(self, due: _Due) -> list[Drawn]:
+        """Wait for a step's tokens. Those of sequences that have ended meanwhile are nobody's."""
+        try:
+            samples = iter(self._runner.collect(due.flight))
+        except Exception as error:  # noqa: BLE001 - as in `_submit`
+            self._fail_all(due.step, error)
             return []
         drawn: list[Drawn] = []
-        for piece in step.pieces:
-            draws = piece.draws
-            sampled = next(samples) if draws else None
-            if draws and sampled is None:
-                self._fail(piece.sequence, "the model's logits are not finite numbers")
+        for piece in due.step.pieces:
+            one, sampled = piece.sequence, next(samples) if piece.draws else None
+            if one.arrival not in self._writers:
                 continue
-            self._scheduler.advance(piece)
+            if piece.draws and sampled is None:
+                self._fail(one, "the model's logits are not finite numbers")
+                continue
+            self._scheduler.store(one)
             if sampled is not None:
-                drawn.append(self._take(piece.sequence, sampled))
+                drawn.append(self._take(one, sampled))
+        landed_s = self._clock()
+        self._step_s, self._landed_s = landed_s - max(due.started_s, self._landed_s), landed_s
+        self._scheduler.observe(due.step, self._step_s)
         return drawn
+
+    def _fail_all(self, step: Step, error: Exception) -> None:
+        for piece in step.pieces:
+            if piece.sequence.arrival in self._writers:
+                self._fail(piece.sequence, f"the step failed: {type(error).__name__}: {error}")
 
     def _fail(self, one: Sequence, message: str) -> None:
         one.table.distrust()
@@ -277,9 +328,11 @@ class Engine:
 
     def _take(self, one: Sequence, sampled: Sample) -> Drawn:
         """Append a drawn token, and finish the sequence if it was the last."""
-        one.output.append(sampled.token_id)
+        self._scheduler.take(one, sampled.token_id)
         end = self._writers[one.arrival].note(sampled.token_id)
-        if end is not None:
+        if end is None:
+            self._scheduler.store(one)
+        else:
             self._finish(one, one.finished(end.reason, stop=end.stop))
         logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
         return Drawn(one.request.key, one.choice, (sampled.token_id,), logprobs)

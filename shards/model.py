@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, dtype
 
 from shards.exec.batch import Batch
-from shards.exec.runner import Network
+from shards.exec.network import Network
 from shards.kv.cache import KvCache, bytes_per_block
 from shards.kv.host_memory import HostMemory
 from shards.kv.quantised import kv_dtype_of, make_cache

@@ -11,6 +11,8 @@ from shards.sched.plan import StepLimits
 DETERMINISTIC_UNIT_TOKENS = 256
 """Chunks of a deterministic engine: the price of a smaller one is speed, that of a larger one is fewer cache hits."""
 
+RUN_AHEAD = ("auto", "on", "off")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -23,6 +25,10 @@ class EngineOptions:
 
     A rank improves by one per `ageing_s` of waiting. A request is preempted at most `most_preemptions` times, and not
     within `preempt_cooldown_s` after it went on.
+
+    `run_ahead`: a step is planned and submitted while the device computes the one before it, whose tokens it takes from
+    there; on, off, or auto, which is on where the network can and the engine is not deterministic. No token
+    changes. A sequence that stops computes one token in vain, which is neither shown, counted nor cached.
 
     `deterministic`: what a request draws does not depend, to the last bit, on its neighbours, on the cache or on how
     it was cut. Sequences are then computed one by one, prompts in chunks that end at multiples of 256; only whole
@@ -44,6 +50,7 @@ class EngineOptions:
     preempt_cooldown_s: float = 5.0
     most_preemptions: int = 3
     deterministic: bool = False
+    run_ahead: str = "auto"
     host_bytes: int = 0
     pool: PoolOptions = field(default_factory=PoolOptions)
 
@@ -57,6 +64,23 @@ class EngineOptions:
         if not self.ageing_s > 0:
             raise ValueError(f"ageing_s is {self.ageing_s}; it must be above 0")
         return blocks
+
+    def runs_ahead(self, *, is_possible: bool) -> bool:
+        """Is a step planned before the one before it was collected? Raises ValueError for what cannot be.
+
+        It `is_possible` where the network draws on a device.
+        """
+        if self.run_ahead not in RUN_AHEAD:
+            raise ValueError(
+                f"run_ahead is {self.run_ahead}; it must be {', '.join(RUN_AHEAD[:-1])} or {RUN_AHEAD[-1]}"
+            )
+        if self.run_ahead == "on" and self.deterministic:
+            raise ValueError("run_ahead is on; a deterministic engine computes one step after the other")
+        if self.run_ahead == "on" and not is_possible:
+            raise ValueError(
+                "run_ahead is on; this model's tokens are drawn on the host, which must wait for each step"
+            )
+        return is_possible and not self.deterministic and self.run_ahead != "off"
 
     @property
     def unit_tokens(self) -> int:

@@ -34,8 +34,9 @@ class Step:
 class Scheduler:
     """Decides on the sequences of `roster` and the blocks of `pool`. It never waits and has no clock of its own.
 
-    Each step: `next_step`, compute it, `advance` every piece, append what was drawn to each sequence's output, `finish`
-    those that are done, `observe` how long it took.
+    Each step: `next_step`, compute it, `advance` every piece, `store` what may be cached of it, `take` what was drawn
+    for each, `finish` those that are done, `observe` how long it took. Between `advance` and `take` one more step
+    may be planned: then the tokens that were drawn are known to the device only.
     """
 
     def __init__(self, pool: BlockPool, options: EngineOptions, *, cost: CostModel | None = None) -> None:
@@ -77,18 +78,28 @@ class Scheduler:
         """When somebody who runs may be preempted who could not be in the last step; None if nobody waits for it."""
         if not self.roster.waiting:
             return None
-        resumed = (one.resumed_s for one in self.roster.running.values() if one.resumed_s is not None)
-        ends = (resumed_s + self.options.preempt_cooldown_s for resumed_s in resumed)
+        spared = (one.spared_s for one in self.roster.running.values() if one.spared_s is not None)
+        ends = (spared_s + self.options.preempt_cooldown_s for spared_s in spared)
         return min((end_s for end_s in ends if end_s > self._stepped_s), default=None)
 
     def advance(self, piece: Piece) -> None:
-        """`piece` has been computed: cache what is full."""
+        """`piece` is computed, or will have been before whatever is computed from now on."""
         one = piece.sequence
         one.computed_tokens = piece.stop
-        if piece.stop // BLOCK_TOKENS > piece.start // BLOCK_TOKENS:
-            one.table.store(one.block_tokens, computed_tokens=one.storable_tokens)
+        one.unseen += piece.draws
         if not one.output:
             self._note_progress(one)
+
+    def store(self, one: Sequence) -> None:
+        """Cache what is full of `one`, as far as its tokens are known here."""
+        # asked twice for every row of every step, and nearly always in vain
+        if one.computed_tokens // BLOCK_TOKENS > len(one.table.path):
+            one.table.store(one.block_tokens, computed_tokens=one.storable_tokens)
+
+    def take(self, one: Sequence, token_id: int) -> None:
+        """`one` has drawn `token_id`, whether it still runs or waits to go on."""
+        one.unseen -= 1
+        one.output.append(token_id)
 
     def observe(self, step: Step, elapsed_s: float) -> None:
         """Learn that `step` took `elapsed_s`."""
@@ -114,7 +125,7 @@ class Scheduler:
             context_tokens=sum(one.known_tokens for one in decoding),
             steps_left=tuple(one.claim().steps_left for one in decoding),
         )
-        pending = [self._pending(one, now_s) for one in (*running.values(), *waiting.values()) if not one.output]
+        pending = [self._pending(one, now_s) for one in (*running.values(), *waiting.values()) if not one.has_drawn]
         return predict_ttft_s(
             (one for one in pending if one is not None),
             meanwhile,
@@ -165,9 +176,9 @@ class Scheduler:
     def _victims(self, now_s: float) -> Iterator[Victim]:
         for one in self.roster.running.values():
             request = one.request
-            is_cool = one.resumed_s is None or now_s - one.resumed_s >= self.options.preempt_cooldown_s
-            if is_cool and request.submission.preemptible and request.preemptions < self.options.most_preemptions:
-                yield Victim(one.arrival, request.rank - one.rank_credit, one.arrival)
+            is_spared = one.spared_s is not None and now_s - one.spared_s < self.options.preempt_cooldown_s
+            if not is_spared and request.submission.preemptible and request.preemptions < self.options.most_preemptions:
+                yield Victim(one.arrival, request.rank, one.arrival)
 
     def _claim(self, one: Sequence) -> Claim:
         """What `one` would hold and want if it started now: its cached prefix, whoever holds that."""
@@ -179,9 +190,9 @@ class Scheduler:
 
     def _start(self, arrival: int, now_s: float) -> None:
         one = self.roster.start(arrival)
-        one.rank_credit = one.request.rank - self._rank(one, now_s)
-        if one.request.preemptions:
-            one.resumed_s = now_s
+        # who was preempted, or had to wait until its rank improved, is not sent back at once
+        if one.request.preemptions or self._rank(one, now_s) < one.request.rank:
+            one.spared_s = now_s
         if one.table.is_parked:
             one.table.unpark()
 
@@ -193,7 +204,9 @@ class Scheduler:
             one.start_over()
 
     def _piece(self, one: Sequence, tokens: int) -> Piece:
-        return Piece(one, one.computed_tokens, one.computed_tokens + tokens)
+        stop = one.computed_tokens + tokens
+        # logits are wanted where nothing known lies behind
+        return Piece(one, one.computed_tokens, stop, draws=stop == one.known_tokens)
 
     def _look_ahead(self, pieces: Iterable[Piece]) -> None:
         """Evict what the next step will want if it is like this one, so that copies to the host run beside this one."""

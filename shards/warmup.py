@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shards.engine import Engine
+from shards.exec.network import DrawingNetwork
 from shards.kv.keys import BLOCK_TOKENS
 from shards.nouns import Finished, FinishReason, SamplingParams, Submission
 
@@ -19,9 +20,11 @@ class BrokenModel(Exception):
 def warm_up(engine: Engine) -> None:
     """Run some prompts of ordinary lengths through an idle `engine`, and leave its cache as it was: empty.
 
-    The first forward pass of a process takes several times as long as the second; no client should wait for it.
-    Raises BrokenModel if an answer fails.
+    The first forward pass of a process takes several times as long as the second, and a device compiles for every batch
+    size; no client should wait for it. Raises BrokenModel if an answer fails.
     """
+    if isinstance(engine.model.network, DrawingNetwork) and not engine.options.deterministic:
+        engine.model.network.prepare(engine.options.max_running)
     room = engine.model.network.context_tokens - _NEW_TOKENS
     for number, wanted in enumerate(_PROMPT_TOKENS):
         tokens = min(wanted, room)

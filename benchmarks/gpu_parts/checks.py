@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from benchmarks.gpu_parts.clients import Clients, Job
 from benchmarks.gpu_parts.drive import a_network, answers, some_prompts, some_weights
 from benchmarks.gpu_parts.machine import Machine
 from benchmarks.gpu_parts.models import TOY, Sizes
 from benchmarks.gpu_parts.report import Report
+from shards.engine import Engine, EngineOptions
 from shards.exec.batch import Batch, Row
+from shards.exec.drawing import Drawing
 from shards.gpu.network import GpuNetwork
-from shards.gpu.spans import Drawing
 from shards.gpu.step import StepOptions
 from shards.gpu.weights import moved
 from shards.kv.cache import KvCache
+from shards.kv.table import blocks_for
+from shards.model import Model
 from shards.network.config import NetworkConfig
 from shards.network.decoder import Decoder
 from shards.network.loading import random_weights
+from shards.nouns import SamplingParams
 
 
 def check_steps(report: Report, machine: Machine, _: Sizes, name: str, config: NetworkConfig) -> None:
@@ -45,6 +52,46 @@ def check_steps(report: Report, machine: Machine, _: Sizes, name: str, config: N
             report.check(f"{name}: {key} = {first[0]}", share_differing(value, first[1]), 0)
     unsound = sum(token is None for run in runs.values() for row in run for token in row)
     report.check(f"{name}: logits that are not finite", unsound, 0)
+
+
+def check_engine(report: Report, machine: Machine, _: Sizes, name: str, config: NetworkConfig) -> None:
+    """The same through the engine's own loop: graphs on and off, running ahead on and off, alone and beside others.
+
+    Its plans do not depend on time here, so every step has the same shape in each run, and the same bits.
+    """
+    rows, new, lengths = (24, 48, (70, 7, 300, 513)) if machine.is_gpu else (2, 2, (2,))
+    prompts = some_prompts(config, [lengths[row % len(lengths)] + row for row in range(rows)], seed=1)
+    weights = some_weights(machine, config)
+    options = EngineOptions(
+        kv_blocks=sum(blocks_for(len(prompt) + new) for prompt in prompts), max_running=rows, step_s=1e6
+    )
+
+    def said(prompts: Sequence[Sequence[int]], *, graphs: bool = True, **changes: Any) -> list[list[int | None]]:
+        network = GpuNetwork.of(config, weights, options=StepOptions(rows=max(8, rows), graphs=graphs))
+        engine = Engine(Model(name, network), replace(options, **changes))
+        network.steps.cache.data.zero_()
+        # rows of all kinds beside each other: greedy, drawn on the device, and a few tokens that the host draws
+        kinds = (
+            SamplingParams(ignore_eos=True),
+            SamplingParams(ignore_eos=True, temperature=1.0, top_p=0.95, seed=3),
+            SamplingParams(ignore_eos=True, temperature=1.0, top_logprobs=1, seed=4),
+        )
+        jobs = [
+            Job(np.asarray(prompt, dtype="<u4"), 1 + new // 4 if row % 3 == 2 else new - row % 2, kinds[row % 3])
+            for row, prompt in enumerate(prompts)
+        ]
+        Clients(engine).run(jobs, rows)
+        return [job.answer for job in jobs]
+
+    first = said(prompts, run_ahead="off")
+    for graphs in (True, False) if machine.is_gpu else (True,):
+        for run_ahead in ("off", "on"):
+            answers = said(prompts, graphs=graphs, run_ahead=run_ahead)
+            label = f"{name}: engine, graphs {graphs}, run_ahead {run_ahead}"
+            report.check(label, share_differing(answers, first), 0)
+    together = said(prompts[:6], deterministic=True)
+    alone = said(prompts[:1], deterministic=True, graphs=False)
+    report.check(f"{name}: deterministic engine, alone = beside others", share_differing(alone, together[:1]), 0)
 
 
 def share_differing(some: list[list[int | None]], others: list[list[int | None]]) -> float:

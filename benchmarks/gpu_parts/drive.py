@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 
 from benchmarks.gpu_parts.machine import Machine
+from shards.exec.drawing import Drawing
 from shards.gpu.network import GpuNetwork
-from shards.gpu.spans import Drawing, Span, step_of_spans
+from shards.gpu.spans import Span, step_of_spans
 from shards.gpu.step import StepOptions
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights, random_on

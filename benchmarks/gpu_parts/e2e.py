@@ -5,94 +5,24 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.gpu_parts.clients import Clients, Job, a_job
 from benchmarks.gpu_parts.drive import a_network, answers, some_prompts, some_weights
 from benchmarks.gpu_parts.machine import Machine, synchronize
 from benchmarks.gpu_parts.models import Mix, Sizes, kv_bytes_per_token, linear_parameters, prefill_flops
 from benchmarks.gpu_parts.report import Report
 from shards.engine import Engine, EngineOptions
-from shards.gpu.cache import bytes_per_block
 from shards.gpu.network import GpuNetwork
 from shards.gpu.weights import GpuWeights
+from shards.kv.table import blocks_for
 from shards.model import Model
 from shards.network.config import NetworkConfig
-from shards.nouns import FinishReason, SamplingParams, Submission
-
-PIECE_TOKENS = 16384
-"""How much of a prompt is handed over at once; the engine takes so much ahead of what it has computed, and no more."""
-
-
-@dataclass
-class Job:
-    prompt: np.ndarray
-    new_tokens: int
-    submitted_s: float = 0.0
-    handed_tokens: int = 0
-    drawn_s: list[float] = field(default_factory=list)
-
-    @property
-    def first_s(self) -> float:
-        return self.drawn_s[0] - self.submitted_s
-
-    @property
-    def gaps_s(self) -> list[float]:
-        return np.diff(self.drawn_s).tolist()
-
-
-class Clients:
-    """Submits jobs to an engine, at most `concurrency` at once, and notes when each token came."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self._names = engine, 0
-        self._live: dict[object, Job] = {}
-
-    def run(self, jobs: list[Job], concurrency: int) -> float:
-        """Seconds from the first submission to the last token."""
-        waiting, started = deque(jobs), time.perf_counter()
-        while waiting or self._live:
-            while waiting and len(self._live) < concurrency:
-                self.submit(waiting.popleft())
-            self.step()
-        return time.perf_counter() - started
-
-    def submit(self, job: Job) -> None:
-        self._names += 1
-        self._live[self._names] = job
-        job.submitted_s = time.perf_counter()
-        sampling = SamplingParams(ignore_eos=True)
-        self.engine.submit(Submission(self._names, len(job.prompt), job.new_tokens, sampling=sampling))
-        self._hand_over(self._names, 2 * PIECE_TOKENS)
-
-    def step(self) -> None:
-        report = self.engine.step()
-        now = time.perf_counter()
-        for drawn in report.drawn:
-            self._live[drawn.key].drawn_s += [now] * len(drawn.token_ids)
-        for moved in report.progress:
-            if moved.key in self._live:
-                self._hand_over(moved.key, moved.computed_tokens + 2 * PIECE_TOKENS)
-        for finished in report.finished:
-            del self._live[finished.key]
-            if finished.reason is not FinishReason.LENGTH:
-                raise RuntimeError(f"a request was {finished.reason.value}: {finished.message}")
-
-    def _hand_over(self, name: object, up_to: int) -> None:
-        job = self._live[name]
-        while job.handed_tokens < min(up_to, len(job.prompt)):
-            piece = job.prompt[job.handed_tokens : job.handed_tokens + PIECE_TOKENS]
-            self.engine.extend(name, piece.tobytes())
-            job.handed_tokens += len(piece)
-
-
-def a_job(config: NetworkConfig, prompt_tokens: int, new_tokens: int, rng: np.random.Generator) -> Job:
-    return Job(rng.integers(0, config.vocab_size, prompt_tokens).astype("<u4"), new_tokens)
 
 
 def floor_s(machine: Machine, config: NetworkConfig, weights: GpuWeights, jobs: list[Job]) -> float:
@@ -113,15 +43,17 @@ def run_engine(report: Report, machine: Machine, sizes: Sizes, name: str, config
     weights = some_weights(machine, config)
     network = GpuNetwork.of(config, weights)
     most = max(mix.concurrency for mix in sizes.mixes.values())
+    is_huge = sizes.huge_tokens + 2 * 128 <= config.max_positions
     options = EngineOptions(kv_blocks=16, max_running=most + 1, max_waiting=2048)
     if machine.is_gpu:
         room = network.room_bytes(batch_tokens=options.batch_tokens, rows=most)
-        blocks = int(room * sizes.kv_share) // bytes_per_block(config, machine.dtype)
-        options = EngineOptions(kv_blocks=blocks, max_running=most + 1, max_waiting=2048)
+        options = replace(options, kv_blocks=int(room * sizes.kv_share) // network.block_bytes)
+    if is_huge:
+        options = replace(options, host_bytes=(blocks_for(sizes.huge_tokens) + 8) * network.block_bytes)
     clients = Clients(Engine(Model(name, network), options))
     rng = np.random.default_rng(1)
     if machine.is_gpu:
-        network.steps.warm_up(range(1, most + 1), draws=False)
+        network.prepare(most)
     warm_up(clients, machine, config)
     for label, mix in sizes.mixes.items():
         jobs = jobs_of(config, mix, rng)
@@ -135,13 +67,34 @@ def run_engine(report: Report, machine: Machine, sizes: Sizes, name: str, config
             lambda: chats_beside(report, machine, sizes, clients, name, config, rng),
             needs_s=15 + 2 * long,
         )
-    if sizes.huge_tokens + 2 * 128 <= config.max_positions:
+    if is_huge:
         huge = prefill_flops(config, sizes.huge_tokens) / machine.matmul_tflops / 1e12
         report.attempt(
             f"{sizes.huge_tokens} tokens, {name}",
-            lambda: cold_and_warm(report, machine, sizes, clients, name, config, rng),
-            needs_s=5 + 3 * huge,
+            lambda: cold_warm_and_restored(report, machine, sizes, clients, name, config, rng),
+            needs_s=15 + 3 * huge,
         )
+    clients.engine.close()
+
+
+def compare_running_ahead(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
+    """The first mix with steps that run ahead and with steps that are waited for."""
+    weights = some_weights(machine, config)
+    label, mix = next(iter(sizes.mixes.items()))
+    rng = np.random.default_rng(2)
+    jobs = jobs_of(config, mix, rng)
+    floor = floor_s(machine, config, weights, jobs)
+    blocks = 2 * sum(blocks_for(len(job.prompt) + job.new_tokens) for job in jobs)
+    for run_ahead in ("off", "on"):
+        network = GpuNetwork.of(config, weights)
+        options = EngineOptions(kv_blocks=blocks, max_running=mix.concurrency, run_ahead=run_ahead)
+        clients = Clients(Engine(Model(name, network), options))
+        if machine.is_gpu:
+            network.prepare(mix.concurrency)
+            # kernels of prefill are compiled, and the cost model learns
+            clients.run(jobs_of(config, mix, rng), mix.concurrency)
+        again = [Job(job.prompt, job.new_tokens) for job in jobs]
+        closed(report, clients, f"run_ahead {run_ahead}, {name}, {label}", again, mix.concurrency, floor)
 
 
 def warm_up(clients: Clients, machine: Machine, config: NetworkConfig) -> None:
@@ -219,7 +172,7 @@ def chats_beside(
     report.add("e2e", f"{name}, the long prompt: first token", long.first_s, floor=alone, unit="s", note="floor: alone")
 
 
-def cold_and_warm(
+def cold_warm_and_restored(
     report: Report,
     machine: Machine,
     sizes: Sizes,
@@ -228,16 +181,32 @@ def cold_and_warm(
     config: NetworkConfig,
     rng: np.random.Generator,
 ) -> None:
+    """One huge prompt three times: computed, found on the device, and found in host memory."""
+    clients.engine.clear_cache()
     cold = a_job(config, sizes.huge_tokens, sizes.answer_tokens, rng)
     clients.run([cold], 1)
     floor = prefill_flops(config, sizes.huge_tokens) / machine.matmul_tflops / 1e12
     report.add("e2e", f"{name}, {sizes.huge_tokens} tokens cold: first token", cold.first_s, floor=floor, unit="s")
-    more = rng.integers(0, config.vocab_size, 128 if machine.is_gpu else 2).astype("<u4")
-    warm = Job(np.concatenate((cold.prompt, more)), sizes.answer_tokens)
-    clients.run([warm], 1)
-    label = f"{name}, {sizes.huge_tokens} tokens + {len(more)} warm: first token"
-    report.add("e2e", label, warm.first_s, unit="s", note="the prompt is handed over and hashed meanwhile")
-    print("         restored from the host: not measured, the pool is too large to be made to evict in the time")
+    for label in ("warm", "restored from host"):
+        if label != "warm":
+            report.add("e2e", f"{name}, {sizes.huge_tokens} tokens to the host", evict_all(clients.engine), unit="s")
+        more = rng.integers(0, config.vocab_size, 128 if machine.is_gpu else 2).astype("<u4")
+        again = Job(np.concatenate((cold.prompt, more)), sizes.answer_tokens)
+        clients.run([again], 1)
+        if again.cached_tokens < sizes.huge_tokens // 64 * 64:
+            raise RuntimeError(f"{label}: {again.cached_tokens} of {sizes.huge_tokens} tokens were found in the cache")
+        what = f"{name}, {sizes.huge_tokens} tokens + {len(more)} {label}: first token"
+        report.add("e2e", what, again.first_s, unit="s", note="the prompt is handed over and hashed meanwhile")
+
+
+def evict_all(engine: Engine) -> float:
+    """Seconds until all that is cached has left the device for the host: what a full pool does bit by bit."""
+    # no call of the engine's own: nobody else wants it
+    pool, started = engine._pool, time.perf_counter()
+    pool.make_room(pool.size)
+    while pool._draining:
+        pool.has_landed(())
+    return time.perf_counter() - started
 
 
 def run_steps(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:

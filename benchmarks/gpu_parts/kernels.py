@@ -72,7 +72,7 @@ def check_attention(
     for window in (None, 50):
         size: dict[str, Any] = {"heads": heads, "dim": dim, "device": device, "window": window}
         plan = DecodePlan.with_room(len(contexts), splits_of(contexts, window=window), **size)
-        plan_decode(plan, counts)
+        plan_decode(plan, counts, contexts=contexts)
         actual = paged_decode(query, kv, tables=tables, context_tokens=counts, plan=plan, scales=scales)
         expected = paged_decode_reference(query, kv, tables=tables, context_tokens=counts, window=window, scales=scales)
         report.check(f"paged_decode, {name}, window {window}", distance(actual, expected), tolerance)

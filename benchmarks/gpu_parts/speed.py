@@ -20,7 +20,8 @@ from benchmarks.gpu_parts.models import (
     prefill_flops,
 )
 from benchmarks.gpu_parts.report import Report
-from shards.gpu.spans import Drawing, Span, step_of_spans
+from shards.exec.drawing import Drawing
+from shards.gpu.spans import Span, step_of_spans
 from shards.gpu.transfers import Ticket
 from shards.kernels.gather_prefill import gather_prefill
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode, splits_of
@@ -66,7 +67,7 @@ def decode_work(
     tables = torch.randperm(batch * pages, device=device).int().view(batch, pages)
     contexts = torch.full((batch,), context, dtype=torch.int32, device=device)
     plan = DecodePlan.with_room(batch, splits_of([context] * batch), heads=heads, dim=dim, device=device)
-    plan_decode(plan, contexts)
+    plan_decode(plan, contexts, contexts=[context] * batch)
 
     def work() -> list[torch.Tensor]:
         shared: dict[str, Any] = {"tables": tables, "context_tokens": contexts, "plan": plan}

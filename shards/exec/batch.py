@@ -26,7 +26,9 @@ class Batch:
     """Token ids and positions [tokens], where their KV goes (`slots` [tokens]: block * 64 + offset), and the sequences.
 
     `logit_rows` [wanted] are indices into the tokens whose logits are wanted. All tensors are int64. If `is_exact`, the
-    bits of the result may depend on shapes, but not on which blocks hold the KV.
+    bits of the result may depend on shapes, but not on which blocks hold the KV, nor on how often it was computed.
+
+    `ahead` are pairs (token, place): what that token is, only the device knows, which drew it last, as its `place`-th.
     """
 
     token_ids: torch.Tensor
@@ -35,3 +37,4 @@ class Batch:
     rows: tuple[Row, ...]
     logit_rows: torch.Tensor
     is_exact: bool = False
+    ahead: tuple[tuple[int, int], ...] = ()

@@ -9,11 +9,15 @@ from shards.exec.sequence import Sequence
 
 
 class Piece(NamedTuple):
-    """Tokens `start` up to `stop` of `sequence`, all of which are known; everything before them has KV."""
+    """Tokens `start` up to `stop` of `sequence`; everything before them has KV, or is about to.
+
+    All of them are known, to the device at least. It `draws` if the logits of its last token are wanted.
+    """
 
     sequence: Sequence
     start: int
     stop: int
+    draws: bool
 
     @property
     def tokens(self) -> int:
@@ -21,9 +25,9 @@ class Piece(NamedTuple):
         return self.stop - self.start
 
     @property
-    def draws(self) -> bool:
-        """Are the logits of its last token wanted?"""
-        return self.sequence.draws_at(self.stop)
+    def is_unseen(self) -> bool:
+        """Is its token one that only the device knows?"""
+        return self.stop > self.sequence.seen_tokens
 
     def cut(self) -> Iterator[Piece]:
         """The pieces that a sequence of equal bits is computed in: units of its prompt, then single tokens."""
@@ -32,5 +36,5 @@ class Piece(NamedTuple):
         while start < self.stop:
             unit = sequence.unit_tokens - start % sequence.unit_tokens
             end = min(self.stop, start + unit, prompt_tokens) if start < prompt_tokens else start + 1
-            yield Piece(sequence, start, end)
+            yield Piece(sequence, start, end, self.draws and end == self.stop)
             start = end

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Sequence as Listed
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,51 +12,38 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Batch, Row
+from shards.exec.network import DrawingNetwork, Network
 from shards.exec.piece import Piece
 from shards.exec.sampling import Sample, Sampler, sample
 from shards.exec.sequence import Sequence
-from shards.kv.copier import BlockMemory
 from shards.kv.keys import BLOCK_TOKENS
 
+_NOWHERE: Mapping[int, int] = {}
 
-class Network(Protocol):
-    """A model's weights and the memory of its KV, bound together."""
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan between its start and its tokens: `ticket` if a device draws them, else the `logits` to draw from.
+
+    `samplers` are those of the pieces that draw, in order. What a device draws can be built upon before it lands.
+    """
+
+    pieces: tuple[Piece, ...]
+    samplers: tuple[Sampler, ...]
+    logits: Tensor | None = None
+    ticket: Hashable = None
 
     @property
-    def vocabulary(self) -> int:
-        """Size of the logits; token ids are below it."""
-        ...
-
-    @property
-    def context_tokens(self) -> int:
-        """The longest prompt and answer together."""
-        ...
-
-    @property
-    def block_bytes(self) -> int:
-        """Memory of one KV block."""
-        ...
-
-    def allocate(self, blocks: int) -> None:
-        """Make memory for the KV of `blocks` blocks; once, before the first step."""
-        ...
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Write the batch's KV and give float32 logits [len(batch.logit_rows), vocabulary]."""
-        ...
-
-
-@runtime_checkable
-class HostedNetwork(Protocol):
-    """A network whose KV can be moved to host memory and back."""
-
-    def host_memory(self, slots: int) -> BlockMemory:
-        """Host memory for `slots` blocks, bound to what was allocated; once, after `allocate`."""
-        ...
+    def may_stay(self) -> bool:
+        """May the next plan be submitted before this one is collected?"""
+        return self.ticket is not None
 
 
 class Runner:
-    """Runs plans on `network`. It keeps nothing between steps.
+    """Runs plans on `network`. Between steps it keeps where the device has put what it drew last.
+
+    A network that can draws by itself what needs no table over the vocabulary (`Sampler.needs_host`); how one answer is
+    drawn never changes. One row that needs the host has its whole step drawn before the next one, the others alike.
 
     One that is `deterministic` computes each sequence on its own, in pieces whose sizes depend on nothing but their
     place: then the same operations on the same shapes give the same bits, whatever else is in the step.
@@ -64,64 +51,103 @@ class Runner:
 
     def __init__(self, network: Network, *, deterministic: bool = False) -> None:
         self._network, self._deterministic = network, deterministic
+        self._device = network if isinstance(network, DrawingNetwork) else None
+        self._places: Mapping[int, int] = _NOWHERE
 
-    def run(self, pieces: Listed[Piece], sampler_of: Callable[[Sequence], Sampler]) -> list[Sample | None]:
-        """Compute `pieces` and draw a token for each that draws, in order.
+    def submit(self, pieces: tuple[Piece, ...], sampler_of: Callable[[Sequence], Sampler]) -> Flight:
+        """Begin to compute `pieces`. Their tables must have room, and the flight before the last is collected.
 
-        None instead of a token where the network gave NaN or infinity. The sequences' tables must have room. Only the
-        samplers change, which note the prompt before the first draw.
+        Only the samplers change, which note the prompt before the first draw.
         """
         drawing = [piece.sequence for piece in pieces if piece.draws]
-        logits = self._compute_each(pieces) if self._deterministic else self._network.forward(lay_out(pieces))
-        if logits.shape != (len(drawing), self._network.vocabulary):
-            raise ValueError(f"the network gave logits of shape {tuple(logits.shape)} for {len(drawing)} rows")
-        samplers = [sampler_of(one) for one in drawing]
-        for one, sampler in zip(drawing, samplers, strict=True):
-            if not one.output:
-                sampler.begin(one.request.token_ids(0, one.request.submission.prompt_tokens))
-        if self._deterministic:
-            return [sample(row[None], [sampler])[0] for row, sampler in zip(logits, samplers, strict=True)]
-        return sample(logits, samplers) if drawing else []
+        samplers = tuple(sampler_of(one) for one in drawing)
+        if self._device is None or self._deterministic or any(sampler.needs_host for sampler in samplers):
+            for one, sampler in zip(drawing, samplers, strict=True):
+                if not one.output:
+                    sampler.begin(one.request.token_ids(0, one.request.submission.prompt_tokens))
+            return Flight(pieces, samplers, logits=self._compute(pieces))
+        drawings = [sampler.drawing(one.unseen) for one, sampler in zip(drawing, samplers, strict=True)]
+        ticket = self._device.submit(lay_out(pieces, places=self._places), drawings)
+        self._places = {one.arrival: place for place, one in enumerate(drawing)}
+        return Flight(pieces, samplers, ticket=ticket)
 
-    def _compute_each(self, pieces: Listed[Piece]) -> Tensor:
+    def collect(self, flight: Flight) -> list[Sample | None]:
+        """A token for each piece of `flight` that draws, in order, waited for; flights are collected in their order.
+
+        None instead of a token where the network gave NaN or infinity.
+        """
+        if self._device is not None and flight.ticket is not None:
+            return [_sample_of(token) for token in self._device.collect(flight.ticket)]
+        logits, samplers = flight.logits, flight.samplers
+        wanted = (len(samplers), self._network.vocabulary)
+        if logits is None or logits.shape != wanted:
+            given = None if logits is None else tuple(logits.shape)
+            raise ValueError(f"the network gave logits of shape {given} for {len(samplers)} rows")
+        return self._draw(logits, samplers)
+
+    def _compute(self, pieces: Listed[Piece]) -> Tensor:
+        if not self._deterministic:
+            return self._network.forward(lay_out(pieces, places=self._places))
         logits = [self._network.forward(lay_out([part], is_exact=True)) for piece in pieces for part in piece.cut()]
         return torch.cat([row for row in logits if len(row)]) if any(map(len, logits)) else logits[-1]
 
+    def _draw(self, logits: Tensor, samplers: Listed[Sampler]) -> list[Sample | None]:
+        """A token for each row, drawn where its sampler always has it drawn."""
+        drawn: dict[int, Sample | None] = {}
+        on_host = [row for row, sampler in enumerate(samplers) if self._device is None or sampler.needs_host]
+        on_device = [row for row in range(len(samplers)) if row not in set(on_host)]
+        if self._device is not None and on_device:
+            tokens = self._device.draw(logits[on_device], [samplers[row].drawing(0) for row in on_device])
+            drawn.update(zip(on_device, map(_sample_of, tokens), strict=True))
+        # each for itself, or all at once
+        for rows in filter(None, [[row] for row in on_host] if self._deterministic else [on_host]):
+            chosen = logits if len(rows) == len(samplers) else logits[rows]
+            drawn.update(zip(rows, sample(chosen, [samplers[row] for row in rows]), strict=True))
+        return [drawn[row] for row in range(len(samplers))]
 
-def lay_out(pieces: Listed[Piece], *, is_exact: bool = False) -> Batch:
-    """The batch that computes `pieces`, in their order."""
+
+def _sample_of(token: int | None) -> Sample | None:
+    return None if token is None else Sample(token)
+
+
+def lay_out(pieces: Listed[Piece], *, places: Mapping[int, int] = _NOWHERE, is_exact: bool = False) -> Batch:
+    """The batch that computes `pieces`, in their order. `places` are those of tokens that only the device knows."""
     token_ids = [piece.sequence.token_ids(piece.start, piece.stop) for piece in pieces]
     rows: list[Row] = []
     logit_rows: list[int] = []
+    ahead: list[tuple[int, int]] = []
     start = 0
     for piece in pieces:
         rows.append(Row(start, piece.tokens, piece.stop, piece.sequence.table.ids))
+        if piece.is_unseen:
+            ahead.append((start, places[piece.sequence.arrival]))
         start += piece.tokens
         if piece.draws:
             logit_rows.append(start - 1)
-    if start == len(rows):
-        return _lay_out_single(rows, [int(one[0]) for one in token_ids], logit_rows, is_exact=is_exact)
-    spans = [np.arange(piece.start, piece.stop) for piece in pieces]
-    places = [_slots(row, span) for row, span in zip(rows, spans, strict=True)]
-    return Batch(
-        token_ids=torch.from_numpy(np.concatenate(token_ids).astype(np.int64)),
-        positions=torch.from_numpy(np.concatenate(spans)),
-        slots=torch.from_numpy(np.concatenate(places)),
-        rows=tuple(rows),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
-        is_exact=is_exact,
-    )
+    ids, positions, slots = _single(rows, token_ids) if start == len(rows) else _several(rows, token_ids)
+    wanted = torch.tensor(logit_rows, dtype=torch.int64)
+    return Batch(ids, positions, slots, tuple(rows), wanted, is_exact, tuple(ahead))
 
 
-def _lay_out_single(rows: list[Row], token_ids: list[int], logit_rows: list[int], *, is_exact: bool) -> Batch:
-    """The batch of rows of one token each, as in decoding; lists take a third of the time of numpy here."""
+Tokens = npt.NDArray[np.uint32] | list[int]
+
+
+def _single(rows: list[Row], token_ids: Listed[Tokens]) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, positions and slots of one token each, as in decoding; lists take a third of numpy's time here."""
     slots: list[int] = []
     for row in rows:
         block, offset = divmod(row.context_tokens - 1, BLOCK_TOKENS)
         slots.append(row.blocks[block] * BLOCK_TOKENS + offset)
-    columns = (token_ids, [row.context_tokens - 1 for row in rows], slots, logit_rows)
-    ids, positions, places, wanted = (torch.tensor(column, dtype=torch.int64) for column in columns)
-    return Batch(ids, positions, places, tuple(rows), wanted, is_exact)
+    columns = ([int(one[0]) for one in token_ids], [row.context_tokens - 1 for row in rows], slots)
+    ids, positions, places = (torch.tensor(column, dtype=torch.int64) for column in columns)
+    return ids, positions, places
+
+
+def _several(rows: list[Row], token_ids: Listed[Tokens]) -> tuple[Tensor, Tensor, Tensor]:
+    spans = [np.arange(row.context_tokens - row.tokens, row.context_tokens) for row in rows]
+    places = [_slots(row, span) for row, span in zip(rows, spans, strict=True)]
+    ids = torch.from_numpy(np.concatenate(token_ids).astype(np.int64))
+    return ids, torch.from_numpy(np.concatenate(spans)), torch.from_numpy(np.concatenate(places))
 
 
 def _slots(row: Row, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
+from shards.exec.drawing import Drawing
 from shards.nouns import SamplingParams, TokenLogprobs
 
 _GREEDY_BELOW = 1e-5
@@ -50,7 +51,8 @@ class Sampler:
         self.seen: Tensor | None = None
         self.counts: Tensor | None = None
         self.bias = tuple(params.logit_bias.items())
-        self._seed = seed.to_bytes(8, "little")
+        self.seed = seed
+        self._seed_bytes = seed.to_bytes(8, "little")
         self.stop_token_ids = stop_token_ids
         self._vocabulary = vocabulary
 
@@ -67,9 +69,32 @@ class Sampler:
         """Are the raw logits changed before a token is drawn?"""
         return self.repeats or self.counts_output or bool(self.bias) or bool(self.forbidden)
 
+    @property
+    def needs_host(self) -> bool:
+        """Does it ask for what a device's draw cannot do? Decided once, so that one answer has one randomness."""
+        params = self.params
+        return bool(
+            self.repeats or self.counts_output or self.bias or params.min_new_tokens or params.top_logprobs is not None
+        )
+
+    def drawing(self, unseen: int) -> Drawing:
+        """How a device draws the token behind `unseen` ones that were drawn and not noted yet."""
+        position = self.drawn + unseen
+        if self.is_greedy:
+            return Drawing(seed=self.seed, position=position)
+        params = self.params
+        return Drawing(
+            temperature=params.temperature,
+            top_k=params.top_k if params.top_k < self._vocabulary else 0,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=self.seed,
+            position=position,
+        )
+
     def uniform(self) -> float:
         """The random number in [0, 1) for the next token."""
-        bits = xxh3_64_intdigest(self._seed + self.drawn.to_bytes(8, "little"))
+        bits = xxh3_64_intdigest(self._seed_bytes + self.drawn.to_bytes(8, "little"))
         return (bits >> 40) * _UNIFORM_STEP
 
     def begin(self, prompt: npt.NDArray[np.uint32]) -> None:

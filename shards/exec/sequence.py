@@ -18,24 +18,34 @@ class Sequence:
     """One choice of a request: `computed_tokens` of prompt and output have KV, chasing all that are known.
 
     `arrival` numbers all sequences of the engine. What is computed, cached and shared of its prompt ends at multiples
-    of `unit_tokens`; a unit larger than a block is a promise of equal bits, so no drawn token is then cached.
-    It was preempted and went on at `resumed_s`; waiting had improved its rank by `rank_credit` when it started.
+    of `unit_tokens`; a unit larger than a block is a promise of equal bits, so no drawn token is then cached. Its
+    blocks are free `lag` steps after its last token was drawn.
+
+    Behind `output` there may be `unseen` tokens that a device has drawn and the host has not collected: they count as
+    known, but say nothing yet. It may not be preempted for a while from `spared_s` on, when it started or went on.
     While it waits, `match` is the cached prefix that it would share, or its table is parked.
     """
 
     def __init__(
-        self, request: Request, choice: int, *, arrival: int, table: BlockTable, unit_tokens: int = BLOCK_TOKENS
+        self,
+        request: Request,
+        choice: int,
+        *,
+        arrival: int,
+        table: BlockTable,
+        unit_tokens: int = BLOCK_TOKENS,
+        lag: int = 0,
     ) -> None:
         self.request, self.choice, self.arrival, self.table = request, choice, arrival, table
-        self.unit_tokens = unit_tokens
+        self.unit_tokens, self._lag = unit_tokens, lag
         self._prompt_tokens = request.submission.prompt_tokens
         self.output: list[int] = []
+        self.unseen = 0
         self.computed_tokens = 0
         self.cached_tokens = 0
         self.overtaken = 0
         self.match: list[CachedBlock] = []
-        self.resumed_s: float | None = None
-        self.rank_credit = 0
+        self.spared_s: float | None = None
 
     def __repr__(self) -> str:
         return (
@@ -44,19 +54,30 @@ class Sequence:
         )
 
     @property
+    def seen_tokens(self) -> int:
+        """The whole prompt, arrived or not, and what was drawn and collected."""
+        return self._prompt_tokens + len(self.output)
+
+    @property
     def known_tokens(self) -> int:
         """The whole prompt, arrived or not, and what was drawn."""
-        return self._prompt_tokens + len(self.output)
+        return self._prompt_tokens + len(self.output) + self.unseen
+
+    @property
+    def has_drawn(self) -> bool:
+        """Has its first token been drawn, collected or not?"""
+        return bool(self.output) or self.unseen > 0
 
     @property
     def is_decoding(self) -> bool:
         """Does the next token that it computes give one more?"""
-        return bool(self.output) and self.computed_tokens == self._prompt_tokens + len(self.output) - 1
+        drawn = len(self.output) + self.unseen
+        return drawn > 0 and self.computed_tokens == self._prompt_tokens + drawn - 1
 
     @property
     def is_startable(self) -> bool:
         """Is there anything to compute, and may it be? What has begun to draw is not paused."""
-        return bool(self.output) or (bool(self.request.prompt) and not self.request.is_paused)
+        return self.has_drawn or (bool(self.request.prompt) and not self.request.is_paused)
 
     @property
     def ready_tokens(self) -> int:
@@ -64,8 +85,11 @@ class Sequence:
 
         A unit is computed at once or not at all, so that one that turns out to be cached can still be shared.
         """
-        if self.output:
-            return self.known_tokens - self.computed_tokens
+        drawn = len(self.output) + self.unseen
+        if drawn:
+            # the last token may be drawn already: then there is nothing to do but to wait for it
+            is_full = drawn == self.request.submission.max_new_tokens
+            return 0 if is_full else self._prompt_tokens + drawn - self.computed_tokens
         if self.request.is_paused:
             return 0
         arrived = self.request.arrived_tokens
@@ -75,25 +99,26 @@ class Sequence:
     @property
     def shareable_blocks(self) -> int:
         """How many blocks may come from the cache. The last token is always computed: its logits are needed."""
-        arrived, known = self.request.arrived_tokens, self.known_tokens
+        arrived, known = self.request.arrived_tokens, self.seen_tokens
         if self.unit_tokens > BLOCK_TOKENS:
-            known -= len(self.output)
+            known = self._prompt_tokens
         elif self.request.is_whole:
             arrived = known
         return min(arrived, known - 1) // self.unit_tokens * (self.unit_tokens // BLOCK_TOKENS)
 
     @property
     def storable_tokens(self) -> int:
-        """How many of the computed tokens may be cached."""
+        """How many of the computed tokens may be cached: none that nobody has seen."""
         prompt_tokens = self._prompt_tokens
-        most = self.computed_tokens
+        most = min(self.computed_tokens, self.seen_tokens)
         return most if self.unit_tokens == BLOCK_TOKENS else min(most, prompt_tokens - prompt_tokens % self.unit_tokens)
 
     def claim(self) -> Claim:
         """What it holds and may come to want, once it runs."""
         submission = self.request.submission
         final_tokens = submission.prompt_tokens + submission.max_new_tokens - 1
-        return Claim(self.table.ids, self.known_tokens, final_tokens, self.is_decoding and self.table.is_landed)
+        is_steady = self.is_decoding and self.table.is_landed
+        return Claim(self.table.ids, self.known_tokens, final_tokens, is_steady, lag=self._lag)
 
     def look_up(self) -> list[CachedBlock]:
         """The cached blocks that it would share if it started now, in whole units."""
@@ -143,10 +168,6 @@ class Sequence:
             may_follow=next_block is not None and block < self.shareable_blocks,
         )
 
-    def draws_at(self, tokens: int) -> bool:
-        """Are the logits of its token number `tokens` (from 1) wanted? They are if nothing known lies behind it."""
-        return tokens == self.known_tokens
-
     def block_tokens(self, index: int) -> bytes:
         """The tokens of block `index`, all of which are known; prompt or output or both."""
         prompt_tokens, start = self._prompt_tokens, index * BLOCK_TOKENS
@@ -156,8 +177,10 @@ class Sequence:
         return bytes(self.request.prompt[start * TOKEN_BYTES :]) + np.array(drawn, dtype="<u4").tobytes()
 
     def token_ids(self, start: int, stop: int) -> npt.NDArray[np.uint32] | list[int]:
-        """Its tokens `start` up to `stop`, of prompt and output."""
+        """Its tokens `start` up to `stop`, of prompt and output; 0 for one that nobody has seen."""
         prompt_tokens = self._prompt_tokens
+        if start == self.seen_tokens:
+            return [0] * (stop - start)
         if start >= prompt_tokens:
             return self.output[start - prompt_tokens : stop - prompt_tokens]
         prompt = self.request.token_ids(start, min(stop, prompt_tokens))
@@ -184,7 +207,8 @@ class Sequence:
     def check(self) -> None:
         """Prove that its blocks hold exactly what was computed."""
         self.table.check()
-        known = self.request.arrived_tokens + len(self.output)
+        known = self.request.arrived_tokens + len(self.output) + self.unseen
+        assert 0 <= self.unseen <= 1, "more than one step is on its way"
         assert self.computed_tokens <= known, "more was computed than is known"
         assert self.cached_tokens <= self.computed_tokens, "more was cached than computed"
         held_tokens = 0 if self.table.is_parked else self.computed_tokens

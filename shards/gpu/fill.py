@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.exec.batch import Row
-from shards.gpu.spans import GREEDY, Drawing, Step
+from shards.exec.drawing import GREEDY, Drawing
+from shards.gpu.spans import Step
 from shards.kernels.cache import BLOCK_TOKENS
 
 Arrays = Mapping[str, npt.NDArray[Any]]

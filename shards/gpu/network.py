@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shards.exec.batch import Batch
+from shards.exec.drawing import Drawing
 from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
-from shards.gpu.spans import Drawing, step_of_batch
+from shards.gpu.spans import Step, step_of_batch
 from shards.gpu.step import StepOptions, Steps
+from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights
 from shards.kv.host_memory import HostMemory
 from shards.network.config import NetworkConfig
 
 
 class GpuNetwork:
-    """A decoder and the memory of its KV on one device: the engine's `Network`.
+    """A decoder and the memory of its KV on one device: the engine's `Network`, and a `DrawingNetwork` too.
 
     `kv_dtype` may be int8 or float8_e4m3fn as well as the weights' own.
     """
@@ -28,7 +31,7 @@ class GpuNetwork:
     def __init__(
         self, decoder: GpuDecoder, *, kv_dtype: torch.dtype | None = None, options: StepOptions | None = None
     ) -> None:
-        self.decoder, self._options = decoder, options
+        self.decoder, self._options = decoder, options or StepOptions()
         self._kv_dtype = kv_dtype or decoder.weights.embedding.dtype
         self._steps: Steps | None = None
 
@@ -58,6 +61,11 @@ class GpuNetwork:
         return bytes_per_block(self.decoder.config, self._kv_dtype)
 
     @property
+    def most_rows(self) -> int:
+        """How many tokens one batch may draw."""
+        return self._options.rows
+
+    @property
     def steps(self) -> Steps:
         """What runs its steps. Raises RuntimeError before `allocate`."""
         if self._steps is None:
@@ -81,17 +89,38 @@ class GpuNetwork:
         """Host memory for `slots` blocks, page-locked where there is a GPU to copy from it."""
         return HostMemory(self.steps.cache, slots, is_pinned=self.decoder.device.type == "cuda")
 
-    def draw(self, batch: Batch, drawings: Sequence[Drawing]) -> list[int | None]:
-        """The tokens drawn from the logits of `batch.logit_rows`, one for each of `drawings`, drawn on the device.
+    def prepare(self, rows: int) -> None:
+        """Compile and capture decoding steps of up to `rows` sequences."""
+        self.steps.warm_up(range(1, rows + 1))
 
-        None where the logits are not finite. Megabytes of logits stay where they are. Raises ValueError for another
-        number of drawings.
+    def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Ticket:
+        """Begin to compute `batch` and to draw one token per row of logits; megabytes of logits stay where they are.
+
+        Raises ValueError for another number of drawings, and for a batch that is beyond the memory that was made.
         """
-        step = step_of_batch(batch, unread=self.steps.unread)
+        step = self._step(batch)
         if len(drawings) != len(step.drawings):
             raise ValueError(f"{len(drawings)} drawings for {len(step.drawings)} rows of logits")
-        return self.steps.collect(self.steps.submit(replace(step, drawings=tuple(drawings))))
+        # the next batch finds them in this order
+        return self.steps.submit(replace(step, drawings=tuple(drawings), targets=np.arange(len(drawings))))
+
+    def collect(self, ticket: Hashable) -> list[int | None]:
+        """The tokens, waited for; None where logits were not finite. Raises ValueError out of turn."""
+        if not isinstance(ticket, Ticket):
+            raise ValueError(f"{ticket!r} is no ticket of a step")
+        return self.steps.collect(ticket)
+
+    def draw(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
+        """The tokens that `submit` would draw from `logits` [len(drawings), vocabulary]."""
+        return self.steps.draw(logits, drawings)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits, float32 [len(batch.logit_rows), vocabulary], on the device."""
-        return self.steps.logits(step_of_batch(batch, unread=self.steps.unread)).float()
+        """Logits, float32 [len(batch.logit_rows), vocabulary], on the device, valid until the next step.
+
+        An exact batch's are its own and come from one path: no graph, no padding, splits of one size. Raises ValueError
+        for a batch that is beyond the memory that was made.
+        """
+        return self.steps.logits(self._step(batch)).float()
+
+    def _step(self, batch: Batch) -> Step:
+        return step_of_batch(batch, unread=self.steps.unread)

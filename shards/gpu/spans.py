@@ -10,27 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.exec.batch import Batch, Row
+from shards.exec.drawing import GREEDY, Drawing
 from shards.kernels.cache import BLOCK_TOKENS
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """How a token is drawn: parameters as in `SamplingParams`, and the randomness as (seed, position of the token).
-
-    `temperature` 0 is greedy.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    position: int = 0
-
-
-GREEDY = Drawing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +43,7 @@ class Step:
 
     `ahead` are pairs (token, row of the token pool): what those tokens are, only the device knows. `wanted` [wanted]
     are the tokens after which logits are wanted; `drawings` and `targets` say for each how to draw, and which row of
-    the pool remembers it.
+    the pool remembers it. One that `is_exact` is computed in one way whatever its size and what was computed before.
     """
 
     known: Ints
@@ -71,6 +54,7 @@ class Step:
     wanted: Ints
     drawings: tuple[Drawing, ...]
     targets: Ints
+    is_exact: bool = False
 
     @property
     def is_decode(self) -> bool:
@@ -99,6 +83,7 @@ class Step:
             wanted=place[self.wanted],
             drawings=self.drawings,
             targets=self.targets,
+            is_exact=self.is_exact,
         )
         return step, counts
 
@@ -117,10 +102,11 @@ def step_of_batch(batch: Batch, *, unread: int) -> Step:
         positions=batch.positions.numpy(),
         slots=batch.slots.numpy(),
         rows=batch.rows,
-        ahead=(),
+        ahead=batch.ahead,
         wanted=wanted,
         drawings=(GREEDY,) * len(wanted),
         targets=np.full(len(wanted), unread),
+        is_exact=batch.is_exact,
     )
 
 

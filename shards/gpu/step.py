@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from shards.exec.batch import Row
+from shards.exec.drawing import GREEDY, Drawing
 from shards.gpu.cache import GpuCache
 from shards.gpu.decoder import Decodes, GpuDecoder, Inputs, Prefills
 from shards.gpu.fill import fill_decodes, fill_drawings, fill_tables, fill_tokens, for_every_row, most_pages
 from shards.gpu.graphs import Graphs, cuda_capture
-from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_layout, mixed_fields
-from shards.gpu.spans import GREEDY, Span, Step, step_of_spans
+from shards.gpu.guard import require_step
+from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_layout, drawing_fields, mixed_fields
+from shards.gpu.spans import Span, Step, step_of_spans
 from shards.gpu.static import StaticBuffers
-from shards.gpu.transfers import Inbound, Outbound, Ticket
+from shards.gpu.transfers import Inbound, Outbound, Ticket, tokens_of
 from shards.kernels.gather_prefill import MOST_MASKED_PAIRS
 from shards.kernels.launch import gpu_of
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
@@ -72,7 +74,12 @@ class Steps:
         return self.options.rows
 
     def submit(self, step: Step) -> Ticket:
-        """Begin a step behind those submitted before, of which at most two were not collected."""
+        """Begin a step behind those submitted before, of which at most two were not collected.
+
+        Raises ValueError for one that draws more tokens than there are rows, or is beyond what there is otherwise.
+        """
+        if len(step.wanted) > self.options.rows:
+            raise ValueError(f"a step draws {len(step.wanted)} tokens, and there is room for {self.options.rows}")
         return self._inbound.put(self._run(step, draws=True))
 
     def collect(self, ticket: Ticket) -> list[int | None]:
@@ -85,6 +92,15 @@ class Steps:
     def logits(self, step: Step) -> Tensor:
         """Logits [wanted, vocabulary] of a step, in the weights' type, valid until the next one."""
         return self._run(step, draws=False)
+
+    @torch.inference_mode()
+    def draw(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
+        """The tokens that `submit` would draw from `logits` [len(drawings), vocabulary], waited for."""
+        layout = Layout.of(drawing_fields(len(drawings)))
+        host = self._outbound.next(layout.words)
+        fill_drawings(layout.arrays(host.numpy()), drawings, [self.unread] * len(drawings))
+        drawn = _drawn(logits, layout.tensors(self._outbound.send(host)))
+        return tokens_of(drawn.cpu())
 
     def warm_up(self, rows: Iterable[int], *, draws: bool = True) -> None:
         """Compile and capture decoding steps of so many rows, largest first so that they share their memory.
@@ -104,8 +120,11 @@ class Steps:
     @torch.inference_mode()
     def _run(self, step: Step, *, draws: bool) -> Tensor:
         """[token|is sound, wanted] int32 of what is drawn, or the logits [wanted, vocabulary]."""
+        require_step(step, self._decoder.config, blocks=self.cache.blocks, rows=self.options.rows)
         contexts = [row.context_tokens for row in step.rows]
-        bucket = bucket_for(len(step.rows), self._buckets) if step.is_decode else None
+        # padding would change shapes, and with them bits
+        may_pad = step.is_decode and not step.is_exact
+        bucket = bucket_for(len(step.rows), self._buckets) if may_pad else None
         if bucket is not None and self._static.has_room(contexts):
             return self._run_decode(step, bucket, draws=draws)
         return self._run_mixed(step, draws=draws)
@@ -184,11 +203,9 @@ class Steps:
             return logits
         if not len(logits):
             return self._pool.new_empty(2, 0)
-        tokens = sample(logits, _draw_of(fields)).int()
-        self._pool.index_copy_(0, fields["target"], tokens)
-        # a sum is not finite if any term is not
-        sound = torch.isfinite(logits.sum(1, dtype=torch.float32)).int()
-        return torch.stack((tokens, sound))
+        drawn = _drawn(logits, fields)
+        self._pool.index_copy_(0, fields["target"], drawn[0])
+        return drawn
 
     def _plan_prefill(self, rows: Sequence[Row]) -> PrefillPlan:
         """On the host: it travels with all the rest."""
@@ -208,7 +225,7 @@ class Steps:
             plans[window] = DecodePlan.with_room(
                 len(contexts), splits, heads=config.heads, dim=config.head_dim, device=device, window=window
             )
-            plan_decode(plans[window], fields["context"])
+            plan_decode(plans[window], fields["context"], contexts=contexts)
         return Decodes(fields["tables"], fields["context"], plans)
 
 
@@ -225,8 +242,9 @@ def _prefills(fields: Tensors, index: int, rows: Sequence[Row], plan: PrefillPla
     )
 
 
-def _draw_of(fields: Tensors) -> Draw:
-    return Draw(
+def _drawn(logits: Tensor, fields: Tensors) -> Tensor:
+    """[token|is sound, rows] int32."""
+    draw = Draw(
         temperature=fields["temperature"],
         top_k=fields["top_k"],
         top_p=fields["top_p"],
@@ -234,3 +252,6 @@ def _draw_of(fields: Tensors) -> Draw:
         seed=fields["seed"],
         position=fields["drawn_at"],
     )
+    # a sum is not finite if any term is not
+    sound = torch.isfinite(logits.sum(1, dtype=torch.float32))
+    return torch.stack((sample(logits, draw).int(), sound.int()))

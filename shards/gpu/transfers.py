@@ -15,6 +15,12 @@ TURNS = 3
 """Buffers on each side: one that the device works on, one that is being filled, one that is being read."""
 
 
+def tokens_of(drawn: Tensor) -> list[int | None]:
+    """The tokens of `drawn` [token|is sound, rows], on the host; None where the logits were not finite."""
+    tokens, sound = drawn.tolist()
+    return [token if is_sound else None for token, is_sound in zip(tokens, sound, strict=True)]
+
+
 class Outbound:
     """Host buffers that are filled and copied to the device in turn. One is filled again only once it was copied."""
 
@@ -85,8 +91,7 @@ class Inbound:
             raise ValueError(f"step {ticket.number} is not the one that is due")
         _, copied = self._due.popleft()
         copied.synchronize()
-        tokens, sound = self._buffers[ticket.number % TURNS][: 2 * ticket.rows].view(2, ticket.rows).tolist()
-        return [token if is_sound else None for token, is_sound in zip(tokens, sound, strict=True)]
+        return tokens_of(self._buffers[ticket.number % TURNS][: 2 * ticket.rows].view(2, ticket.rows))
 
     def check(self) -> None:
         """Prove that no buffer has two steps in it."""

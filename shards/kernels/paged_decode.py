@@ -12,16 +12,17 @@ every batch, as CUDA graphs need, and one context of 128k beside many short ones
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from shards.kernels.cache import BLOCK_TOKENS, require_layer, strides
+from shards.kernels.cache import require_layer, strides
 from shards.kernels.gather_pages import gather_pages_reference
-from shards.kernels.launch import Gpu, Launch, as_operand, dot, gpu_of, require, require_shape
+from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
+from shards.kernels.paged import attend_to_page, constants_of, page_bytes, score_scale
 
 # 8 pages: 256 KiB of bf16 keys and values of 128 dimensions, some 8 us of one processor's share of 4 TB/s, against
 # about 1 us to fill its pipeline; 8192 tokens of context in 8 heads are 128 splits: an H200 has 132 processors.
@@ -179,9 +180,11 @@ def _attend_to_splits(
             start = tl.maximum(start, context - WINDOW)
         at_rows = (head * GROUP + rows)[:, None] * DIM + dims[None, :]
         q = tl.load(query + sequence * query_token + at_rows, mask=in_tile, other=0.0)
-        highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        sum_of_values = tl.zeros([ROWS, DIM_TILE], tl.float32)
+        carried = (
+            tl.full([ROWS], float("-inf"), tl.float32),
+            tl.zeros([ROWS], tl.float32),
+            tl.zeros([ROWS, DIM_TILE], tl.float32),
+        )
         # all ids at once: a load that waits for another load is not prefetched as far as one that does not
         pages = split * (SPLIT // BLOCK) + tl.arange(0, SPLIT // BLOCK)
         blocks = tl.load(tables + sequence * table_length + pages, mask=pages * BLOCK < end, other=0)
@@ -189,27 +192,16 @@ def _attend_to_splits(
             # int64 before multiplying: in an 8B model block 512 is already 2**31 elements away
             block = tl.sum(tl.where(pages == page, blocks, 0), axis=0).to(tl.int64)
             positions = page * BLOCK + offsets
-            # every page has a position that is seen, so `highest` is finite from the first one on
             seen = (positions >= start) & (positions < end)
-            mask = seen[:, None] & (dims < DIM)[None, :]
             at = kv + block * kv_block + head * kv_head + offsets[:, None] * DIM + dims[None, :]
-            key = as_operand(tl.load(at, mask=mask, other=0.0), q.dtype)
-            value = as_operand(tl.load(at + kv_side, mask=mask, other=0.0), q.dtype)
-            scores = dot(q, tl.trans(key)) * score_scale
+            scales_at = scales
             if QUANTISED:
                 scales_at = scales + block * scales_block + head * scales_head + offsets
-                scores *= tl.load(scales_at, mask=seen, other=0.0)[None, :]
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores, axis=1))
-            weights = tl.exp2(scores - higher[:, None])
-            fading = tl.exp2(highest - higher)
-            total = total * fading + tl.sum(weights, axis=1)
-            if QUANTISED:
-                weights *= tl.load(scales_at + scales_side, mask=seen, other=0.0)[None, :]
-            weights = as_operand(weights, q.dtype)
-            sum_of_values = sum_of_values * fading[:, None] + dot(weights, value)
-            highest = higher
-        result = sum_of_values / total[:, None]
+            carried = attend_to_page(
+                carried, q, at, scales_at, seen, seen[None, :], kv_side, scales_side, score_scale,
+                DIM, DIM_TILE, QUANTISED, True,
+            )  # fmt: skip
+        result = carried[2] / carried[1][:, None]
         if tl.load(first_splits + sequence + 1) - tl.load(first_splits + sequence) == 1:
             at_out = out + sequence * (KV_HEADS * GROUP * DIM) + at_rows
             tl.store(at_out, result.to(out.dtype.element_ty), mask=in_tile)
@@ -217,7 +209,7 @@ def _attend_to_splits(
             at_partial = partial + at_split * (KV_HEADS * GROUP * DIM) + at_rows
             tl.store(at_partial, result, mask=in_tile)
             at_sums = logsumexp + at_split * (KV_HEADS * GROUP) + head * GROUP + rows
-            tl.store(at_sums, highest + tl.log2(total), mask=rows < GROUP)
+            tl.store(at_sums, carried[0] + tl.log2(carried[1]), mask=rows < GROUP)
 
 
 @triton.jit
@@ -260,13 +252,19 @@ def _merge_splits(
     tl.store(out + (sequence * HEADS + head) * DIM + dims, result.to(out.dtype.element_ty), mask=dims < DIM)
 
 
-def plan_decode(plan: DecodePlan, context_tokens: torch.Tensor, *, gpu: Gpu | None = None) -> None:
+def plan_decode(
+    plan: DecodePlan, context_tokens: torch.Tensor, *, contexts: Sequence[int] | None = None, gpu: Gpu | None = None
+) -> None:
     """`plan` lists the splits of these contexts [sequences] int32. Once per step: all layers share it.
 
-    Splits beyond the plan's room would be lost: `splits_of` says on the host whether there are any.
+    Splits beyond the plan's room would be read from beyond its memory. `contexts` are the same on the host: raises
+    ValueError if they have more. Without them, as under a graph, whoever fills context_tokens has asked `splits_of`.
     """
     gpu = gpu or gpu_of(context_tokens.device)
     sequences = plan.first_splits.shape[0] - 1
+    if contexts is not None:
+        splits, room = splits_of(contexts, window=plan.window), plan.splits.shape[0]
+        require(splits <= room, f"these contexts have {splits} splits and the plan has room for {room}")
     require_shape("context_tokens", context_tokens, (sequences,))
     arguments = (context_tokens, plan.splits, plan.first_splits, sequences, plan.splits.shape[0])
     constants = {
@@ -296,32 +294,22 @@ def paged_decode(
     _require_matching(query, kv, tables, context_tokens, plan)
     (sequences, heads, dim), kv_heads = query.shape, kv.shape[2]
     out = query.new_empty(sequences, heads, dim)
-    tile = triton.next_power_of_2(dim)
     # two pages under way while one is worked on, and as many programs beside each other as that leaves room for
-    page_bytes = 2 * BLOCK_TOKENS * tile * kv.element_size()
-    buffers = gpu.chip.fits(page_bytes, most=2)
-    beside = gpu.chip.fits(buffers * page_bytes, most=4)
-    constants = {
-        "KV_HEADS": kv_heads,
-        "GROUP": heads // kv_heads,
-        "ROWS": max(LEAST_ROWS, triton.next_power_of_2(heads // kv_heads)),
-        "DIM": dim,
-        "DIM_TILE": tile,
-        "BLOCK": BLOCK_TOKENS,
-        "SPLIT": SPLIT_TOKENS,
-        "WINDOW": plan.window or 0,
-        "QUANTISED": scales is not None,
-    }
+    page = page_bytes(kv, kv.element_size())
+    buffers = gpu.chip.fits(page, most=2)
+    beside = gpu.chip.fits(buffers * page, most=4)
+    group = heads // kv_heads
+    rows = max(LEAST_ROWS, triton.next_power_of_2(group))
+    constants = constants_of(kv, group=group, rows=rows, window=plan.window, is_quantised=scales is not None)
     arguments = (
         *(query, kv, scales, tables, context_tokens),
         *(plan.splits, plan.first_splits, plan.partial, plan.logsumexp, out),
-        *(sequences, query.stride(0), tables.stride(0), *strides(kv, scales)),
-        # powers of 2 are one instruction, powers of e two
-        math.log2(math.e) / math.sqrt(dim),
+        *(sequences, query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim)),
     )
     grid = (gpu.processors * beside,)
+    constants |= {"SPLIT": SPLIT_TOKENS}
     gpu.start(Launch(_attend_to_splits, grid, arguments, constants, warps=4, stages=buffers + 1))
-    merged = {"HEADS": heads, "DIM": dim, "DIM_TILE": tile, "TILE": MERGED_AT_ONCE}
+    merged = {"HEADS": heads, "DIM": dim, "DIM_TILE": constants["DIM_TILE"], "TILE": MERGED_AT_ONCE}
     arguments = (plan.partial, plan.logsumexp, plan.first_splits, out)
     gpu.start(Launch(_merge_splits, (sequences, heads), arguments, merged))
     return out

@@ -14,9 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from shards.kernels.cache import BLOCK_TOKENS, require_layer, strides
+from shards.kernels.cache import require_layer, strides
 from shards.kernels.gather_pages import gather_pages_reference
-from shards.kernels.launch import Gpu, Launch, as_operand, dot, gpu_of, require, require_shape
+from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
+from shards.kernels.paged import attend_to_page, constants_of, page_bytes, score_scale
 
 # Rows and warps of a program: the most rows that compile without spilling registers (tests/shards/kernels prints the
 # table). Hopper's matrix unit takes 64 rows of 4 warps; AMD's warps are twice as wide.
@@ -107,7 +108,7 @@ def plan_prefill(
 
 
 @triton.jit
-def _attend_to_page(
+def _attend(
     carried,
     q,
     tables,
@@ -128,44 +129,25 @@ def _attend_to_page(
     QUANTISED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """What is carried from page to page, one page on: (highest score, sum of weights, sum of values) per row.
-
-    `newest` [rows] is the last position that a row sees, `last` the last of those; on a page that is not MASKED all
-    rows see all.
+    """`attend_to_page` for one page of the table. `newest` [rows] is the last position that a row sees, `last` their
+    last.
     """
-    highest, total, sum_of_values = carried
     dims = tl.arange(0, DIM_TILE)
     offsets = tl.arange(0, BLOCK)
     # int64 before multiplying: in an 8B model block 512 is already 2**31 elements away
     block = tl.load(tables + page).to(tl.int64)
-    mask = (dims < DIM)[None, :]
     positions = page * BLOCK + offsets
-    if MASKED:
-        # what lies behind the context is not written yet, and 0 * NaN is NaN
-        mask = mask & (positions <= last)[:, None]
+    seen = positions[None, :] <= newest[:, None]
+    if WINDOW > 0:
+        seen = seen & (positions[None, :] > newest[:, None] - WINDOW)
     at = kv + block * kv_block + offsets[:, None] * DIM + dims[None, :]
-    key = as_operand(tl.load(at, mask=mask, other=0.0), q.dtype)
-    value = as_operand(tl.load(at + kv_side, mask=mask, other=0.0), q.dtype)
-    scores = dot(q, tl.trans(key)) * score_scale
+    scales_at = scales
     if QUANTISED:
         scales_at = scales + block * scales_block + offsets
-        written = positions <= last
-        scores *= tl.load(scales_at, mask=written, other=0.0)[None, :]
-    if MASKED:
-        seen = positions[None, :] <= newest[:, None]
-        if WINDOW > 0:
-            seen = seen & (positions[None, :] > newest[:, None] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(highest, tl.max(scores, axis=1))
-    # a row that has seen nothing yet: -inf - -inf is NaN
-    finite = tl.where(higher == float("-inf"), 0.0, higher)
-    weights = tl.exp2(scores - finite[:, None])
-    fading = tl.exp2(highest - finite)
-    total = total * fading + tl.sum(weights, axis=1)
-    if QUANTISED:
-        weights *= tl.load(scales_at + scales_side, mask=written, other=0.0)[None, :]
-    sum_of_values = sum_of_values * fading[:, None] + dot(as_operand(weights, q.dtype), value)
-    return higher, total, sum_of_values
+    return attend_to_page(
+        carried, q, at, scales_at, positions <= last, seen, kv_side, scales_side, score_scale,
+        DIM, DIM_TILE, QUANTISED, MASKED,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -232,12 +214,12 @@ def _paged_prefill(
         begin = tl.maximum(context - new_tokens + start + 1 - WINDOW, 0) // BLOCK
         unmasked_end = begin
     for page in range(begin, unmasked_end):
-        carried = _attend_to_page(
+        carried = _attend(
             carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
             score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, False,
         )  # fmt: skip
     for page in range(unmasked_end, end):
-        carried = _attend_to_page(
+        carried = _attend(
             carried, q, tables, page, kv, scales, newest, last, kv_block, kv_side, scales_block, scales_side,
             score_scale, DIM, DIM_TILE, BLOCK, WINDOW, QUANTISED, True,
         )  # fmt: skip
@@ -265,28 +247,15 @@ def paged_prefill(
     require_prefill(query, kv, tables, plan)
     (tokens, heads, dim), kv_heads = query.shape, kv.shape[2]
     out = query.new_empty(tokens, heads, dim)
-    tile = triton.next_power_of_2(dim)
-    page_bytes = 2 * BLOCK_TOKENS * tile * query.element_size()
-    constants = {
-        "KV_HEADS": kv_heads,
-        "GROUP": plan.group,
-        "ROWS": plan.rows,
-        "DIM": dim,
-        "DIM_TILE": tile,
-        "BLOCK": BLOCK_TOKENS,
-        "WINDOW": window or 0,
-        "QUANTISED": scales is not None,
-    }
+    constants = constants_of(kv, group=plan.group, rows=plan.rows, window=window, is_quantised=scales is not None)
     arguments = (
         *(query, kv, scales, tables, plan.first_queries, plan.context_tokens, plan.tiles, out),
-        *(query.stride(0), tables.stride(0), *strides(kv, scales)),
-        # powers of 2 are one instruction, powers of e two
-        math.log2(math.e) / math.sqrt(dim),
+        *(query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim)),
     )
     grid = (plan.tiles.shape[0] * kv_heads,)
     _, warps = TILES.get(gpu.chip.name, OTHER_TILES)
     # the page's id takes a stage too
-    stages = 1 + gpu.chip.fits(page_bytes, most=2)
+    stages = 1 + gpu.chip.fits(page_bytes(kv, query.element_size()), most=2)
     gpu.start(Launch(_paged_prefill, grid, arguments, constants, warps=warps, stages=stages))
     return out
 

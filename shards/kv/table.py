@@ -115,12 +115,6 @@ class BlockTable:
         self._slots, self._blocks, self._ids = slots, [], ()
         return True
 
-    def can_unpark(self, *, keep: int = 0) -> bool:
-        """Could `unpark` take the blocks that it needs and leave `keep` available?"""
-        if self._slots is None:
-            return False
-        return self.pool.unpark_need(self.path, self._slots) + keep <= self.pool.available_for(self.domain)
-
     def unpark(self) -> None:
         """Take device blocks and start to copy the KV back; it is there once `is_landed`. Raises OutOfBlocks."""
         assert self._slots is not None, "only what is parked can be unparked"

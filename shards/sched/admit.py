@@ -26,11 +26,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A running sequence that may be preempted by whoever has a better given rank than `rank`.
-
-    That is its own given rank, improved by what it had waited when it started: or else a newcomer would take the place
-    that waiting has earned.
-    """
+    """A running sequence that may be preempted by whoever has a better given rank than `rank`, its own given one."""
 
     id: int
     rank: int

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shards.kv.keys import BLOCK_TOKENS
-
 _KEPT_SHARE = 0.98
 """Of what was learnt, per further step: about the last 50 steps count."""
 
@@ -73,10 +71,6 @@ class CostModel:
         """Expected seconds that `shape` adds to a step that happens anyway."""
         _, token, pair, decode = self._costs
         return token * shape.tokens + pair * shape.pairs + decode * shape.decode_context
-
-    def block_s(self, computed_tokens: int) -> float:
-        """Expected seconds that one more block of prefill behind `computed_tokens` adds."""
-        return self.marginal_s(prefill_shape(computed_tokens, BLOCK_TOKENS))
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
         """Learn that `shape` took `elapsed_s`; a duration that is not positive says nothing."""

@@ -19,18 +19,20 @@ class Claim(NamedTuple):
     """What one sequence holds and how it may grow.
 
     After t more steps it has KV of at most min(next_tokens + t - 1, final_tokens) positions. One that is `is_steady`
-    draws a token in every step, so it is gone after final_tokens - next_tokens + 1 steps; another may take any time.
+    draws a token in every step, so it is gone `lag` steps after final_tokens - next_tokens + 1 of them; another may
+    take any time. The lag is 1 where a step is planned before the one before it was collected.
     """
 
     blocks: tuple[int, ...]
     next_tokens: int
     final_tokens: int
     is_steady: bool
+    lag: int = 0
 
     @property
     def steps_left(self) -> int:
         """After how many more steps its blocks are released at the latest."""
-        return self.final_tokens - self.next_tokens + 1 if self.is_steady else _NEVER
+        return self.final_tokens - self.next_tokens + 1 + self.lag if self.is_steady else _NEVER
 
 
 class Room:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from shards.engine import Engine, EngineOptions
 from shards.exec.fake import FakeNetwork
-from shards.exec.runner import Network
+from shards.exec.network import Network
 from shards.kv.copier import BlockMemory, InlineCopier
 from shards.model import Model
 from shards.nouns import CacheChange, Drawn, Finished, SamplingParams, Submission

@@ -104,6 +104,33 @@ def test_ageing_improves_the_place_in_the_queue_and_protects_it_but_preempts_nob
     assert [key for key, _ in driver.ended] == ["running", "old", "young"]
 
 
+def test_a_place_that_waiting_has_earned_is_spared_for_a_while_and_then_the_given_rank_counts():
+    driver = Driver(max_running=1, ageing_s=10.0, preempt_cooldown_s=5.0)
+    driver.ask("running", some_tokens(20), new=2)
+    driver.step()
+    driver.ask("batch", some_tokens(20, 1), new=400, rank=2)
+    driver.clock.now_s = 25.0
+    steps(driver, 6)
+    assert driver.drawn["batch", 0]
+    driver.ask("chat", some_tokens(20, 2), new=2, rank=1)
+    steps(driver, 4)
+    assert not driver.drawn["chat", 0]
+    assert driver.engine.next_deadline_s == 30.0
+    driver.clock.now_s = 30.0
+    driver.run()
+    assert [key for key, _ in driver.ended] == ["running", "chat", "batch"]
+    assert driver.drawn["batch", 0] == driver.network.answer(some_tokens(20, 1), 400)
+
+
+def test_who_had_not_to_wait_is_not_spared():
+    driver = Driver(max_running=1, preempt_cooldown_s=5.0)
+    driver.ask("batch", some_tokens(20), new=400, rank=2)
+    steps(driver, 2)
+    driver.ask("chat", some_tokens(20, 2), new=2, rank=1)
+    steps(driver, 2)
+    assert ("chat", 0) in driver.ended
+
+
 def test_who_went_on_is_left_alone_for_a_while():
     driver = Driver(max_running=1, preempt_cooldown_s=5.0)
     driver.ask("low", some_tokens(20), new=100, rank=1)

@@ -20,10 +20,10 @@ def a_scheduler(blocks: int = 20, **options: object) -> Scheduler:
     return Scheduler(BlockPool(blocks, model="m"), EngineOptions(**options))  # type: ignore[arg-type]
 
 
-def enter(scheduler: Scheduler, arrival: int, tokens: int, *, new: int = 10, rank: int = 0) -> Sequence:
+def enter(scheduler: Scheduler, arrival: int, tokens: int, *, new: int = 10, rank: int = 0, lag: int = 0) -> Sequence:
     request = Request(Submission(arrival, tokens, new, rank=rank))
     request.prompt += packed(some_tokens(tokens, arrival))
-    one = Sequence(request, 0, arrival=arrival, table=BlockTable(scheduler.pool, ""))
+    one = Sequence(request, 0, arrival=arrival, table=BlockTable(scheduler.pool, ""), lag=lag)
     scheduler.roster.enter(one)
     return one
 
@@ -32,10 +32,11 @@ def advance(scheduler: Scheduler, *, check: bool = True) -> None:
     """One step whose network draws token 1, always."""
     step = scheduler.next_step(0.0)
     for piece in step.pieces:
-        draws, one = piece.draws, piece.sequence
+        one = piece.sequence
         scheduler.advance(piece)
-        if draws:
-            one.output.append(1)
+        scheduler.store(one)
+        if piece.draws:
+            scheduler.take(one, 1)
             if len(one.output) == one.request.submission.max_new_tokens:
                 scheduler.finish(one)
     if check:

@@ -6,6 +6,7 @@ import torch
 from shards.engine import Engine, EngineOptions
 from shards.exec.batch import Batch
 from shards.exec.fake import FakeNetwork
+from shards.exec.fake_device import FakeDevice
 from shards.model import Model
 from shards.warmup import BrokenModel, warm_up
 
@@ -34,3 +35,23 @@ def test_a_warm_engine_has_measured_prefill_and_caches_nothing() -> None:
 def test_a_model_that_cannot_answer_is_found_before_any_client_does() -> None:
     with pytest.raises(BrokenModel, match="some cannot answer"):
         warm_up(an_engine(NumbNetwork()))
+
+
+class PreparedDevice(FakeDevice):
+    prepared: int | None = None
+
+    def prepare(self, rows: int) -> None:
+        self.prepared = rows
+
+
+@pytest.mark.parametrize(("deterministic", "prepared"), [(False, 5), (True, None)])
+def test_a_device_compiles_for_every_batch_size_beforehand_unless_batches_have_one(
+    deterministic: bool, prepared: int | None
+) -> None:
+    network = PreparedDevice()
+    options = EngineOptions(kv_blocks=16, max_running=5, deterministic=deterministic)
+    engine = Engine(Model("some", network), options)
+    warm_up(engine)
+    assert network.prepared == prepared
+    assert not engine.has_work
+    engine.check()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shards.exec import sampling
+from shards.exec.drawing import Drawing
 from shards.exec.sampling import Sampler, sample
 from shards.nouns import SamplingParams
 
@@ -176,3 +177,34 @@ def test_a_random_number_next_to_one_still_lands_on_a_likely_token(top_k):
     params = SamplingParams(temperature=1.0, top_k=top_k)
     sampler = UnluckySampler(params, seed=0, stop_token_ids=frozenset(), vocabulary=VOCABULARY)
     assert sample(logits, [sampler])[0].token_id in (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+        {"logit_bias": {3: 1.0}},
+        {"min_new_tokens": 1},
+        {"top_logprobs": 0},
+    ],
+    ids=str,
+)
+def test_what_needs_a_table_or_more_than_a_token_is_drawn_on_the_host(params):
+    sampler = a_sampler(**params)
+    assert sampler.needs_host
+    for _ in range(3):
+        sampler.note(1)
+    # and stays there: one answer has one source of randomness
+    assert sampler.needs_host
+
+
+def test_a_device_draws_by_the_same_parameters_at_the_place_of_the_token():
+    sampler = a_sampler(seed=2**64 - 1, temperature=0.7, top_k=VOCABULARY + 5, top_p=0.9, min_p=0.1)
+    sampler.note(4)
+    assert not sampler.needs_host
+    # a top-k of the whole vocabulary is none
+    expected = Drawing(temperature=0.7, top_k=0, top_p=0.9, min_p=0.1, seed=2**64 - 1, position=3)
+    assert sampler.drawing(unseen=2) == expected
+    assert a_sampler(top_k=7, temperature=1e-6).drawing(unseen=0) == Drawing()

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLAIN = {"test_graphs.py", "test_layout.py", "test_spans.py", "test_transfers.py", "test_device.py"}
+PLAIN = {f"test_{name}.py" for name in ("graphs", "guard", "layout", "spans", "transfers", "device")}
+KERNELS = {"test_decoder.py", "test_serving.py"}
 IN_SUBPROCESSES = {"test_interpreted.py", "test_benchmark.py"}
 
 if INTERPRETED:
     collect_ignore = sorted(IN_SUBPROCESSES | PLAIN)
 elif importlib.util.find_spec("triton") is None:
-    collect_ignore = sorted(PLAIN | {"test_decoder.py"})
+    collect_ignore = sorted(PLAIN | KERNELS)
 elif not torch.cuda.is_available():
-    collect_ignore = ["test_decoder.py"]
+    collect_ignore = sorted(KERNELS)
 
 
 @pytest.fixture

@@ -34,8 +34,14 @@ def test_every_part_runs_at_toy_sizes(tmp_path: Path) -> None:
     assert report["errors"] == []
     assert report["skipped"] == []
     names = [figure["name"] for figure in report["figures"]]
-    for measured in ("engine,", "chats beside", "cold", "warm", "1 ahead", "torch's SDPA"):
+    for measured in (
+        *("engine,", "chats beside", "cold", "warm", "restored from host", "1 ahead", "torch's SDPA"),
+        *("run_ahead off", "run_ahead on"),
+    ):
         assert any(measured in name for name in names), measured
+    checks = [check["name"] for check in report["checks"]]
+    for checked in ("engine, graphs True, run_ahead on", "deterministic engine", "greedy, graphs False, 1 ahead"):
+        assert any(checked in name for name in checks), checked
     if importlib.util.find_spec("transformers"):
         assert any("continuous batching" in name for name in names)
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from shards.engine import Engine, EngineOptions
+from shards.exec.drawing import Drawing
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
 from shards.gpu.network import GpuNetwork
-from shards.gpu.spans import Drawing, Span, step_of_spans
+from shards.gpu.spans import Span, step_of_spans
 from shards.gpu.step import StepOptions
 from shards.gpu.weights import moved
 from shards.kv.cache import KvCache
@@ -179,11 +180,14 @@ def test_logits_that_are_not_finite_give_no_token(tmp_path: Path, device: torch.
     pair = a_checkpoint(tmp_path, "llama", device)
     pair.network.decoder.weights.embedding[13] = torch.nan
     batch = a_batch(([12], 0, (1,)), ([13], 0, (2,)))
-    tokens = pair.network.draw(batch, [Drawing(), Drawing()])
+    tokens = pair.network.collect(pair.network.submit(batch, [Drawing(), Drawing()]))
     assert tokens[0] is not None
     assert tokens[1] is None
+    assert pair.network.draw(pair.network.forward(batch), [Drawing(), Drawing()]) == tokens
     with pytest.raises(ValueError, match="1 drawings for 2 rows"):
-        pair.network.draw(batch, [Drawing()])
+        pair.network.submit(batch, [Drawing()])
+    with pytest.raises(ValueError, match="no ticket of a step"):
+        pair.network.collect("nothing")
 
 
 def test_a_step_beyond_the_room_of_its_buffers_gives_the_same(tmp_path: Path, device: torch.device) -> None:
@@ -203,7 +207,7 @@ def test_warming_up_changes_no_block(tmp_path: Path, device: torch.device) -> No
 
 def test_the_engine_serves_it_as_any_network(tmp_path: Path, device: torch.device) -> None:
     pair = a_checkpoint(tmp_path, "qwen2", device)
-    engine = Engine(Model("tiny", pair.network), EngineOptions(kv_blocks=BLOCKS))
+    engine = Engine(Model("tiny", pair.network), EngineOptions(kv_blocks=BLOCKS, max_running=8))
     prompts = {key: some_tokens(5 + key, seed=key) for key in range(2)}
     drawn: dict[Any, list[int]] = {key: [] for key in prompts}
     for key, prompt in prompts.items():

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from shards.exec.batch import Row
+from shards.exec.drawing import GREEDY, Drawing
 from shards.gpu.fill import fill_decodes, fill_drawings, fill_tokens, for_every_row, most_pages
 from shards.gpu.layout import Layout, decode_fields
-from shards.gpu.spans import GREEDY, Drawing, Span, Step, step_of_batch, step_of_spans
+from shards.gpu.spans import Span, Step, step_of_batch, step_of_spans
 from tests.shards.tiny_checkpoints import a_batch
 
 

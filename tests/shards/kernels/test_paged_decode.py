@@ -14,7 +14,7 @@ def decode(query: torch.Tensor, cache: Any, window: int | None = None) -> torch.
     (sequences, heads, dim), contexts = query.shape, cache.context_tokens
     splits = splits_of(contexts.tolist(), window=window)
     plan = DecodePlan.with_room(sequences, splits, heads=heads, dim=dim, device=query.device, window=window)
-    plan_decode(plan, contexts)
+    plan_decode(plan, contexts, contexts=contexts.tolist())
     assert plan.first_splits[-1] == splits
     return paged_decode(query, cache.kv, tables=cache.tables, context_tokens=contexts, plan=plan, scales=cache.scales)
 
@@ -96,3 +96,10 @@ def test_other_shapes_are_refused(device: torch.device, a_cache: Callable[..., A
         decode(torch.ones(2, 4, 16, device=device).half(), cache)
     with pytest.raises(ValueError, match=r"context_tokens is \[2\], not \[3\]"):
         decode(torch.ones(3, 4, 32, device=device).half(), cache)
+
+
+def test_a_plan_without_room_is_refused_before_anything_is_launched(device: torch.device) -> None:
+    plan = DecodePlan.with_room(2, 3, heads=2, dim=16, device=device)
+    contexts = torch.tensor([1024, 1025], dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="these contexts have 5 splits and the plan has room for 3"):
+        plan_decode(plan, contexts, contexts=[1024, 1025])

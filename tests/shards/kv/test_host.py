@@ -237,12 +237,9 @@ def test_a_parked_table_gives_its_blocks_to_others_and_gets_its_kv_back():
     for block in others:
         house.memory.device[block] = "other"
     table.check()
-    assert not table.can_unpark()
     with pytest.raises(OutOfBlocks, match="3 blocks are wanted and 0 of 4"):
         table.unpark()
     house.pool.release(others)
-    assert table.can_unpark(keep=1)
-    assert not table.can_unpark(keep=2)
     table.unpark()
     assert house.contents(table) == [(1,), (1, 2), "in part"]
     table.check()
@@ -288,7 +285,7 @@ def test_without_a_host_tier_nothing_can_be_parked():
     table = BlockTable(pool, "")
     table.grow(BLOCK_TOKENS)
     assert not table.park()
-    assert not table.can_unpark()
+    assert not table.is_parked
 
 
 def test_parking_may_push_cached_blocks_out():

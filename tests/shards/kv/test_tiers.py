@@ -181,7 +181,8 @@ class Machine:
         return kind, table.domain
 
     def _unpark(self, table: BlockTable) -> str:
-        could = table.can_unpark()
+        assert table._slots is not None
+        could = self.pool.unpark_need(table.path, table._slots) <= self.pool.available_for(table.domain)
         try:
             table.unpark()
         except OutOfBlocks:

@@ -43,7 +43,7 @@ def test_a_chunk_far_into_a_context_costs_more_than_one_at_its_beginning():
     for _ in range(200):
         shape = a_shape(rng)
         cost.observe(shape, a_duration(shape))
-    assert cost.block_s(500_000) > 4 * cost.block_s(0)
+    assert cost.marginal_s(prefill_shape(500_000, 64)) > 4 * cost.marginal_s(prefill_shape(0, 64))
 
 
 def test_one_outlier_does_not_spoil_it():
@@ -59,4 +59,4 @@ def test_no_cost_is_negative_whatever_is_observed():
     for _ in range(500):
         cost.observe(a_shape(rng), rng.choice([0.0, -1.0, rng.expovariate(20), 1e-9]))
         assert cost.predict_s(a_shape(rng)) >= 0
-        assert cost.block_s(10) >= 0
+        assert cost.marginal_s(prefill_shape(10, 64)) >= 0

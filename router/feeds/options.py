@@ -1,0 +1,127 @@
+"""What a pool's options say about its engines' cache events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from policies.config import Option, PoolSpec
+from policies.errors import ConfigError
+from router.feeds.sink import Source
+
+FEED_OPTIONS = frozenset({"events", "events_engine", "events_ranks", "events_topic", "replay"})
+"""Options of a pool that are for feeds and not for its backends."""
+
+ENGINES = ("vllm", "sglang", "tensorrt_llm")
+
+_MOST_RANKS = 256
+_SOCKET = re.compile(r"(?:tcp://(?:\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://.+)")
+_URL = re.compile(r"https?://(?:\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?(?:/[^\s?#]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSpec:
+    """One engine process whose events are heard: where it publishes, and where it repeats what was missed.
+
+    `events` and `replay` are ZeroMQ addresses; for TensorRT-LLM `events` is the server's URL.
+    """
+
+    source: Source
+    engine: str
+    events: str
+    replay: str | None = None
+    topic: str = ""
+
+
+def backend_options(options: Mapping[str, Option]) -> dict[str, Option]:
+    """The options that are for the backends themselves."""
+    return {name: value for name, value in options.items() if name not in FEED_OPTIONS}
+
+
+def feed_specs(pool: PoolSpec, backends: tuple[str, ...]) -> tuple[FeedSpec, ...]:
+    """The feeds of a pool whose addresses belong to `backends`, in the same order; none if it names no events.
+
+    `*` for a host is the backend's own, so that what is written here can be what the engine was started with. Rank r of
+    `events_ranks` publishes r ports further. Raises ConfigError.
+    """
+    if "events" not in pool.options:
+        stray = sorted(FEED_OPTIONS & set(pool.options))
+        if stray:
+            raise ConfigError(f"{pool.name}: option {stray[0]!r} is of no use without events")
+        return ()
+    engine = _engine(pool)
+    is_polled = engine == "tensorrt_llm"
+    events = _addresses(pool, "events", is_polled)
+    replay = _addresses(pool, "replay", is_polled) if "replay" in pool.options else (None,) * len(events)
+    if is_polled and "replay" in pool.options:
+        raise ConfigError(f"{pool.name}: {engine} repeats nothing", hint="leave replay out")
+    ranks = 1 if is_polled else _ranks(pool)
+    return tuple(
+        FeedSpec(
+            Source(backend, rank),
+            engine,
+            _offset(at, rank),
+            again and _offset(again, rank),
+            _text(pool, "events_topic"),
+        )
+        for backend, at, again in zip(backends, events, replay, strict=True)
+        for rank in range(ranks)
+    )
+
+
+def _engine(pool: PoolSpec) -> str:
+    engine = _text(pool, "events_engine") or pool.kind
+    if engine not in ENGINES:
+        hint = f"write events_engine: one of {', '.join(ENGINES)}"
+        raise ConfigError(f"{pool.name}: nobody knows what events {engine!r} publishes", hint=hint)
+    return engine
+
+
+def _ranks(pool: PoolSpec) -> int:
+    text = _text(pool, "events_ranks") or "1"
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST_RANKS):
+        raise ConfigError(f"{pool.name}: events_ranks must be a number from 1 to {_MOST_RANKS}, not {text!r}")
+    return int(text)
+
+
+def _text(pool: PoolSpec, name: str) -> str:
+    value = pool.options.get(name, "")
+    if not isinstance(value, str):
+        raise ConfigError(f"{pool.name}: {name} must be one text, not a list")
+    return value
+
+
+def _addresses(pool: PoolSpec, name: str, is_polled: bool) -> tuple[str, ...]:
+    """One address for each of the pool's, in order."""
+    value = pool.options[name]
+    texts = (value,) if isinstance(value, str) else value
+    pattern, example = (_URL, "http://*:8000") if is_polled else (_SOCKET, "tcp://*:5557")
+    for text in texts:
+        if not pattern.fullmatch(text):
+            raise ConfigError(f"{pool.name}: {name} must be an address like {example}, not {text!r}")
+    if len(texts) == 1 and (len(pool.at) == 1 or "://*" in texts[0]):
+        texts *= len(pool.at)
+    if len(texts) != len(pool.at):
+        hint = f"write one for each address, or {example} for the port on each of their hosts"
+        raise ConfigError(f"{pool.name} has {len(pool.at)} addresses and {len(texts)} of {name}", hint=hint)
+    return tuple(text.replace("://*", f"://{_host(at)}", 1) for text, at in zip(texts, pool.at, strict=True))
+
+
+def _host(address: str) -> str:
+    """The host of host:port or of a URL, in brackets where it is IPv6."""
+    netloc = urlsplit(address).netloc if "://" in address else address
+    host, colon, port = netloc.rpartition(":")
+    return host if colon and port.isdigit() else netloc
+
+
+def _offset(address: str, rank: int) -> str:
+    if not rank:
+        return address
+    head, colon, port = address.rpartition(":")
+    if not (colon and port.isdigit()):
+        raise ConfigError(
+            f"{address} has no port that rank {rank} could be next to", hint="use tcp:// with events_ranks"
+        )
+    return f"{head}:{int(port) + rank}"

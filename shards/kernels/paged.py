@@ -1,0 +1,89 @@
+"""What attention over pages has in common, whether a sequence brings one token or a chunk."""
+
+# In Triton the constants of a kernel are upper case, and its parameters have no Python types.
+# ruff: noqa: N803
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from shards.kernels.cache import BLOCK_TOKENS
+from shards.kernels.launch import as_operand, dot
+
+
+@triton.jit
+def attend_to_page(
+    carried,
+    q,
+    at,
+    scales_at,
+    written,
+    seen,
+    kv_side,
+    scales_side,
+    score_scale,
+    DIM: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    QUANTISED: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """What is carried from page to page, one page on: (highest score, sum of weights, sum of values) per row.
+
+    `at` [positions, dims] and `scales_at` [positions] are where the page's keys lie. `written` [positions] is where
+    anything does, `seen` [rows or 1, positions] what a row sees; on a page that is not MASKED all rows see all.
+    Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), in powers of 2.
+    """
+    highest, total, sum_of_values = carried
+    mask = (tl.arange(0, DIM_TILE) < DIM)[None, :]
+    if MASKED:
+        # what lies behind the context is not written yet, and 0 * NaN is NaN
+        mask = mask & written[:, None]
+    key = as_operand(tl.load(at, mask=mask, other=0.0), q.dtype)
+    value = as_operand(tl.load(at + kv_side, mask=mask, other=0.0), q.dtype)
+    scores = dot(q, tl.trans(key)) * score_scale
+    if QUANTISED:
+        scores *= tl.load(scales_at, mask=written, other=0.0)[None, :]
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, axis=1))
+    # a row that has seen nothing yet: -inf - -inf is NaN
+    finite = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores - finite[:, None])
+    fading = tl.exp2(highest - finite)
+    total = total * fading + tl.sum(weights, axis=1)
+    if QUANTISED:
+        weights *= tl.load(scales_at + scales_side, mask=written, other=0.0)[None, :]
+    sum_of_values = sum_of_values * fading[:, None] + dot(as_operand(weights, q.dtype), value)
+    return higher, total, sum_of_values
+
+
+def constants_of(
+    kv: torch.Tensor, *, group: int, rows: int, window: int | None, is_quantised: bool
+) -> dict[str, int | bool]:
+    """The constants of both kernels: `group` heads share one of kv's, `rows` rows are worked on at once."""
+    return {
+        "KV_HEADS": kv.shape[2],
+        "GROUP": group,
+        "ROWS": rows,
+        "DIM": kv.shape[4],
+        "DIM_TILE": triton.next_power_of_2(kv.shape[4]),
+        "BLOCK": BLOCK_TOKENS,
+        "WINDOW": window or 0,
+        "QUANTISED": is_quantised,
+    }
+
+
+def page_bytes(kv: torch.Tensor, element_size: int) -> int:
+    """How much shared memory one head's keys and values of one page take, as powers of 2."""
+    tile: int = triton.next_power_of_2(kv.shape[4])
+    return 2 * BLOCK_TOKENS * tile * element_size
+
+
+def score_scale(dim: int) -> float:
+    """What scores are multiplied with: powers of 2 are one instruction, powers of e two."""
+    return math.log2(math.e) / math.sqrt(dim)

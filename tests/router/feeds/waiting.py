@@ -1,0 +1,13 @@
+"""Waiting for what sockets bring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Return as soon as `holds`; what it looks at is done by others, who tell nobody."""
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)

@@ -1,0 +1,113 @@
+"""The engine on a GPU's network: running ahead, drawing there, and equal bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from shards.exec.batch import Batch
+from shards.exec.drawing import Drawing
+from shards.gpu.decoder import GpuDecoder
+from shards.gpu.network import GpuNetwork
+from shards.gpu.step import StepOptions
+from shards.gpu.transfers import Ticket
+from shards.gpu.weights import moved
+from shards.network.config import NetworkConfig, Rope
+from shards.network.loading import random_weights
+from tests.shards.driver import Driver
+from tests.shards.tiny_checkpoints import a_batch, some_tokens
+
+WARM = {"temperature": 1.5, "top_p": 0.95, "seed": 3}
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"new": 3},
+    "warm": {"new": 4, **WARM},
+    "by the host": {"new": 2, "top_logprobs": 1, **WARM},
+}
+
+
+class CountingNetwork(GpuNetwork):
+    """Notes how many batches were submitted and not collected."""
+
+    due = most_due = 0
+
+    def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Ticket:
+        self.due += 1
+        self.most_due = max(self.most_due, self.due)
+        return super().submit(batch, drawings)
+
+    def collect(self, ticket: object) -> list[int | None]:
+        self.due -= 1
+        return super().collect(ticket)
+
+
+CONFIG = NetworkConfig("LlamaForCausalLM", 97, 32, 48, 2, 1, 16, 512, 1e-6, Rope(), (None,))
+"""One layer, two heads: the interpreter takes its time for each."""
+
+
+@pytest.fixture
+def a_network(device: torch.device) -> Callable[[], CountingNetwork]:
+    weights = moved(random_weights(CONFIG, seed=1), CONFIG, device=device, dtype=torch.float32)
+    return lambda: CountingNetwork(GpuDecoder(CONFIG, weights), options=StepOptions(rows=4))
+
+
+def prompt_of(key: str) -> list[int]:
+    return some_tokens(3 + list(ASKED).index(key), seed=len(key))
+
+
+def answers(network: CountingNetwork, keys: Sequence[str], **options: object) -> dict[tuple[object, int], list[int]]:
+    driver = Driver(network, kv_blocks=8, max_running=4, **options)
+    for key in keys:
+        driver.ask(key, prompt_of(key), **ASKED[key])
+    driver.run()
+    network.steps.check()
+    return dict(driver.drawn)
+
+
+def test_running_ahead_changes_no_answer_whoever_is_in_the_batch(a_network: Callable[[], CountingNetwork]) -> None:
+    network = a_network()
+    together = answers(network, list(ASKED))
+    assert {key: len(tokens) for (key, _), tokens in together.items()} == {"greedy": 3, "warm": 4, "by the host": 2}
+    # once the row that needs the host has gone
+    assert network.most_due == 2
+    waiting = a_network()
+    assert answers(waiting, ["warm"], run_ahead="off")["warm", 0] == together["warm", 0]
+    assert waiting.most_due == 1
+    assert answers(a_network(), ["by the host"])["by the host", 0] == together["by the host", 0]
+
+
+def test_an_exact_batch_is_computed_without_graphs_and_padding(a_network: Callable[[], CountingNetwork]) -> None:
+    network = a_network()
+    network.allocate(8)
+    taken: list[int] = []
+    run = network.steps._plain.run
+    network.steps._plain.run = lambda bucket: (taken.append(bucket), run(bucket))[1]  # type: ignore[method-assign]
+    network.forward(a_batch((prompt_of("warm"), 0, (5,)), wanted=[]))
+    one = a_batch(([7], 4, (5,)))
+    padded = network.forward(one).clone()
+    exact = [network.forward(Batch(one.token_ids, one.positions, one.slots, one.rows, one.logit_rows, is_exact=True))]
+    assert taken == [1]
+    assert torch.allclose(padded, exact[0], atol=1e-4)
+
+
+def test_a_deterministic_engine_draws_the_same_alone_and_beside_others(
+    a_network: Callable[[], CountingNetwork],
+) -> None:
+    keys = ["warm", "by the host"]
+    together, apart = (a_network() for _ in range(2))
+    both = answers(together, keys, deterministic=True)
+    assert together.most_due == 0
+    assert answers(apart, keys[:1], deterministic=True)["warm", 0] == both["warm", 0]
+
+
+def test_more_sequences_than_a_step_may_draw_are_refused_when_the_engine_is_made(
+    a_network: Callable[[], CountingNetwork],
+) -> None:
+    with pytest.raises(ValueError, match="max_running is 5; this network draws at most 4 tokens a step"):
+        Driver(a_network(), max_running=5)
+    network = a_network()
+    network.allocate(8)
+    with pytest.raises(ValueError, match="a step draws 5 tokens, and there is room for 4"):
+        network.submit(a_batch(*(([1], 0, (row,)) for row in range(5))), [Drawing()] * 5)
