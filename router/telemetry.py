@@ -83,7 +83,9 @@ class Telemetry:
         self._reloads = self._counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = self._gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
         self._waiting = self._gauge("queued", "Requests that wait in the router for room", ("service_class",))
-        self._queue_s = self._histogram("queue_seconds", "Time from the arrival of a request until it is sent to a backend", who, _LATENCY_S)
+        self._queue_s = self._histogram(
+            "queue_seconds", "Time from the arrival of a request until it is sent to a backend", who, _LATENCY_S
+        )
         self._misses = self._counter(
             "misses",
             "Promises that could not be kept, by the step of on_miss tried",
