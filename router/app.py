@@ -161,6 +161,12 @@ class Router:
             return False
         return True
 
+    def reload_soon(self) -> None:
+        """Have the files read at once, changed or not."""
+        for reloader in (self.reloader, self._shadow):
+            if reloader is not None:
+                reloader.ask()
+
     def check(self) -> None:
         """Nothing is left of any request: no call, permit, or request at a backend; for an idle router."""
         self.gateway.check()

@@ -29,6 +29,10 @@ app = typer.Typer(
 
 SlaFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SLA file (YAML).", show_default=False)]
 Http = Annotated[str | None, typer.Option(help="host:port for HTTP; the file's word otherwise.")]
+Shadow = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE2", help="A second file that decides too, without effect; differences are counted."),
+]
 Grpc = Annotated[str | None, typer.Option(help="host:port for gRPC; the file's word otherwise.")]
 
 
@@ -39,6 +43,7 @@ def up(
     grpc: Grpc = None,
     shards: Annotated[int | None, typer.Option(help="Local shards, if there is no file.", min=1)] = None,
     model: Annotated[str | None, typer.Option(help="A Hugging Face directory, if there is no file.")] = None,
+    shadow: Shadow = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run router and shards together on this machine, until Ctrl-C.
@@ -47,15 +52,16 @@ def up(
                pointsman up sla.yaml
                pointsman up --model ./Qwen3-0.6B --shards 1
     """
-    from router.up import run
+    from router.up import Files, run
 
     if file is not None and (shards or model):
         raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
     if file is None:
-        run(listening(default(shards, model), http, grpc), local=True, verbose=verbose)
+        files = Files(shadow=started_with(shadow) if shadow else None)
+        run(listening(default(shards, model), http, grpc), files, local=True, verbose=verbose)
     else:
-        contents = started_with(file)
-        run(listening(contents.config, http, grpc), file=contents, local=True, verbose=verbose)
+        files = Files(contents := started_with(file), started_with(shadow) if shadow else None)
+        run(listening(contents.config, http, grpc), files, local=True, verbose=verbose)
 
 
 @app.command()
@@ -63,10 +69,11 @@ def serve(
     file: SlaFile,
     http: Http = None,
     grpc: Grpc = None,
+    shadow: Shadow = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the router alone, in front of the backends that FILE names."""
-    from router.up import run
+    from router.up import Files, run
 
     contents = started_with(file)
     config = listening(contents.config, http, grpc)
@@ -76,7 +83,7 @@ def serve(
             f"pool {local[0]!r} has `local:` shards, which `serve` does not start",
             "use `pointsman up`, or `at:` addresses",
         )
-    run(config, file=contents, local=False, verbose=verbose)
+    run(config, Files(contents, started_with(shadow) if shadow else None), local=False, verbose=verbose)
 
 
 @app.command(

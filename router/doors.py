@@ -43,7 +43,8 @@ class Doors:
         """Wait until nobody is inside, at most `timeout_s`; was it so?"""
         if self.inside:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._empty.wait()
         return not self.inside
 
     def check(self) -> None:

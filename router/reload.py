@@ -43,7 +43,8 @@ class Reloader:
         """Look at the file every `every_s` seconds, and when asked, until cancelled."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), self._every_s)
+                async with asyncio.timeout(self._every_s):
+                    await self._asked.wait()
             if self._asked.is_set():
                 self._asked.clear()
                 await self.reload()
@@ -77,6 +78,8 @@ class Reloader:
             contents.config.version,
             before.config.version,
         )
+        for doubt in contents.doubts:
+            _log.warning("warning: %s", doubt)
         return None
 
 

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import NamedTuple
 
 import uvloop
 from rich.console import Console
@@ -16,16 +17,23 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from policies.config import Config
-from router.app import Router
+from router.app import Parts, Router
 from router.cluster import backend_name
 from router.config_file import Contents
 from router.local_shards import LocalShards, ShardCommand
 
 
-def run(config: Config, *, local: bool, verbose: bool, file: Contents | None = None) -> None:
+class Files(NamedTuple):
+    """What a router was started with: the SLA file, and one that decides beside it without effect."""
+
+    sla: Contents | None = None
+    shadow: Contents | None = None
+
+
+def run(config: Config, files: Files, *, local: bool, verbose: bool) -> None:
     """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
 
-    `file` is watched: its changes take effect while running, at once after SIGHUP.
+    `files` are watched: their changes take effect while running, at once after SIGHUP.
     """
     console = Console(stderr=True)
     logging.basicConfig(
@@ -35,15 +43,15 @@ def run(config: Config, *, local: bool, verbose: bool, file: Contents | None = N
     )
     # whoever edits the file wants to see that it was taken
     logging.getLogger("pointsman.config").setLevel(logging.INFO)
-    uvloop.run(serve_until_signal(config, console, local=local, file=file))
+    uvloop.run(serve_until_signal(config, files, console, local=local))
 
 
-async def serve_until_signal(config: Config, console: Console, *, local: bool, file: Contents | None = None) -> None:
+async def serve_until_signal(config: Config, files: Files, console: Console, *, local: bool) -> None:
     """Start everything, say where it listens, wait for a signal, drain."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    if file is not None:
+    if any(files):
         # there is nothing to reload yet, and it must not end the process
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
     async with AsyncExitStack() as stack:
@@ -52,10 +60,14 @@ async def serve_until_signal(config: Config, console: Console, *, local: bool, f
                 shards = LocalShards(list(commands(config)), bars.update)
                 await stack.enter_async_context(shards)
             config = with_addresses(config, shards.addresses)
-        router = Router(config) if file is None else Router(config, file=file)
-        await stack.enter_async_context(router)
-        if router.reloader is not None:
-            loop.add_signal_handler(signal.SIGHUP, router.reloader.ask)
+        parts: Parts = {}
+        if files.sla is not None:
+            parts["file"] = files.sla
+        if files.shadow is not None:
+            parts["shadow"] = files.shadow
+        router = await stack.enter_async_context(Router(config, **parts))
+        if any(files):
+            loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
         await router.wait_until_reached(timeout_s=30)
         greet(console, config, router)
         await stopped.wait()

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from policies.errors import BackendFailed, BackendRefused, InvalidRequest, Overloaded
-from policies.nouns import Delta, TokenLogprob, Usage
+from policies.nouns import Delta, Limits, TokenLogprob, Usage
 from tests.router.parts import (
     CHAT,
     COMPLETIONS,
@@ -499,3 +499,28 @@ async def test_a_refusal_comes_with_its_decision_too() -> None:
         async with client.post(CHAT, a_chat(), headers={"x-pointsman-explain": "1"}) as reply:
             assert reply.status == 503
             assert json.loads(reply.headers["x-pointsman-decision"])["dropped"] == {"b0": "healthy"}
+
+
+async def test_what_is_left_of_the_limits_stands_in_the_headers_of_answers_and_of_refusals() -> None:
+    tenant = a_tenant(limits=Limits(requests_per_minute=2, tokens_per_minute=100_000))
+    usage = Usage(prompt_tokens=40, completion_tokens=2, cached_tokens=30)
+    backend = ScriptedBackend(scripts=[an_answer("a", usage=usage), an_answer("b")])
+    async with a_router(backend, config=a_config(tenant)) as router, a_client(router) as client:
+        async with client.post(CHAT, a_chat(max_tokens=10)) as reply:
+            assert reply.status == 200
+            assert reply.headers["x-ratelimit-limit-requests"] == "2"
+            assert reply.headers["x-ratelimit-remaining-requests"] == "1"
+            assert reply.headers["x-ratelimit-limit-tokens"] == "100000"
+        async with client.post(CHAT, a_chat(stream=True)) as reply:
+            # of the first answer 10 prompt tokens were computed and 2 drawn; the rest was given back
+            left = int(reply.headers["x-ratelimit-remaining-tokens"])
+            assert 100_000 - 12 - 2000 < left <= 100_000 - 12
+            assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+            await reply.read()
+        async with client.post(CHAT, a_chat()) as reply:
+            error = (await reply.json())["error"]
+            assert (reply.status, error["code"]) == (429, "rate_limit_exceeded")
+            assert "tenant 'acme' has reached its limit of 2 requests a minute" in error["message"]
+            assert 1 <= int(reply.headers["Retry-After"]) <= 30
+            assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+            assert reply.headers["x-ratelimit-reset-requests"].endswith("s")

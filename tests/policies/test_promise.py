@@ -1,0 +1,46 @@
+"""What a class promises, and what it takes to keep it."""
+
+import pytest
+
+from policies.cost import Latency
+from policies.nouns import Decision, ServiceClass
+from policies.promise import answer_s, cost_s, fastest_decode_s, fastest_prefill_s, promised_ttft_s, would_take
+from tests.policies.builders import a_backend, a_cluster, a_request
+
+SLOW = Latency(fixed_s=0.1, token_s=1e-3, pair_s=0.0, step_s=0.1, sequence_s=0.0, context_s=0.0)
+FAST = Latency(fixed_s=0.1, token_s=1e-4, pair_s=0.0, step_s=0.01, sequence_s=0.0, context_s=0.0)
+VIEW = a_cluster(a_backend("slow", latency=SLOW), a_backend("fast", latency=FAST), a_backend("ill", latency=FAST))
+REQUEST = a_request(prompt_tokens=1000)
+ROOMLESS = Decision(None, "default", dropped=(("slow", "has_room"), ("fast", "under_limit"), ("ill", "healthy")))
+
+
+def test_the_first_token_is_due_by_the_target_and_before_the_deadline_less_the_rest_of_the_answer() -> None:
+    assert promised_ttft_s(ServiceClass("any", 0)) is None
+    assert promised_ttft_s(ServiceClass("chat", 0, ttft_s=0.8), decode_s=5.0) == 0.8
+    assert promised_ttft_s(ServiceClass("batch", 0, deadline_s=60.0), decode_s=5.0) == 55.0
+    assert promised_ttft_s(ServiceClass("both", 0, ttft_s=0.8, deadline_s=5.5), decode_s=5.0) == pytest.approx(0.5)
+    assert promised_ttft_s(ServiceClass("late", 0, deadline_s=1.0), decode_s=5.0) == 0.0
+
+
+def test_backends_that_only_lack_room_would_take_it() -> None:
+    assert [backend.name for backend in would_take(VIEW, ROOMLESS)] == ["slow", "fast"]
+    chosen = Decision("slow", "default", dropped=(("ill", "healthy"),))
+    assert [backend.name for backend in would_take(VIEW, chosen)] == ["slow", "fast"]
+
+
+def test_the_fastest_of_those_counts() -> None:
+    assert fastest_prefill_s(REQUEST, VIEW, ROOMLESS) == pytest.approx(0.2)
+    assert fastest_decode_s(REQUEST, VIEW, ROOMLESS, new_tokens=50) == pytest.approx(0.5)
+    assert cost_s(REQUEST, VIEW, ROOMLESS, new_tokens=50) == pytest.approx(0.2 + 0.5)
+
+
+def test_with_nobody_left_nothing_is_promised_or_charged() -> None:
+    nobody = Decision(None, "default", dropped=tuple((backend.name, "healthy") for backend in VIEW.backends))
+    assert fastest_prefill_s(REQUEST, VIEW, nobody) == 0.0
+    assert cost_s(REQUEST, VIEW, nobody, new_tokens=50) == 0.0
+
+
+def test_what_was_cached_costs_no_prefill_and_company_shares_the_steps() -> None:
+    holding = a_backend("fast", latency=FAST, held_tokens=900, running=4)
+    assert answer_s(REQUEST, holding, new_tokens=100) == pytest.approx(0.1 + 0.01 + 100 * 0.01 / 4)
+    assert answer_s(REQUEST, holding, new_tokens=100, uncached=1000) == pytest.approx(0.1 + 0.1 + 100 * 0.01 / 4)
