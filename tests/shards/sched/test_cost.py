@@ -60,3 +60,18 @@ def test_no_cost_is_negative_whatever_is_observed():
         cost.observe(a_shape(rng), rng.choice([0.0, -1.0, rng.expovariate(20), 1e-9]))
         assert cost.predict_s(a_shape(rng)) >= 0
         assert cost.marginal_s(prefill_shape(10, 64)) >= 0
+
+
+def test_steps_that_vary_leave_room_for_it_and_steps_that_do_not_leave_none():
+    rng, steady, shaky = random.Random(4), CostModel(), CostModel()
+    for _ in range(400):
+        shape = a_shape(rng)
+        steady.observe(shape, a_duration(shape))
+        shaky.observe(shape, a_duration(shape) * rng.uniform(0.8, 1.2))
+    assert steady.most_share > 0.97
+    assert shaky.most_share == pytest.approx(1 / 1.2, abs=0.05)
+    late = sum(
+        a_duration(shape) * rng.uniform(0.8, 1.2) > shaky.predict_s(shape) / shaky.most_share
+        for shape in (a_shape(rng) for _ in range(400))
+    )
+    assert late < 0.06 * 400
