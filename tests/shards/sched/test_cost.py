@@ -62,14 +62,14 @@ def test_no_cost_is_negative_whatever_is_observed():
         assert cost.marginal_s(prefill_shape(10, 64)) >= 0
 
 
-def test_steps_that_vary_leave_room_for_it_and_steps_that_do_not_leave_none():
+def test_the_less_steps_can_be_foreseen_the_more_room_is_left_for_that():
     rng, steady, shaky = random.Random(4), CostModel(), CostModel()
     for _ in range(400):
         shape = a_shape(rng)
         steady.observe(shape, a_duration(shape))
         shaky.observe(shape, a_duration(shape) * rng.uniform(0.8, 1.2))
-    assert steady.most_share > 0.97
-    assert shaky.most_share == pytest.approx(1 / 1.2, abs=0.05)
+    # also the model's own error counts, which is all that the steady one has
+    assert 1.0 > steady.most_share > 0.88 > shaky.most_share > 0.75
     late = sum(
         a_duration(shape) * rng.uniform(0.8, 1.2) > shaky.predict_s(shape) / shaky.most_share
         for shape in (a_shape(rng) for _ in range(400))
