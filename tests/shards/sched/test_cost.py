@@ -70,8 +70,7 @@ def test_the_less_steps_can_be_foreseen_the_more_room_is_left_for_that():
         shaky.observe(shape, a_duration(shape) * rng.uniform(0.8, 1.2))
     # also the model's own error counts, which is all that the steady one has
     assert 1.0 > steady.most_share > 0.88 > shaky.most_share > 0.75
-    late = sum(
-        a_duration(shape) * rng.uniform(0.8, 1.2) > shaky.predict_s(shape) / shaky.most_share
-        for shape in (a_shape(rng) for _ in range(400))
-    )
-    assert late < 0.06 * 400
+    shapes = [a_shape(rng) for _ in range(400)]
+    taken = [(a_duration(shape) * rng.uniform(0.8, 1.2), shaky.predict_s(shape)) for shape in shapes]
+    late = sum(elapsed_s > planned_s for elapsed_s, planned_s in taken)
+    assert sum(elapsed_s > planned_s / shaky.most_share for elapsed_s, planned_s in taken) < late / 3
