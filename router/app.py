@@ -16,7 +16,7 @@ from backends.base import Backend, CacheListener
 from backends.kinds import Place, Surroundings, make
 from policies.config import Config
 from policies.errors import ConfigError
-from policies.prefix import PrefixIndex
+from policies.prefix.index import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, HealthRules, backend_name
 from router.config_file import Contents

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from policies.config import Config
 from policies.nouns import Tenant
-from policies.prefix import PrefixIndex
+from policies.prefix.index import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, ServedModel
 from router.doors import Doors

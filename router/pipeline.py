@@ -125,7 +125,8 @@ async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gatewa
 def believed(tokens: Tokens, gateway: Gateway) -> dict[str, int]:
     """Backend -> how many tokens of this prompt's beginning it is believed to hold. The one walk through the index."""
     return {
-        name: min(blocks * BLOCK_TOKENS, tokens.count) for name, blocks in gateway.index.longest(tokens.keys).items()
+        name: min(match.blocks * BLOCK_TOKENS, tokens.count)
+        for name, match in gateway.index.longest(tokens.keys).items()
     }
 
 
