@@ -69,6 +69,8 @@ class HolderSets:
         counts = self._counts
         if new:
             counts[new] += blocks
+            if new in self._stale:
+                self.stale_blocks += blocks
         if old:
             counts[old] -= blocks
             if old in self._stale:
@@ -76,15 +78,11 @@ class HolderSets:
             if not counts[old]:
                 self._forget(old)
 
-    def pin(self, number: int) -> None:
-        """Keep this set's number as if one more block had it, until it is moved to NOBODY."""
-        if number:
-            self._counts[number] += 1
-            self.stale_blocks += number in self._stale
-
     def renewed(self, number: int) -> int:
-        """The number to use instead of `number`."""
-        return self._numbers.get(self.masks[number], number)
+        """The number to use instead of `number`: itself if no other has its mask any more."""
+        use = self._numbers.setdefault(self.masks[number], number)
+        self._mark(number, is_stale=use != number)
+        return use
 
     def release(self, numbers: Iterable[int]) -> None:
         """The blocks that had these sets, one each, are gone."""
@@ -125,10 +123,10 @@ class HolderSets:
         assert all(self.masks[number] == mask for mask, number in self._numbers.items()), "a mask has a wrong number"
         assert self.stale_blocks == sum(self._counts[number] for number in self._stale), "stale blocks are miscounted"
         assert all(
-            (number in self._stale) == (self._numbers.get(self.masks[number]) != number)
+            number in self._stale or self._numbers.get(self.masks[number]) == number
             for number in range(1, len(self.masks))
             if number not in free
-        ), "a set is stale, or not, and is not said to be"
+        ), "a set is stale and is not said to be"
         used = [mask for number, mask in enumerate(self.masks) if number and number not in free]
         assert self._bytes == sum(map(_bytes_of, used)), "bytes are miscounted"
 
@@ -146,11 +144,13 @@ class HolderSets:
         if self._numbers.get(old) == number:
             del self._numbers[old]
         self.masks[number] = mask
-        is_stale = self._numbers.setdefault(mask, number) != number
+        self._mark(number, is_stale=self._numbers.setdefault(mask, number) != number)
+        self._bytes += _bytes_of(mask) - _bytes_of(old)
+
+    def _mark(self, number: int, *, is_stale: bool) -> None:
         if is_stale != (number in self._stale):
             self._stale ^= {number}
             self.stale_blocks += self._counts[number] if is_stale else -self._counts[number]
-        self._bytes += _bytes_of(mask) - _bytes_of(old)
 
 
 def _bytes_of(mask: int) -> int:

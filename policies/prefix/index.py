@@ -12,7 +12,7 @@ from policies.prefix.holders import NOBODY, HolderSets
 from policies.prefix.match import Match
 from policies.prefix.members import TIERS, Members, level_of
 from policies.prefix.search import Falls, search, walk
-from policies.prefix.table import MOST_VALUE, Keys, KeyTable, Values, cell
+from policies.prefix.table import MOST_STAMP, MOST_VALUE, VALUE_BITS, Keys, KeyTable, Values, as_keys
 
 TIER_WEIGHTS: Mapping[str, float] = MappingProxyType({"device": 1.0, "host": 0.75, "disk": 0.25})
 """What a block in each tier saves against one on the device: copying it back costs a part of computing it."""
@@ -79,7 +79,7 @@ class PrefixIndex:
             # too many different sets: of this block only the newest holder is remembered
             return self._sets.number(bit) or NOBODY if held is None else held
 
-        self._clock += len(keys)
+        self._tick(len(keys))
         self._change(keys, stored, is_new=True)
 
     def evict(self, backend: str, keys: Sequence[int], tier: str = "device") -> None:
@@ -91,8 +91,8 @@ class PrefixIndex:
 
     def touch(self, keys: Sequence[int]) -> None:
         """These blocks are in use: they are the last to go. Unknown ones stay unknown."""
-        self._clock += len(keys)
-        places = self._table.find_many(_vector(keys))
+        self._tick(len(keys))
+        places = self._table.find_many(as_keys(keys))
         known = np.flatnonzero(places >= 0)
         self._table.write(places[known], self._table.values_at(places[known]), self._stamps(known))
 
@@ -145,12 +145,10 @@ class PrefixIndex:
         """Give each block the set that `changed` makes of its mask; unknown blocks are added if they are new."""
         news: dict[int, int] = {}
         try:
-            if len(keys) < _VECTOR_FROM or self._table.batch < _VECTOR_FROM:
+            if len(keys) < _VECTOR_FROM:
                 self._change_each(keys, changed, news, is_new=is_new)
             else:
-                vector, batch = _vector(keys), self._table.batch
-                for start in range(0, len(vector), batch):
-                    self._change_many(vector[start : start + batch], start, changed, news=news, is_new=is_new)
+                self._change_many(as_keys(keys), changed, news, is_new=is_new)
         finally:
             for old, new in news.items():
                 self._sets.move(old, NOBODY)
@@ -160,13 +158,9 @@ class PrefixIndex:
     def _change_each(
         self, keys: Sequence[int], changed: Callable[[int], int], news: dict[int, int], *, is_new: bool
     ) -> None:
-        place_of, cells, move, newest = (
-            self._table.claim if is_new else self._table.find,
-            self._table.cells,
-            self._sets.move,
-            self._clock,
-        )
-        for older, key in enumerate(keys):
+        place_of = self._table.claim if is_new else self._table.find
+        cells, move, stamp = self._table.cells, self._sets.move, self._clock
+        for key in keys:
             place = place_of(key or 1)
             if place is None:
                 continue
@@ -175,23 +169,31 @@ class PrefixIndex:
             new = news.get(old)
             if new is None:
                 new = self._renamed(old, changed, news)
-            cells[place] = cell(new, newest - older) if is_new else content - old + new
+            if is_new:
+                cells[place] = stamp << VALUE_BITS | new
+                stamp -= 1
+            else:
+                cells[place] = content - old + new
             if new != old:
                 move(old, new)
 
-    def _change_many(
-        self, keys: Keys, start: int, changed: Callable[[int], int], *, news: dict[int, int], is_new: bool
+    def _change_many(self, keys: Keys, changed: Callable[[int], int], news: dict[int, int], *, is_new: bool) -> None:
+        places = self._table.find_many(keys)
+        known = np.flatnonzero(places >= 0)
+        self._change_at(places[known], changed, news, stamps=self._stamps(known) if is_new else None)
+        if is_new:
+            missing, batch = np.flatnonzero(places < 0), self._table.batch
+            for start in range(0, len(missing), batch):
+                some = missing[start : start + batch]
+                self._change_at(self._table.claim_many(keys[some]), changed, news, stamps=self._stamps(some))
+
+    def _change_at(
+        self, places: Values, changed: Callable[[int], int], news: dict[int, int], *, stamps: Keys | None
     ) -> None:
-        places, firsts = np.unique(
-            (self._table.claim_many if is_new else self._table.find_many)(keys), return_index=True
-        )
-        if len(places) and places[0] < 0:
-            places, firsts = places[1:], firsts[1:]
+        places, firsts = np.unique(places, return_index=True)
         olds, inverse, counts = np.unique(self._table.values_at(places), return_inverse=True, return_counts=True)
         renamed = [news[old] if old in news else self._renamed(old, changed, news) for old in olds.tolist()]
-        self._table.write(
-            places, np.array(renamed, np.int64)[inverse], self._stamps(start + firsts) if is_new else None
-        )
+        self._table.write(places, np.array(renamed, np.int64)[inverse], None if stamps is None else stamps[firsts])
         for old, new, blocks in zip(olds.tolist(), renamed, counts.tolist(), strict=True):
             if new != old:
                 self._sets.move(old, new, blocks)
@@ -199,9 +201,15 @@ class PrefixIndex:
     def _renamed(self, old: int, changed: Callable[[int], int], news: dict[int, int]) -> int:
         """The new set for blocks of set `old`. Both stay until the change is over, however many blocks go meanwhile."""
         new = news[old] = changed(self._sets.masks[old])
-        self._sets.pin(new)
-        self._sets.pin(old)
+        for number in (old, new):
+            self._sets.move(NOBODY, number)
         return new
+
+    def _tick(self, blocks: int) -> None:
+        """Time goes on by so many blocks; after some 4e12 of them it starts again, and what is older seems newer."""
+        self._clock += blocks
+        if self._clock > MOST_STAMP:
+            self._clock = blocks
 
     def _stamps(self, places: Values) -> Keys:
         """Stamps for the blocks at `places` of a prompt: no parent is older than what it makes reachable."""
@@ -243,7 +251,7 @@ class PrefixIndex:
         """(depth, who of `wanted` holds the block there) wherever that differs from the depth before."""
         masks, reach = self._sets.masks, self._members.reach
         for start in range(0, len(keys), _STRIDE):
-            places = self._table.find_many(_vector(keys[start : start + _STRIDE]))
+            places = self._table.find_many(as_keys(keys[start : start + _STRIDE]))
             numbers = np.where(places < 0, NOBODY, self._table.values_at(places))
             for depth in [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]:
                 yield start + depth, reach(masks[int(numbers[depth])] & wanted)
@@ -279,10 +287,3 @@ def _meeting(members: int, depths: dict[int, int]) -> Iterator[tuple[int, int]]:
             members ^= both
     if members:
         yield 0, members
-
-
-def _vector(keys: Sequence[int]) -> Keys:
-    vector = np.fromiter(keys, np.uint64, len(keys))
-    # 0 marks an empty row, and one key in 2**64 is 0
-    vector[vector == 0] = 1
-    return vector

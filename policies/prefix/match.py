@@ -34,3 +34,8 @@ def best(*beliefs: Mapping[str, Match]) -> dict[str, Match]:
             if known is None or match.expected_blocks > known.expected_blocks:
                 joined[name] = match
     return joined
+
+
+def faded(silent_s: float, *, fresh_s: float = 2.0, half_life_s: float = 60.0) -> float:
+    """How likely it is still true what was heard `silent_s` ago, in [0, 1]: surely while fresh, then ever less."""
+    return float(0.5 ** (max(0.0, silent_s - fresh_s) / half_life_s))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +16,27 @@ VALUE_BITS = 22
 """A row is a key and a cell: a value of so many bits, and the stamp of its last use in the others."""
 
 MOST_VALUE = (1 << VALUE_BITS) - 1
-_STAMPS = 1 << (64 - VALUE_BITS)
+MOST_STAMP = (1 << (64 - VALUE_BITS)) - 1
+_VALUE = np.uint64(MOST_VALUE)
+_STAMP_SHIFT = np.uint64(VALUE_BITS)
 
 _SEGMENT_ROWS = 4096
-"""Rows that are moved at once: half a millisecond (busy 2.5 GHz core)."""
+"""Rows that are moved at once, in about 1 ms (busy 2.5 GHz core, 2026-11); up to twice as many in some tables."""
 
-_FULL = 0.8
+_FULL = 0.75
 """Share of a segment's rows that may be used; linear probing slows down steeply beyond."""
 
-_SPLIT_FROM, _SPLIT_TO = 0.62, 0.78
+_SPLIT_FROM, _SPLIT_TO = 0.55, 0.7
 """The load at which the first segment of a generation is split in two, and the last one."""
 
 _DROPPED_SHARE = 8
 """A full segment drops the oldest 1/8 of its rows at once, so that moving the others is paid by many stores."""
 
-_BATCH = 1024
+_WINDOW = np.arange(8)
+"""Neighbouring rows that a batch looks at together: all but a few keys in a hundred are no further from home."""
+
+_ROUNDS = 6
+"""Steps from home that a batch goes together."""
 
 
 def _unchanged(values: Values) -> Values:
@@ -48,8 +54,8 @@ class KeyTable:
     grows without moving but one segment. At the end of growth a full segment drops its oldest rows, and `dropped` hears
     their values. Whenever a segment is moved, `renewed` says what its values have become; rows with 0 go.
 
-    `claim` gives a key's place in `cells`, where callers read and write `cell(value, stamp)`; the place holds until the
-    next claim.
+    `claim` gives a key's place in `cells`, where callers read and write `stamp << VALUE_BITS | value`; a place holds
+    until the next claim. Keys are hashes and not 0: their low bits choose the segment, their high bits the row.
     """
 
     def __init__(
@@ -60,20 +66,18 @@ class KeyTable:
         dropped: Callable[[Values], None] = _nothing,
     ) -> None:
         rows = max_bytes // ROW_BYTES
-        if rows < 4:
+        if rows < len(_WINDOW):
             raise ValueError(f"a table of {max_bytes} bytes holds nothing")
         self._most_segments = 1 << max(0, (rows // _SEGMENT_ROWS).bit_length() - 1)
         self.segment_rows = rows // self._most_segments
         self._rows = np.zeros((self._most_segments * self.segment_rows, 2), np.uint64)
-        self._keys = self._rows[:, 0]
-        self.cells = memoryview(self._rows.reshape(-1))
+        self._flat = self._rows.reshape(-1)
+        self.cells = self._flat.data
         self._renewed, self._dropped = renewed, dropped
         self._most_used = int(self.segment_rows * _FULL)
         self._used = [0]
-        self._generation, self._split = 0, 0
-        self._total, self._split_at = 0, 0.0
-        self._refreshed = 0
-        self._plan_split()
+        self._total = self._split = self._refreshed = 0
+        self._plan(0)
 
     def __len__(self) -> int:
         """Rows in use, also those whose values are stale."""
@@ -93,127 +97,154 @@ class KeyTable:
 
     def find(self, key: int) -> int | None:
         """The place in `cells` of what is known of `key`."""
-        cells = self.cells
-        segment, rows = self._segment(key), self.segment_rows
-        start = 2 * segment * rows
-        at = start + 2 * ((key >> 40) * rows >> 24)
-        end = start + 2 * rows
-        while (found := cells[at]) != key:
-            if not found:
-                return None
-            at += 2
-            if at == end:
-                at = start
-        return at + 1
+        at = self._look(key)
+        return at + 1 if self.cells[at] else None
 
     def claim(self, key: int) -> int:
-        """The place in `cells` of `key`, with an empty cell if it was not known; `key` is not 0."""
-        at = self.find(key)
-        if at is not None:
-            return at
+        """The place in `cells` of `key`, with an empty cell if it was not known."""
+        at = self._look(key)
+        if self.cells[at]:
+            return at + 1
         segment = self._segment(key)
-        if self._used[segment] >= self._most_used:
-            self._move(segment, room=1)
-        while self._total >= self._split_at:
-            self._split_next()
-        segment, rows, cells = self._segment(key), self.segment_rows, self.cells
-        start = 2 * segment * rows
-        at = start + 2 * ((key >> 40) * rows >> 24)
-        while cells[at]:
-            at += 2
-            if at == start + 2 * rows:
-                at = start
-        cells[at] = key
+        if self._used[segment] >= self._most_used or self._total >= self._split_at:
+            self._make_room(np.array([key], np.uint64))
+            segment, at = self._segment(key), self._look(key)
+        self.cells[at] = key
         self._used[segment] += 1
         self._total += 1
         return at + 1
 
-    def find_many(self, keys: Keys) -> Values:
-        """The places of all `keys` in `cells`, -1 where one is not known; the vector form of `find`."""
-        return self._search(keys, self._segments(keys))
+    @property
+    def batch(self) -> int:
+        """How many keys `claim_many` takes at once."""
+        return max(1, self._most_used // _DROPPED_SHARE)
 
     def claim_many(self, keys: Keys) -> Values:
-        """The places of all `keys`, at most `batch` of them and none 0; the vector form of `claim`."""
-        known = self.find_many(keys)
-        missing = keys[known < 0]
-        if not len(missing):
-            return known
-        self._make_room(keys, missing)
-        return self._search(keys, self._segments(keys), insert=True)
+        """The places of `keys`, at most `batch` and none of them known yet; the vector form of `claim`."""
+        self._make_room(keys)
+        segments, places = self._segments(keys), np.full(len(keys), -1, np.int64)
+        at, ends = segments * self.segment_rows + self._homes(keys), (segments + 1) * self.segment_rows
+        left = np.arange(len(keys))
+        for _ in range(_ROUNDS):
+            here, wanted = 2 * at[left], keys[left]
+            free = self._flat[here] == 0
+            # of several keys that want the same row, one gets it
+            self._flat[here[free]] = wanted[free]
+            got = self._flat[here] == wanted
+            places[left[got]] = here[got] + 1
+            left = left[~got]
+            at[left] += 1
+            at[left] -= self.segment_rows * (at[left] == ends[left])
+        rows = np.unique(places[places >= 0]) // (2 * self.segment_rows)
+        for segment, used in zip(*np.unique(rows, return_counts=True), strict=True):
+            self._used[int(segment)] += int(used)
+        self._total += len(rows)
+        for one in left.tolist():
+            places[one] = self.claim(int(keys[one]))
+        return places
+
+    def find_many(self, keys: Keys) -> Values:
+        """The places of all `keys` in `cells`, -1 where one is not known; the vector form of `find`."""
+        starts, homes = self._segments(keys) * self.segment_rows, self._homes(keys)
+        # the last homes share the last window that does not wrap
+        firsts = starts + np.minimum(homes, self.segment_rows - len(_WINDOW))
+        found = self._flat[2 * (firsts[:, None] + _WINDOW)]
+        hits = found == keys[:, None]
+        is_hit = hits.any(1)
+        places = np.where(is_hit, 2 * (firsts + hits.argmax(1)) + 1, -1)
+        is_open = ~is_hit & ((found != 0).all(1) | (homes > self.segment_rows - len(_WINDOW)))
+        for at in np.flatnonzero(is_open).tolist():
+            places[at] = -1 if (place := self.find(int(keys[at]))) is None else place
+        return places
+
+    def put_many(self, keys: Keys, values: Values, stamps: Keys) -> None:
+        """Each of `keys` is known, with its value and stamp."""
+        places = self.find_many(keys)
+        known = places >= 0
+        self.write(places[known], values[known], stamps[known])
+        missing = np.flatnonzero(~known)
+        for start in range(0, len(missing), self.batch):
+            some = missing[start : start + self.batch]
+            self.write(self.claim_many(keys[some]), values[some], stamps[some])
+
+    def values_at(self, places: Values) -> Values:
+        """The values in the cells at `places`."""
+        return (self._flat[places] & _VALUE).astype(np.int64)
+
+    def write(self, places: Values, values: Values, stamps: Keys | None = None) -> None:
+        """Write the cells at `places`; without `stamps` they keep theirs."""
+        kept = self._flat[places] & ~_VALUE if stamps is None else stamps << _STAMP_SHIFT
+        self._flat[places] = kept | values.astype(np.uint64)
 
     def refresh(self) -> None:
         """Move the next segment where it is, so that rows with stale values go."""
         self._refreshed = (self._refreshed + 1) % len(self._used)
         self._move(self._refreshed)
 
-    @property
-    def batch(self) -> int:
-        """How many keys `claim_many` takes at once."""
-        return min(_BATCH, self._most_used // _DROPPED_SHARE)
-
-    def values_at(self, places: Values) -> Values:
-        """The values in the cells at `places`."""
-        return (self._flat()[places] & np.uint64(MOST_VALUE)).astype(np.int64)
-
-    def write(self, places: Values, values: Values, stamps: Keys | None = None) -> None:
-        """Write the cells at `places`; without `stamps` they keep theirs."""
-        flat = self._flat()
-        kept = flat[places] & ~np.uint64(MOST_VALUE) if stamps is None else (stamps << np.uint64(VALUE_BITS))
-        flat[places] = kept | values.astype(np.uint64)
-
     def check(self) -> None:
         """Prove that each key can be found, that rows are counted, and that the bounds hold."""
         assert self._total == sum(self._used), "rows are miscounted"
-        assert len(self._used) == (1 << self._generation) + self._split <= self._most_segments, "a segment too many"
+        assert len(self._used) <= self._most_segments, "a segment too many"
         for segment, used in enumerate(self._used):
             start = segment * self.segment_rows
             rows = self._rows[start : start + self.segment_rows]
             keys = rows[:, 0][rows[:, 0] != 0]
             assert len(keys) == used <= self._most_used, f"segment {segment} has {len(keys)} keys and counts {used}"
             assert (self._segments(keys) == segment).all(), "a key is in a segment of others"
-            places = self.find_many(keys)
-            assert (places >= 0).all(), "a key cannot be found"
+            assert (self.find_many(keys) >= 0).all(), "a key cannot be found"
             assert len(np.unique(keys)) == len(keys), "a key is there twice"
-        assert not self._keys[len(self._used) * self.segment_rows :].any(), "a row beyond the last segment is used"
+        assert not self._rows[len(self._used) * self.segment_rows :].any(), "a row beyond the last segment is used"
 
-    def _flat(self) -> Keys:
-        return self._rows.reshape(-1)
+    def _look(self, key: int) -> int:
+        """Where in `cells` the row of `key` begins, or the empty one where it would be."""
+        cells, rows = self.cells, self.segment_rows
+        segment = key & self._low
+        if segment < self._split:
+            segment = key & self._low_split
+        start = 2 * segment * rows
+        at = start + 2 * ((key >> 40) * rows >> 24)
+        found = cells[at]
+        while found != key and found:
+            at += 2
+            if at == start + 2 * rows:
+                at = start
+            found = cells[at]
+        return at
 
     def _segment(self, key: int) -> int:
-        segment = key & ((1 << self._generation) - 1)
-        return segment if segment >= self._split else key & ((2 << self._generation) - 1)
+        segment = key & self._low
+        return segment if segment >= self._split else key & self._low_split
 
     def _segments(self, keys: Keys) -> Values:
-        low = keys & np.uint64((1 << self._generation) - 1)
+        segments = keys & np.uint64(self._low)
         if self._split:
-            low = np.where(low < self._split, keys & np.uint64((2 << self._generation) - 1), low)
-        return low.astype(np.int64)
+            segments = np.where(segments < self._split, keys & np.uint64(self._low_split), segments)
+        return segments.astype(np.int64)
 
-    def _plan_split(self) -> None:
-        """Say how many rows are used before another segment is split."""
-        segments = 1 << self._generation
-        share = _SPLIT_FROM + (_SPLIT_TO - _SPLIT_FROM) * self._split / segments
-        self._split_at = math.inf if segments == self._most_segments else share * self.segment_rows * segments
+    def _homes(self, keys: Keys) -> Values:
+        return ((keys >> np.uint64(40)) * np.uint64(self.segment_rows) >> np.uint64(24)).astype(np.int64)
 
-    def _make_room(self, keys: Keys, missing: Keys) -> None:
-        while self._total + len(missing) > self._split_at:
-            self._split_next()
-        segments = self._segments(keys)
-        for segment, fresh in zip(*np.unique(self._segments(missing), return_counts=True), strict=True):
-            if self._used[segment] + fresh > self._most_used:
-                # known keys of this batch may be old enough to be dropped, and are claimed anew
-                self._move(int(segment), room=int(np.count_nonzero(segments == segment)))
+    def _plan(self, split: int) -> None:
+        """`split` segments of this generation are split: how keys find theirs, and how many rows call for another."""
+        generation = len(self._used) - split
+        if split == generation:
+            generation, split = 2 * generation, 0
+        self._split, self._low, self._low_split = split, generation - 1, 2 * generation - 1
+        share = _SPLIT_FROM + (_SPLIT_TO - _SPLIT_FROM) * split / generation
+        self._split_at = math.inf if generation == self._most_segments else share * self.segment_rows * generation
 
-    def _split_next(self) -> None:
-        segment = self._split
-        self._used.append(0)
-        self._split += 1
-        if self._split == 1 << self._generation:
-            self._generation, self._split = self._generation + 1, 0
-        self._plan_split()
-        self._move(segment)
+    def _make_room(self, keys: Keys) -> None:
+        """Split and move segments until `keys`, which are new, fit."""
+        while self._total + len(keys) > self._split_at:
+            segment = self._split
+            self._used.append(0)
+            self._plan(segment + 1)
+            self._move(segment)
+        for segment, room in zip(*np.unique(self._segments(keys), return_counts=True), strict=True):
+            if self._used[segment] + room > self._most_used:
+                self._move(int(segment), room=int(room))
 
-    def _move(self, segment: int, room: int = 0) -> None:
+    def _move(self, segment: int, *, room: int = 0) -> None:
         """Write the rows of `segment` anew, each where it belongs now: after a split half of them in the last segment.
 
         If there is no `room` for so many more, the oldest are left out.
@@ -221,53 +252,38 @@ class KeyTable:
         start = segment * self.segment_rows
         rows = self._rows[start : start + self.segment_rows]
         kept = rows[rows[:, 0] != 0]
-        values = self._renewed((kept[:, 1] & np.uint64(MOST_VALUE)).astype(np.int64))
-        kept[:, 1] = kept[:, 1] & ~np.uint64(MOST_VALUE) | values.astype(np.uint64)
+        values = self._renewed((kept[:, 1] & _VALUE).astype(np.int64))
+        kept[:, 1] = kept[:, 1] & ~_VALUE | values.astype(np.uint64)
         kept, values = kept[values != 0], values[values != 0]
         if room and len(kept) + room > self._most_used:
-            oldest = self._oldest(kept, room)
+            surplus = min(len(kept), max(len(kept) + room - self._most_used, len(kept) // _DROPPED_SHARE))
+            oldest = np.argpartition(kept[:, 1] >> _STAMP_SHIFT, surplus - 1)[:surplus]
             self._dropped(values[oldest])
             kept = np.delete(kept, oldest, axis=0)
         rows[:] = 0
         self._total -= self._used[segment]
         self._used[segment] = 0
-        keys = np.ascontiguousarray(kept[:, 0])
-        self._flat()[self._search(keys, self._segments(keys), insert=True)] = kept[:, 1]
+        segments = self._segments(kept[:, 0])
+        for target in {segment, len(self._used) - 1}:
+            self._fill(target, kept[segments == target])
 
-    def _oldest(self, rows: Keys, room: int) -> Values:
-        """Which of `rows` go so that there is `room` for more."""
-        surplus = max(len(rows) + room - self._most_used, min(len(rows), self.segment_rows // _DROPPED_SHARE))
-        return np.argpartition(rows[:, 1] >> np.uint64(VALUE_BITS), surplus - 1)[:surplus]
-
-    def _search(self, keys: Keys, segments: Values, *, insert: bool = False) -> Values:
-        """Places of `keys`, which belong in `segments`: -1 for those that are missing, or their new places."""
-        rows = self.segment_rows
-        starts = segments * rows
-        at = starts + ((keys >> np.uint64(40)) * np.uint64(rows) >> np.uint64(24)).astype(np.int64)
-        places = np.full(len(keys), -1, np.int64)
-        left = np.arange(len(keys))
-        while len(left):
-            here, wanted = at[left], keys[left]
-            found = self._keys[here]
-            if insert and (empty := found == 0).any():
-                self._fill(here[empty], wanted[empty], segments[left[empty]])
-                found = self._keys[here]
-            hit = found == wanted
-            places[left[hit]] = 2 * here[hit] + 1
-            left = left[~hit if insert else ~hit & (found != 0)]
-            step = at[left] + 1
-            at[left] = np.where(step == starts[left] + rows, starts[left], step)
-        return places
-
-    def _fill(self, here: Values, keys: Keys, segments: Values) -> None:
-        """Put `keys` into the empty rows `here`; of several that want the same row, one gets it."""
-        self._keys[here] = keys
-        _, firsts = np.unique(here, return_index=True)
-        for segment, filled in zip(*np.unique(segments[firsts], return_counts=True), strict=True):
-            self._used[int(segment)] += int(filled)
-        self._total += len(firsts)
+    def _fill(self, segment: int, rows: Keys) -> None:
+        """Write `rows` into `segment`, which has none of them, as if one came after another in the order of homes."""
+        homes = self._homes(rows[:, 0])
+        order = np.argsort(homes, kind="stable")
+        steps = np.arange(len(rows))
+        places = steps + np.maximum.accumulate(homes[order] - steps) if len(rows) else steps
+        inside = places < self.segment_rows
+        self._rows[segment * self.segment_rows + places[inside]] = rows[order[inside]]
+        for key, content in rows[order[~inside]].tolist():
+            at = self._look(key)
+            self.cells[at], self.cells[at + 1] = key, content
+        self._used[segment] += len(rows)
+        self._total += len(rows)
 
 
-def cell(value: int, stamp: int) -> int:
-    """What stands beside a key: `value`, and `stamp` as far as it fits."""
-    return (stamp % _STAMPS) << VALUE_BITS | value
+def as_keys(keys: Sequence[int]) -> Keys:
+    """`keys` as the table's vector operations take them. 0 marks an empty row; the one key that is 0 counts as 1."""
+    vector = np.fromiter(keys, np.uint64, len(keys))
+    vector[vector == 0] = 1
+    return vector
