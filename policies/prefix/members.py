@@ -27,6 +27,7 @@ class Members:
         self._clean: list[int] = []
         self._issued = 0
         self.live = self.firsts = 0
+        self.has_slower = False
         self._remembered: dict[int, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
@@ -40,6 +41,7 @@ class Members:
         number = self._numbers.get(name)
         if number is None:
             number = self._join(name)
+        self.has_slower |= level > 0
         return 1 << (_BITS * number + level)
 
     def bits(self, name: str) -> int:
@@ -63,7 +65,12 @@ class Members:
             self._clean.append(number)
 
     def reach(self, mask: int) -> int:
-        """`mask` with the bits of all slower tiers set where a faster one is: who holds it there or better."""
+        """`mask` with the bits of all slower tiers set where a faster one is: who holds it there or better.
+
+        Without slower tiers the first ones say it all.
+        """
+        if not self.has_slower:
+            return mask & self.firsts
         mask &= self.live
         mask |= (mask & self.firsts) << 1
         return mask | (mask & self.firsts << 1) << 1

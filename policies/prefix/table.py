@@ -97,21 +97,40 @@ class KeyTable:
 
     def find(self, key: int) -> int | None:
         """The place in `cells` of what is known of `key`."""
-        at = self._look(key)
-        return at + 1 if self.cells[at] else None
+        cells, rows, segment = self.cells, self.segment_rows, key & self._low
+        if segment < self._split:
+            segment = key & self._low_split
+        at = 2 * (segment * rows + ((key >> 40) * rows >> 24))
+        found = cells[at]
+        while found != key:
+            if not found:
+                return None
+            at += 2
+            if at == 2 * (segment + 1) * rows:
+                at = 2 * segment * rows
+            found = cells[at]
+        return at + 1
 
     def claim(self, key: int) -> int:
         """The place in `cells` of `key`, with an empty cell if it was not known."""
-        at = self._look(key)
-        if self.cells[at]:
-            return at + 1
-        segment = self._segment(key)
-        if self._used[segment] >= self._most_used or self._total >= self._split_at:
-            self._make_room(np.array([key], np.uint64))
-            segment, at = self._segment(key), self._look(key)
-        self.cells[at] = key
-        self._used[segment] += 1
-        self._total += 1
+        cells, rows, segment = self.cells, self.segment_rows, key & self._low
+        if segment < self._split:
+            segment = key & self._low_split
+        at = 2 * (segment * rows + ((key >> 40) * rows >> 24))
+        found = cells[at]
+        while found != key:
+            if not found:
+                if self._used[segment] >= self._most_used or self._total >= self._split_at:
+                    self._make_room(np.array([key], np.uint64))
+                    return self.claim(key)
+                cells[at] = key
+                self._used[segment] += 1
+                self._total += 1
+                break
+            at += 2
+            if at == 2 * (segment + 1) * rows:
+                at = 2 * segment * rows
+            found = cells[at]
         return at + 1
 
     @property
@@ -195,26 +214,6 @@ class KeyTable:
             assert len(np.unique(keys)) == len(keys), "a key is there twice"
         assert not self._rows[len(self._used) * self.segment_rows :].any(), "a row beyond the last segment is used"
 
-    def _look(self, key: int) -> int:
-        """Where in `cells` the row of `key` begins, or the empty one where it would be."""
-        cells, rows = self.cells, self.segment_rows
-        segment = key & self._low
-        if segment < self._split:
-            segment = key & self._low_split
-        start = 2 * segment * rows
-        at = start + 2 * ((key >> 40) * rows >> 24)
-        found = cells[at]
-        while found != key and found:
-            at += 2
-            if at == start + 2 * rows:
-                at = start
-            found = cells[at]
-        return at
-
-    def _segment(self, key: int) -> int:
-        segment = key & self._low
-        return segment if segment >= self._split else key & self._low_split
-
     def _segments(self, keys: Keys) -> Values:
         segments = keys & np.uint64(self._low)
         if self._split:
@@ -269,15 +268,15 @@ class KeyTable:
 
     def _fill(self, segment: int, rows: Keys) -> None:
         """Write `rows` into `segment`, which has none of them, as if one came after another in the order of homes."""
-        homes = self._homes(rows[:, 0])
+        start, steps, homes = segment * self.segment_rows, np.arange(len(rows)), self._homes(rows[:, 0])
         order = np.argsort(homes, kind="stable")
-        steps = np.arange(len(rows))
-        places = steps + np.maximum.accumulate(homes[order] - steps) if len(rows) else steps
+        places = steps + np.maximum.accumulate(homes[order] - steps)
         inside = places < self.segment_rows
-        self._rows[segment * self.segment_rows + places[inside]] = rows[order[inside]]
-        for key, content in rows[order[~inside]].tolist():
-            at = self._look(key)
-            self.cells[at], self.cells[at + 1] = key, content
+        self._rows[start + places[inside]] = rows[order[inside]]
+        # the cluster at the end goes on at the beginning, in whatever rows are free
+        free = start + np.flatnonzero(self._rows[start : start + len(rows), 0] == 0)
+        wrapped = rows[order[~inside]]
+        self._rows[free[: len(wrapped)]] = wrapped
         self._used[segment] += len(rows)
         self._total += len(rows)
 

@@ -33,6 +33,13 @@ def test_what_a_faster_tier_has_a_slower_one_reaches_too() -> None:
     assert members.reach(device) == 0
 
 
+def test_without_slower_tiers_only_first_bits_count() -> None:
+    members = Members()
+    device = members.bit("a", 0)
+    assert members.reach(device | 0b110) == device
+    assert not members.has_slower
+
+
 def test_tiers_of_other_names_are_the_slowest() -> None:
     assert [level_of(tier) for tier in ("device", "host", "disk", "tape")] == [0, 1, 2, 2]
 
