@@ -17,7 +17,7 @@ from backends.kinds import Place, Surroundings, make
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.errors import ConfigError
-from policies.prefix import PrefixIndex
+from policies.prefix.index import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, HealthRules, backend_name
 from router.config_file import Contents

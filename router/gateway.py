@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.nouns import Tenant
-from policies.prefix import PrefixIndex
+from policies.prefix.index import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, ServedModel
 from router.dispatch import Dispatcher

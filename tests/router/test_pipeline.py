@@ -27,7 +27,7 @@ from policies.errors import (
 )
 from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Outcome, Usage
-from policies.prefix import PrefixIndex
+from policies.prefix.index import PrefixIndex
 from policies.rules import Range, Rule, When
 from router.app import build
 from router.ask import Ask
