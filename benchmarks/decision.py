@@ -102,10 +102,10 @@ def prepared(tokens: int, backends: int, rng: random.Random) -> Bench:
     ]
     for name in names:
         for _ in range(5_000 // 50):
-            gateway.index.store(name, [rng.getrandbits(64) for _ in range(50)])
+            gateway.beliefs.index.store(name, [rng.getrandbits(64) for _ in range(50)])
     for number, prompt in enumerate(prompts):
         for name in rng.sample(names, 0 if number % 10 == 9 else rng.randint(1, backends // 2)):
-            gateway.index.store(name, prompt.keys[: rng.randint(1, len(prompt.keys))])
+            gateway.beliefs.index.store(name, prompt.keys[: rng.randint(1, len(prompt.keys))])
     for name in names:
         for _ in range(rng.randint(0, 24)):
             under_way(gateway, name, rng)
@@ -163,7 +163,7 @@ def main() -> None:
     bench = prepared(arguments.tokens, arguments.backends, random.Random(1))
     _, decision = bench.decision(bench.prompts[0])
     assert decision.chosen is not None, decision
-    print(f"{bench.gateway.index!r}; chosen {decision.chosen}, {len(decision.dropped)} dropped")
+    print(f"{bench.gateway.beliefs.index!r}; chosen {decision.chosen}, {len(decision.dropped)} dropped")
     if arguments.profile:
         cProfile.runctx("for _ in range(10): measured(bench.decision, bench.prompts, [])", globals(), locals(), None, 1)
         return

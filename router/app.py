@@ -17,12 +17,15 @@ from backends.kinds import Place, Surroundings, make
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.errors import ConfigError
-from policies.prefix.index import PrefixIndex
 from router.admission import Admission
+from router.beliefs import Beliefs
 from router.cluster import Cluster, HealthRules, backend_name
 from router.config_file import Contents
 from router.dispatch import Dispatcher
 from router.doors import Doors
+from router.feeds.feeds import Feeds
+from router.feeds.folding import FoldingSink
+from router.feeds.options import backend_options
 from router.gateway import Gateway
 from router.inbound.admin import admin_app
 from router.inbound.grpc import GrpcServer
@@ -83,13 +86,18 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     clock = parts.get("clock", time.monotonic)
     telemetry = Telemetry(clock)
     telemetry.config(config.version)
-    index = PrefixIndex()
+    beliefs = Beliefs(lambda name: cluster.tells_cache(name), clock)  # noqa: PLW0108 - the cluster is made below
     rng = parts.get("rng") or random.Random()
     if "backends" in parts:
-        backends = parts["backends"](index)
+        backends = parts["backends"](beliefs.index)
     else:
         # who reports does so once it was started, and by then there is a cluster
-        surroundings = Surroundings(listener=index, on_load=lambda name: cluster.changed(name), clock=clock, rng=rng)  # noqa: PLW0108
+        surroundings = Surroundings(
+            listener=beliefs.index,
+            on_load=lambda name: cluster.changed(name),  # noqa: PLW0108
+            clock=clock,
+            rng=rng,
+        )
         backends = tuple(_configured_backends(config, surroundings))
     cluster = Cluster(
         backends,
@@ -103,7 +111,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     gateway = Gateway(
         config=config,
         cluster=cluster,
-        index=index,
+        beliefs=beliefs,
         tokenizers=Tokenizers(),
         admission=Admission(parts.get("quotas") or MemoryStore(time.time)),
         telemetry=telemetry,
@@ -129,6 +137,13 @@ class Router:
         self.gateway = build(config, **parts)
         self.reloader = Reloader(self.gateway, parts["file"]) if "file" in parts else None
         self._shadow = Reloader(self.gateway, parts["shadow"], take=as_shadow) if "shadow" in parts else None
+        self._feeds = Feeds(
+            config.pools.values(),
+            FoldingSink(self.gateway.beliefs, self._model_at),
+            clock=self.gateway.clock,
+            rng=self.gateway.rng,
+            on_failure=lambda _: self.gateway.telemetry.event("task_failed"),
+        )
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
@@ -175,6 +190,8 @@ class Router:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.gateway.tokenizers.close)
             await stack.enter_async_context(self.gateway.cluster)
+            await stack.enter_async_context(self._feeds)
+            self._own(stack, "health of feeds", lambda: _every(1.0, self._weigh_feeds))
             self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
             self._own(stack, "tokenizers", self._load_tokenizers)
             if self.reloader is not None:
@@ -202,6 +219,21 @@ class Router:
                 if model.assets:
                     await gateway.tokenizers.model(model.name, model.assets)
             await gateway.cluster.health_changed()
+
+    def _model_at(self, name: str) -> str | None:
+        """What backend `name` calls its model; None if it has several, or was never reached."""
+        backend = self.gateway.cluster.backend(name)
+        pool, description = self.gateway.config.pools[backend.pool], backend.describe()
+        served = description.models if description else frozenset()
+        names = set(pool.models.values()) or ({pool.model} if pool.model else served)
+        return next(iter(names)) if len(names) == 1 else None
+
+    async def _weigh_feeds(self) -> None:
+        """Let the index know how far each feed may be trusted, and operators see it."""
+        for health in self._feeds.health():
+            backend, _, rank = health.source.partition("/")
+            self.gateway.beliefs.trust(backend, int(rank or 0), health.confidence)
+            self.gateway.telemetry.feed(health)
 
     async def _drain(self) -> None:
         self.gateway.doors.close()
@@ -248,7 +280,7 @@ def _configured_backends(config: Config, surroundings: Surroundings) -> Iterator
                 address=address,
                 key=pool.key,
                 models={**own, **pool.models},
-                options=pool.options,
+                options=backend_options(pool.options),
             )
             yield make(pool.kind, place, surroundings)
 

@@ -110,6 +110,11 @@ class Cluster:
         """The backend of this name."""
         return self._members[name].backend
 
+    def tells_cache(self, name: str) -> bool:
+        """Does this backend itself tell what its cache holds?"""
+        description = self._members[name].backend.describe() if name in self._members else None
+        return description is not None and description.reports_cache
+
     def drain(self, name: str, draining: bool = True) -> None:
         """Give `name` no new requests, or, with False, give it some again."""
         self._members[name].draining = draining

@@ -59,8 +59,9 @@ class Bid:
     """One prompt that looks for a backend, with what goes there (`prompt`) and what the answer begins with (`echo`).
 
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error where nobody can
-    take it. An answer of `new_tokens` is expected. Of `due_at`, when the first token is promised (None: whenever it
-    comes), and `cost_s`, the backend time that it is predicted to take, the first look tells.
+    take it; `sent` hears to which backend it goes. An answer of `new_tokens` is expected. Of `due_at`, when the first
+    token is promised (None: whenever it comes), and `cost_s`, the backend time that it is predicted to take, the first
+    look tells.
     """
 
     request: Request
@@ -70,6 +71,7 @@ class Bid:
     arrived_at: float
     decide: Callable[[Request, Collection[str]], tuple[ClusterView, Decision]]
     refusal: Callable[[Request, ClusterView, Decision], ExpectedError]
+    sent: Callable[[str], None]
     echo: str = ""
     due_at: float | None = None
     cost_s: float | None = None
@@ -313,6 +315,7 @@ class Dispatcher:
         chosen = next(backend for backend in found.view.backends if backend.name == found.decision.chosen)
         uncached, is_first_try = uncached_tokens(bid.request, chosen), not bid.avoiding
         flight = self._cluster.begin(chosen.name, bid.request, uncached, is_first_try=is_first_try)
+        bid.sent(chosen.name)
         return Placed(bid, found, flight)
 
     def _count(self, bid: Bid, change: int) -> None:

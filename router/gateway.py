@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.nouns import Tenant
-from policies.prefix.index import PrefixIndex
 from router.admission import Admission
+from router.beliefs import Beliefs
 from router.cluster import Cluster, ServedModel
 from router.dispatch import Dispatcher
 from router.doors import Doors
@@ -28,7 +28,7 @@ class Gateway:
 
     config: Config
     cluster: Cluster
-    index: PrefixIndex
+    beliefs: Beliefs
     tokenizers: Tokenizers
     admission: Admission
     telemetry: Telemetry
@@ -62,7 +62,7 @@ class Gateway:
 
     def check(self) -> None:
         """Nothing is left of any request; for an idle router."""
-        for part in (self.doors, self.admission, self.dispatcher, self.cluster, self.tokenizers):
+        for part in (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, self.tokenizers):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

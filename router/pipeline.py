@@ -166,6 +166,7 @@ class _Call:
             with self.gateway.cluster.flying(placed.flight):
                 await self._answered(at, placed)
         except (BackendFailed, Overloaded) as failure:
+            self.gateway.beliefs.failed(placed.flight.backend)
             bid.avoiding |= {placed.flight.backend}
             if self.caller.has_seen(at) or len(bid.avoiding) == MOST_TRIES:
                 raise
@@ -181,6 +182,7 @@ class _Call:
             uncached = max(1, told.prompt_tokens - told.cached_tokens)
             where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
             actual_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
+            gateway.beliefs.answered(flight.backend, bid.request.block_keys, flight, where)
             gateway.lengths.learn(bid.request.tenant, bid.request.service_class, told.completion_tokens)
         gateway.dispatcher.correct(bid, actual_s)
 
@@ -220,6 +222,7 @@ class _Call:
             new_tokens=gateway.lengths.expected(request.tenant, request.service_class, most=request.max_new_tokens),
             decide=decide,
             refusal=refusal,
+            sent=lambda backend: gateway.beliefs.sent(backend, tokens.keys),
         )
 
     async def _degraded(self, at: int, bid: Bid, name: str) -> Bid:

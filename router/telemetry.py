@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from policies.cost import Latency
 from policies.nouns import BackendView, Decision, Request, Usage
 from policies.shadow import Difference
+from router.feeds.health import FeedHealth
 from router.outcome import code_of, outcome_of
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
@@ -91,6 +92,8 @@ class Telemetry:
             "Promises that could not be kept, by the step of on_miss tried",
             ("service_class", "step"),
         )
+        self._feed_confidence = self._gauge("feed_confidence", "P(hit) of what a feed told", ("source",))
+        self._feed_counts = self._gauge("feed_events", "What has happened to a feed", ("source", "what"))
         self._shadow = self._counter(
             "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
         )
@@ -161,6 +164,12 @@ class Telemetry:
     def reloaded(self, *, accepted: bool) -> None:
         """A changed SLA file was read, and took effect or was refused."""
         self._child(self._reloads, "accepted" if accepted else "refused").inc()
+
+    def feed(self, health: FeedHealth) -> None:
+        """How well one source of cache events is heard now."""
+        self._child(self._feed_confidence, health.source).set(health.confidence)
+        for what in ("batches", "gaps", "resyncs", "restarts", "cleared", "undecodable", "dropped"):
+            self._child(self._feed_counts, health.source, what).set(getattr(health.counts, what))
 
     def waiting(self, service_class: str, count: int) -> None:
         """So many requests of the class wait for room."""

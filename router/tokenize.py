@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 from tokenizers import Tokenizer
 
 from policies.errors import InvalidRequest, Overloaded
+from policies.text_keys import text_keys
 from router.ask import Ask, Chat, Input
 from router.chat_template import ChatTemplate
 from router.token_ids import count, pack, unpack
@@ -276,9 +278,24 @@ def _same_text(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
     return one is other or all(one.get(name) == other.get(name) for name in names)
 
 
-def estimated(ask: Ask) -> list[Tokens]:
-    """Every input of `ask` with a guess of its length, for models whose tokenizer nobody has: 4 characters a token."""
+def estimated(ask: Ask, root: int) -> list[Tokens]:
+    """Every input of `ask` with a guess of its length, for models whose tokenizer nobody has: 4 characters a token.
+
+    Keys are those of its text below `root`, or of its token ids where it has some.
+    """
     return [
-        Tokens(count=max(1, size_of(given) // 4), echo=given if ask.echo and isinstance(given, str) else "")
+        Tokens(
+            count=max(1, size_of(given) // 4),
+            keys=block_keys(given, root) if isinstance(given, bytes) else text_keys(_text_of(given), root),
+            echo=given if ask.echo and isinstance(given, str) else "",
+        )
         for given in ask.inputs
     ]
+
+
+def _text_of(given: Chat | str) -> str:
+    """What begins alike for prompts that begin alike: tools, then message by message."""
+    if isinstance(given, str):
+        return given
+    tools = [msgspec.json.encode(given.tools).decode()] if given.tools else []
+    return "\x1e".join([*tools, *(f"{message['role']}\x1f{message['content']}" for message in given.messages)])

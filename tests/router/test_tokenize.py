@@ -129,4 +129,4 @@ async def test_a_megabyte_is_tokenized_off_the_event_loop() -> None:
 
 def test_without_a_tokenizer_lengths_are_guessed() -> None:
     chat = Chat([{"role": "user", "content": "x" * 4000}])
-    assert [one.count for one in estimated(an_ask(chat, "abcdefgh", pack([1, 2, 3])))] == [1016, 2, 3]
+    assert [one.count for one in estimated(an_ask(chat, "abcdefgh", pack([1, 2, 3])), root=7)] == [1016, 2, 3]
