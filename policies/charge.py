@@ -1,0 +1,61 @@
+"""What a request takes from its tenant's quota: estimated before it runs, exact afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.nouns import Prices, Usage
+
+ANSWER_TOKENS = 1024
+"""Most tokens of an answer that are reserved. Clients ask for the longest answer there is and stop far sooner; a longer
+one is charged when it ends, into debt if need be. 1024 is also what LiteLLM reserves for an unknown answer."""
+
+MOST_TOKENS = 10**9
+"""More tokens than any request has: a backend that reports more is not believed. Keeps levels far below 2**53."""
+
+MOST_PER_TOKEN = 10**6
+"""The highest price of a token, in thousandths of a unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one request takes. `tokens` are those that are computed: uncached prompt and answer. `cost` is in
+    thousandths of the unit of `Prices`, so that sums are exact."""
+
+    requests: int = 0
+    tokens: int = 0
+    cost: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.requests, self.tokens, self.cost) < 0:
+            raise ValueError(f"a charge is never negative: {self}")
+
+
+def charge_of(usage: Usage, prices: Prices) -> Charge:
+    """What one request took that ended, however it ended, with `usage`."""
+    prompt = _sane(usage.prompt_tokens)
+    uncached = prompt - min(prompt, _sane(usage.cached_tokens))
+    return _charge(prompt, uncached, _sane(usage.completion_tokens), prices)
+
+
+def estimate(
+    prompt_tokens: int, *, uncached_tokens: int | None, max_new_tokens: int, choices: int = 1, prices: Prices
+) -> Charge:
+    """What to reserve for one request: what is believed to be uncached of its prompt (None: all of it), and for each of
+    its `choices` an answer of `max_new_tokens` or ANSWER_TOKENS, whichever is shorter."""
+    uncached = prompt_tokens if uncached_tokens is None else min(prompt_tokens, uncached_tokens)
+    return _charge(prompt_tokens, uncached, min(max_new_tokens, ANSWER_TOKENS) * choices, prices)
+
+
+def _charge(prompt: int, uncached: int, output: int, prices: Prices) -> Charge:
+    cached_cost = (prompt - uncached) * _milli(prices.cached)
+    cost = uncached * _milli(prices.uncached) + cached_cost + output * _milli(prices.output)
+    return Charge(requests=1, tokens=uncached + output, cost=cost)
+
+
+def _milli(price: float) -> int:
+    return min(MOST_PER_TOKEN, round(price * 1000))
+
+
+def _sane(tokens: int) -> int:
+    return min(max(0, tokens), MOST_TOKENS)
