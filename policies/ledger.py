@@ -70,11 +70,12 @@ class Ledger:
         now_ms = self._advance(now)
         if asked.id in self._open:
             self._renew(asked.id, now_ms)
-        elif asked.id not in self._settled:
-            if refused := refusal(self._levels(asked.descriptors, now_ms), asked.charge, now_ms=now_ms):
+        levels = self._levels(asked.descriptors, now_ms)
+        if asked.id not in self._open and asked.id not in self._settled:
+            if refused := refusal(levels, asked.charge, now_ms=now_ms):
                 return refused
-            self._hold(asked, now_ms)
-        return replace(asked, standing=self._standing(asked.descriptors, now_ms))
+            levels = self._hold(asked, now_ms)
+        return replace(asked, standing=standing_of(levels, now_ms=now_ms))
 
     def grant(self, reservation: Reservation, *, now: float) -> None:
         """Take what somebody else has allowed already, into debt if need be."""
@@ -113,7 +114,8 @@ class Ledger:
 
     def standing(self, descriptors: Sequence[Descriptor], *, now: float) -> Standing:
         """What is left to `descriptors`."""
-        return self._standing(descriptors, self._advance(now))
+        now_ms = self._advance(now)
+        return standing_of(self._levels(descriptors, now_ms), now_ms=now_ms)
 
     def check(self) -> None:
         """What went out of every meter is what is open plus what was settled, to the unit."""
@@ -157,15 +159,18 @@ class Ledger:
         for key in full:
             del self._buckets[key]
 
-    def _hold(self, reservation: Reservation, now_ms: int) -> None:
-        parts = []
+    def _hold(self, reservation: Reservation, now_ms: int) -> list[tuple[Meter, int]]:
+        """Take it from every meter; their levels then."""
+        parts, levels = [], []
         for meter in meters(reservation.descriptors):
             bucket, amount = self._bucket(meter), meter.amount(reservation.charge)
             at = max(bucket.at, meter.stamp(now_ms))
             self._move(bucket, amount, at=at, now_ms=now_ms)
             bucket.holders += 1
             parts.append((_key(meter), amount, at))
+            levels.append((meter, bucket.used))
         self._open[reservation.id] = _Hold(tuple(parts), self._lapses_ms(now_ms))
+        return levels
 
     def _move(self, bucket: _Bucket, amount: int, *, at: int, now_ms: int) -> None:
         """Raise the level by `amount`, or lower it; `at` is when it was taken."""
@@ -193,9 +198,6 @@ class Ledger:
             bucket = self._buckets.get(_key(meter))
             found.append((meter, 0 if bucket is None else meter.level(bucket.used, bucket.at, now_ms=now_ms)))
         return found
-
-    def _standing(self, descriptors: Sequence[Descriptor], now_ms: int) -> Standing:
-        return standing_of(self._levels(descriptors, now_ms), now_ms=now_ms)
 
 
 def milliseconds(seconds: float) -> int:

@@ -31,5 +31,5 @@ def a_descriptor(tenant: str = "acme", model: str | None = None, **limits: int) 
     return Descriptor(tenant, Limits(**limits), model)
 
 
-def a_reservation(id: str = "r1", *descriptors: Descriptor, **charge: int) -> Reservation:
-    return Reservation(id, descriptors, Charge(**charge))
+def a_reservation(name: str = "r1", *descriptors: Descriptor, **charge: int) -> Reservation:
+    return Reservation(name, descriptors, Charge(**charge))

@@ -109,8 +109,8 @@ def test_the_reservation_of_a_crashed_router_lapses_and_is_given_back_whole() ->
 
 def test_a_lease_that_is_renewed_does_not_lapse() -> None:
     ledger = Ledger(lease_s=10)
-    for id in ("lives", "dies"):
-        ledger.reserve(a_reservation(id, COST, cost=4_000), now=0)
+    for name in ("lives", "dies"):
+        ledger.reserve(a_reservation(name, COST, cost=4_000), now=0)
     ledger.renew(["lives", "unknown"], now=8)
     assert left(ledger, COST, 17) == 6
     assert left(ledger, COST, 18) == 10
@@ -138,9 +138,9 @@ def test_a_request_belongs_to_the_day_on_which_it_began() -> None:
 
 def test_what_somebody_else_allowed_is_taken_even_into_debt() -> None:
     ledger = Ledger()
-    for id in ("a", "b"):
-        ledger.grant(a_reservation(id, TOKENS, tokens=60), now=0)
-        ledger.grant(a_reservation(id, TOKENS, tokens=60), now=0)
+    for name in ("a", "b"):
+        ledger.grant(a_reservation(name, TOKENS, tokens=60), now=0)
+        ledger.grant(a_reservation(name, TOKENS, tokens=60), now=0)
     assert ledger.standing([TOKENS], now=0).tokens is not None
     refused = ledger.reserve(a_reservation("c", TOKENS, tokens=1), now=0)
     assert isinstance(refused, Refused)
@@ -180,7 +180,7 @@ def test_a_ledger_that_does_not_balance_is_found_out(broken: str) -> None:
     ledger.reserve(a_reservation("r", TOKENS, tokens=5), now=0)
     (bucket,) = ledger._buckets.values()
     setattr(bucket, broken, getattr(bucket, broken) + 1)
-    with pytest.raises(AssertionError, match="does not balance|holders"):
+    with pytest.raises(AssertionError, match=r"does not balance|holders"):
         ledger.check()
 
 
@@ -254,10 +254,10 @@ class Operations:
         self.rng.choice(operations)()
 
     def lapse(self) -> None:
-        for id, (reservation, lapses_ms) in sorted(self.open.items(), key=lambda item: item[1][1]):
+        for name, (reservation, lapses_ms) in sorted(self.open.items(), key=lambda item: item[1][1]):
             if lapses_ms <= self.now_ms:
                 self.lapsed += 1
-                del self.open[id]
+                del self.open[name]
                 for descriptor in reservation.descriptors:
                     self.schedule.add(descriptor, reservation.charge, self.exactly, -1)
 
@@ -332,9 +332,9 @@ def test_ten_thousand_operations_balance_to_the_unit(seed: int) -> None:
 @settings(deadline=None, max_examples=80)
 def test_any_order_of_reserving_and_settling_balances(steps: list[tuple[int, int, int, int]]) -> None:
     ledger, now_ms = Ledger(lease_s=30), 0
-    for id, reserved, used, pause_ms in steps:
+    for name, reserved, used, pause_ms in steps:
         now_ms += pause_ms
-        asked = a_reservation(str(id), TOKENS, COST, tokens=reserved, cost=reserved)
+        asked = a_reservation(str(name), TOKENS, COST, tokens=reserved, cost=reserved)
         ledger.reserve(asked, now=now_ms / 1000)
         ledger.check()
         if used % 2:

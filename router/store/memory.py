@@ -1,0 +1,42 @@
+"""Quotas in this process: enough for one router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from policies.budget import Descriptor, Refused, Reservation, Standing
+from policies.charge import Charge
+from policies.ledger import Ledger
+
+
+class MemoryStore:
+    """A Ledger of its own. Nothing lapses: who holds a reservation dies with the ledger. `clock` is Unix time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._ledger = clock, Ledger()
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore {self._ledger!r}>"
+
+    async def reserve(self, asked: Reservation) -> Reservation | Refused:
+        """See QuotaStore."""
+        return self._ledger.reserve(asked, now=self._clock())
+
+    async def settle(self, reservation: Reservation, charge: Charge) -> None:
+        """See QuotaStore."""
+        self._ledger.settle(reservation, charge, now=self._clock())
+
+    async def renew(self, reservations: Sequence[Reservation]) -> None:
+        """See QuotaStore."""
+        self._ledger.renew([reservation.id for reservation in reservations], now=self._clock())
+
+    async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
+        """See QuotaStore."""
+        return self._ledger.standing(descriptors, now=self._clock())
+
+    async def close(self) -> None:
+        """See QuotaStore."""
+
+    def check(self) -> None:
+        """The ledger balances."""
+        self._ledger.check()

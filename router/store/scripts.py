@@ -1,0 +1,134 @@
+"""What Redis runs: each operation is one Lua script, so that it happens whole or not at all.
+
+One tenant's state is three keys with the tenant as hash tag, so that they share a slot of a cluster:
+
+- KEYS[1], a hash: a meter's name to "used at", its level at a stamp (`policies.budget.Meter.level`);
+- KEYS[2], a hash: a reservation's id to what it took, as msgpack, or to "" once it is settled;
+- KEYS[3], a sorted set: when each id lapses or is forgotten, in Unix milliseconds.
+
+ARGV[1] is the time in milliseconds, or "" for Redis' own: then the clocks of the routers do not matter. All numbers are
+integers below 2**53, which Lua's doubles hold exactly. Needs Redis 6.2 or any Valkey.
+"""
+
+from __future__ import annotations
+
+_PRELUDE = """
+local levels, held, due = KEYS[1], KEYS[2], KEYS[3]
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local today = math.floor(now / 86400000)
+
+local function whole(number) return string.format('%.0f', number) end
+
+-- a rate of 0 is a budget of a day
+local function level(name, rate)
+  local stamp = rate == 0 and today or now
+  local raw = redis.call('HGET', levels, name)
+  if not raw then return 0, stamp end
+  local used, at = string.match(raw, '^(%d+) (%d+)$')
+  used, at = tonumber(used), tonumber(at)
+  if rate == 0 then return at < today and 0 or used, math.max(at, today) end
+  return math.max(0, used - rate * math.max(0, now - at)), math.max(at, now)
+end
+
+local function save(name, used, at) redis.call('HSET', levels, name, whole(used) .. ' ' .. whole(at)) end
+
+-- `taken_at`: a request belongs to the day on which it began
+local function move(name, rate, amount, taken_at)
+  local used, at = level(name, rate)
+  if rate > 0 or taken_at >= at then used = math.max(0, used + amount) end
+  save(name, used, at)
+end
+
+local function keep() for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, 172800000) end end
+
+-- at most so many at once, so that no call is slow; each call makes at most one that falls due
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', whole(now), 'LIMIT', 0, 32)) do
+  local record = redis.call('HGET', held, id)
+  if record and record ~= '' then
+    for _, part in ipairs(cmsgpack.unpack(record)) do move(part[1], part[2], -part[3], part[4]) end
+  end
+  redis.call('HDEL', held, id)
+  redis.call('ZREM', due, id)
+end
+"""
+
+RESERVE = (
+    _PRELUDE
+    + """
+-- ARGV: now, id, lease, then name, rate, capacity, need, amount of each meter; returns {was it granted, now, levels}
+local id, lapses = ARGV[2], now + tonumber(ARGV[3])
+local record = redis.call('HGET', held, id)
+local granted, found, parts = 1, {}, {}
+for i = 4, #ARGV, 5 do
+  local name, rate = ARGV[i], tonumber(ARGV[i + 1])
+  local capacity, need, amount = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
+  local used, at = level(name, rate)
+  if not record and used + need > capacity then granted = 0 end
+  found[#found + 1] = used
+  parts[#parts + 1] = {name, rate, amount, at}
+end
+if granted == 1 and record ~= '' then
+  if not record then
+    for i, part in ipairs(parts) do
+      found[i] = found[i] + part[3]
+      save(part[1], found[i], part[4])
+    end
+    redis.call('HSET', held, id, cmsgpack.pack(parts))
+  end
+  redis.call('ZADD', due, whole(lapses), id)
+  keep()
+end
+return {granted, now, unpack(found)}
+"""
+)
+
+SETTLE = (
+    _PRELUDE
+    + """
+-- ARGV: now, id, how long to remember it, then name, rate, amount of each meter; returns 0 again, 1 settled, 2 late
+local id, forgotten = ARGV[2], now + tonumber(ARGV[3])
+local record = redis.call('HGET', held, id)
+if record == '' then return 0 end
+local parts = record and cmsgpack.unpack(record) or {}
+for i = 4, #ARGV, 3 do
+  local name, rate, amount = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  local part = parts[(i - 1) / 3]
+  if part then move(name, rate, amount - part[3], part[4]) else move(name, rate, amount, now) end
+end
+redis.call('HSET', held, id, '')
+redis.call('ZADD', due, whole(forgotten), id)
+keep()
+return record and 1 or 2
+"""
+)
+
+RENEW = (
+    _PRELUDE
+    + """
+-- ARGV: now, lease, then ids; returns how many of them are open
+local lapses, renewed = whole(now + tonumber(ARGV[2])), 0
+for i = 3, #ARGV do
+  local record = redis.call('HGET', held, ARGV[i])
+  if record and record ~= '' then
+    redis.call('ZADD', due, 'XX', lapses, ARGV[i])
+    renewed = renewed + 1
+  end
+end
+keep()
+return renewed
+"""
+)
+
+STANDING = (
+    _PRELUDE
+    + """
+-- ARGV: now, then name, rate of each meter; returns {now, levels}
+local found = {}
+for i = 2, #ARGV, 2 do found[#found + 1] = (level(ARGV[i], tonumber(ARGV[i + 1]))) end
+return {now, unpack(found)}
+"""
+)
