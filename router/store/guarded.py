@@ -19,8 +19,9 @@ from router.supervise import supervise
 LAST_WORDS_S = 1.0
 """How long closing waits for the shared store to hear what it has not heard yet."""
 
-AT_ONCE = 16
-"""Most reservations that ask the shared store at the same time; a burst of them would look like a slow store."""
+AT_ONCE = 4
+"""Most reservations that ask the shared store at once: a burst of them would look like a slow store. More would not be
+faster, since a router and Redis are one thread each, and opening a connection costs several round trips."""
 
 _T = TypeVar("_T")
 

@@ -18,7 +18,7 @@ from policies.ledger import KEPT_S, milliseconds
 from router.store.base import Fault, StoreFailed
 from router.store.scripts import RENEW, RESERVE, SETTLE, STANDING
 
-CONNECTIONS = 20
+CONNECTIONS = 6
 """Most connections of one router; who finds none free waits for one."""
 
 MUTE_S = 5.0

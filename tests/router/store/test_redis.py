@@ -12,7 +12,7 @@ from policies.budget import Refused, Reservation
 from policies.charge import Charge
 from policies.ledger import KEPT_S, Ledger
 from router.store.base import Fault, StoreFailed
-from router.store.redis import RedisStore
+from router.store.redis import CONNECTIONS, RedisStore
 from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.store.parts import HandClock, RedisServer, a_line, a_redis
 from tests.shards.attached import eventually
@@ -211,7 +211,7 @@ async def test_an_answer_that_came_too_late_is_never_taken_for_the_next_one(serv
     async with a_line(server) as line, a_store(line.url, HandClock()) as store:
         line.delay_s = 0.05
         late = [asyncio.create_task(store.reserve(a_reservation(str(n), limited, tokens=7))) for n in range(40)]
-        await eventually(lambda: line.asked > 20)  # at least one on each connection
+        await eventually(lambda: line.asked > CONNECTIONS)  # at least one on each connection
         for task in late:
             task.cancel()
         results = await asyncio.gather(*late, return_exceptions=True)
