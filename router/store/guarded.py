@@ -16,8 +16,8 @@ from policies.ledger import KEPT_S, Ledger
 from router.store.base import Fault, QuotaStore, StoreFailed
 from router.supervise import supervise
 
-LAST_WORDS_S = 1.0
-"""How long closing waits for the shared store to hear what it has not heard yet."""
+PATIENCE_S = 1.0
+"""How long starting waits for the shared store to answer at all, and closing for it to hear what is owed."""
 
 AT_ONCE = 4
 """Most reservations that ask the shared store at once: a burst of them would look like a slow store. More would not be
@@ -37,7 +37,7 @@ class GuardOptions:
 
     replicas: int = 1
     strict: bool = False
-    deadline_s: float = 0.05
+    deadline_s: float = 0.1
     first_backoff_s: float = 0.1
     most_backoff_s: float = 5.0
     renew_every_s: float = 20.0
@@ -58,9 +58,9 @@ class GuardedStore:
     """Asks `shared` within a deadline; while that is away, this router's own share of the limits.
 
     One failure and the shared store counts as away: no request waits for it until a background task has found it again
-    and told it what is owed. The local ledger is charged for everything that this router lets in, so that its share is
-    not fresh when it is needed. Settlements always go through the background task: the end of a request waits for
-    nobody, and a cancelled one settles all the same.
+    and told it what is owed. The local ledger is charged for everything that this router lets in, and hears with every
+    answer what all together used, so that its share is not fresh when it is needed. Settlements always go through the
+    background task: the end of a request waits for nobody, and a cancelled one settles all the same.
 
     `on_event` hears of `quota_store_<fault>`, `quota_store_back` and `quota_settlement_dropped`. `clock` is Unix time.
     """
@@ -97,7 +97,12 @@ class GuardedStore:
         return len(self._owed)
 
     async def start(self) -> None:
-        """Begin to look after the shared store."""
+        """Begin to look after the shared store, once it answers on as many connections as are used at once: a router
+        that began with its share while others had all of the limit already would let in more than there is."""
+        try:
+            await asyncio.gather(*(self._in_time(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE)))
+        except StoreFailed as failure:
+            self._lost(failure.fault)
         self._renew_at = _now() + self._options.renew_every_s
         self._task = asyncio.create_task(supervise("quota store", self._look_after))
 
@@ -108,11 +113,11 @@ class GuardedStore:
             with suppress(asyncio.CancelledError):
                 await self._task
         with suppress(StoreFailed, TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await self._pay()
         await self._shared.close()
         if self._calls:
-            await asyncio.wait(self._calls, timeout=LAST_WORDS_S)
+            await asyncio.wait(self._calls, timeout=PATIENCE_S)
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
         """See QuotaStore; never raises StoreFailed. Raises Overloaded if it is strict and the shared store is away."""
@@ -131,9 +136,7 @@ class GuardedStore:
                 self._owe(asked, Charge())
                 raise
         self._backoff_s = self._options.first_backoff_s
-        if isinstance(answer, Reservation):
-            self._local.grant(self._own(answer), now=self._clock())
-            self._open[answer.id] = answer
+        self._remember(asked, answer)
         return answer
 
     async def settle(self, reservation: Reservation, charge: Charge) -> None:
@@ -160,6 +163,15 @@ class GuardedStore:
         """The local ledger balances, and nothing is buffered without bound."""
         self._local.check()
         assert len(self._owed) <= self._options.most_owed, f"{self!r} owes too much"
+
+    def _remember(self, asked: Reservation, answer: Reservation | Refused) -> None:
+        """Charge the local ledger as if it had been asked, and for this router's part of what all others used."""
+        own, now = self._own(asked), self._clock()
+        if isinstance(answer, Reservation):
+            self._local.grant(own, now=now)
+            self._open[answer.id] = answer
+        levels = [-(-level // self._options.replicas) for level in answer.levels]
+        self._local.learn(own.descriptors, levels, now=now)
 
     def _alone(self, asked: Reservation) -> Reservation | Refused:
         if self._options.strict:
@@ -195,19 +207,20 @@ class GuardedStore:
         self._owed.append(_Owed(reservation, charge))
         self._has_work.set()
 
-    async def _in_time(self, call: Coroutine[object, object, _T]) -> _T:
+    async def _in_time(self, call: Coroutine[object, object, _T], *, within_s: float | None = None) -> _T:
         """What `call` returns, within the deadline. In a task of its own: a client that swallows its cancellation, as
         asyncio.wait_for of Python 3.11 can, must hold up neither the deadline nor whoever cancels."""
+        within_s = self._options.deadline_s if within_s is None else within_s
         task = asyncio.create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._ended)
         try:
-            await asyncio.wait({task}, timeout=self._options.deadline_s)
+            await asyncio.wait({task}, timeout=within_s)
         finally:
             if not task.done():
                 task.cancel()
         if not task.done():
-            raise StoreFailed(Fault.SLOW, f"no answer within {self._options.deadline_s} s")
+            raise StoreFailed(Fault.SLOW, f"no answer within {within_s} s")
         return task.result()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import redis.asyncio
@@ -12,7 +11,7 @@ from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from policies.budget import Descriptor, Refused, Reservation, Standing, meters, refusal, standing_of
+from policies.budget import Descriptor, Refused, Reservation, Standing, granted, meters, refusal, standing_of
 from policies.charge import Charge
 from policies.ledger import KEPT_S, milliseconds
 from router.store.base import Fault, StoreFailed
@@ -64,10 +63,10 @@ class RedisStore:
             arguments += [meter.name, meter.rate, meter.capacity, meter.need(amount), amount]
         with _faults():
             reply = await self._reserve(self._keys(asked.descriptors), arguments)
-        granted, now_ms, *found = _integers(reply, 2 + len(metered))
+        fits, now_ms, *found = _integers(reply, 2 + len(metered))
         levels = list(zip(metered, found, strict=True))
-        if granted:
-            return replace(asked, standing=standing_of(levels, now_ms=now_ms))
+        if fits:
+            return granted(asked, levels, now_ms=now_ms)
         refused = refusal(levels, asked.charge, now_ms=now_ms)
         if refused is None:
             raise StoreFailed(Fault.NONSENSE, f"it refuses what fits: {reply!r}")

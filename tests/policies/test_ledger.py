@@ -147,6 +147,18 @@ def test_what_somebody_else_allowed_is_taken_even_into_debt() -> None:
     assert refused.retry_after_s == 61
 
 
+def test_what_others_took_counts_too_and_drips_away_likewise() -> None:
+    ledger = Ledger()
+    asked = a_reservation("r", TOKENS, tokens=10)
+    ledger.reserve(asked, now=0)
+    ledger.learn([TOKENS], [40 * 60_000], now=0)
+    ledger.learn([TOKENS], [5 * 60_000], now=0)
+    assert left(ledger, TOKENS, 0) == 20
+    assert left(ledger, TOKENS, 30) == 50
+    ledger.settle(asked, Charge(tokens=10), now=30)
+    ledger.check()
+
+
 def test_a_changed_limit_counts_at_once() -> None:
     ledger = Ledger()
     ledger.reserve(a_reservation("a", TOKENS, tokens=60), now=0)
