@@ -68,6 +68,18 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """What several routers share: the address of a Redis (None: nothing is shared), and how many `replicas` there are.
+
+    `strict` refuses what is limited while the store is away, instead of letting each router's part through.
+    """
+
+    redis: str | None = field(default=None, repr=False)
+    replicas: int = 1
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything that the SLA file decides.
 
@@ -89,3 +101,4 @@ class Config:
     prices: Prices = field(default_factory=Prices)
     on_miss: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
     ageing_s: float = 30.0
+    store: StoreSettings = field(default_factory=StoreSettings)

@@ -32,7 +32,9 @@ from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
 from router.reload import Reloader, as_shadow
 from router.store.base import QuotaStore
+from router.store.guarded import GuardedStore, GuardOptions
 from router.store.memory import MemoryStore
+from router.store.redis import RedisStore
 from router.supervise import supervise
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
@@ -113,7 +115,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         cluster=cluster,
         beliefs=beliefs,
         tokenizers=Tokenizers(),
-        admission=Admission(parts.get("quotas") or MemoryStore(time.time)),
+        admission=Admission(parts.get("quotas") or _quota_store(config, telemetry)),
         telemetry=telemetry,
         doors=Doors(),
         dispatcher=Dispatcher(cluster, lambda: gateway.config, clock, on_waiting=telemetry.waiting),
@@ -189,6 +191,8 @@ class Router:
     async def __aenter__(self) -> Router:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.gateway.tokenizers.close)
+            stack.push_async_callback(self.gateway.admission.store.close)
+            await self.gateway.admission.store.start()
             await stack.enter_async_context(self.gateway.cluster)
             await stack.enter_async_context(self._feeds)
             self._own(stack, "health of feeds", lambda: _every(1.0, self._weigh_feeds))
@@ -267,6 +271,14 @@ class Router:
             supervise(name, work, on_failure=lambda _: self.gateway.telemetry.event("task_failed"))
         )
         stack.push_async_callback(_end, task)
+
+
+def _quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedStore:
+    shared = config.store
+    if shared.redis is None:
+        return MemoryStore(time.time)
+    options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
+    return GuardedStore(RedisStore(shared.redis), clock=time.time, options=options, on_event=telemetry.event)
 
 
 def _configured_backends(config: Config, surroundings: Surroundings) -> Iterator[Backend]:

@@ -102,6 +102,9 @@ class RedisStore:
         now_ms, *found = _integers(reply, 1 + len(metered))
         return standing_of(list(zip(metered, found, strict=True)), now_ms=now_ms)
 
+    async def start(self) -> None:
+        """See QuotaStore."""
+
     async def close(self) -> None:
         """See QuotaStore."""
         await self._redis.aclose(close_connection_pool=True)
