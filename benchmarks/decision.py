@@ -30,7 +30,7 @@ from policies.parse import parse
 from policies.rules import Facts, classify
 from router.app import build
 from router.gateway import Gateway
-from router.pipeline import believed, decide
+from router.prepare import believed
 from router.tokenize import Tokens
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -77,7 +77,11 @@ class Bench:
         """All of it."""
         held = believed(tokens, self.gateway)
         request = self.request(tokens, self.facts(tokens, held))
-        return decide(request, held, config=self.gateway.config, gateway=self.gateway, avoiding=())
+        gateway = self.gateway
+        view = gateway.cluster.view(gateway.clock(), held, rank=request.rank)
+        decision = gateway.config.policies[request.policy].decide(request, view, gateway.rng)
+        gateway.telemetry.decided(request, decision, None, config_version=gateway.config.version)
+        return view, decision
 
 
 def a_request(tokens: Tokens, service_class: str, rank: int, *, preemptible: bool = False) -> Request:
