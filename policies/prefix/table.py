@@ -135,8 +135,8 @@ class KeyTable:
 
     @property
     def batch(self) -> int:
-        """How many keys `claim_many` takes at once."""
-        return max(1, self._most_used // _DROPPED_SHARE)
+        """How many keys `claim_many` takes at once: they fit even if all belong in one segment of few."""
+        return self._most_used // (2 if len(self._used) >= _DROPPED_SHARE else _DROPPED_SHARE) or 1
 
     def claim_many(self, keys: Keys) -> Values:
         """The places of `keys`, at most `batch` and none of them known yet; the vector form of `claim`."""
