@@ -34,7 +34,8 @@ class PrefixIndex:
     """Knows which backends hold which blocks, and answers how much of a prompt's beginning each of them holds.
 
     One row of a `KeyTable` for each block, however many backends hold it: its cell names one of the `HolderSets`. All
-    stays within `max_bytes`; the blocks that were stored or touched longest ago go first, of one prompt the last.
+    stays within `max_bytes` (and 1 kB for each backend and tier at most); the blocks that were stored or touched
+    longest ago go first, of one prompt the last.
 
     What a backend holds is prefix-closed: with a block it holds the block's parent, in the same or a faster tier.
     Whoever feeds the index vouches for that, or says `expect_holes`. `longest` searches the depth of the closed ones in

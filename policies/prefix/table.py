@@ -135,26 +135,27 @@ class KeyTable:
 
     @property
     def batch(self) -> int:
-        """How many keys `claim_many` takes at once."""
-        return max(1, self._most_used // _DROPPED_SHARE)
+        """How many keys `claim_many` takes at once: they fit even if all belong in one segment of few."""
+        return self._most_used // (2 if len(self._used) >= _DROPPED_SHARE else _DROPPED_SHARE) or 1
 
     def claim_many(self, keys: Keys) -> Values:
-        """The places of `keys`, at most `batch` and none of them known yet; the vector form of `claim`."""
+        """The places of `keys`, at most `batch` and hardly any of them known; the vector form of `claim`."""
         self._make_room(keys)
         segments, places = self._segments(keys), np.full(len(keys), -1, np.int64)
         at, ends = segments * self.segment_rows + self._homes(keys), (segments + 1) * self.segment_rows
-        left = np.arange(len(keys))
+        left, filled = np.arange(len(keys)), [at[:0]]
         for _ in range(_ROUNDS):
             here, wanted = 2 * at[left], keys[left]
             free = self._flat[here] == 0
             # of several keys that want the same row, one gets it
             self._flat[here[free]] = wanted[free]
+            filled.append(np.unique(here[free]))
             got = self._flat[here] == wanted
             places[left[got]] = here[got] + 1
             left = left[~got]
             at[left] += 1
             at[left] -= self.segment_rows * (at[left] == ends[left])
-        rows = np.unique(places[places >= 0]) // (2 * self.segment_rows)
+        rows = np.concatenate(filled) // (2 * self.segment_rows)
         for segment, used in zip(*np.unique(rows, return_counts=True), strict=True):
             self._used[int(segment)] += int(used)
         self._total += len(rows)
@@ -181,9 +182,9 @@ class KeyTable:
         places = self.find_many(keys)
         known = places >= 0
         self.write(places[known], values[known], stamps[known])
-        missing = np.flatnonzero(~known)
-        for start in range(0, len(missing), self.batch):
-            some = missing[start : start + self.batch]
+        missing, batch = np.flatnonzero(~known), self.batch
+        for start in range(0, len(missing), batch):
+            some = missing[start : start + batch]
             self.write(self.claim_many(keys[some]), values[some], stamps[some])
 
     def values_at(self, places: Values) -> Values:

@@ -175,6 +175,17 @@ def test_a_key_of_zero_is_a_key_like_others() -> None:
     assert index.longest([0, 5]) == {}
 
 
+@pytest.mark.parametrize("blocks", [10, 3000])
+def test_a_block_that_is_named_twice_counts_once(blocks: int) -> None:
+    index, prompt = PrefixIndex(), a_prompt(random.Random(10), blocks)
+    index.store("a", prompt + prompt)
+    index.check()
+    assert len(index) == blocks
+    index.evict("a", prompt + prompt)
+    index.check()
+    assert len(index) == 0
+
+
 def test_a_full_index_drops_the_oldest_prompts_and_their_ends_first() -> None:
     rng, index = random.Random(6), PrefixIndex(max_bytes=SMALL)
     prompts = [a_prompt(rng, 30) for _ in range(200)]
