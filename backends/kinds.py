@@ -17,6 +17,7 @@ from backends.fake import Answer, FakeBackend
 from backends.http_backend import HttpBackend
 from backends.link import LinkOptions
 from backends.lmdeploy import LMDeploy
+from backends.ollama import Ollama
 from backends.openai_compatible import OpenAICompatible
 from backends.sglang import SGLang
 from backends.shard import ShardBackend
@@ -105,6 +106,7 @@ KINDS: Mapping[str, Maker] = MappingProxyType(
         "tensorrt_llm": _over_http(TensorRTLLM),
         "tgi": _over_http(TGI),
         "lmdeploy": _over_http(LMDeploy),
+        "ollama": _over_http(Ollama),
         "fake": _make_fake,
     }
 )

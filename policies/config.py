@@ -18,6 +18,7 @@ KINDS = (
     "tensorrt_llm",
     "tgi",
     "lmdeploy",
+    "ollama",
     "fake",
 )
 """Kinds of backends that a pool can be made of."""
