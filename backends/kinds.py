@@ -16,6 +16,7 @@ from backends.base import Backend, CacheListener
 from backends.fake import Answer, FakeBackend
 from backends.http_backend import HttpBackend
 from backends.link import LinkOptions
+from backends.llama_cpp import LlamaCpp
 from backends.lmdeploy import LMDeploy
 from backends.ollama import Ollama
 from backends.openai_compatible import OpenAICompatible
@@ -107,6 +108,7 @@ KINDS: Mapping[str, Maker] = MappingProxyType(
         "tgi": _over_http(TGI),
         "lmdeploy": _over_http(LMDeploy),
         "ollama": _over_http(Ollama),
+        "llama_cpp": _over_http(LlamaCpp),
         "fake": _make_fake,
     }
 )

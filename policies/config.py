@@ -19,6 +19,7 @@ KINDS = (
     "tgi",
     "lmdeploy",
     "ollama",
+    "llama_cpp",
     "fake",
 )
 """Kinds of backends that a pool can be made of."""

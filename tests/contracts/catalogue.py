@@ -7,6 +7,8 @@ from typing import Any
 
 from tests.contracts.stages import (
     fake,
+    llama_cpp,
+    llama_cpp_completion,
     lmdeploy,
     lmdeploy_generate,
     ollama,
@@ -23,6 +25,8 @@ from tests.contracts.stages import (
 
 STAGES: Mapping[str, Any] = {
     "fake": fake,
+    "llama_cpp": llama_cpp,
+    "llama_cpp /completion": llama_cpp_completion,
     "lmdeploy": lmdeploy,
     "lmdeploy /generate": lmdeploy_generate,
     "ollama": ollama,
