@@ -14,6 +14,7 @@ import msgspec
 
 from backends.base import Backend, CacheListener
 from backends.fake import Answer, FakeBackend
+from backends.fastchat import FastChat
 from backends.http_backend import HttpBackend
 from backends.link import LinkOptions
 from backends.llama_cpp import LlamaCpp
@@ -109,6 +110,7 @@ KINDS: Mapping[str, Maker] = MappingProxyType(
         "lmdeploy": _over_http(LMDeploy),
         "ollama": _over_http(Ollama),
         "llama_cpp": _over_http(LlamaCpp),
+        "fastchat": _over_http(FastChat),
         "fake": _make_fake,
     }
 )

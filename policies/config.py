@@ -20,6 +20,7 @@ KINDS = (
     "lmdeploy",
     "ollama",
     "llama_cpp",
+    "fastchat",
     "fake",
 )
 """Kinds of backends that a pool can be made of."""

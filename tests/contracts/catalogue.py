@@ -7,6 +7,8 @@ from typing import Any
 
 from tests.contracts.stages import (
     fake,
+    fastchat,
+    fastchat_text,
     llama_cpp,
     llama_cpp_completion,
     lmdeploy,
@@ -25,6 +27,8 @@ from tests.contracts.stages import (
 
 STAGES: Mapping[str, Any] = {
     "fake": fake,
+    "fastchat": fastchat,
+    "fastchat text": fastchat_text,
     "llama_cpp": llama_cpp,
     "llama_cpp /completion": llama_cpp_completion,
     "lmdeploy": lmdeploy,
