@@ -82,6 +82,13 @@ class Exchange(NamedTuple):
     abort: Post | None = None
 
 
+@dataclass(slots=True)
+class _Connection:
+    """What is known of the connection that a post goes over."""
+
+    was_idle: bool = False
+
+
 class Page(NamedTuple):
     """A small reply, read whole."""
 
@@ -120,7 +127,9 @@ class HttpClient:
         """The session, made when it is first needed; connections are opened when they are."""
         if self._http is None:
             # The router bounds what runs, by tenant and by backend; a limit here would hide a queue from it.
-            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_note_reuse)
+            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trace_configs=[trace])
         return self._http
 
     async def close(self) -> None:
@@ -182,21 +191,37 @@ class HttpClient:
     async def _send(
         self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
     ) -> aiohttp.ClientResponse:
-        """The reply to a post, at its body. Raises what another status than 200 means."""
-        options, post = self._options, exchange.post
-        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=options.connect_s, sock_read=options.idle_s)
-        reply = await self.session().post(
-            self.url + post.path,
-            data=post.content,
-            headers={"content-type": "application/json", **self._headers(headers)},
-            timeout=timeout,
-            allow_redirects=False,
-        )
+        """The reply to a post, at its body. Raises what another status than 200 means.
+
+        A connection that lay idle may be one that the server is just closing: then another one is taken.
+        """
+        while True:
+            connection = _Connection()
+            try:
+                reply = await self._post(exchange.post, headers, deadline_s, connection)
+                break
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not connection.was_idle:
+                    raise
         if reply.status == 200:
             return reply
         async with reply:
             body = await _read_at_most(reply, MOST_ERROR_BYTES)
             raise exchange.error_of(self.name, reply.status, body, reply.headers)
+
+    async def _post(
+        self, post: Post, headers: Mapping[str, str], deadline_s: float | None, connection: _Connection
+    ) -> aiohttp.ClientResponse:
+        options = self._options
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=options.connect_s, sock_read=options.idle_s)
+        return await self.session().post(
+            self.url + post.path,
+            data=post.content,
+            headers={"content-type": "application/json", **self._headers(headers)},
+            timeout=timeout,
+            allow_redirects=False,
+            trace_request_ctx=connection,
+        )
 
     async def _ask(self, http: aiohttp.ClientSession, method: str, path: str, content: bytes | None = None) -> Page:
         timeout = aiohttp.ClientTimeout(total=self._options.probe_s)
@@ -245,6 +270,16 @@ def decoded(page: Page, name: str, what: str) -> Any:
         return msgspec.json.decode(page.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BackendFailed(f"{name} answered nonsense when asked for {what}") from error
+
+
+async def _note_reuse(
+    session: aiohttp.ClientSession,  # noqa: ARG001
+    context: Any,
+    params: aiohttp.TraceConnectionReuseconnParams,  # noqa: ARG001
+) -> None:
+    connection = context.trace_request_ctx
+    if isinstance(connection, _Connection):
+        connection.was_idle = True
 
 
 async def _read_at_most(reply: aiohttp.ClientResponse, limit_bytes: int) -> bytes:

@@ -14,9 +14,12 @@ import msgspec
 
 from backends.base import Backend, CacheListener
 from backends.fake import Answer, FakeBackend
+from backends.fastchat import FastChat
 from backends.http_backend import HttpBackend
 from backends.link import LinkOptions
+from backends.llama_cpp import LlamaCpp
 from backends.lmdeploy import LMDeploy
+from backends.ollama import Ollama
 from backends.openai_compatible import OpenAICompatible
 from backends.sglang import SGLang
 from backends.shard import ShardBackend
@@ -107,6 +110,9 @@ KINDS: Mapping[str, Maker] = MappingProxyType(
         "tensorrt_llm": _over_http(TensorRTLLM),
         "tgi": _over_http(TGI),
         "lmdeploy": _over_http(LMDeploy),
+        "ollama": _over_http(Ollama),
+        "llama_cpp": _over_http(LlamaCpp),
+        "fastchat": _over_http(FastChat),
         "fake": _make_fake,
     }
 )

@@ -67,11 +67,15 @@ def _common(choice: Mapping[str, Any]) -> Delta:
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
     top = tuple(map(_chat_logprob, entry.get("top_logprobs") or ()))
-    return TokenLogprob(_token_id(entry["token"]), entry["token"], float(entry["logprob"]), top)
+    # llama.cpp tells the id
+    token_id = entry["id"] if isinstance(entry.get("id"), int) else _token_id(entry["token"])
+    return TokenLogprob(token_id, entry["token"], float(entry["logprob"]), top)
 
 
 def _text_logprobs(choice: Mapping[str, Any]) -> Iterator[TokenLogprob]:
     columns = choice.get("logprobs") or {}
+    # llama.cpp writes those of text as those of chats
+    yield from map(_chat_logprob, columns.get("content") or ())
     tokens = columns.get("tokens") or ()
     tops = columns.get("top_logprobs") or [None] * len(tokens)
     for token, logprob, top in zip(tokens, columns.get("token_logprobs") or (), tops, strict=True):

@@ -18,6 +18,9 @@ KINDS = (
     "tensorrt_llm",
     "tgi",
     "lmdeploy",
+    "ollama",
+    "llama_cpp",
+    "fastchat",
     "fake",
 )
 """Kinds of backends that a pool can be made of."""

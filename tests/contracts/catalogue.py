@@ -7,8 +7,14 @@ from typing import Any
 
 from tests.contracts.stages import (
     fake,
+    fastchat,
+    fastchat_text,
+    llama_cpp,
+    llama_cpp_completion,
     lmdeploy,
     lmdeploy_generate,
+    ollama,
+    ollama_generate,
     openai_compatible,
     sglang,
     sglang_generate,
@@ -21,8 +27,14 @@ from tests.contracts.stages import (
 
 STAGES: Mapping[str, Any] = {
     "fake": fake,
+    "fastchat": fastchat,
+    "fastchat text": fastchat_text,
+    "llama_cpp": llama_cpp,
+    "llama_cpp /completion": llama_cpp_completion,
     "lmdeploy": lmdeploy,
     "lmdeploy /generate": lmdeploy_generate,
+    "ollama": ollama,
+    "ollama /api/generate": ollama_generate,
     "openai_compatible": openai_compatible,
     "sglang": sglang,
     "sglang /generate": sglang_generate,

@@ -12,7 +12,7 @@ import pytest
 from backends.base import Backend
 from backends.kinds import KINDS
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError
-from tests.backends.parts import a_request, everything, text_of
+from tests.backends.parts import a_prompt, a_request, everything, text_of
 from tests.contracts.catalogue import STAGES
 from tests.contracts.stage import Stage
 from tests.shards.attached import eventually
@@ -123,5 +123,5 @@ async def test_what_cannot_be_reached_fails_its_probe_and_may_be_tried_elsewhere
     with pytest.raises(BackendFailed):
         await unreachable.probe()
     with pytest.raises(BackendFailed) as failure:
-        await everything(unreachable)
+        await everything(unreachable, prompt=a_prompt(path="/v1/completions", body={"model": "m", "prompt": "Hello"}))
     assert failure.value.retryable
