@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -42,27 +42,27 @@ _Result = TypeVar("_Result")
 class ChunkCache:
     """Token ids of pieces of text seen lately; the oldest go when `most_bytes` are passed. Safe between threads.
 
-    Keyed by the text itself: its hash is salted per process and the text is compared, so nobody can craft a piece that
-    passes for another tenant's.
+    Keyed by its owner (a tokenizer and a cache domain) and the text itself, which is compared: nobody can craft a piece
+    that passes for another tenant's, or tell by the time of an answer what another tenant has sent.
     """
 
     def __init__(self, most_bytes: int = 64 * 2**20) -> None:
         self.most_bytes, self.bytes = most_bytes, 0
-        self._ids: OrderedDict[tuple[int, str], bytes] = OrderedDict()
+        self._ids: OrderedDict[tuple[Hashable, str], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<ChunkCache {len(self._ids)} chunks, {self.bytes} of {self.most_bytes} bytes>"
 
-    def get(self, owner: int, text: str) -> bytes | None:
-        """The ids of `text` by tokenizer `owner`, if they are here."""
+    def get(self, owner: Hashable, text: str) -> bytes | None:
+        """The ids of `text` of this owner, if they are here."""
         with self._lock:
             ids = self._ids.get((owner, text))
             if ids is not None:
                 self._ids.move_to_end((owner, text))
             return ids
 
-    def put(self, owner: int, text: str, ids: bytes) -> None:
+    def put(self, owner: Hashable, text: str, ids: bytes) -> None:
         """Remember the ids of `text`."""
         with self._lock:
             if (owner, text) not in self._ids:
@@ -85,12 +85,12 @@ def _size(text: str, ids: bytes) -> int:
 class TextTokenizer:
     """One model's tokenizer. `chunked` says whether it may work piece by piece: cutting changes nothing on a probe."""
 
-    def __init__(self, tokenizer_json: bytes, cache: ChunkCache, owner: int = 0) -> None:
+    def __init__(self, tokenizer_json: bytes, cache: ChunkCache, number: int = 0) -> None:
         self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
         # a tokenizer file may ask for truncation or padding, which prompts must not get
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._cache, self._owner = cache, owner
+        self._cache, self._number = cache, number
         self.vocabulary: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.chunked = self._is_indifferent_to_cuts()
         self._around = self._surroundings()
@@ -98,23 +98,27 @@ class TextTokenizer:
     def __repr__(self) -> str:
         return f"<TextTokenizer of {self.vocabulary} ids, {'chunked' if self.chunked else 'whole texts only'}>"
 
-    def encode(self, text: str) -> bytes:
-        """The ids of `text` as it is, without the tokens that the tokenizer would put around it."""
+    def encode(self, text: str, domain: int = 0) -> bytes:
+        """The ids of `text` as it is, without the tokens that the tokenizer would put around it.
+
+        What was seen before is remembered for its cache `domain` alone.
+        """
+        owner = (self._number, domain)
         pieces = cut(text) if self.chunked else [text]
-        found = [self._cache.get(self._owner, piece) for piece in pieces]
+        found = [self._cache.get(owner, piece) for piece in pieces]
         missing = [piece for piece, ids in zip(pieces, found, strict=True) if ids is None]
         fresh = iter(self._encoded(missing))
         ids = [next(fresh) if known is None else known for known in found]
         # the last piece grows with the text: it is worth keeping only once it is full
         for piece, known, new in zip(pieces[:-1], found, ids, strict=False):
             if known is None:
-                self._cache.put(self._owner, piece, new)
+                self._cache.put(owner, piece, new)
         return b"".join(ids)
 
-    def encode_document(self, text: str) -> bytes:
-        """The ids of `text` with the special tokens that begin and end a text of this model."""
+    def encode_document(self, text: str, domain: int = 0) -> bytes:
+        """The ids of `text`, as `encode` has them, with the special tokens that begin and end a text of this model."""
         before, after = self._around
-        return before + self.encode(text) + after
+        return before + self.encode(text, domain) + after
 
     def decode(self, token_ids: bytes) -> str:
         """The text of `token_ids`."""
@@ -165,14 +169,14 @@ class ModelText:
     template: ChatTemplate
 
     def tokens(self, given: Input, *, root: int, vocabulary: int | None, echo: bool) -> Tokens:
-        """`given` as tokens with block keys below `root`. Raises InvalidRequest."""
+        """`given` as tokens with block keys below `root`, which is its cache domain's. Raises InvalidRequest."""
         if isinstance(given, bytes):
             ids = given
             require_known_ids(ids, vocabulary or self.tokenizer.vocabulary)
         elif isinstance(given, str):
-            ids = self.tokenizer.encode_document(given)
+            ids = self.tokenizer.encode_document(given, root)
         else:
-            ids = self.tokenizer.encode(self.template.render(given))
+            ids = self.tokenizer.encode(self.template.render(given), root)
         if not ids:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")
         text = (given if isinstance(given, str) else self.tokenizer.decode(ids)) if echo else ""
@@ -250,10 +254,10 @@ class Tokenizers:
 
     async def _load(self, name: str, assets: Mapping[str, bytes]) -> ModelText:
         self._loaded += 1
-        owner = self._loaded
+        number = self._loaded
 
         def work() -> ModelText:
-            tokenizer = TextTokenizer(assets["tokenizer.json"], self._cache, owner)
+            tokenizer = TextTokenizer(assets["tokenizer.json"], self._cache, number)
             return ModelText(assets, tokenizer, ChatTemplate(assets))
 
         try:
