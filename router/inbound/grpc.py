@@ -19,6 +19,7 @@ from router.caller import CallerGone, Placement
 from router.explanations import as_header
 from router.gateway import Gateway
 from router.identify import identify, key_in
+from router.inbound.answer import Answer, usage_sum
 from router.inbound.grpc_messages import (
     answer_of,
     ask_of,
@@ -28,7 +29,6 @@ from router.inbound.grpc_messages import (
     reply_of,
     usage_of,
 )
-from router.inbound.openai_answers import Answer, usage_sum
 from router.inbound.status import retry_after, status_of
 from router.inbound.v1 import inference_pb2 as pb
 from router.pipeline import find_model, outer_edge, serve, tokenize

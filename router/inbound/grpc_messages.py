@@ -13,8 +13,8 @@ from policies.errors import InvalidRequest
 from policies.nouns import Delta, TokenLogprob, Usage
 from router.ask import Ask
 from router.caller import Placement
+from router.inbound.answer import Answer
 from router.inbound.openai import chat_ask, completion_ask
-from router.inbound.openai_answers import Answer
 from router.inbound.v1 import inference_pb2 as pb
 from router.token_ids import pack, unpack
 from shards.kv.keys import TOKEN_BYTES
