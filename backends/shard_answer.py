@@ -79,6 +79,7 @@ class ShardAnswer:
             token_ids=tuple(piece.token_ids),
             logprobs=tuple(map(self._logprob, piece.token_ids, piece.logprobs)),
             finish_reason=_finish_reason(choice, piece),
+            stop=choice.cutter.found,
             usage=self._usage() if self.is_done else None,
         )
 

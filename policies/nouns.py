@@ -152,6 +152,8 @@ class Prompt:
     body: Mapping[str, Any] | None = None
     path: str = "/v1/chat/completions"
     headers: Mapping[str, str] = field(default_factory=dict)
+    anthropic_body: Mapping[str, Any] | None = None
+    """The client's own request where it spoke Anthropic's dialect; `body` then says the same in OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +181,8 @@ class Delta:
 
     `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
     `usage`. `computed_tokens` reports prefill progress and comes alone, or with `expected_s`: seconds until the first
-    token, where the backend predicts it. `message` holds what the backend added to
-    OpenAI's delta or message beside text (tool calls, reasoning, ...).
+    token, where the backend predicts it. `stop` is the stop string that ended the choice, where the backend tells.
+    `message` holds what the backend added to OpenAI's delta or message beside text (tool calls, reasoning, ...).
     """
 
     text: str = ""
@@ -192,6 +194,7 @@ class Delta:
     computed_tokens: int | None = None
     expected_s: float | None = None
     message: Mapping[str, Any] | None = None
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

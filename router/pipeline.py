@@ -223,7 +223,7 @@ class _Call:
         """Answer prompt number `at`, on another backend if one fails before the client has seen anything."""
         request = self._request(at, tokens)
         headers = {name: self.ask.headers[name] for name in FORWARDED if name in self.ask.headers}
-        prompt = Prompt(tokens.token_ids, self.ask.bodies[at], self.ask.path, headers)
+        prompt = Prompt(tokens.token_ids, self.ask.bodies[at], self.ask.path, headers, self.ask.anthropic_body)
         tried: set[str] = set()
         failure: ExpectedError | None = None
         while True:

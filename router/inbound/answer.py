@@ -27,6 +27,7 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     message: dict[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
+    stop: str | None = None
 
     @property
     def text(self) -> str:
@@ -39,6 +40,7 @@ class Answer:
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
         self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop = delta.stop or self.stop
         if delta.message:
             merge_message(self.message, delta.message)
 

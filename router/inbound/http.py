@@ -1,4 +1,4 @@
-"""The HTTP side: OpenAI's routes, health, readiness and metrics."""
+"""The HTTP side: routes of OpenAI and Anthropic, health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ from router.explanations import as_header
 from router.gateway import Gateway
 from router.identify import identify, key_in
 from router.inbound.answer import Answer, Head, usage_sum
+from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, counted_messages
+from router.inbound.anthropic_answers import MessagesDialect, anthropic_failure
+from router.inbound.counting import count_tokens
 from router.inbound.dialect import Dialect, Failure, Stream
-from router.inbound.openai import CHAT_PATH, COMPLETION_PATH, decode
+from router.inbound.openai import CHAT_PATH, COMPLETION_PATH
 from router.inbound.openai_dialect import chat_dialect, completion_dialect, openai_failure
+from router.inbound.reading import decode
 from router.inbound.status import retry_after
 from router.pipeline import outer_edge, serve
 from router.telemetry import CONTENT_TYPE
@@ -41,10 +45,11 @@ _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Acc
 _DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     CHAT_PATH: chat_dialect,
     COMPLETION_PATH: completion_dialect,
+    MESSAGES_PATH: MessagesDialect,
 }
 """Path -> what is spoken there."""
 
-_ROUTES_HINT = f"POST {', '.join(_DIALECTS)}, GET /v1/models, /healthz, /readyz or /metrics"
+_ROUTES_HINT = f"POST {', '.join(_DIALECTS)}, {COUNT_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
 
 
 def http_app(gateway: Gateway) -> web.Application:
@@ -53,6 +58,7 @@ def http_app(gateway: Gateway) -> web.Application:
     app[_GATEWAY] = gateway
     for path, dialect in _DIALECTS.items():
         app.router.add_post(path, _endpoint(dialect))
+    app.router.add_post(COUNT_PATH, _count_tokens)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{id:.+}", _model)
     app.router.add_get("/healthz", _healthz)
@@ -83,17 +89,8 @@ class HttpCaller:
 
     async def read(self) -> Ask:
         """The body, parsed."""
-        try:
-            raw = await self._http.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            most = self._gateway.config.server.max_body_bytes
-            hint = "shorten the prompt, or raise server.max_body"
-            raise RequestTooLarge(f"the body is larger than {most} bytes", hint=hint) from error
-        except (web.RequestPayloadError, HttpProcessingError) as error:
-            raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
-        except ConnectionError as error:
-            raise CallerGone from error
-        headers = {name.lower(): value for name, value in self._http.headers.items()}
+        raw = await read_body(self._http, self._gateway)
+        headers = lowered(self._http)
         # a million characters parse in a few ms, but 200,000 token ids in 60
         large = len(raw) > INLINE_BYTES
         ask = self._ask = await asyncio.to_thread(self._parsed, raw, headers) if large else self._parsed(raw, headers)
@@ -151,9 +148,8 @@ class HttpCaller:
     async def fail(self, error: ExpectedError) -> web.StreamResponse:
         """Tell the client of `error`: as a status if none was sent yet, else as the last event of the stream."""
         if self._response is None or self._stream is None:
-            return failure_response(
-                self._dialect.failure(error), error, headers={"X-Request-Id": self.id, **self._why()}
-            )
+            headers = {**self._named(), **self._why()}
+            return failure_response(self._dialect.failure(error), error, headers=headers)
         await self._send(self._stream.fail(error))
         await self._response.write_eof()
         return self._response
@@ -178,15 +174,38 @@ class HttpCaller:
             raise CallerGone from error
 
     def _headers(self) -> dict[str, str]:
-        headers = {"X-Request-Id": self.id, **self._why()}
+        headers = {**self._named(), **self._why()}
         if (where := self._placement) is not None:
             headers["X-Pointsman-Backend"] = where.backend
             headers["X-Pointsman-Class"] = where.request.service_class
             headers["X-Pointsman-Tenant"] = where.request.tenant
         return headers
 
+    def _named(self) -> dict[str, str]:
+        # the second is what Anthropic's clients look for
+        return {"X-Request-Id": self.id, "Request-Id": self.id}
+
     def _why(self) -> dict[str, str]:
         return {} if self._explanation is None else {"X-Pointsman-Decision": as_header(self._explanation)}
+
+
+async def read_body(http: web.Request, gateway: Gateway) -> bytes:
+    """The body of `http`. Raises RequestTooLarge, InvalidRequest, CallerGone."""
+    try:
+        return await http.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        most = gateway.config.server.max_body_bytes
+        hint = "shorten the prompt, or raise server.max_body"
+        raise RequestTooLarge(f"the body is larger than {most} bytes", hint=hint) from error
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
+    except ConnectionError as error:
+        raise CallerGone from error
+
+
+def lowered(http: web.Request) -> dict[str, str]:
+    """The headers of `http` by lower-case name."""
+    return {name.lower(): value for name, value in http.headers.items()}
 
 
 def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping[str, str]) -> web.Response:
@@ -218,8 +237,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _failure_shape(path: str) -> Callable[[ExpectedError], Failure]:
     """How an error looks to clients of `path`."""
-    dialect = _DIALECTS.get(path)
-    return openai_failure if dialect is None else dialect().failure
+    return anthropic_failure if path.startswith(MESSAGES_PATH) else openai_failure
 
 
 def _endpoint(dialect: Callable[[], Dialect]) -> Handler:
@@ -235,6 +253,13 @@ def _endpoint(dialect: Callable[[], Dialect]) -> Handler:
             return await caller.fail(error)
 
     return answer
+
+
+async def _count_tokens(request: web.Request) -> web.Response:
+    gateway = request.app[_GATEWAY]
+    tenant = identify(key_in(request.headers), gateway.config)
+    ask = counted_messages(decode(await read_body(request, gateway)), lowered(request))
+    return _json({"input_tokens": await count_tokens(ask, tenant, gateway)})
 
 
 async def _models(request: web.Request) -> web.Response:
