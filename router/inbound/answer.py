@@ -8,6 +8,9 @@ from typing import Any
 
 from policies.nouns import Delta, TokenLogprob, Usage
 
+_REASONING = ("reasoning_content", "reasoning")
+"""What servers of open models call what a model thinks; older and newer vLLM, for two."""
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -77,3 +80,8 @@ def usage_sum(usages: Iterable[Usage]) -> Usage:
         sum(usage.completion_tokens for usage in known),
         sum(usage.cached_tokens for usage in known),
     )
+
+
+def thought_in(message: Mapping[str, Any]) -> str:
+    """The reasoning in a message or a piece of one."""
+    return next((str(message[name]) for name in _REASONING if message.get(name)), "")

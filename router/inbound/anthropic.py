@@ -1,7 +1,7 @@
 """Anthropic's messages API, read: a body becomes an Ask, by way of the OpenAI body that says the same.
 
-Backends that speak OpenAI's dialect get the OpenAI body, and the chat template reads it; those that speak Anthropic's get
-the client's own. What OpenAI has no word for travels under the names that servers of open models know: thinking
+Backends that speak OpenAI's dialect get the OpenAI body, and the chat template reads it; those that speak Anthropic's
+get the client's own. What OpenAI has no word for travels under the names that servers of open models know: thinking
 as `reasoning_content`, whether to think as `chat_template_kwargs.enable_thinking`, `cache_control` where it was.
 """
 
@@ -22,8 +22,8 @@ from router.inbound.reading import converted
 MESSAGES_PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""Values of `anthropic-version` that are spoken. The newer one has no `temperature`, `top_p` and `top_k`; models that are
-not Anthropic's have, so they are read in both."""
+"""Values of `anthropic-version` that are spoken. The newer one has no `temperature`, `top_p` and `top_k`; models
+that are not Anthropic's have, so they are read in both."""
 
 _Fields = TypeVar("_Fields", bound=CountBody)
 

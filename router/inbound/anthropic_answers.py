@@ -13,7 +13,7 @@ import msgspec
 from policies.errors import ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 from router.ask import Ask
-from router.inbound.answer import Answer, Head
+from router.inbound.answer import Answer, Head, thought_in
 from router.inbound.anthropic import messages_ask
 from router.inbound.dialect import Failure, comment
 from router.inbound.status import status_of
@@ -31,8 +31,6 @@ _ERROR_TYPES = {
     504: "timeout_error",
 }
 _OVERLOADED_STATUS = 529
-_REASONING = ("reasoning_content", "reasoning")
-"""What servers of open models call what Anthropic calls thinking; older and newer vLLM, for two."""
 
 
 class MessagesDialect:
@@ -117,7 +115,7 @@ class MessageStream:
 
     def _events(self, delta: Delta) -> Iterator[dict[str, Any]]:
         said = delta.message or {}
-        if thought := _thought(said):
+        if thought := thought_in(said):
             yield from self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             yield self._piece({"type": "thinking_delta", "thinking": thought})
         yield from self._sign(said.get("thinking_blocks") or ())
@@ -191,7 +189,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 def _blocks(answer: Answer) -> Iterator[Mapping[str, Any]]:
     """The content of a whole message: what was thought, said, and called."""
-    thought = _thought(answer.message)
+    thought = thought_in(answer.message)
     if answer.message.get("thinking_blocks"):
         yield from answer.message["thinking_blocks"]
     elif thought:
@@ -211,10 +209,6 @@ def _arguments(text: str) -> Mapping[str, Any]:
     except (msgspec.MsgspecError, RecursionError):
         arguments = None
     return arguments if isinstance(arguments, dict) else {"INVALID_JSON": text}
-
-
-def _thought(said: Mapping[str, Any]) -> str:
-    return next((str(said[name]) for name in _REASONING if said.get(name)), "")
 
 
 def _error(error: ExpectedError) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from router.inbound.dialect import Dialect, Failure, Stream
 from router.inbound.openai import CHAT_PATH, COMPLETION_PATH
 from router.inbound.openai_dialect import chat_dialect, completion_dialect, openai_failure
 from router.inbound.reading import decode
+from router.inbound.responses import RESPONSES_PATH
+from router.inbound.responses_answers import ResponsesDialect
 from router.inbound.status import retry_after
 from router.pipeline import outer_edge, serve
 from router.telemetry import CONTENT_TYPE
@@ -45,6 +47,7 @@ _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Acc
 _DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     CHAT_PATH: chat_dialect,
     COMPLETION_PATH: completion_dialect,
+    RESPONSES_PATH: ResponsesDialect,
     MESSAGES_PATH: MessagesDialect,
 }
 """Path -> what is spoken there."""

@@ -111,7 +111,7 @@ class ChatShape:
             piece["content"] = delta.text
         if delta.message:
             piece.update(delta.message)
-        logprobs = {"content": [_chat_logprob(one) for one in delta.logprobs]} if delta.logprobs else None
+        logprobs = {"content": [chat_logprob(one) for one in delta.logprobs]} if delta.logprobs else None
         return {"index": index, "delta": piece, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
     def whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class ChatShape:
             message["content"] = None
         for call in message.get("tool_calls") or ():
             call.pop("index", None)
-        logprobs = {"content": [_chat_logprob(one) for one in answer.logprobs]} if answer.logprobs else None
+        logprobs = {"content": [chat_logprob(one) for one in answer.logprobs]} if answer.logprobs else None
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
 
@@ -143,7 +143,8 @@ class CompletionShape:
         return {"index": index, "text": answer.text, "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
 
-def _chat_logprob(one: TokenLogprob) -> dict[str, Any]:
+def chat_logprob(one: TokenLogprob) -> dict[str, Any]:
+    """One token of a chat's `logprobs.content`."""
     return {**_token(one), "top_logprobs": [_token(other) for other in one.top]}
 
 
