@@ -33,6 +33,9 @@ class Capability(enum.StrEnum):
     CHOICES = "choices"
     """Several answers to one prompt (OpenAI's `n`)."""
 
+    EMBEDDINGS = "embeddings"
+    """Vectors for texts, instead of an answer to them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
@@ -182,6 +185,7 @@ class Delta:
     `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
     `usage`. `computed_tokens` reports prefill progress and comes alone, or with `expected_s`: seconds until the first
     token, where the backend predicts it. `stop` is the stop string that ended the choice, where the backend tells.
+    `body` is a whole reply in JSON, for what is no generation (embeddings); it comes once, with `usage`.
     `message` holds what the backend added to OpenAI's delta or message beside text (tool calls, reasoning, ...).
     """
 
@@ -195,6 +199,7 @@ class Delta:
     expected_s: float | None = None
     message: Mapping[str, Any] | None = None
     stop: str | None = None
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

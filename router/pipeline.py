@@ -53,6 +53,7 @@ WANTED = {
     ),
     Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
     Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
+    Capability.EMBEDDINGS: ("make embeddings", "model", "ask for a model that embeds"),
     Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
 }
 """Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""

@@ -31,6 +31,7 @@ class Answer:
     message: dict[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
     stop: str | None = None
+    body: bytes = b""
 
     @property
     def text(self) -> str:
@@ -44,6 +45,7 @@ class Answer:
         self.logprobs.extend(delta.logprobs)
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop = delta.stop or self.stop
+        self.body = delta.body or self.body
         if delta.message:
             merge_message(self.message, delta.message)
 

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from backends.embeddings import EMBEDDINGS_PATH
 from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
 from policies.explain import Explanation
 from policies.nouns import Delta, Usage
@@ -24,6 +25,7 @@ from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, counted_messages
 from router.inbound.anthropic_answers import MessagesDialect, anthropic_failure
 from router.inbound.counting import count_tokens
 from router.inbound.dialect import Dialect, Failure, Stream
+from router.inbound.embeddings import EmbeddingsDialect
 from router.inbound.openai import CHAT_PATH, COMPLETION_PATH
 from router.inbound.openai_dialect import chat_dialect, completion_dialect, openai_failure
 from router.inbound.reading import decode
@@ -48,6 +50,7 @@ _DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     CHAT_PATH: chat_dialect,
     COMPLETION_PATH: completion_dialect,
     RESPONSES_PATH: ResponsesDialect,
+    EMBEDDINGS_PATH: EmbeddingsDialect,
     MESSAGES_PATH: MessagesDialect,
 }
 """Path -> what is spoken there."""
