@@ -34,6 +34,7 @@ from router.gateway import Gateway
 from router.identify import identify
 from router.telemetry import Account, Telemetry
 from router.tokenize import Tokens, estimated
+from router.tool_calls import heard
 from shards.kv.keys import BLOCK_TOKENS, root_key
 
 MOST_TRIES = 3
@@ -237,7 +238,7 @@ class _Call:
                 await self.caller.place(at, Placement(request, backend.pool, backend.name))
                 uncached_tokens = request.prompt_tokens - held.get(backend.name, 0)
                 with self.gateway.cluster.sending(backend.name, uncached_tokens) as flight:
-                    await self._relay(at, request, backend.generate(request, prompt), flight, tokens.echo)
+                    await self._relay(at, request, heard(backend, request, prompt, tokens.tools), flight, tokens.echo)
                 return
             except (BackendFailed, Overloaded) as error:
                 failure = error
