@@ -56,12 +56,14 @@ def _text(choice: Mapping[str, Any]) -> Delta:
 
 
 def _common(choice: Mapping[str, Any]) -> Delta:
-    finish = choice.get("finish_reason") or None
+    finish, stop = choice.get("finish_reason") or None, choice.get("stop_reason")
     return Delta(
         choice=int(choice.get("index") or 0),
         # vLLM's `return_token_ids`
         token_ids=tuple(choice.get("token_ids") or ()),
         finish_reason=_FINISHES.get(finish, finish) if finish else None,
+        # vLLM's, which may be a token id as well
+        stop=stop if isinstance(stop, str) else None,
     )
 
 

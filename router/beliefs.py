@@ -44,6 +44,8 @@ class Beliefs:
 
     def sent(self, backend: str, keys: Sequence[int]) -> None:
         """The prompt with blocks `keys` goes to `backend` now: equal ones that come at once are to follow it."""
+        # a prefix that is asked for is the last that the index forgets, however long ago it was told of
+        self.index.touch(keys)
         self._speculation.sent(backend, keys, self._clock())
 
     def answered(self, backend: str, keys: Sequence[int], flight: Flight, seen: BackendView) -> None:

@@ -22,6 +22,7 @@ from policies.predict import uncached_tokens
 from policies.promise import cost_s, fastest_decode_s, promised_ttft_s, would_take
 from router.cluster import Cluster
 from router.flights import Flight
+from router.tool_calls import ToolSyntax
 
 MOST_FAILED_LOOKS = 8
 """Decisions that may fail in one walk through a queue: each takes up to 2 ms of the event loop."""
@@ -56,7 +57,8 @@ class Placed:
 
 @dataclass(eq=False, slots=True)
 class Bid:
-    """One prompt that looks for a backend, with what goes there (`prompt`) and what the answer begins with (`echo`).
+    """One prompt that looks for a backend, with what goes there (`prompt`), what the answer begins with (`echo`), and
+    how it may call `tools`.
 
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error where nobody can
     take it; `sent` hears to which backend it goes. An answer of `new_tokens` is expected. Of `due_at`, when the first
@@ -73,6 +75,7 @@ class Bid:
     refusal: Callable[[Request, ClusterView, Decision], ExpectedError]
     sent: Callable[[str], None]
     echo: str = ""
+    tools: ToolSyntax | None = None
     due_at: float | None = None
     cost_s: float | None = None
     avoiding: frozenset[str] = frozenset()

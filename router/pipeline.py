@@ -39,6 +39,7 @@ from router.placing import Placer
 from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
 from router.telemetry import Account, Telemetry
 from router.tokenize import Tokens
+from router.tool_calls import heard
 
 MOST_TRIES = 3
 """Backends that one prompt may be tried on."""
@@ -54,6 +55,7 @@ WANTED = {
     ),
     Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
     Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
+    Capability.EMBEDDINGS: ("make embeddings", "model", "ask for a model that embeds"),
     Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
 }
 """Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
@@ -192,7 +194,8 @@ class _Call:
         self._record(at, bid.request, placed.found.view, placed.found.decision)
         self.gateway.telemetry.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
         await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
-        await self._relay(at, bid.request, backend.generate(bid.request, bid.prompt), placed.flight, bid.echo)
+        deltas = heard(backend, bid.request, bid.prompt, bid.tools)
+        await self._relay(at, bid.request, deltas, placed.flight, bid.echo)
 
     def bid(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int]) -> Bid:
         """What prompt number `at` asks of the dispatcher, as one for `model`; `held` is what backends hold now."""
@@ -215,8 +218,9 @@ class _Call:
 
         return Bid(
             request,
-            prompt=Prompt(tokens.token_ids, ask.bodies[at], ask.path, headers),
+            prompt=Prompt(tokens.token_ids, ask.bodies[at], ask.path, headers, ask.anthropic_body),
             echo=tokens.echo,
+            tools=tokens.tools,
             arrived_at=self.account.started_at,
             service_class=self.ruling.service_class,
             new_tokens=gateway.lengths.expected(request.tenant, request.service_class, most=request.max_new_tokens),

@@ -20,6 +20,7 @@ from policies.text_keys import text_keys
 from router.ask import Ask, Chat, Input
 from router.chat_template import ChatTemplate
 from router.token_ids import count, pack, unpack
+from router.tool_calls import ToolSyntax, syntax_of
 from shards.kv.keys import block_keys
 
 CHUNK_CHARACTERS = 4096
@@ -151,13 +152,14 @@ def cut(text: str, every: int = CHUNK_CHARACTERS) -> list[str]:
 class Tokens:
     """One input ready for a backend: `count` tokens, or about so many where nobody could tokenize it.
 
-    `keys` are its block keys. `echo` is its text, where the client wants it back.
+    `keys` are its block keys. `echo` is its text, where the client wants it back. `tools` is how it may call some.
     """
 
     count: int
     token_ids: bytes = b""
     keys: tuple[int, ...] = ()
     echo: str = ""
+    tools: ToolSyntax | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,8 @@ class ModelText:
         if not ids:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")
         text = (given if isinstance(given, str) else self.tokenizer.decode(ids)) if echo else ""
-        return Tokens(count(ids), ids, block_keys(ids, root), text)
+        tools = syntax_of(given, self.template.tool_format) if isinstance(given, Chat) else None
+        return Tokens(count(ids), ids, block_keys(ids, root), text, tools)
 
 
 def require_known_ids(token_ids: bytes, vocabulary: int) -> None:

@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from policies.budget import Standing
-from policies.errors import ExpectedError, InvalidRequest
+from policies.errors import ExpectedError
 from policies.explain import Explanation
 from policies.nouns import Delta, Usage
 from router.ask import Ask
@@ -20,6 +20,8 @@ from router.caller import CallerGone, Placement
 from router.explanations import as_header
 from router.gateway import Gateway
 from router.identify import identify, key_in
+from router.inbound.answer import Answer, usage_sum
+from router.inbound.counting import count_tokens
 from router.inbound.grpc_messages import (
     answer_of,
     ask_of,
@@ -29,12 +31,10 @@ from router.inbound.grpc_messages import (
     reply_of,
     usage_of,
 )
-from router.inbound.openai_answers import Answer, usage_sum
 from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.status import retry_after, status_of
 from router.inbound.v1 import inference_pb2 as pb
 from router.pipeline import outer_edge, serve
-from router.prepare import find_model, tokenize
 
 SERVICE = "pointsman.v1.Inference"
 
@@ -116,12 +116,7 @@ class Inference:
             message = pb.CountTokensRequest()
             read_message(raw, message)
             ask = counted_ask(message)
-            model = find_model(ask.model, tenant, self._gateway)
-            (tokens,) = await tokenize(ask, model, tenant, self._gateway)
-            if not tokens.token_ids:
-                hint = "ask the backend itself"
-                raise InvalidRequest(f"nobody here has the tokenizer of '{model.name}'", hint=hint, param="model")
-            return pb.CountTokensReply(tokens=tokens.count)
+            return pb.CountTokensReply(tokens=await count_tokens(ask, tenant, self._gateway))
         return None
 
     async def list_models(self, raw: bytes, context: Context) -> Message | None:

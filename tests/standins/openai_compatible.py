@@ -18,6 +18,7 @@ class OpenAIServer(StandIn):
             web.get("/v1/models", self.list_models),
             web.post("/v1/chat/completions", self.complete),
             web.post("/v1/completions", self.complete),
+            web.post("/v1/embeddings", self.embed),
         )
 
     async def list_models(self, request: web.Request) -> web.Response:
@@ -73,6 +74,17 @@ class OpenAIServer(StandIn):
             text = "".join([piece async for piece in self.pieces(_most(body))])
             choice = self.choice(body, text, self.finish(_most(body)), is_whole=True)
             return web.json_response(self.chunk(body, [choice], self.usage(body, prompt_tokens, len(text))))
+
+    async def embed(self, request: web.Request) -> web.StreamResponse:
+        body = await self.seen(request)
+        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        tokens = sum(map(tokens_in, texts))
+        refusal = self.refusal(body, tokens)
+        if refusal is not None:
+            return refusal
+        data = [{"object": "embedding", "index": at, "embedding": [float(at), 0.5]} for at in range(len(texts))]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return web.json_response({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
     async def _stream(self, request: web.Request, body: Mapping[str, Any], prompt_tokens: int) -> web.StreamResponse:
         reply, drawn = await self.begin(request), 0
