@@ -64,7 +64,7 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
     return PoolSpec(
         name,
         kind=kind,
-        at=tuple(address for address in addresses if address),
+        at=tuple(address for found in addresses if found for address in found),
         local=min(local, _MOST_LOCAL),
         model=section.read_any("model") or (BUNDLED if local else None),
         models=_read_names(section.get("models")),
@@ -73,13 +73,16 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
     )
 
 
-def _resolved(text: str, outside: Outside, reader: Callable[[str], str]) -> str:
+def _resolved(text: str, outside: Outside, reader: Callable[[str], str]) -> tuple[str, ...]:
+    """The address that `text` is, or those that it leads to: what is outside may grow, and be several with commas."""
     value = outside.resolve(text)
+    if value == text:
+        return (reader(text),)
     try:
-        return reader(value)
-    except ValueError as error:
+        return tuple(reader(one.strip()) for one in value.split(","))
+    except ValueError:
         # what a reference leads to may be a secret that was named by mistake
-        raise ValueError(f"{text} leads to something that is no address") if value != text else error from None
+        raise ValueError(f"{text} leads to something that is no address") from None
 
 
 def _check_place(field: Field, section: Section, kind: str, local: int) -> None:
