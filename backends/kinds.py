@@ -25,6 +25,7 @@ from backends.sglang import SGLang
 from backends.shard import ShardBackend
 from backends.tensorrt_llm import TensorRTLLM
 from backends.tgi import TGI
+from backends.triton_server import TritonServer
 from backends.vllm import VLLM
 from policies.errors import ConfigError
 
@@ -113,6 +114,7 @@ KINDS: Mapping[str, Maker] = MappingProxyType(
         "ollama": _over_http(Ollama),
         "llama_cpp": _over_http(LlamaCpp),
         "fastchat": _over_http(FastChat),
+        "triton_server": _over_http(TritonServer),
         "fake": _make_fake,
     }
 )

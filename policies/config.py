@@ -21,6 +21,7 @@ KINDS = (
     "ollama",
     "llama_cpp",
     "fastchat",
+    "triton_server",
     "fake",
 )
 """Kinds of backends that a pool can be made of."""

@@ -22,6 +22,8 @@ from tests.contracts.stages import (
     tensorrt_llm,
     tgi,
     tgi_generate_stream,
+    triton_server,
+    triton_server_grpc,
     vllm,
 )
 
@@ -42,5 +44,7 @@ STAGES: Mapping[str, Any] = {
     "tensorrt_llm": tensorrt_llm,
     "tgi": tgi,
     "tgi /generate_stream": tgi_generate_stream,
+    "triton_server": triton_server,
+    "triton_server gRPC": triton_server_grpc,
     "vllm": vllm,
 }
