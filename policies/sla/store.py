@@ -15,9 +15,7 @@ REDIS = Scalar(str, {"type": "string", "pattern": rf"^\s*((rediss?|unix)://\S+|{
 STORE = Table(
     {
         "redis": Key(REDIS, "redis://host:6379/0, rediss:// for TLS, or ${env:NAME} where it has a password"),
-        "replicas": Key(
-            read_count, "how many routers share it: each has its part while it is away; 1 without"
-        ),
+        "replicas": Key(read_count, "how many routers share it: each has its part while it is away; 1 without"),
         "strict": Key(read_yes, "true: while it is away, refuse what is limited rather than let too much through"),
     }
 )
