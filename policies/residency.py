@@ -143,7 +143,7 @@ class Residency:
         guess = Guess(backend, len(keys), known, cache.distances(keys, known))
         hits = sum(cache.capacity.p_hit(distance) for _, distance in guess.distances) / max(1, len(guess.distances))
         cache.note(keys, len(keys) - round(known * hits))
-        cache.sent_at = now
+        cache.sent_at = max(cache.sent_at, now)  # of others one hears late
         return guess
 
     def answered(self, backend: str, blocks: int) -> None:

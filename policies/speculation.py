@@ -27,10 +27,17 @@ class Speculation:
     def __repr__(self) -> str:
         return f"<Speculation young {self._young!r}, old {self._old!r}>"
 
-    def sent(self, backend: str, keys: Sequence[int], now: float) -> None:
-        """The prompt with blocks `keys` went to `backend`."""
+    def sent(self, backend: str, keys: Sequence[int], now: float) -> tuple[int, ...]:
+        """The prompt with blocks `keys` went to `backend`; the keys that are noted of it, for others to `hear`."""
+        noted = _rungs(keys)
+        self.hear(backend, noted, now, sent_at=now)
+        return tuple(noted)
+
+    def hear(self, backend: str, noted: Sequence[int], now: float, *, sent_at: float) -> None:
+        """Another router sent a prompt to `backend`, of which it noted this."""
         self._turn(now)
-        self._young.store(backend, _rungs(keys))
+        if now - sent_at < self._lasts_s:
+            self._young.store(backend, noted)
 
     def longest(self, keys: Sequence[int], now: float) -> dict[str, Match]:
         """Backend -> how much of the prompt with blocks `keys` was lately sent there, rounded down to what is noted."""

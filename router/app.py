@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from router.inbound.admin import admin_app
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
 from router.reload import Reloader, as_shadow
+from router.replicas.replicas import Replicas
+from router.replicas.stream import RedisStream
 from router.store.base import QuotaStore
 from router.store.guarded import GuardedStore, GuardOptions
 from router.store.memory import MemoryStore
@@ -125,6 +128,8 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         shadow=parts["shadow"].config if "shadow" in parts else None,
     )
     cluster.heed(lambda _: gateway.dispatcher.changed())
+    if config.store.redis is not None:
+        gateway.replicas = _replicas(config.store.redis, gateway)
     return gateway
 
 
@@ -195,6 +200,9 @@ class Router:
             await self.gateway.admission.store.start()
             await stack.enter_async_context(self.gateway.cluster)
             await stack.enter_async_context(self._feeds)
+            if self.gateway.replicas is not None:
+                stack.push_async_callback(self.gateway.replicas.close)
+                await self.gateway.replicas.start()
             self._own(stack, "health of feeds", lambda: _every(1.0, self._weigh_feeds))
             self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
             self._own(stack, "tokenizers", self._load_tokenizers)
@@ -279,6 +287,20 @@ def _quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedS
         return MemoryStore(time.time)
     options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
     return GuardedStore(RedisStore(shared.redis), clock=time.time, options=options, on_event=telemetry.event)
+
+
+def _replicas(url: str, gateway: Gateway) -> Replicas:
+    # not of the router's rng: two routers with one seed would take each other for themselves
+    by, telemetry = uuid.uuid4().hex, gateway.telemetry
+    return Replicas(
+        RedisStream(url, by),
+        by,
+        beliefs=gateway.beliefs,
+        cluster=gateway.cluster,
+        clock=gateway.clock,
+        on_event=telemetry.event,
+        on_state=telemetry.replicas,
+    )
 
 
 def _configured_backends(config: Config, surroundings: Surroundings) -> Iterator[Backend]:

@@ -13,7 +13,7 @@ from backends.base import Backend, Description
 from policies.cost import Latency
 from policies.errors import BackendFailed
 from policies.nouns import ClusterView, Request
-from router.flights import Flight
+from router.flights import Flight, Traffic
 from router.member import Member
 from router.supervise import supervise
 
@@ -99,6 +99,22 @@ class Cluster:
         self._probes = []
         for member in self._members.values():
             await member.backend.close()
+
+    def __contains__(self, name: str) -> bool:
+        """Is there a backend of this name?"""
+        return name in self._members
+
+    def traffic(self) -> dict[str, Traffic]:
+        """What this router has at each backend where it has anything."""
+        return {name: member.flights.traffic() for name, member in self._members.items() if member.flights}
+
+    def hear_elsewhere(self, traffic: Mapping[str, Traffic]) -> None:
+        """What all other routers have at each backend, as far as they tell."""
+        for name, member in self._members.items():
+            there = traffic.get(name, Traffic())
+            if there != member.elsewhere:
+                member.elsewhere = there
+                self.changed(name)
 
     def check(self) -> None:
         """Nothing is at any backend; for an idle router."""

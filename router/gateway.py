@@ -15,6 +15,7 @@ from router.beliefs import Beliefs
 from router.cluster import Cluster, ServedModel
 from router.dispatch import Dispatcher
 from router.doors import Doors
+from router.replicas.replicas import Replicas
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
 
@@ -23,7 +24,8 @@ from router.tokenize import Tokenizers
 class Gateway:
     """The parts of one router. `config` is replaced whole by one assignment; a call keeps the one it began with.
 
-    `shadow` decides beside it without effect, where there is one.
+    `shadow` decides beside it without effect, where there is one. `replicas` are the other routers, where there may be
+    any.
     """
 
     config: Config
@@ -38,6 +40,7 @@ class Gateway:
     clock: Callable[[], float]
     rng: random.Random
     shadow: Config | None = None
+    replicas: Replicas | None = None
 
     def __repr__(self) -> str:
         return f"<Gateway {self.doors!r} {self.admission!r} {self.cluster!r}>"

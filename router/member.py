@@ -10,7 +10,7 @@ from policies.concurrency import AdaptiveLimit
 from policies.cost import LatencyModel, Work, prefill_work, prior_of
 from policies.errors import Overloaded
 from policies.nouns import BackendView, Request
-from router.flights import Flight, Flights, Seen
+from router.flights import Flight, Flights, Seen, Traffic
 
 _NOTHING = Description(models=frozenset())
 """What a backend says that was never reached."""
@@ -23,8 +23,9 @@ _LEAST_STEPS = 4
 class Member:
     """One backend of a cluster. `model` learns how fast it is, `limit` how many requests it takes.
 
-    The limit counts only where the backend does not tell its own. `on_predicted` hears of each first token at which
-    backend it came, in how many seconds it had been predicted, and in how many it came.
+    The limit counts only where the backend does not tell its own, and what other routers have there, `elsewhere`, only
+    where it does not tell how much it has to do. `on_predicted` hears of each first token at which backend it came, in
+    how many seconds it had been predicted, and in how many it came.
     """
 
     backend: Backend
@@ -34,6 +35,7 @@ class Member:
     failures: int = 0
     flights: Flights = field(default_factory=Flights)
     limit: AdaptiveLimit = field(default_factory=AdaptiveLimit)
+    elsewhere: Traffic = field(default_factory=Traffic)
     model: LatencyModel = field(init=False)
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
 
@@ -69,7 +71,8 @@ class Member:
         seen = self.flights.seen_by(rank) if rank is not None and said.preempts else None
         # one that reports its cache and is not named holds nothing; of any other nobody knows
         unnamed = 0 if said.reports_cache else None
-        waiting = self.flights.waiting
+        running, waiting = len(self.flights) - self.flights.waiting, self.flights.waiting + self.elsewhere.waiting
+        waiting_tokens = self.elsewhere.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
         return BackendView(
             name=self.backend.name,
             pool=self.backend.pool,
@@ -77,9 +80,9 @@ class Member:
             models=said.models,
             healthy=self.well and description is not None,
             draining=self.draining,
-            running=len(self.flights) - waiting if load.running is None else load.running,
+            running=running + self.elsewhere.running if load.running is None else load.running,
             waiting=waiting if load.waiting is None else load.waiting + unseen,
-            waiting_tokens=(load.waiting_tokens or 0) + unseen_tokens,
+            waiting_tokens=waiting_tokens + unseen_tokens,
             max_requests=load.max_requests,
             free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
             context_tokens=said.context_tokens,
@@ -101,7 +104,9 @@ class Member:
         unseen, unseen_tokens = self._unseen(load)
         by_rank = description is not None and description.preempts
         ahead = self._ahead(now, load, unseen_tokens, self.flights.seen_by(request.rank) if by_rank else None)
-        there = len(self.flights) if load.running is None else load.running + (load.waiting or 0) + unseen
+        there = len(self.flights) + self.elsewhere.running + self.elsewhere.waiting
+        if load.running is not None:
+            there = load.running + (load.waiting or 0) + unseen
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
         flight = Flight(
             self.backend.name,
@@ -149,15 +154,16 @@ class Member:
 
         What this router sent is known prompt by prompt; of what others sent, a report has the tokens alone.
         """
-        flights = self.flights
+        flights, others = self.flights, self.elsewhere
         if not flights.waiting:
-            return Work(load.waiting_tokens or 0, 0.0)
+            untold = load.waiting_tokens is None
+            return Work(others.waiting_tokens, others.waiting_pairs) if untold else Work(load.waiting_tokens or 0, 0.0)
         whole = Work(flights.waiting_tokens, flights.waiting_pairs)
         first = seen.front if seen else whole
         if load.waiting_tokens is None:
             total_s = self.model.snapshot().work_s(whole)
             left = max(0.0, 1.0 - (now - flights.busy_since) / total_s)
-            return Work(first.tokens * left, first.pairs * left)
+            return Work(first.tokens * left + others.waiting_tokens, first.pairs * left + others.waiting_pairs)
         tokens, ours = load.waiting_tokens + unseen_tokens, flights.waiting_tokens
         left = min(1.0, tokens / ours)
         return Work(first.tokens * left + max(0, tokens - ours), first.pairs * left)

@@ -97,6 +97,8 @@ class Telemetry:
         self._shadow = self._counter(
             "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
         )
+        self._exact = self._gauge("replicas_exact", "1 if all that other routers tell is known here", ())
+        self._others = self._gauge("replicas_heard", "Other routers that were heard of in the last seconds", ())
         self._events = self._counter("events", "Things that happen rarely, by name", ("event",))
         self._lag = self._histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
         self._worst_lag = self._gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
@@ -189,6 +191,11 @@ class Telemetry:
             self._child(self._shadow, what).inc()
         if differences and _shadows.isEnabledFor(logging.INFO):
             _shadows.info(_line({"request": request.id, "differences": msgspec.to_builtins(differences)}))
+
+    def replicas(self, exact: bool, others: int) -> None:
+        """Whether all that other routers tell is known here, and how many there are."""
+        self._exact.set(int(exact))
+        self._others.set(others)
 
     def event(self, name: str) -> None:
         """Count something that happens rarely. `name` comes from a closed list."""

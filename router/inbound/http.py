@@ -308,7 +308,11 @@ async def _readyz(request: web.Request) -> web.Response:
     ready = gateway.is_ready()
     pools = gateway.cluster.pools_ready().items()
     states = {name: "ready" if well else "no healthy backend" for name, well in pools}
-    return _json({"ready": ready, "open": gateway.doors.open, "pools": states}, status=200 if ready else 503)
+    told = {"ready": ready, "open": gateway.doors.open, "pools": states}
+    if gateway.replicas is not None:
+        # approximate is served all the same: it places a little worse
+        told["replicas"] = gateway.replicas.state
+    return _json(told, status=200 if ready else 503)
 
 
 async def _metrics(request: web.Request) -> web.Response:

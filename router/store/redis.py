@@ -61,7 +61,7 @@ class RedisStore:
         for meter in metered:
             amount = meter.amount(asked.charge)
             arguments += [meter.name, meter.rate, meter.capacity, meter.need(amount), amount]
-        with _faults():
+        with faults():
             reply = await self._reserve(self._keys(asked.descriptors), arguments)
         fits, now_ms, *found = _integers(reply, 2 + len(metered))
         levels = list(zip(metered, found, strict=True))
@@ -77,14 +77,14 @@ class RedisStore:
         arguments: list[str | int] = [self._now(), reservation.id, milliseconds(KEPT_S)]
         for meter in meters(reservation.descriptors):
             arguments += [meter.name, meter.rate, meter.amount(charge)]
-        with _faults():
+        with faults():
             reply = await self._settle(self._keys(reservation.descriptors), arguments)
         if reply not in (0, 1, 2):
             raise StoreFailed(Fault.NONSENSE, f"settling answers {reply!r}")
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
         """See QuotaStore."""
-        with _faults():
+        with faults():
             if not reservations:
                 await self._redis.ping()
                 return
@@ -97,7 +97,7 @@ class RedisStore:
         arguments: list[str | int] = [self._now()]
         for meter in metered:
             arguments += [meter.name, meter.rate]
-        with _faults():
+        with faults():
             reply = await self._standing(self._keys(descriptors), arguments)
         now_ms, *found = _integers(reply, 1 + len(metered))
         return standing_of(list(zip(metered, found, strict=True)), now_ms=now_ms)
@@ -118,7 +118,7 @@ class RedisStore:
 
 
 @contextmanager
-def _faults() -> Iterator[None]:
+def faults() -> Iterator[None]:
     """Errors of redis-py and of the network, as ours. The order matters: some are kinds of others."""
     try:
         yield
@@ -130,7 +130,8 @@ def _faults() -> Iterator[None]:
         raise StoreFailed(Fault.GONE, str(error)) from error
     except failures.ResponseError as error:
         # Redis 6 tells of full memory inside of the script's own error
-        raise StoreFailed(Fault.FULL if "OOM " in str(error) else Fault.REFUSING, str(error)) from error
+        is_full = isinstance(error, failures.OutOfMemoryError) or "OOM " in str(error)
+        raise StoreFailed(Fault.FULL if is_full else Fault.REFUSING, str(error)) from error
     except (failures.RedisError, ValueError) as error:
         raise StoreFailed(Fault.NONSENSE, str(error)) from error
 
