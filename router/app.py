@@ -17,9 +17,10 @@ from backends.kinds import Place, Surroundings, make
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.errors import ConfigError
+from policies.health import HealthRules
 from policies.prefix import PrefixIndex
 from router.admission import Admission
-from router.cluster import Cluster, HealthRules, backend_name
+from router.cluster import Cluster, backend_name
 from router.config_file import Contents
 from router.dispatch import Dispatcher
 from router.doors import Doors
@@ -91,14 +92,21 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         # who reports does so once it was started, and by then there is a cluster
         surroundings = Surroundings(listener=index, on_load=lambda name: cluster.changed(name), clock=clock, rng=rng)  # noqa: PLW0108
         backends = tuple(_configured_backends(config, surroundings))
+
+    def forget(name: str) -> None:
+        index.forget(name)
+        telemetry.forget(name)
+
     cluster = Cluster(
         backends,
         clock=clock,
+        rng=rng,
         rules=parts.get("health", HealthRules()),
         on_health=telemetry.health,
         on_in_flight=telemetry.in_flight,
         on_predicted=telemetry.predicted,
         on_learnt=telemetry.learnt,
+        on_gone=forget,
     )
     gateway = Gateway(
         config=config,

@@ -186,7 +186,7 @@ class _Call:
 
     async def _answered(self, at: int, placed: Placed) -> None:
         """Stream the answer from where it was placed."""
-        bid, backend = placed.bid, self.gateway.cluster.backend(placed.flight.backend)
+        bid, backend = placed.bid, self.gateway.cluster.backend_of(placed.flight)
         self._record(at, bid.request, placed.found.view, placed.found.decision)
         self.gateway.telemetry.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
         await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))

@@ -139,6 +139,13 @@ class Telemetry:
         """`backend` may get requests, or not."""
         self._child(self._healthy, backend).set(int(healthy))
 
+    def forget(self, backend: str) -> None:
+        """`backend` is no longer there: so that series do not pile up, it has none any more."""
+        for metric in (self._decided, self._in_flight, self._healthy, self._error, self._off, self._latency, self._limit):
+            metric.remove_by_labels({"backend": backend})
+        # among others it holds series that were just removed
+        self._child.cache_clear()  # type: ignore[attr-defined]
+
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
         """A first token of `backend` took `seen_s`; when its request was sent, `predicted_s` were expected."""
         if seen_s > 0:
