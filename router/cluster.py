@@ -60,7 +60,7 @@ class Cluster:
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        rules: HealthRules = HealthRules(),
+        rules: HealthRules = HealthRules(),  # noqa: B008 - frozen
         pool_rules: Mapping[str, HealthRules] = MappingProxyType({}),
         on_health: Callable[[str, bool], None] = lambda *_: None,
         on_in_flight: Callable[[str, int], None] = lambda *_: None,

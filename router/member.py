@@ -139,7 +139,7 @@ class Member:
         return flight
 
     def end(self, flight: Flight, failure: BaseException | None, *, now: float) -> None:
-        """`flight` is over: well, or by `failure`. Learns from what was seen of it; of speed nothing from what failed."""
+        """`flight` is over: well, or by `failure`. Its end tells of health, and unless it failed of speed."""
         self._judge(flight, failure, now)
         if isinstance(failure, Overloaded):
             self.limit.refuse()

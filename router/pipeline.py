@@ -20,6 +20,7 @@ from policies.errors import (
     NoBackend,
     Overloaded,
     UnknownModel,
+    Unreached,
 )
 from policies.explain import explain, without_secrets
 from policies.filters import is_worth_waiting
@@ -41,7 +42,7 @@ from router.telemetry import Account, Telemetry
 from router.tokenize import Tokens
 
 MOST_TRIES = 3
-"""Backends that one prompt may be tried on."""
+"""Backends that one prompt may be tried on; those that it never reached do not count."""
 
 FORWARDED = ("traceparent", "tracestate")
 """Headers of the client that backends see."""
@@ -167,7 +168,8 @@ class _Call:
                 await self._answered(at, placed)
         except (BackendFailed, Overloaded) as failure:
             bid.avoiding |= {placed.flight.backend}
-            if self.caller.has_seen(at) or len(bid.avoiding) == MOST_TRIES:
+            bid.tries += not isinstance(failure, Unreached)
+            if self.caller.has_seen(at) or bid.tries == MOST_TRIES:
                 raise
             return failure
         return None

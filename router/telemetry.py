@@ -141,7 +141,15 @@ class Telemetry:
 
     def forget(self, backend: str) -> None:
         """`backend` is no longer there: so that series do not pile up, it has none any more."""
-        for metric in (self._decided, self._in_flight, self._healthy, self._error, self._off, self._latency, self._limit):
+        for metric in (
+            self._decided,
+            self._in_flight,
+            self._healthy,
+            self._error,
+            self._off,
+            self._latency,
+            self._limit,
+        ):
             metric.remove_by_labels({"backend": backend})
         # among others it holds series that were just removed
         self._child.cache_clear()  # type: ignore[attr-defined]

@@ -146,8 +146,9 @@ class ShardServer:
         self._tasks = [asyncio.create_task(self._keep_fresh()), asyncio.create_task(self._mourn())]
 
     async def drain(self) -> None:
-        """Refuse new requests and wait for those that run, at most `grace_s`."""
+        """Refuse new requests, tell routers so at once, and wait for those that run, at most `grace_s`."""
         self.service.is_draining = True
+        self.service.refresh(0.0)
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.grace_s):
