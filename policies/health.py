@@ -48,6 +48,8 @@ class Health:
         self.rules = rules
         self.is_well = self.is_on_trial = False
         self.reason = "nobody has reached it yet"
+        self.ill_since: float | None = None
+        """Since when it gets no requests; None while it does, and before the first probe."""
         self._rng, self._is_cold = rng, is_cold
         self._was_well = False
         self._requests_failed = self._probes_failed = self._openings = 0
@@ -90,7 +92,9 @@ class Health:
         self._probes_failed += 1
         if self.may_serve and self._probes_failed >= self.rules.failures:
             # the next probe that passes tells as much as waiting would
-            self._open(reason, retry_at=now)
+            self._open(reason, now=now, retry_at=now)
+        elif not self.may_serve and self.ill_since is None:
+            self.ill_since = now
 
     def answered(self, now: float) -> None:
         """A request was answered, at least its beginning; on trial, that one."""
@@ -109,7 +113,7 @@ class Health:
         self._requests_failed += 1
         self._count(now, failed=1)
         if self.is_on_trial or (self.is_well and self._fails_too_often()):
-            self._open(reason, retry_at=now + self._pause_s())
+            self._open(reason, now=now, retry_at=now + self._pause_s())
 
     def check(self) -> None:
         """Prove that it is in one state."""
@@ -136,7 +140,9 @@ class Health:
         longest_s = min(self.rules.longest_retry_s, self.rules.retry_s * 2.0 ** min(self._openings, 32))
         return longest_s * self._rng.uniform(0.5, 1.0)
 
-    def _open(self, reason: str, *, retry_at: float) -> None:
+    def _open(self, reason: str, *, now: float, retry_at: float) -> None:
+        if self.ill_since is None:
+            self.ill_since = now
         self.is_well = self.is_on_trial = False
         self.reason, self._retry_at, self._warm_from = reason, retry_at, None
         self._openings += 1
@@ -145,5 +151,5 @@ class Health:
         self.is_well, self.is_on_trial, self._was_well = True, False, True
         self._requests_failed = self._probes_failed = 0
         self._window.clear()
-        self._retry_at = None
+        self._retry_at = self.ill_since = None
         self._warm_from = now if slowly and self.rules.slow_start_s > 0 else None

@@ -31,6 +31,11 @@ def backend_name(pool: str, number: int) -> str:
     return f"{pool}-{number}"
 
 
+def found_name(pool: str, address: str) -> str:
+    """The name of a backend that was found at `address` while the router runs: the same in every router."""
+    return f"{pool}@{address.partition('://')[2] or address}"
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """One model as clients see it. `context_tokens` is the longest of its backends; None if none tells."""
@@ -132,8 +137,13 @@ class Cluster:
             member.is_leaving = False
             self.changed(name)
             raise
-        # from here on there is no way back, whoever cancels this
-        await asyncio.shield(asyncio.create_task(self._let_go(member), name=f"closing {name}"))
+        # from here on there is no way back: whoever cancels this waits for the end all the same
+        closing = asyncio.create_task(self._let_go(member), name=f"closing {name}")
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait((closing,))
+            raise
 
     def check(self) -> None:
         """Nothing is at any backend, and there is one probe for each; for an idle router."""
@@ -209,6 +219,12 @@ class Cluster:
         for member in self._members.values():
             ready[member.backend.pool] = ready.get(member.backend.pool, False) or member.healthy
         return ready
+
+    def ill_s(self, name: str) -> float:
+        """For how many seconds `name` has got no requests because of its health; 0 if it does, or is not there."""
+        member = self._members.get(name)
+        since = member.health.ill_since if member else None
+        return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def unreached(self) -> Collection[str]:
         """Backends that never said what they serve."""
