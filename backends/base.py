@@ -32,6 +32,7 @@ class Load:
     """A backend's own report: requests `running` and `waiting`, prompt tokens not yet computed, room in its KV pool.
 
     None means that the backend does not tell. `reported_at` is in seconds of the clock that the backend was given.
+    `draining`: it is about to stop and takes no new requests.
     """
 
     running: int | None = None
@@ -41,6 +42,7 @@ class Load:
     max_requests: int | None = None
     prefill_s_per_token: float | None = None
     reported_at: float | None = None
+    draining: bool = False
 
 
 class CacheListener(Protocol):

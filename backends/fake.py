@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 
 from backends.base import Description, Load
-from policies.errors import BackendFailed, ExpectedError
+from policies.errors import BackendFailed, ExpectedError, Unreached
 from policies.nouns import Capability, Delta, Prompt, Request, Usage
 
 
@@ -102,7 +102,7 @@ class FakeBackend:
         ended = "cancelled"
         try:
             if not self.is_well:
-                raise BackendFailed(f"{self.name} cannot be reached")
+                raise Unreached(f"{self.name} cannot be reached")
             for at, text in enumerate(answer.texts):
                 await self._stumble(answer, at)
                 yield Delta(text=text)

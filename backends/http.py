@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from backends.openai_errors import error_of
-from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest
+from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.nouns import Delta
 
 MOST_ERROR_BYTES = 64 << 10
@@ -117,6 +117,7 @@ class HttpClient:
         self.open_requests = 0
         self._options = options
         self._http: aiohttp.ClientSession | None = None
+        self._is_closed = False
         self._replies: set[aiohttp.ClientResponse] = set()
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -124,7 +125,10 @@ class HttpClient:
         return f"<HttpClient of {self.name} at {self.url}: {self.open_requests} requests>"
 
     def session(self) -> aiohttp.ClientSession:
-        """The session, made when it is first needed; connections are opened when they are."""
+        """The session, made when it is first needed; connections are opened when they are. Raises Unreached once it was
+        closed."""
+        if self._is_closed:
+            raise Unreached(f"{self.name} was removed")
         if self._http is None:
             # The router bounds what runs, by tenant and by backend; a limit here would hide a queue from it.
             trace = aiohttp.TraceConfig()
@@ -135,6 +139,7 @@ class HttpClient:
     async def close(self) -> None:
         """Close every connection, which cancels what runs."""
         # from here on no abort begins: a closed connection says the same
+        self._is_closed = True
         http, self._http = self._http, None
         for reply in tuple(self._replies):
             # a session that closes does not wake who reads a body
@@ -257,9 +262,9 @@ class HttpClient:
         return {**self._options.headers, **of_request, **key}
 
     def _unreachable(self, error: BaseException) -> BackendFailed:
-        return BackendFailed(
-            f"{self.name} cannot be reached: {error or type(error).__name__}", hint=f"is {self.url} up?"
-        )
+        is_unreached = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+        kind = Unreached if is_unreached else BackendFailed
+        return kind(f"{self.name} cannot be reached: {error or type(error).__name__}", hint=f"is {self.url} up?")
 
 
 def decoded(page: Page, name: str, what: str) -> Any:

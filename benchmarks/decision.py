@@ -100,7 +100,7 @@ def prepared(tokens: int, backends: int, rng: random.Random) -> Bench:
     made = [Reporting(name, "own", reported=load) for name, load in zip(names, loads, strict=True)]
     gateway = build(parse(SLA), backends=lambda _: made, clock=lambda: 1.0, rng=rng)
     for member in gateway.cluster._members.values():
-        member.well = True
+        member.probed(None, now=0.0)
     prompts = [
         Tokens(tokens, b"", tuple(rng.getrandbits(64) for _ in range(tokens // BLOCK_TOKENS))) for _ in range(40)
     ]

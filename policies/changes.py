@@ -59,7 +59,8 @@ def _store_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, .
 
 def _first_difference(old: PoolSpec, new: PoolSpec) -> str | None:
     names = (one.name for one in fields(old))
-    return next((name for name in names if getattr(old, name) != getattr(new, name)), None)
+    changed = next((name for name in names if getattr(old, name) != getattr(new, name)), None)
+    return "at" if changed == "sources" else changed
 
 
 def _line_of(root: Node, path: tuple[str, ...]) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.compose import Policy
+from policies.health import HealthRules
 from policies.nouns import Prices, ServiceClass, Tenant
 from policies.on_miss import Step
 from policies.rules import Rule
+from policies.sources import SourceName
 
 KINDS = (
     "shard",
@@ -39,19 +41,33 @@ Option = str | tuple[str, ...]
 class PoolSpec:
     """Backends of one kind that serve one model.
 
-    `at` are their addresses. `local` shard processes are started beside the router by `pointsman up`, with `model`: a
-    checkpoint's path or "bundled". Elsewhere `model` is the name that clients and backend use alike, and `models` maps
-    clients' names to the backend's. `key` is the backend's own API key. `options` go to the backend as text.
+    `at` are their addresses, and `sources` find more while the router runs; with `register` backends announce
+    themselves. `health` says when one counts as ill. `local` shard processes are started beside the router by
+    `pointsman up`, with `model`: a checkpoint's path or "bundled". Elsewhere `model` is the name that clients and
+    backend use alike, and `models` maps clients' names to the backend's. `key` is the backend's own API key. `options`
+    go to the backend as text.
     """
 
     name: str
     kind: str = "shard"
     at: tuple[str, ...] = ()
+    sources: tuple[SourceName, ...] = ()
+    register: bool = False
     local: int = 0
     model: str | None = None
     models: Mapping[str, str] = field(default_factory=dict)
     key: str | None = field(default=None, repr=False)
     options: Mapping[str, Option] = field(default_factory=dict)
+    health: HealthRules = field(default_factory=HealthRules)
+
+    @property
+    def is_found(self) -> bool:
+        """Are backends of it found while the router runs?"""
+        return bool(self.sources) or self.register
+
+    def reachable(self, address: str) -> str:
+        """`address` as its backends want it: sources tell host:port, and most kinds have a URL."""
+        return address if self.kind in AT_HOST_AND_PORT or "://" in address else f"http://{address}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,23 +14,25 @@ from typing import TypedDict, Unpack
 from aiohttp import web
 
 from backends.base import Backend, CacheListener
-from backends.kinds import Place, Surroundings, make
+from backends.kinds import Surroundings
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.errors import ConfigError
+from policies.health import HealthRules
 from router.admission import Admission
 from router.beliefs import Beliefs
-from router.cluster import Cluster, HealthRules, backend_name
+from router.cluster import Cluster
 from router.config_file import Contents
 from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.feeds.feeds import Feeds
 from router.feeds.folding import FoldingSink
-from router.feeds.options import backend_options
 from router.gateway import Gateway
 from router.inbound.admin import admin_app
+from router.inbound.announcements import announcements
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
+from router.pools import finding, named_backends
 from router.reload import Reloader, as_shadow
 from router.replicas.replicas import Replicas
 from router.replicas.stream import RedisStream
@@ -93,25 +95,30 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     telemetry.config(config.version)
     beliefs = Beliefs(lambda name: cluster.tells_cache(name), clock)  # noqa: PLW0108 - the cluster is made below
     rng = parts.get("rng") or random.Random()
-    if "backends" in parts:
-        backends = parts["backends"](beliefs.index)
-    else:
-        # who reports does so once it was started, and by then there is a cluster
-        surroundings = Surroundings(
-            listener=beliefs.index,
-            on_load=lambda name: cluster.changed(name),  # noqa: PLW0108
-            clock=clock,
-            rng=rng,
-        )
-        backends = tuple(_configured_backends(config, surroundings))
-    cluster = Cluster(
-        backends,
+    # who reports does so once it was started, and by then there is a cluster
+    surroundings = Surroundings(
+        listener=beliefs.index,
+        on_load=lambda name: cluster.changed(name),  # noqa: PLW0108
         clock=clock,
+        rng=rng,
+    )
+    made = parts["backends"](beliefs.index) if "backends" in parts else tuple(named_backends(config, surroundings))
+
+    def forget(name: str) -> None:
+        beliefs.forget(name)
+        telemetry.forget(name)
+
+    cluster = Cluster(
+        made,
+        clock=clock,
+        rng=rng,
         rules=parts.get("health", HealthRules()),
+        pool_rules={} if "health" in parts else {pool.name: pool.health for pool in config.pools.values()},
         on_health=telemetry.health,
         on_in_flight=telemetry.in_flight,
         on_predicted=telemetry.predicted,
         on_learnt=telemetry.learnt,
+        on_gone=forget,
     )
     gateway = Gateway(
         config=config,
@@ -126,6 +133,14 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         clock=clock,
         rng=rng,
         shadow=parts["shadow"].config if "shadow" in parts else None,
+        finding=finding(
+            config,
+            surroundings,
+            cluster=cluster,
+            drain_s=lambda: gateway.config.server.drain_s,
+            rng=rng,
+            telemetry=telemetry,
+        ),
     )
     cluster.heed(lambda _: gateway.dispatcher.changed())
     if config.store.redis is not None:
@@ -204,6 +219,7 @@ class Router:
                 stack.push_async_callback(self.gateway.replicas.close)
                 await self.gateway.replicas.start()
             self._own(stack, "health of feeds", lambda: _every(1.0, self._weigh_feeds))
+            await stack.enter_async_context(self.gateway.finding.discovery)
             self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
             self._own(stack, "tokenizers", self._load_tokenizers)
             if self.reloader is not None:
@@ -264,7 +280,9 @@ class Router:
         if not address.is_loopback and not self.gateway.config.server.admin_key_hashes:
             hint = "write server.admin_keys, or listen on 127.0.0.1"
             raise ConfigError(f"the admin port {address} can be reached by others and has no keys", hint=hint)
-        return admin_app(self.gateway, None if self.reloader is None else self.reloader.reload)
+        app = admin_app(self.gateway, None if self.reloader is None else self.reloader.reload)
+        app.add_routes(announcements(self.gateway))
+        return app
 
     async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
         server = GrpcServer(self.gateway, str(address))
@@ -301,22 +319,6 @@ def _replicas(url: str, gateway: Gateway) -> Replicas:
         on_event=telemetry.event,
         on_state=telemetry.replicas,
     )
-
-
-def _configured_backends(config: Config, surroundings: Surroundings) -> Iterator[Backend]:
-    for pool in config.pools.values():
-        # a shard says itself what its model is called; its `model` in the file is where the checkpoint lies
-        own = {pool.model: pool.model} if pool.model is not None and pool.kind != "shard" else {}
-        for number, address in enumerate(pool.at):
-            place = Place(
-                name=backend_name(pool.name, number),
-                pool=pool.name,
-                address=address,
-                key=pool.key,
-                models={**own, **pool.models},
-                options=backend_options(pool.options),
-            )
-            yield make(pool.kind, place, surroundings)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class Bid:
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error where nobody can
     take it; `sent` hears to which backend it goes. An answer of `new_tokens` is expected. Of `due_at`, when the first
     token is promised (None: whenever it comes), and `cost_s`, the backend time that it is predicted to take, the first
-    look tells.
+    look tells. `tries` counts the backends that had it and failed.
     """
 
     request: Request
@@ -79,6 +79,7 @@ class Bid:
     due_at: float | None = None
     cost_s: float | None = None
     avoiding: frozenset[str] = frozenset()
+    tries: int = 0
     is_charged: bool = False
     waiting: asyncio.Future[Placed] | None = None
 

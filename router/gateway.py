@@ -15,6 +15,7 @@ from router.beliefs import Beliefs
 from router.cluster import Cluster, ServedModel
 from router.dispatch import Dispatcher
 from router.doors import Doors
+from router.pools import Finding
 from router.replicas.replicas import Replicas
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
@@ -39,6 +40,7 @@ class Gateway:
     lengths: AnswerLengths
     clock: Callable[[], float]
     rng: random.Random
+    finding: Finding
     shadow: Config | None = None
     replicas: Replicas | None = None
 
@@ -63,9 +65,17 @@ class Gateway:
         pools = self.cluster.pools_ready()
         return self.doors.open and bool(pools) and all(pools.values())
 
+    def awaits_backends(self) -> bool:
+        """Are there backends that were never reached, or pools that have not found any?"""
+        pools = self.cluster.pools_ready()
+        nowhere = (pool for pool in self.config.pools.values() if pool.is_found and pool.name not in pools)
+        return bool(self.cluster.unreached()) or any(nowhere)
+
     def check(self) -> None:
         """Nothing is left of any request; for an idle router."""
-        for part in (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, self.tokenizers):
+        discovery = self.finding.discovery
+        parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
+        for part in parts:
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

@@ -20,6 +20,7 @@ from policies.errors import (
     NoBackend,
     Overloaded,
     UnknownModel,
+    Unreached,
 )
 from policies.explain import explain, without_secrets
 from policies.filters import is_worth_waiting
@@ -42,7 +43,7 @@ from router.tokenize import Tokens
 from router.tool_calls import heard
 
 MOST_TRIES = 3
-"""Backends that one prompt may be tried on."""
+"""Backends that one prompt may be tried on; those that it never reached do not count."""
 
 FORWARDED = ("traceparent", "tracestate")
 """Headers of the client that backends see."""
@@ -170,7 +171,8 @@ class _Call:
         except (BackendFailed, Overloaded) as failure:
             self.gateway.beliefs.failed(placed.flight.backend)
             bid.avoiding |= {placed.flight.backend}
-            if self.caller.has_seen(at) or len(bid.avoiding) == MOST_TRIES:
+            bid.tries += not isinstance(failure, Unreached)
+            if self.caller.has_seen(at) or bid.tries == MOST_TRIES:
                 raise
             return failure
         return None
@@ -190,7 +192,7 @@ class _Call:
 
     async def _answered(self, at: int, placed: Placed) -> None:
         """Stream the answer from where it was placed."""
-        bid, backend = placed.bid, self.gateway.cluster.backend(placed.flight.backend)
+        bid, backend = placed.bid, self.gateway.cluster.backend_of(placed.flight)
         self._record(at, bid.request, placed.found.view, placed.found.decision)
         self.gateway.telemetry.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
         await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))

@@ -29,7 +29,7 @@ def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
     if model is not None and allowed:
         return model
     known = gateway.models_for(tenant)
-    if allowed and (not known or _is_configured(name, gateway.config)) and gateway.cluster.unreached():
+    if allowed and (not known or _is_configured(name, gateway.config)) and gateway.awaits_backends():
         hint = "try again when /readyz says 200"
         raise NoBackend(f"no backend of model '{name[:80]}' was reached yet", hint=hint, retry_after_s=1.0)
     hint = did_you_mean(name, known) or "GET /v1/models lists the models"

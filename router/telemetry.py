@@ -81,6 +81,10 @@ class Telemetry:
         self._limit = self._gauge(
             "backend_adaptive_limit", "Requests at once that a backend takes, where it does not tell", ("backend",)
         )
+        source = ("pool", "source")
+        self._found = self._gauge("discovered_addresses", "Addresses that a source told last", source)
+        self._source_well = self._gauge("discovery_well", "1 if the source could be asked last", source)
+        self._source_failed = self._counter("discovery_failures", "Times that a source could not be asked", source)
         self._reloads = self._counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = self._gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
         self._waiting = self._gauge("queued", "Requests that wait in the router for room", ("service_class",))
@@ -143,6 +147,31 @@ class Telemetry:
     def health(self, backend: str, healthy: bool) -> None:
         """`backend` may get requests, or not."""
         self._child(self._healthy, backend).set(int(healthy))
+
+    def forget(self, backend: str) -> None:
+        """`backend` is no longer there: so that series do not pile up, it has none any more."""
+        for metric in (
+            self._decided,
+            self._in_flight,
+            self._healthy,
+            self._error,
+            self._off,
+            self._latency,
+            self._limit,
+        ):
+            metric.remove_by_labels({"backend": backend})
+        # among others it holds series that were just removed
+        self._child.cache_clear()  # type: ignore[attr-defined]
+
+    def discovered(self, pool: str, source: str, addresses: int) -> None:
+        """`source` told that `pool` has backends at so many addresses."""
+        self._child(self._found, pool, source).set(addresses)
+        self._child(self._source_well, pool, source).set(1)
+
+    def discovery_failed(self, pool: str, source: str) -> None:
+        """`source` could not be asked; what it told last stays."""
+        self._child(self._source_well, pool, source).set(0)
+        self._child(self._source_failed, pool, source).inc()
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
         """A first token of `backend` took `seen_s`; when its request was sent, `predicted_s` were expected."""

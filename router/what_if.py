@@ -13,7 +13,7 @@ from policies.explain import Explanation, explain
 from policies.nouns import BackendView, Capability, ClusterView, Request, Tenant
 from policies.rules import Facts, classify
 from policies.suggest import did_you_mean
-from router.cluster import backend_name
+from router.cluster import backend_name, found_name
 from shards.bundled import NAME as BUNDLED_NAME
 
 
@@ -103,6 +103,8 @@ def _backends(described: WhatIf, model: str, config: Config) -> Iterator[Backend
         for pool in config.pools.values()
         for number in range(pool.local or len(pool.at))
     }
+    # on paper, each pool has found one
+    names |= {found_name(pool.name, "found"): pool for pool in config.pools.values() if pool.is_found}
     for name in (*described.held_tokens, *described.running):
         _known(name, names, what="backend")
     for name, pool in names.items():
