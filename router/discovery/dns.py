@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import dns.asyncresolver
 import dns.exception
@@ -89,7 +90,8 @@ class _Lookup:
             if record.priority == best and record.target.to_text() != "."
         }, ttl_s
 
-    async def _ask(self, name: str, kind: str) -> tuple[list[dns.rdata.Rdata], float]:
+    async def _ask(self, name: str, kind: str) -> tuple[list[Any], float]:
+        """The records of `name` of this kind, and for how many seconds they hold. Raises SourceFailed."""
         if self._resolver is None:
             self._resolver = system_resolver()
         try:
