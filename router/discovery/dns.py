@@ -91,7 +91,7 @@ class _Lookup:
         }, ttl_s
 
     async def _ask(self, name: str, kind: str) -> tuple[list[Any], float]:
-        # a record's own fields are not in dnspython's types
+        """The records of `name` of this kind, and for how many seconds they hold. Raises SourceFailed."""
         if self._resolver is None:
             self._resolver = system_resolver()
         try:

@@ -110,7 +110,9 @@ def _removing(gateway: Gateway) -> Handler:
 
 def _status(gateway: Gateway) -> Handler:
     async def handle(_: web.Request) -> web.Response:
-        models = {pool.name: sorted(pool.models.values()) or [pool.model or ""] for pool in _lmdeploy_pools(gateway)}
+        models = {
+            pool.name: sorted({*pool.models.values(), *filter(None, [pool.model])}) for pool in _lmdeploy_pools(gateway)
+        }
         return _json(
             {
                 url: {"models": models[name], "unfinished": 0, "latency": [], "speed": None}
