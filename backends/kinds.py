@@ -23,6 +23,7 @@ from backends.ollama import Ollama
 from backends.openai_compatible import OpenAICompatible
 from backends.sglang import SGLang
 from backends.shard import ShardBackend
+from backends.tabby import Tabby
 from backends.tensorrt_llm import TensorRTLLM
 from backends.tgi import TGI
 from backends.triton_server import TritonServer
@@ -115,6 +116,7 @@ KINDS: Mapping[str, Maker] = MappingProxyType(
         "llama_cpp": _over_http(LlamaCpp),
         "fastchat": _over_http(FastChat),
         "triton_server": _over_http(TritonServer),
+        "tabby": _over_http(Tabby),
         "fake": _make_fake,
     }
 )

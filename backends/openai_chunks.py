@@ -69,8 +69,9 @@ def _common(choice: Mapping[str, Any]) -> Delta:
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
     top = tuple(map(_chat_logprob, entry.get("top_logprobs") or ()))
-    # llama.cpp tells the id
-    token_id = entry["id"] if isinstance(entry.get("id"), int) else _token_id(entry["token"])
+    # llama.cpp and TabbyAPI tell the id
+    told = entry.get("id", entry.get("token_id"))
+    token_id = told if isinstance(told, int) else _token_id(entry["token"])
     return TokenLogprob(token_id, entry["token"], float(entry["logprob"]), top)
 
 

@@ -24,6 +24,7 @@ KINDS = (
     "llama_cpp",
     "fastchat",
     "triton_server",
+    "tabby",
     "fake",
 )
 """Kinds of backends that a pool can be made of."""
