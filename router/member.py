@@ -90,13 +90,15 @@ class Member:
         unnamed = 0 if said.reports_cache else None
         running, waiting = len(self.flights) - self.flights.waiting, self.flights.waiting + self.elsewhere.waiting
         waiting_tokens = self.elsewhere.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
+        health = self.health
+        share = health.share(now)
         return BackendView(
             name=self.backend.name,
             pool=self.backend.pool,
             kind=self.backend.kind,
             models=said.models,
-            healthy=self.health.may_serve and description is not None,
-            draining=self.draining,
+            healthy=(health.is_well or health.is_on_trial) and description is not None,
+            draining=self.is_kept_out or self.is_leaving or load.draining,
             running=running + self.elsewhere.running if load.running is None else load.running,
             waiting=waiting if load.waiting is None else load.waiting + unseen,
             waiting_tokens=waiting_tokens + unseen_tokens,
@@ -106,13 +108,14 @@ class Member:
             held_tokens=held.get(self.backend.name, unnamed),
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
             capabilities=said.capabilities,
-            weight=self.weight * self.health.share(now),
+            weight=self.weight * share,
             latency=latency,
             queue_s=latency.queue_s(self._ahead(now, load, unseen_tokens, seen)),
             adaptive_limit=self.limit.limit if load.max_requests is None else None,
             reclaimable_requests=seen.reclaimable_requests if seen else 0,
             reclaimable_tokens=seen.reclaimable_tokens if seen else 0,
-            may_take=self._may_take(now, load),
+            # nearly all are steady, and this is asked of each backend for each decision
+            may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
         )
 
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
@@ -176,13 +179,10 @@ class Member:
         description = self.backend.describe()
         return description is not None and description.reports_cache
 
-    def _may_take(self, now: float, load: Load) -> int | None:
-        """How many more requests it may get from here while it is on trial or warms up; None: that is no bound."""
+    def _may_take(self, share: float, load: Load) -> int:
+        """How many more requests it may get from here while it is on trial, or warms up to its `share`."""
         if self.health.is_on_trial:
             return 0 if self.trial else 1
-        share = self.health.share(now)
-        if share >= 1.0:
-            return None
         most = self.limit.limit if load.max_requests is None else load.max_requests
         return max(0, math.ceil(most * share) - len(self.flights))
 
