@@ -18,6 +18,11 @@ KINDS = (
     "tensorrt_llm",
     "tgi",
     "lmdeploy",
+    "mlc",
+    "deepspeed_mii",
+    "openai",
+    "azure",
+    "anthropic",
     "fake",
 )
 """Kinds of backends that a pool can be made of."""

@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.contracts.stages import (
+    anthropic,
+    azure,
+    deepspeed_mii,
     fake,
     lmdeploy,
     lmdeploy_generate,
+    mlc,
+    openai,
     openai_compatible,
     sglang,
     sglang_generate,
@@ -20,9 +25,14 @@ from tests.contracts.stages import (
 )
 
 STAGES: Mapping[str, Any] = {
+    "anthropic": anthropic,
+    "azure": azure,
+    "deepspeed_mii": deepspeed_mii,
     "fake": fake,
     "lmdeploy": lmdeploy,
     "lmdeploy /generate": lmdeploy_generate,
+    "mlc": mlc,
+    "openai": openai,
     "openai_compatible": openai_compatible,
     "sglang": sglang,
     "sglang /generate": sglang_generate,
