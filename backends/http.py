@@ -109,13 +109,25 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-class HttpClient:
-    """The connections to one server. `name` is the backend's, for messages."""
+def bearer(key: str) -> Mapping[str, str]:
+    """The header that carries `key` where nothing else is said (RFC 6750)."""
+    return {"authorization": f"Bearer {key}"}
 
-    def __init__(self, name: str, url: str, options: HttpOptions) -> None:
+
+class HttpClient:
+    """The connections to one server. `name` is the backend's, for messages; `key_headers` is how its key is sent."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        options: HttpOptions,
+        key_headers: Callable[[str], Mapping[str, str]] = bearer,
+    ) -> None:
         self.name, self.url = name, url
         self.open_requests = 0
         self._options = options
+        self._key_headers = key_headers(options.key) if options.key else {}
         self._http: aiohttp.ClientSession | None = None
         self._is_closed = False
         self._replies: set[aiohttp.ClientResponse] = set()
@@ -258,8 +270,7 @@ class HttpClient:
         task.add_done_callback(self._aborts.discard)
 
     def _headers(self, of_request: Mapping[str, str]) -> dict[str, str]:
-        key = {"authorization": f"Bearer {self._options.key}"} if self._options.key else {}
-        return {**self._options.headers, **of_request, **key}
+        return {**self._options.headers, **of_request, **self._key_headers}
 
     def _unreachable(self, error: BaseException) -> BackendFailed:
         is_unreached = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))

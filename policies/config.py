@@ -25,6 +25,11 @@ KINDS = (
     "fastchat",
     "triton_server",
     "tabby",
+    "mlc",
+    "deepspeed_mii",
+    "openai",
+    "azure",
+    "anthropic",
     "fake",
 )
 """Kinds of backends that a pool can be made of."""

@@ -110,6 +110,8 @@ class AnswerReader:
             reader = self._choices[delta.choice] = CallReader(self._syntax, self._namer(delta.choice))
         finish = delta.finish_reason
         said = reader.push(delta.text, is_last=finish is not None)
+        if finish is None and not said.calls and said.text == delta.text:
+            return delta
         finish = "tool_calls" if reader.calls and finish == "stop" else finish
         message = {**(delta.message or {}), "tool_calls": said.calls} if said.calls else delta.message
         return replace(delta, text=said.text, message=message, finish_reason=finish)
@@ -336,5 +338,7 @@ def _unquoted(text: str) -> str | None:
 
 def _overlap(text: str, opens: str) -> int:
     """How many characters at the end of `text` begin `opens`."""
+    if text[-1:] not in opens:
+        return 0
     longest = min(len(text), len(opens) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(opens[:size])), 0)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.contracts.stages import (
+    anthropic,
+    azure,
+    deepspeed_mii,
     fake,
     fastchat,
     fastchat_text,
@@ -13,8 +16,10 @@ from tests.contracts.stages import (
     llama_cpp_completion,
     lmdeploy,
     lmdeploy_generate,
+    mlc,
     ollama,
     ollama_generate,
+    openai,
     openai_compatible,
     sglang,
     sglang_generate,
@@ -30,6 +35,9 @@ from tests.contracts.stages import (
 )
 
 STAGES: Mapping[str, Any] = {
+    "anthropic": anthropic,
+    "azure": azure,
+    "deepspeed_mii": deepspeed_mii,
     "fake": fake,
     "fastchat": fastchat,
     "fastchat text": fastchat_text,
@@ -39,6 +47,8 @@ STAGES: Mapping[str, Any] = {
     "lmdeploy /generate": lmdeploy_generate,
     "ollama": ollama,
     "ollama /api/generate": ollama_generate,
+    "mlc": mlc,
+    "openai": openai,
     "openai_compatible": openai_compatible,
     "sglang": sglang,
     "sglang /generate": sglang_generate,
