@@ -22,9 +22,6 @@ from tests.helm.value_sets import ELSEWHERE, VALUE_SETS
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool here; Debian's package prometheus has it")
 
-COMING = {"queued", "queue_seconds", "misses", "ttft_prediction_error", "backend_adaptive_limit", "shadow_differences"}
-"""Metrics without `pointsman_` that the router gets with admission and prediction."""
-
 
 @cache
 def seen_by_prometheus() -> dict[str, tuple[str, ...]]:
@@ -131,7 +128,7 @@ def test_every_metric_that_rules_and_triggers_name_is_one_of_the_routers(name: s
     ]
     named = set().union(*map(metrics_in, (*rules, *queries)))
     assert named
-    assert named <= seen_by_prometheus().keys() | COMING
+    assert named <= seen_by_prometheus().keys()
 
 
 def test_hpa_and_keda_scale_by_the_same_three_measures() -> None:
