@@ -21,6 +21,7 @@ from policies.prefix import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, HealthRules, backend_name
 from router.config_file import Contents
+from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.gateway import Gateway
@@ -107,6 +108,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         tokenizers=Tokenizers(),
         admission=Admission(parts.get("quotas") or MemoryStore(time.time)),
         telemetry=telemetry,
+        board=Board(clock, lambda: gateway.config.prices),
         doors=Doors(),
         dispatcher=Dispatcher(cluster, lambda: gateway.config, clock, on_waiting=telemetry.waiting),
         lengths=AnswerLengths(),
@@ -114,6 +116,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         rng=rng,
         shadow=parts["shadow"].config if "shadow" in parts else None,
     )
+    telemetry.listen(gateway.board)
     cluster.heed(lambda _: gateway.dispatcher.changed())
     return gateway
 

@@ -110,9 +110,18 @@ class Cluster:
         """The backend of this name."""
         return self._members[name].backend
 
+    def flights(self, name: str) -> int:
+        """How many requests this router has at `name`."""
+        return len(self._members[name].flights)
+
     def drain(self, name: str, draining: bool = True) -> None:
         """Give `name` no new requests, or, with False, give it some again."""
         self._members[name].draining = draining
+        self.changed(name)
+
+    def weigh(self, name: str, weight: float) -> None:
+        """Give `name` a share of the load like `weight`, beside others' weights of 1."""
+        self._members[name].weight = weight
         self.changed(name)
 
     def heed(self, heeder: Callable[[str], None]) -> None:
