@@ -14,6 +14,8 @@ from router.telemetry import Account
 
 T = TypeVar("T")
 
+_NO_USAGE = Usage()
+
 MOST_ROWS = 256
 """Decisions that are remembered; with 100 backends and four scores they take 10 MB."""
 
@@ -43,7 +45,7 @@ class Row:
     code: str = ""
     ended_at: float | None = None
     ttft_s: float | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = _NO_USAGE
 
 
 @dataclass(slots=True)
@@ -71,7 +73,8 @@ class Totals:
 
     def add(self, other: Totals) -> None:
         """All that `other` has counted, too."""
-        self.outcomes.update(other.outcomes)
+        for word, count in other.outcomes.items():
+            self.outcomes[word] += count
         self.prompt_tokens += other.prompt_tokens
         self.cached_tokens += other.cached_tokens
         self.completion_tokens += other.completion_tokens
@@ -124,24 +127,25 @@ class Board:
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
         """See Listener."""
-        cost = charge_of(account.usage, self._prices()).cost
-        self._window(self._tenants, account.tenant, Totals).at(at).count(outcome.value, account.usage, cost)
-        self._total(account).count(outcome.value, account.usage, cost)
+        word, usage = outcome.value, account.usage
+        cost = charge_of(usage, self._prices()).cost if usage.prompt_tokens else 0
+        self._window(self._tenants, account.tenant, Totals).at(at).count(word, usage, cost)
+        self._total(account).count(word, usage, cost)
         minute = self._window(self._classes, account.service_class, ClassMinute).at(at)
-        minute.outcomes[outcome.value] += 1
+        minute.outcomes[word] += 1
         ttft_s = None if account.first_at is None else account.first_at - account.started_at
         if ttft_s is not None:
             minute.ttft.add(ttft_s)
-        if account.first_at is not None and account.last_at is not None and account.usage.completion_tokens > 1:
-            minute.tpot.add((account.last_at - account.first_at) / (account.usage.completion_tokens - 1))
+        if account.first_at is not None and account.last_at is not None and usage.completion_tokens > 1:
+            minute.tpot.add((account.last_at - account.first_at) / (usage.completion_tokens - 1))
         rows = self._rows_of(account)
         for row in rows:
-            row.outcome, row.code, row.ended_at, row.ttft_s = outcome.value, code, at, ttft_s
+            row.outcome, row.code, row.ended_at, row.ttft_s = word, code, at, ttft_s
             # of a call with several prompts only the sum is known
-            row.usage = account.usage if len(rows) == 1 else Usage()
+            row.usage = usage if len(rows) == 1 else _NO_USAGE
             self._changed(row)
             if row.decision is not None and row.decision.chosen is not None:
-                self._window(self._backends, row.decision.chosen, Totals).at(at).count(outcome.value, row.usage, cost)
+                self._window(self._backends, row.decision.chosen, Totals).at(at).count(word, row.usage, cost)
 
     def missed(self, service_class: str, step: str) -> None:
         """See Listener."""
@@ -201,7 +205,7 @@ class Board:
         row.outcome, row.ended_at = "retried", self._clock()
         self._changed(row)
         if row.decision is not None and row.decision.chosen is not None:
-            self._window(self._backends, row.decision.chosen, Totals).at(row.ended_at).count("retried", Usage(), 0)
+            self._window(self._backends, row.decision.chosen, Totals).at(row.ended_at).count("retried", _NO_USAGE, 0)
 
     def _changed(self, row: Row) -> None:
         self.revision += 1

@@ -61,48 +61,6 @@ function measured(measure) {
     h("small", {}, `p50 ${seconds(measure.p50_s)} · p95 ${seconds(measure.p95_s)} · p99 ${seconds(measure.p99_s)}${late}`)];
 }
 
-const ended = sum(Object.fromEntries(now.tenants.map((tenant) => [tenant.name, sum(tenant.outcomes)])));
-  const prompts = sum(now.tenants.map((tenant) => tenant.prompt_tokens));
-  const cached = sum(now.tenants.map((tenant) => tenant.cached_tokens));
-  const first = sum(now.classes.map((one) => (one.ttft.target_s === null ? 0 : one.ttft.count)));
-  const late = sum(now.classes.map((one) => one.ttft.late));
-  const isMissed = now.classes.some(({ ttft }) => ttft.target_s !== null && ttft.at_quantile_s > ttft.target_s);
-  const well = now.backends.filter((one) => one.state === "well").length;
-  const rate = ended / Math.max(1, now.window_s);
-  const shown = [
-    ["requests a second", rate, count(rate), "ended"],
-    ["at backends", now.in_flight, count(now.in_flight), "in flight"],
-    ["waiting here", now.waiting, count(now.waiting), "in the queue"],
-    ["first tokens late", first ? late / first : 0, first ? share(late / first) : "–", first ? `${late} of ${first}` : "none seen", isMissed],
-    ["prompts cached", prompts ? cached / prompts : 0, prompts ? share(cached / prompts) : "–", `of ${count(prompts)} tokens`],
-    ["backends well", well, `${well} of ${now.backends.length}`, "", now.backends.some((one) => TROUBLE.has(one.state))],
-  ];
-  const items = shown.map(([name, value, text, note, bad]) => {
-    const past = trends.get(name) ?? trends.set(name, []).get(name);
-    past.push(value);
-    if (past.length > TREND) past.shift();
-    return { name, text, note, bad, past: [...past] };
-  });
-  sync(document.querySelector("#tiles"), items, (item) => item.name, () => {
-    const element = h("div", { class: "tile" });
-    element.show = ({ name, text, note, bad, past }) => element.replaceChildren(
-      h("h3", {}, name), h("strong", { class: bad ? "bad" : null }, bad ? `✕ ${text}` : text), h("small", {}, note), trend(past, TREND));
-    return element;
-  });
-}
-
-function measured(measure) {
-  if (!measure.count) return h("span", { class: "dim" }, measure.target_s === null ? "○ nothing seen" : `○ nothing seen · target ${seconds(measure.target_s)}`);
-  const isKept = measure.target_s === null ? null : measure.at_quantile_s <= measure.target_s;
-  const verdict = isKept === null
-    ? h("span", { class: "dim" }, "no target")
-    : h("span", { class: `verdict ${isKept ? "good" : "bad"}` }, isKept ? "✓ kept" : "✕ missed");
-  const target = measure.target_s === null ? "" : `p${Math.round(measure.quantile * 100)} within ${seconds(measure.target_s)} `;
-  const late = measure.late ? ` · ${measure.late} of ${measure.count} late` : "";
-  return [h("span", { class: "meter" }, bullet(measure, isKept), h("span", {}, target, verdict, late)),
-    h("small", {}, `p50 ${seconds(measure.p50_s)} · p95 ${seconds(measure.p95_s)} · p99 ${seconds(measure.p99_s)}`)];
-}
-
 const ended = (outcomes) => Object.entries(outcomes).map(([word, number], at) => h("span", {}, at ? " · " : "", sign(word, ` ${number}`)));
 
 export function classes(now) {

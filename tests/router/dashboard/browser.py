@@ -20,7 +20,7 @@ PROGRAM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
 START_S = 60.0
-PATIENCE_S = 20.0
+PATIENCE_S = 6.0
 
 _SWITCHES = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
