@@ -282,6 +282,7 @@ class ShardLink:
             waiting=load.waiting,
             waiting_tokens=load.waiting_tokens,
             free_tokens=load.blocks_free * welcome.block_tokens,
+            total_tokens=load.blocks_total * welcome.block_tokens or None,
             max_requests=welcome.max_requests or None,
             prefill_s_per_token=load.prefill_s_per_token or None,
             reported_at=self._clock(),

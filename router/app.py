@@ -23,6 +23,7 @@ from router.admission import Admission
 from router.beliefs import Beliefs
 from router.cluster import Cluster
 from router.config_file import Contents
+from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.feeds.feeds import Feeds
@@ -127,6 +128,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         tokenizers=Tokenizers(),
         admission=Admission(parts.get("quotas") or _quota_store(config, telemetry)),
         telemetry=telemetry,
+        board=Board(clock, lambda: gateway.config.prices),
         doors=Doors(),
         dispatcher=Dispatcher(cluster, lambda: gateway.config, clock, on_waiting=telemetry.waiting),
         lengths=AnswerLengths(),
@@ -142,6 +144,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
             telemetry=telemetry,
         ),
     )
+    telemetry.listen(gateway.board)
     cluster.heed(lambda _: gateway.dispatcher.changed())
     if config.store.redis is not None:
         gateway.replicas = _replicas(config.store.redis, gateway)

@@ -33,6 +33,9 @@ Shadow = Annotated[
     Path | None,
     typer.Option(metavar="FILE2", help="A second file that decides too, without effect; differences are counted."),
 ]
+Admin = Annotated[
+    str | None, typer.Option(help="host:port for operators and the dashboard, or off; the file's word otherwise.")
+]
 Grpc = Annotated[str | None, typer.Option(help="host:port for gRPC; the file's word otherwise.")]
 
 
@@ -41,6 +44,7 @@ def up(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file; without one: defaults.")] = None,
     http: Http = None,
     grpc: Grpc = None,
+    admin: Admin = None,
     shards: Annotated[int | None, typer.Option(help="Local shards, if there is no file.", min=1)] = None,
     model: Annotated[str | None, typer.Option(help="A Hugging Face directory, if there is no file.")] = None,
     shadow: Shadow = None,
@@ -58,10 +62,11 @@ def up(
         raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
     if file is None:
         files = Files(shadow=started_with(shadow) if shadow else None)
-        run(listening(default(shards, model), http, grpc), files, local=True, verbose=verbose)
+        config = default(shards, model)
     else:
         files = Files(contents := started_with(file), started_with(shadow) if shadow else None)
-        run(listening(contents.config, http, grpc), files, local=True, verbose=verbose)
+        config = contents.config
+    run(listening(config, http, grpc, admin, usual_admin=True), files, local=True, verbose=verbose)
 
 
 @app.command()
@@ -69,6 +74,7 @@ def serve(
     file: SlaFile,
     http: Http = None,
     grpc: Grpc = None,
+    admin: Admin = None,
     shadow: Shadow = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
@@ -76,7 +82,7 @@ def serve(
     from router.up import Files, run
 
     contents = started_with(file)
-    config = listening(contents.config, http, grpc)
+    config = listening(contents.config, http, grpc, admin)
     local = [pool.name for pool in config.pools.values() if pool.local]
     if local:
         fail(
@@ -186,6 +192,20 @@ def explain(
     print(as_json(told).decode() if json else as_text(told))  # noqa: T201
 
 
+@app.command()
+def top(
+    admin: Annotated[str, typer.Option(help="Where the router serves operators: host:port or URL.")] = "127.0.0.1:8082",
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+) -> None:
+    """Show classes against their targets, tenants, backends and decisions as they come, until Ctrl-C.
+
+    An admin key is read from POINTSMAN_ADMIN_KEY. The same as a page: http://127.0.0.1:8082/dashboard
+    """
+    from router.top import run
+
+    run(admin, once=once)
+
+
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign):
@@ -219,11 +239,25 @@ def opened(file: Path) -> Contents:
         fail(str(error))
 
 
-def listening(config: Config, http: str | None, grpc: str | None) -> Config:
-    """`config` with the addresses that the command line gave."""
+def listening(
+    config: Config, http: str | None, grpc: str | None, admin: str | None, *, usual_admin: bool = False
+) -> Config:
+    """`config` with the addresses that the command line gave; `usual_admin`: operators are served
+    somewhere in any case.
+
+    Who tries it out is to see the dashboard, and two routers on one machine are to start.
+    """
     from dataclasses import replace
 
-    server = replace(config.server, http=http or config.server.http, grpc=grpc or config.server.grpc)
+    from router.up import USUAL_ADMIN, usual_or_free
+
+    operators = admin or config.server.admin or (usual_or_free(USUAL_ADMIN) if usual_admin else None)
+    server = replace(
+        config.server,
+        http=http or config.server.http,
+        grpc=grpc or config.server.grpc,
+        admin=None if operators == "off" else operators,
+    )
     return replace(config, server=server)
 
 

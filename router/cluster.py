@@ -184,9 +184,18 @@ class Cluster:
         """Where `flight`, which has begun, is; removed or not."""
         return self._flying[flight].backend
 
+    def flights(self, name: str) -> int:
+        """How many requests this router has at `name`."""
+        return len(self._members[name].flights)
+
     def drain(self, name: str, draining: bool = True) -> None:
         """Give `name` no new requests, or, with False, give it some again."""
         self._members[name].is_kept_out = draining
+        self.changed(name)
+
+    def weigh(self, name: str, weight: float) -> None:
+        """Give `name` a share of the load like `weight`, beside others' weights of 1."""
+        self._members[name].weight = weight
         self.changed(name)
 
     def heed(self, heeder: Callable[[str], None]) -> None:

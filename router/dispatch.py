@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -251,6 +251,10 @@ class Dispatcher:
             lane.queue.check()
             assert len(lane.queue) == len(lane.bids), f"{self!r}: tickets and bids of {model} differ"
             assert all(bid.waiting is not None for bid in lane.bids.values()), f"{self!r}: a bid waits for nothing"
+
+    def waiting(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """How many prompts wait, by tenant and by class; who is not there has none."""
+        return self._by_tenant, self._by_class
 
     def is_idle(self) -> bool:
         """Does nobody wait?"""

@@ -13,6 +13,7 @@ from policies.nouns import Tenant
 from router.admission import Admission
 from router.beliefs import Beliefs
 from router.cluster import Cluster, ServedModel
+from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.pools import Finding
@@ -35,6 +36,7 @@ class Gateway:
     tokenizers: Tokenizers
     admission: Admission
     telemetry: Telemetry
+    board: Board
     doors: Doors
     dispatcher: Dispatcher
     lengths: AnswerLengths
@@ -51,9 +53,13 @@ class Gateway:
         """A name for one call, unlike any other's."""
         return f"{self.rng.getrandbits(96):024x}"
 
+    def unix_time(self) -> float:
+        """The time of day."""
+        return time.time()
+
     def unix_time_s(self) -> int:
         """The time of day, for `created` fields."""
-        return int(time.time())
+        return int(self.unix_time())
 
     def models_for(self, tenant: Tenant) -> dict[str, ServedModel]:
         """The models that are served now and that `tenant` may use, by name."""

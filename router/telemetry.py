@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from policies.cost import Latency
-from policies.nouns import BackendView, Decision, Request, Usage
+from policies.nouns import BackendView, Decision, Outcome, Request, Usage
 from policies.shadow import Difference
 from router.feeds.health import FeedHealth
 from router.outcome import code_of, outcome_of
@@ -49,6 +49,22 @@ class Account:
         if self.first_at is None:
             self.first_at = now
         self.last_at = now
+
+
+class Listener(Protocol):
+    """Hears what telemetry hears, as it happens. What it does must be cheap: calls wait for it."""
+
+    def decided(self, request: Request, decision: Decision) -> None:
+        """`decision` was made for `request`."""
+        ...
+
+    def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
+        """The call of `account` ended so at `at` of the router's clock; `code` is the error's, or the outcome again."""
+        ...
+
+    def missed(self, service_class: str, step: str) -> None:
+        """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
+        ...
 
 
 class Telemetry:
@@ -107,11 +123,16 @@ class Telemetry:
         self._lag = self._histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
         self._worst_lag = self._gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
         self.worst_lag_s = 0.0
+        self._listeners: list[Listener] = []
         # looking a labelled child up costs four times what counting does
         self._child: Callable[..., Any] = cache(lambda metric, *labels: metric.labels(*labels))
 
     def __repr__(self) -> str:
         return f"<Telemetry, worst lag {self.worst_lag_s * 1000:.1f} ms>"
+
+    def listen(self, listener: Listener) -> None:
+        """Let `listener` hear from now on."""
+        self._listeners.append(listener)
 
     @contextmanager
     def account(self, id: str) -> Iterator[Account]:  # noqa: A002
@@ -134,6 +155,8 @@ class Telemetry:
         `config_version` names the SLA file that decided.
         """
         self._child(self._decided, decision.policy, decision.chosen or "none").inc()
+        for listener in self._listeners:
+            listener.decided(request, decision)
         if _decisions.isEnabledFor(logging.INFO):
             facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
             facts["config_version"] = config_version
@@ -213,6 +236,8 @@ class Telemetry:
     def missed(self, service_class: str, step: str) -> None:
         """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
         self._child(self._misses, service_class, step).inc()
+        for listener in self._listeners:
+            listener.missed(service_class, step)
 
     def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
         """Count what the shadow file would have done otherwise with `request`."""
@@ -250,10 +275,12 @@ class Telemetry:
 
     def _count(self, account: Account, failure: BaseException | None) -> None:
         now, who, usage = self._clock(), (account.tenant, account.service_class), account.usage
-        outcome = outcome_of(failure)
+        outcome, code = outcome_of(failure), code_of(failure)
+        for listener in self._listeners:
+            listener.ended(account, outcome, code, now)
         self._child(self._requests, *who, outcome.value).inc()
         if failure is not None:
-            self._child(self._refusals, code_of(failure)).inc()
+            self._child(self._refusals, code).inc()
         self._child(self._total, *who).observe(now - account.started_at)
         if account.first_at is not None and account.last_at is not None:
             self._child(self._ttft, *who).observe(account.first_at - account.started_at)
@@ -265,7 +292,7 @@ class Telemetry:
         self._child(self._tokens, *who, "completion").inc(usage.completion_tokens)
         if _outcomes.isEnabledFor(logging.INFO):
             facts = {"request": account.id, "tenant": who[0], "service_class": who[1], "model": account.model}
-            end = {"outcome": outcome.value, "code": code_of(failure), "seconds": round(now - account.started_at, 6)}
+            end = {"outcome": outcome.value, "code": code, "seconds": round(now - account.started_at, 6)}
             _outcomes.info(_line({**facts, **end, **msgspec.to_builtins(usage)}))
 
     def _counter(self, name: str, help: str, labels: tuple[str, ...]) -> Counter:  # noqa: A002

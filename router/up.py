@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,10 +18,25 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from policies.config import Config
-from router.app import Parts, Router
+from router.app import Address, Parts, Router
 from router.cluster import backend_name
 from router.config_file import Contents
 from router.local_shards import LocalShards, ShardCommand
+
+USUAL_ADMIN = "127.0.0.1:8082"
+"""Where operators are served by `pointsman up` unless told otherwise."""
+
+
+def usual_or_free(address: str) -> str:
+    """`address`, or another port of its host if that is taken: nobody asked for this one."""
+    wanted = Address.parse(address)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((wanted.host, wanted.port))
+        except OSError:
+            return str(Address(wanted.host, 0))
+    return address
 
 
 class Files(NamedTuple):
@@ -128,8 +144,16 @@ def greet(console: Console, config: Config, router: Router) -> None:
     console.print(f"  HTTP  {router.http_url}/v1   (metrics: {router.http_url}/metrics)")
     if router.grpc_address:
         console.print(f"  gRPC  {router.grpc_address}   (pointsman.v1.Inference, with reflection)")
+    if router.admin is not None:
+        console.print(
+            f"  dashboard  http://{router.admin}/dashboard   (in a terminal: pointsman top{_where(router.admin)})"
+        )
     key = "" if config.anonymous else " -H 'authorization: Bearer YOUR_KEY'"
     body = f'{{"model": "{models[0] if models else "MODEL"}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     curl = f"curl {router.http_url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
     console.print(f"\n{curl}\n", markup=False, highlight=False, soft_wrap=True)
     console.print("Ctrl-C ends it.")
+
+
+def _where(admin: Address) -> str:
+    return "" if str(admin) == USUAL_ADMIN else f" --admin {admin}"
