@@ -3,10 +3,10 @@
     python benchmarks/replicas.py [--routers 1 2 4 8] [--kinds learnt exact] [--ways shared stopped unshared]
 
 Routers are whole gateways in one process on a real Redis (the one of the tests); each turn of a conversation goes to
-any of them, as a load balancer would deal it. Time is real but faster: shards, think times and the routers' clock run at
-`--pace`, so that 150 s take 15; the 15 ms between two exchanges with Redis are then 150 ms, which is harder than life.
-`stopped`: Redis is killed for 60 of these seconds in the middle and comes back empty. `unshared` has no Redis. Shards
-report no load and, where they are `learnt`, no cache: only how much of an answered prompt was cached.
+any of them, as a load balancer would deal it. Time is real but faster: shards, think times and the routers' clock run
+at `--pace`, so that 150 s take 15; the 15 ms between two exchanges with Redis are then 150 ms, which is harder than
+life. `stopped`: Redis is killed for 60 of these seconds in the middle and comes back empty. `unshared` has no Redis.
+Shards report no load and, where they are `learnt`, no cache: only how much of an answered prompt was cached.
 """
 
 from __future__ import annotations

@@ -92,9 +92,11 @@ async def serve_until_signal(
         router = await stack.enter_async_context(Router(config, **parts))
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
-        await router.wait_until_reached(timeout_s=30)
-        greet(console, config, router)
+        # a signal that comes while backends are away is heard too
+        greeting = asyncio.create_task(_greet_when_reached(console, config, router))
         await stopped.wait()
+        greeting.cancel()
+        await asyncio.gather(greeting, return_exceptions=True)
         console.print("draining ...")
 
 
@@ -148,6 +150,11 @@ class LoadingBars:
         if shard not in self._tasks:
             self._tasks[shard] = self._bars.add_task(f"shard {shard}", total=1.0, what=what)
         self._bars.update(self._tasks[shard], completed=share, what=what)
+
+
+async def _greet_when_reached(console: Console, config: Config, router: Router) -> None:
+    await router.wait_until_reached(timeout_s=30)
+    greet(console, config, router)
 
 
 def greet(console: Console, config: Config, router: Router) -> None:

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ async def test_one_that_ends_as_soon_as_it_began_ends_all() -> None:
     some = Processes((sys.executable, "-c", FAILS), 2, said.append)
     await asyncio.wait_for(some.run(), 10)
     assert some.failed
-    assert "process 0 ended with 3 as soon as it began" in said
+    assert any(one.endswith("ended with 3 as soon as it began") for one in said)
 
 
 def test_a_process_has_an_admin_port_of_its_own_and_its_part_of_the_limits() -> None:
@@ -123,7 +124,8 @@ def served(tmp_path: Path, ports: dict[str, int]) -> Iterator[subprocess.Popen[b
 
 
 def answers(url: str) -> bool:
-    with suppress(OSError), urllib.request.urlopen(url, timeout=2) as reply:
+    # a connection to a free port may reach itself
+    with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=2) as reply:
         return bool(reply.status == 200)
     return False
 
