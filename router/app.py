@@ -77,7 +77,8 @@ class Parts(TypedDict, total=False):
     """What may be given to a router instead of what it makes itself: backends, time, chance, health rules, quotas.
 
     `file` is what the SLA file said when it was read; it is watched for changes. Without it the config stays.
-    `shadow` is a second file that decides beside it without effect; it is watched too.
+    `shadow` is a second file that decides beside it without effect; it is watched too. `shares_ports`: other processes
+    of this machine listen at the same addresses.
     """
 
     backends: Callable[[CacheListener], Sequence[Backend]]
@@ -87,6 +88,7 @@ class Parts(TypedDict, total=False):
     file: Contents
     shadow: Contents
     quotas: QuotaStore
+    shares_ports: bool
 
 
 def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
@@ -172,6 +174,7 @@ class Router:
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
+        self._shares_ports = parts.get("shares_ports", False)
         self._stack = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -229,7 +232,7 @@ class Router:
                 self._own(stack, "SLA file", self.reloader.watch)
             if self._shadow is not None:
                 self._own(stack, "shadow file", self._shadow.watch)
-            self.http = await self._listen_http(stack, self.http, http_app(self.gateway))
+            self.http = await self._listen_http(stack, self.http, http_app(self.gateway), shared=self._shares_ports)
             if self.admin is not None:
                 self.admin = await self._listen_http(stack, self.admin, self._admin_app(self.admin))
             if self.grpc is not None:
@@ -270,13 +273,15 @@ class Router:
         self.gateway.doors.close()
         await self.gateway.doors.emptied(self.gateway.config.server.drain_s)
 
-    async def _listen_http(self, stack: AsyncExitStack, address: Address, app: web.Application) -> Address:
+    async def _listen_http(
+        self, stack: AsyncExitStack, address: Address, app: web.Application, *, shared: bool = False
+    ) -> Address:
         """Serve `app` at `address` until the stack is left; the address that it really has."""
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_LEFTOVERS_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         with _naming(address):
-            await web.TCPSite(runner, address.host, address.port, reuse_address=True).start()
+            await web.TCPSite(runner, address.host, address.port, reuse_address=True, reuse_port=shared).start()
         return Address(address.host, runner.addresses[0][1])
 
     def _admin_app(self, address: Address) -> web.Application:
@@ -288,7 +293,7 @@ class Router:
         return app
 
     async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
-        server = GrpcServer(self.gateway, str(address))
+        server = GrpcServer(self.gateway, str(address), shared=self._shares_ports)
         stack.push_async_callback(server.stop, _LEFTOVERS_S)
         with _naming(address):
             await server.start()

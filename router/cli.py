@@ -76,10 +76,14 @@ def serve(
     grpc: Grpc = None,
     admin: Admin = None,
     shadow: Shadow = None,
+    processes: Annotated[
+        int, typer.Option(help="Routers on the same ports, sharing what FILE's store says.", min=1)
+    ] = 1,
+    process: Annotated[str | None, typer.Option(hidden=True)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the router alone, in front of the backends that FILE names."""
-    from router.up import Files, run
+    from router.up import Files, run, run_many
 
     contents = started_with(file)
     config = listening(contents.config, http, grpc, admin)
@@ -89,7 +93,12 @@ def serve(
             f"pool {local[0]!r} has `local:` shards, which `serve` does not start",
             "use `pointsman up`, or `at:` addresses",
         )
-    run(config, Files(contents, started_with(shadow) if shadow else None), local=False, verbose=verbose)
+    if processes > 1 and process is None:
+        if not run_many(config, processes, sys.argv[1:]):
+            raise typer.Exit(1)
+        return
+    files = Files(contents, started_with(shadow) if shadow else None)
+    run(config, files, local=False, verbose=verbose, process=process)
 
 
 @app.command(

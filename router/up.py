@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from router.app import Address, Parts, Router
 from router.cluster import backend_name
 from router.config_file import Contents
 from router.local_shards import LocalShards, ShardCommand
+from router.processes import as_process, place_of, require_ports, run_processes
 
 USUAL_ADMIN = "127.0.0.1:8082"
 """Where operators are served by `pointsman up` unless told otherwise."""
@@ -46,10 +48,11 @@ class Files(NamedTuple):
     shadow: Contents | None = None
 
 
-def run(config: Config, files: Files, *, local: bool, verbose: bool) -> None:
+def run(config: Config, files: Files, *, local: bool, verbose: bool, process: str | None = None) -> None:
     """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
 
     `files` are watched: their changes take effect while running, at once after SIGHUP.
+    `process` is `NUMBER/COUNT` where others listen at the same addresses; it then ends with its standard input too.
     """
     console = Console(stderr=True)
     logging.basicConfig(
@@ -59,10 +62,28 @@ def run(config: Config, files: Files, *, local: bool, verbose: bool) -> None:
     )
     # whoever edits the file wants to see that it was taken
     logging.getLogger("pointsman.config").setLevel(logging.INFO)
-    uvloop.run(serve_until_signal(config, files, console, local=local))
+    if process is not None:
+        config = as_process(config, *place_of(process))
+    uvloop.run(serve_until_signal(config, files, console, local=local, is_one_of_many=process is not None))
 
 
-async def serve_until_signal(config: Config, files: Files, console: Console, *, local: bool) -> None:
+def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
+    """Serve `config` by so many processes of `pointsman` with `arguments`; did it go well?"""
+    console = Console(stderr=True)
+    require_ports(config)
+    if config.store.redis is None:
+        console.print(
+            f"[bold]{count} processes without `store:`[/] know nothing of each other: limits count for each of them "
+            "alone, and so does what was learnt of caches. With store: {redis: ...} in the file they share."
+        )
+    if config.server.admin is None:
+        console.print("Without `server.admin` each look at /metrics shows any one of the processes.")
+    return uvloop.run(run_processes(arguments, count, console.print))
+
+
+async def serve_until_signal(
+    config: Config, files: Files, console: Console, *, local: bool, is_one_of_many: bool = False
+) -> None:
     """Start everything, say where it listens, wait for a signal, drain."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -70,13 +91,16 @@ async def serve_until_signal(config: Config, files: Files, console: Console, *, 
     if any(files):
         # there is nothing to reload yet, and it must not end the process
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    if is_one_of_many:
+        # nothing is ever written to it: it is readable when whoever started this is gone
+        loop.add_reader(sys.stdin.fileno(), _orphaned, stopped)
     async with AsyncExitStack() as stack:
         if local:
             with LoadingBars(console) as bars:
                 shards = LocalShards(list(commands(config)), bars.update)
                 await stack.enter_async_context(shards)
             config = with_addresses(config, shards.addresses)
-        parts: Parts = {}
+        parts: Parts = {"shares_ports": is_one_of_many}
         if files.sla is not None:
             parts["file"] = files.sla
         if files.shadow is not None:
@@ -84,10 +108,17 @@ async def serve_until_signal(config: Config, files: Files, console: Console, *, 
         router = await stack.enter_async_context(Router(config, **parts))
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
-        await router.wait_until_reached(timeout_s=30)
-        greet(console, config, router)
+        # a signal that comes while backends are away is heard too
+        greeting = asyncio.create_task(_greet_when_reached(console, config, router))
         await stopped.wait()
+        greeting.cancel()
+        await asyncio.gather(greeting, return_exceptions=True)
         console.print("draining ...")
+
+
+def _orphaned(stopped: asyncio.Event) -> None:
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    stopped.set()
 
 
 def commands(config: Config) -> Iterator[ShardCommand]:
@@ -135,6 +166,11 @@ class LoadingBars:
         if shard not in self._tasks:
             self._tasks[shard] = self._bars.add_task(f"shard {shard}", total=1.0, what=what)
         self._bars.update(self._tasks[shard], completed=share, what=what)
+
+
+async def _greet_when_reached(console: Console, config: Config, router: Router) -> None:
+    await router.wait_until_reached(timeout_s=30)
+    greet(console, config, router)
 
 
 def greet(console: Console, config: Config, router: Router) -> None:

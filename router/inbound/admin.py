@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,6 +16,7 @@ from router.gateway import Gateway
 from router.identify import key_in
 from router.inbound.operating import add_operating
 from router.inbound.status import openai_error, status_of
+from router.telemetry import CONTENT_TYPE
 
 Reload = Callable[[], Awaitable[str | None]]
 """Reads the SLA file now; why it was refused, or None if it was taken."""
@@ -35,6 +37,7 @@ def admin_app(gateway: Gateway, reload: Reload | None) -> web.Application:
     add_page(app)
     add_data(app, gateway)
     add_operating(app, gateway)
+    app.router.add_get("/metrics", _measuring(gateway))
     return app
 
 
@@ -58,6 +61,16 @@ def _telling(gateway: Gateway) -> Handler:
     async def handle(_: web.Request) -> web.Response:
         shadow = gateway.shadow
         return json_reply({"version": gateway.config.version, "shadow": None if shadow is None else shadow.version})
+
+    return handle
+
+
+def _measuring(gateway: Gateway) -> Handler:
+    """The metrics here too: where several processes share the port of HTTP, each has an admin port of its own."""
+
+    async def handle(_: web.Request) -> web.Response:
+        body = await asyncio.to_thread(gateway.telemetry.exposition)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     return handle
 

@@ -45,11 +45,12 @@ Context = grpc.aio.ServicerContext[bytes, Any]
 
 
 class GrpcServer:
-    """Serves one gateway over gRPC. `port` is set once it was started."""
+    """Serves one gateway over gRPC. `port` is set once it was started. `shared`: other processes listen there too."""
 
-    def __init__(self, gateway: Gateway, address: str) -> None:
+    def __init__(self, gateway: Gateway, address: str, *, shared: bool = False) -> None:
         self._gateway, self._address, self.port = gateway, address, 0
-        options = (("grpc.max_receive_message_length", gateway.config.server.max_body_bytes), ("grpc.so_reuseport", 0))
+        most_bytes = gateway.config.server.max_body_bytes
+        options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
         self._server = grpc.aio.server(options=options)
         self._health = health.aio.HealthServicer()
         inference = Inference(gateway)
