@@ -21,6 +21,7 @@ from policies.prefix import PrefixIndex
 from router.admission import Admission
 from router.cluster import Cluster, HealthRules, backend_name
 from router.config_file import Contents
+from router.decision_log import DecisionLog
 from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.gateway import Gateway
@@ -33,6 +34,7 @@ from router.store.memory import MemoryStore
 from router.supervise import supervise
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
+from router.tracing import Tracing
 
 _LEFTOVERS_S = 0.25
 """How long requests that were cancelled at the end of a drain may take to clean up."""
@@ -76,12 +78,15 @@ class Parts(TypedDict, total=False):
     file: Contents
     shadow: Contents
     quotas: QuotaStore
+    tracing: Tracing
 
 
 def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     """The parts of a router for `config`, put together and not started."""
     clock = parts.get("clock", time.monotonic)
-    telemetry = Telemetry(clock)
+    telemetry = Telemetry(clock, tracing=parts.get("tracing"))
+    if config.server.decision_log is not None:
+        telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
     telemetry.config(config.version)
     index = PrefixIndex()
     rng = parts.get("rng") or random.Random()
@@ -173,6 +178,9 @@ class Router:
 
     async def __aenter__(self) -> Router:
         async with AsyncExitStack() as stack:
+            if (log := self.gateway.telemetry.decisions) is not None:
+                log.open()
+                stack.push_async_callback(asyncio.to_thread, log.close)
             stack.push_async_callback(self.gateway.tokenizers.close)
             await stack.enter_async_context(self.gateway.cluster)
             self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)

@@ -33,6 +33,9 @@ Shadow = Annotated[
     Path | None,
     typer.Option(metavar="FILE2", help="A second file that decides too, without effect; differences are counted."),
 ]
+Decisions = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Log decisions and outcomes there, as JSON lines; - is stdout.")
+]
 Grpc = Annotated[str | None, typer.Option(help="host:port for gRPC; the file's word otherwise.")]
 
 
@@ -44,6 +47,7 @@ def up(
     shards: Annotated[int | None, typer.Option(help="Local shards, if there is no file.", min=1)] = None,
     model: Annotated[str | None, typer.Option(help="A Hugging Face directory, if there is no file.")] = None,
     shadow: Shadow = None,
+    decisions: Decisions = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run router and shards together on this machine, until Ctrl-C.
@@ -58,10 +62,10 @@ def up(
         raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
     if file is None:
         files = Files(shadow=started_with(shadow) if shadow else None)
-        run(listening(default(shards, model), http, grpc), files, local=True, verbose=verbose)
+        run(started(default(shards, model), http, grpc, decisions), files, local=True, verbose=verbose)
     else:
         files = Files(contents := started_with(file), started_with(shadow) if shadow else None)
-        run(listening(contents.config, http, grpc), files, local=True, verbose=verbose)
+        run(started(contents.config, http, grpc, decisions), files, local=True, verbose=verbose)
 
 
 @app.command()
@@ -70,13 +74,14 @@ def serve(
     http: Http = None,
     grpc: Grpc = None,
     shadow: Shadow = None,
+    decisions: Decisions = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the router alone, in front of the backends that FILE names."""
     from router.up import Files, run
 
     contents = started_with(file)
-    config = listening(contents.config, http, grpc)
+    config = started(contents.config, http, grpc, decisions)
     local = [pool.name for pool in config.pools.values() if pool.local]
     if local:
         fail(
@@ -219,12 +224,13 @@ def opened(file: Path) -> Contents:
         fail(str(error))
 
 
-def listening(config: Config, http: str | None, grpc: str | None) -> Config:
-    """`config` with the addresses that the command line gave."""
+def started(config: Config, http: str | None, grpc: str | None, decisions: str | None) -> Config:
+    """`config` with what the command line says of its servers."""
     from dataclasses import replace
 
-    server = replace(config.server, http=http or config.server.http, grpc=grpc or config.server.grpc)
-    return replace(config, server=server)
+    said = config.server
+    log = decisions or said.decision_log
+    return replace(config, server=replace(said, http=http or said.http, grpc=grpc or said.grpc, decision_log=log))
 
 
 def fail(message: str, hint: str = "") -> NoReturn:

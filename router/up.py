@@ -20,6 +20,7 @@ from policies.config import Config
 from router.app import Parts, Router
 from router.cluster import backend_name
 from router.config_file import Contents
+from router.export import begin_metrics, begin_tracing
 from router.local_shards import LocalShards, ShardCommand
 
 
@@ -55,6 +56,7 @@ async def serve_until_signal(config: Config, files: Files, console: Console, *, 
         # there is nothing to reload yet, and it must not end the process
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
     async with AsyncExitStack() as stack:
+        tracing = begin_tracing(stack)
         if local:
             with LoadingBars(console) as bars:
                 shards = LocalShards(list(commands(config)), bars.update)
@@ -65,7 +67,11 @@ async def serve_until_signal(config: Config, files: Files, console: Console, *, 
             parts["file"] = files.sla
         if files.shadow is not None:
             parts["shadow"] = files.shadow
-        router = await stack.enter_async_context(Router(config, **parts))
+        if tracing is not None:
+            parts["tracing"] = tracing
+        router = Router(config, **parts)
+        begin_metrics(stack, router.gateway.telemetry.registry)
+        await stack.enter_async_context(router)
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
         await router.wait_until_reached(timeout_s=30)
