@@ -33,6 +33,7 @@ Shadow = Annotated[
     Path | None,
     typer.Option(metavar="FILE2", help="A second file that decides too, without effect; differences are counted."),
 ]
+JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log one JSON object a line, for machines.")]
 Decisions = Annotated[
     str | None, typer.Option(metavar="FILE", help="Log decisions and outcomes there, as JSON lines; - is stdout.")
 ]
@@ -48,6 +49,7 @@ def up(
     model: Annotated[str | None, typer.Option(help="A Hugging Face directory, if there is no file.")] = None,
     shadow: Shadow = None,
     decisions: Decisions = None,
+    json_logs: JsonLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run router and shards together on this machine, until Ctrl-C.
@@ -56,16 +58,22 @@ def up(
                pointsman up sla.yaml
                pointsman up --model ./Qwen3-0.6B --shards 1
     """
+    from router.logs import LogOptions
     from router.up import Files, run
 
     if file is not None and (shards or model):
         raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
     if file is None:
         files = Files(shadow=started_with(shadow) if shadow else None)
-        run(started(default(shards, model), http, grpc, decisions), files, local=True, verbose=verbose)
+        run(
+            started(default(shards, model), http, grpc, decisions),
+            files,
+            local=True,
+            log=LogOptions(json_logs, verbose),
+        )
     else:
         files = Files(contents := started_with(file), started_with(shadow) if shadow else None)
-        run(started(contents.config, http, grpc, decisions), files, local=True, verbose=verbose)
+        run(started(contents.config, http, grpc, decisions), files, local=True, log=LogOptions(json_logs, verbose))
 
 
 @app.command()
@@ -75,9 +83,11 @@ def serve(
     grpc: Grpc = None,
     shadow: Shadow = None,
     decisions: Decisions = None,
+    json_logs: JsonLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the router alone, in front of the backends that FILE names."""
+    from router.logs import LogOptions
     from router.up import Files, run
 
     contents = started_with(file)
@@ -88,7 +98,12 @@ def serve(
             f"pool {local[0]!r} has `local:` shards, which `serve` does not start",
             "use `pointsman up`, or `at:` addresses",
         )
-    run(config, Files(contents, started_with(shadow) if shadow else None), local=False, verbose=verbose)
+    run(
+        config,
+        Files(contents, started_with(shadow) if shadow else None),
+        local=False,
+        log=LogOptions(json_logs, verbose),
+    )
 
 
 @app.command(

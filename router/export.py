@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SERVICE = "pointsman"
 
+_WITH_PROMPTS = frozenset({"true", "span_only", "span_and_event"})
+
 
 def begin_tracing(stack: AsyncExitStack, clock: Callable[[], float] = time.monotonic) -> Tracing | None:
     """What begins traces, until `stack` is left; None if nobody wants any. Raises ConfigError."""
@@ -32,7 +34,8 @@ def begin_tracing(stack: AsyncExitStack, clock: Callable[[], float] = time.monot
     from router.spans import Spans
 
     stack.push_async_callback(asyncio.to_thread, shut_down, provider)
-    return Spans(provider.get_tracer("pointsman.router"), clock)
+    asked = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower()
+    return Spans(provider.get_tracer("pointsman.router"), clock, with_prompts=asked in _WITH_PROMPTS)
 
 
 def begin_metrics(stack: AsyncExitStack, registry: CollectorRegistry) -> None:
@@ -45,10 +48,16 @@ def begin_metrics(stack: AsyncExitStack, registry: CollectorRegistry) -> None:
         raise ConfigError(str(error)) from error
     from router.otlp_metrics import MetricsPush
 
-    every_s = int(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or 60_000) / 1000
-    push = MetricsPush(registry, resource_of(SERVICE, _instance()), exporter, every_s=every_s)
+    push = MetricsPush(registry, resource_of(SERVICE, _instance()), exporter, every_s=_interval_s())
     push.start()
     stack.push_async_callback(asyncio.to_thread, push.close)
+
+
+def _interval_s() -> float:
+    told = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
+    if not told.isdecimal() or not int(told):
+        raise ConfigError(f"OTEL_METRIC_EXPORT_INTERVAL is '{told}'", hint="write milliseconds, such as 60000")
+    return int(told) / 1000
 
 
 def _instance() -> str:

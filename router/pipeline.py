@@ -75,7 +75,7 @@ async def serve(caller: Caller, gateway: Gateway) -> None:
         ask = await caller.read()
         async with within(ask.deadline_s):
             model = find_model(ask.model, tenant, gateway)
-            account.model, account.path = model.name, ask.path
+            account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
             inputs = await tokenize(ask, model, tenant, gateway)
             held = [believed(tokens, gateway) for tokens in inputs]
             facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)

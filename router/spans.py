@@ -10,17 +10,19 @@ One call, for each prompt and backend that it is sent to:
         decode                              first -> last piece
 
 Source of the names: OpenTelemetry's GenAI semantic conventions (gen_ai.*, in development, as of 1.41) and its stable
-ones for errors and servers; what they do not know is called pointsman.*. Prompts and answers are in none of them.
+ones for errors and servers; what they do not know is called pointsman.*. Answers are in none of them, prompts only in
+the call's, and only where somebody asked for them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+import msgspec
 from opentelemetry import trace as otel
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode
@@ -28,12 +30,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from policies.nouns import ClusterView, Decision, Outcome, Prompt, Request, Usage
+from router.ask import Chat, Input
 from router.dispatch import Placed
 from router.outcome import code_of, outcome_of
 from router.tracing import Answered, CallTrace, Target, TraceIds, Untraced
 
 OPERATIONS = {"/v1/completions": "text_completion"}
 """Endpoint -> gen_ai.operation.name; any other is `chat`."""
+
+MOST_PROMPT_CHARACTERS = 16_384
+"""Of what was asked; the end is what counts."""
 
 Attributes = dict[str, AttributeValue]
 
@@ -42,12 +48,20 @@ _BROKEN = frozenset({Outcome.FAILED, Outcome.EVICTED})
 
 
 class Spans:
-    """Begins traces with `tracer`. `clock` is the router's, `wall_ns` the time of day in nanoseconds."""
+    """Begins traces with `tracer`. `clock` is the router's, `wall_ns` the time of day in nanoseconds.
+
+    `with_prompts` puts what was asked into the span of the call, up to MOST_PROMPT_CHARACTERS.
+    """
 
     def __init__(
-        self, tracer: otel.Tracer, clock: Callable[[], float], wall_ns: Callable[[], int] = time.time_ns
+        self,
+        tracer: otel.Tracer,
+        clock: Callable[[], float],
+        wall_ns: Callable[[], int] = time.time_ns,
+        *,
+        with_prompts: bool = False,
     ) -> None:
-        self._tracer, self._clock, self._wall_ns = tracer, clock, wall_ns
+        self._tracer, self._clock, self._wall_ns, self._with_prompts = tracer, clock, wall_ns, with_prompts
 
     def call(self, id: str, headers: Mapping[str, str]) -> CallTrace:  # noqa: A002
         """The trace of a call that begins now, as a child of the span in `headers`."""
@@ -59,7 +73,7 @@ class Spans:
             attributes={"pointsman.request": id},
             start_time=times.now_ns(),
         )
-        made = _Call(self._tracer, span, times)
+        made = _Call(self._tracer, span, times, with_prompts=self._with_prompts)
         # not sampled, but backends are to know that
         return made if span.is_recording() else Untraced(made.headers)
 
@@ -103,10 +117,11 @@ class _Maker:
 class _Call(_Maker):
     """The server span of a call."""
 
-    __slots__ = ("finish_reasons",)
+    __slots__ = ("_with_prompts", "finish_reasons")
 
-    def __init__(self, tracer: otel.Tracer, span: otel.Span, times: _Times) -> None:
+    def __init__(self, tracer: otel.Tracer, span: otel.Span, times: _Times, *, with_prompts: bool) -> None:
         super().__init__(tracer, span, times)
+        self._with_prompts = with_prompts
         self.finish_reasons: list[str] = []
 
     @property
@@ -135,6 +150,8 @@ class _Call(_Maker):
             attributes |= _used(what.usage)
         if self.finish_reasons:
             attributes["gen_ai.response.finish_reasons"] = tuple(self.finish_reasons)
+        if self._with_prompts:
+            attributes["gen_ai.input.messages"] = input_messages(what.inputs)
         if what.outcome is not Outcome.FINISHED:
             attributes["error.type"] = what.code
         if what.outcome in _BROKEN:
@@ -272,6 +289,27 @@ class _Attempt(_Maker):
             if outcome_of(error) is not Outcome.CANCELLED:
                 self.span.set_status(StatusCode.ERROR)
         self.span.end(now_ns)
+
+
+def input_messages(inputs: Sequence[Input]) -> str:
+    """`inputs` as JSON in the shape of gen_ai.input.messages, beginning with the last message, as far as there is room.
+
+    A prompt of token ids is left out.
+    """
+    said: list[tuple[str, str]] = []
+    for one in inputs:
+        if isinstance(one, Chat):
+            said += [(str(message.get("role", "")), str(message.get("content") or "")) for message in one.messages]
+        elif isinstance(one, str):
+            said.append(("user", one))
+    messages: list[dict[str, object]] = []
+    room = MOST_PROMPT_CHARACTERS
+    for role, text in reversed(said):
+        if room <= 0:
+            break
+        messages.insert(0, {"role": role, "parts": [{"type": "text", "content": text[-room:]}]})
+        room -= len(text)
+    return msgspec.json.encode(messages).decode()
 
 
 def _operation(path: str) -> str:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -17,7 +16,9 @@ from prometheus_client.exposition import choose_encoder
 from policies.cost import Latency
 from policies.nouns import BackendView, Decision, Request, Usage
 from policies.shadow import Difference
+from router.ask import Input
 from router.decision_log import DecisionLog, LoggedPrompt
+from router.logs import Facts
 from router.metrics import Metrics
 from router.outcome import code_of, outcome_of
 from router.tracing import Answered, CallTrace, PromptTrace, Tracing, Untraced
@@ -41,6 +42,7 @@ class Account:
         self.id, self.started_at, self.trace = id, started_at, trace
         self.tenant, self.service_class, self.model, self.path = "unknown", "none", "", ""
         self.rule: int | None = None
+        self.inputs: Sequence[Input] = ()
         self.usage = Usage()
         self.first_at: float | None = None
         self.last_at: float | None = None
@@ -56,7 +58,7 @@ class Account:
 
 
 class Telemetry:
-    """All metrics of one router, in a registry of its own. `tracing` and `decisions` hear of calls, if they are there."""
+    """All metrics of one router, in a registry of its own. `tracing` and `decisions` hear of calls if there are any."""
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class Telemetry:
             facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
             facts["config_version"] = config_version
             sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
-            _decisions.info(_line({**facts, **sizes, **msgspec.to_builtins(decision)}))
+            _decisions.info(Facts({**facts, **sizes, **msgspec.to_builtins(decision)}))
 
     def in_flight(self, backend: str, count: int) -> None:
         """This router has `count` requests at `backend`."""
@@ -214,7 +216,7 @@ class Telemetry:
         for what in [one.what for one in differences] or ["none"]:
             self._child(self._shadow, what).inc()
         if differences and _shadows.isEnabledFor(logging.INFO):
-            _shadows.info(_line({"request": request.id, "differences": msgspec.to_builtins(differences)}))
+            _shadows.info(Facts({"request": request.id, "differences": msgspec.to_builtins(differences)}))
 
     def event(self, name: str) -> None:
         """Count something that happens rarely. `name` comes from a closed list."""
@@ -262,13 +264,11 @@ class Telemetry:
         self._child(self._tokens, *who, "prompt").inc(usage.prompt_tokens)
         self._child(self._tokens, *who, "cached").inc(usage.cached_tokens)
         self._child(self._tokens, *who, "completion").inc(usage.completion_tokens)
-        account.trace.end(Answered(outcome, code, account.path, account.model, *who, account.rule, usage))
+        if ids is not None:
+            asked = (account.path, account.model)
+            account.trace.end(Answered(outcome, code, *asked, *who, account.rule, usage, account.inputs))
         if _outcomes.isEnabledFor(logging.INFO):
             facts = {"request": account.id, "tenant": who[0], "service_class": who[1], "model": account.model}
             end = {"outcome": outcome.value, "code": code, "seconds": round(now - account.started_at, 6)}
             found = {} if ids is None else ids._asdict()
-            _outcomes.info(_line({**facts, **end, **msgspec.to_builtins(usage), **found}))
-
-
-def _line(facts: dict[str, Any]) -> str:
-    return msgspec.json.encode(facts).decode()
+            _outcomes.info(Facts({**facts, **end, **msgspec.to_builtins(usage), **found}))

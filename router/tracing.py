@@ -6,11 +6,12 @@ A call has one CallTrace, each of its prompts a PromptTrace, each backend that a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from policies.nouns import ClusterView, Decision, Outcome, Prompt, Request, Usage
+from router.ask import Input
 from router.dispatch import Placed
 
 W3C = ("traceparent", "tracestate")
@@ -40,6 +41,7 @@ class Answered(NamedTuple):
     service_class: str
     rule: int | None
     usage: Usage
+    inputs: Sequence[Input]
 
 
 class Target(Protocol):
@@ -111,7 +113,7 @@ class CallTrace(Protocol):
         ...
 
     def end(self, what: Answered) -> None:
-        """It is over."""
+        """It is over; need not be told where there are no `ids`."""
         ...
 
 

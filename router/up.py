@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from typing import NamedTuple
 
 import uvloop
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from policies.config import Config
@@ -22,6 +20,7 @@ from router.cluster import backend_name
 from router.config_file import Contents
 from router.export import begin_metrics, begin_tracing
 from router.local_shards import LocalShards, ShardCommand
+from router.logs import LogOptions, log_to
 
 
 class Files(NamedTuple):
@@ -31,19 +30,13 @@ class Files(NamedTuple):
     shadow: Contents | None = None
 
 
-def run(config: Config, files: Files, *, local: bool, verbose: bool) -> None:
+def run(config: Config, files: Files, *, local: bool, log: LogOptions) -> None:
     """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
 
     `files` are watched: their changes take effect while running, at once after SIGHUP.
     """
     console = Console(stderr=True)
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=console, show_path=False)],
-    )
-    # whoever edits the file wants to see that it was taken
-    logging.getLogger("pointsman.config").setLevel(logging.INFO)
+    log_to(console, log)
     uvloop.run(serve_until_signal(config, files, console, local=local))
 
 
