@@ -244,7 +244,7 @@ class Telemetry:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def gone(self, backend: str) -> None:
+    def forget(self, backend: str) -> None:
         """`backend` is no part of the cluster any more: nothing is told of it."""
         self.metrics.forget("backend", backend)
 

@@ -73,7 +73,7 @@ def test_a_backend_that_is_gone_takes_its_series_along() -> None:
     for backend in ("b0", "b1"):
         telemetry.health(backend, True)
         telemetry.predicted(backend, 1.0, 2.0)
-    telemetry.gone("b0")
+    telemetry.forget("b0")
     assert series(telemetry.registry, "backend_healthy") == {("b1",): 1}
     assert series(telemetry.registry, "ttft_prediction_seconds_total").keys() == {("b1", "predicted"), ("b1", "seen")}
     telemetry.health("b0", False)
