@@ -29,18 +29,22 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A backend's own report: requests `running` and `waiting`, prompt tokens not yet computed, room in its KV pool.
+    """A backend's own report: requests `running` and `waiting`, prompt tokens not yet computed, room in its KV pool
+    (`free_tokens` of `total_tokens`).
 
     None means that the backend does not tell. `reported_at` is in seconds of the clock that the backend was given.
+    `draining`: it is about to stop and takes no new requests.
     """
 
     running: int | None = None
     waiting: int | None = None
     waiting_tokens: int | None = None
     free_tokens: int | None = None
+    total_tokens: int | None = None
     max_requests: int | None = None
     prefill_s_per_token: float | None = None
     reported_at: float | None = None
+    draining: bool = False
 
 
 class CacheListener(Protocol):

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+TOOL_MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>")
+"""What stands around tool calls. Special tokens in some models, and who reads calls out of text needs to see them."""
+
+
+def tool_marks(tokenizer: Tokenizer) -> dict[int, str]:
+    """Those of TOOL_MARKS that `tokenizer` has as one token, by their id."""
+    return {number: mark for mark in TOOL_MARKS if (number := tokenizer.token_to_id(mark)) is not None}
+
 
 class TokenText:
-    """The text of one choice's tokens as they come; special tokens have none.
+    """The text of one choice's tokens as they come; special tokens have none, but for those `shown`: id to text.
 
     What `push` and `flush` return joins to what `tokenizer.decode` says of all tokens at once, except where a run of
     byte tokens is not UTF-8 and a decoder replaces the whole run.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] = MappingProxyType({})) -> None:
+        self._tokenizer, self._shown = tokenizer, shown
         self._stream = DecodeStream(skip_special_tokens=True)
         self._spoken: list[int] = []
         self._held: list[int] = []
@@ -26,6 +35,15 @@ class TokenText:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is certain once `token_ids` are added; empty while a character is incomplete."""
+        text, begin = "", 0
+        for at, number in enumerate(token_ids if self._shown else ()):
+            if number in self._shown:
+                text += self._push(token_ids[begin:at]) + self.flush() + self._shown[number]
+                self._stream, self._spoken = DecodeStream(skip_special_tokens=True), []
+                begin = at + 1
+        return text + self._push(token_ids[begin:])
+
+    def _push(self, token_ids: Sequence[int]) -> str:
         if not token_ids:
             return ""
         self._held += token_ids

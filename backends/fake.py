@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 
 from backends.base import Description, Load
-from policies.errors import BackendFailed, ExpectedError
+from policies.errors import BackendFailed, ExpectedError, Unreached
 from policies.nouns import Capability, Delta, Prompt, Request, Usage
 
 
@@ -16,8 +16,8 @@ class Answer:
     """What one request is answered.
 
     `texts` become one Delta each, `delay_s` apart. `error` is raised before Delta number `error_at` (0: at once; the
-    number of texts: instead of the finish). `hangs_at` stops there until the backend is closed. `message` goes with the
-    last Delta.
+    number of texts: instead of the finish). `hangs_at` stops there until the backend is closed. `message` and
+    `body` go with the last Delta.
     """
 
     texts: tuple[str, ...] = ("Hello", ", ", "world", ".")
@@ -28,6 +28,7 @@ class Answer:
     hangs_at: int | None = None
     cached_tokens: int = 0
     message: Mapping[str, object] | None = None
+    body: bytes | None = None
 
 
 Script = Answer | Sequence[Answer] | Callable[[Request, Prompt], Answer]
@@ -102,14 +103,15 @@ class FakeBackend:
         ended = "cancelled"
         try:
             if not self.is_well:
-                raise BackendFailed(f"{self.name} cannot be reached")
+                raise Unreached(f"{self.name} cannot be reached")
             for at, text in enumerate(answer.texts):
                 await self._stumble(answer, at)
                 yield Delta(text=text)
             await self._stumble(answer, len(answer.texts))
             # before the last yield: whoever has the last Delta need not ask for another
             ended = "finished"
-            yield Delta(finish_reason=answer.finish_reason, message=answer.message, usage=self._usage(request, answer))
+            usage = self._usage(request, answer)
+            yield Delta(finish_reason=answer.finish_reason, message=answer.message, usage=usage, body=answer.body)
         except ExpectedError:
             ended = "failed"
             raise

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from backends.openai_errors import error_of
-from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest
+from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.nouns import Delta
 
 MOST_ERROR_BYTES = 64 << 10
@@ -82,6 +82,13 @@ class Exchange(NamedTuple):
     abort: Post | None = None
 
 
+@dataclass(slots=True)
+class _Connection:
+    """What is known of the connection that a post goes over."""
+
+    was_idle: bool = False
+
+
 class Page(NamedTuple):
     """A small reply, read whole."""
 
@@ -102,14 +109,27 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-class HttpClient:
-    """The connections to one server. `name` is the backend's, for messages."""
+def bearer(key: str) -> Mapping[str, str]:
+    """The header that carries `key` where nothing else is said (RFC 6750)."""
+    return {"authorization": f"Bearer {key}"}
 
-    def __init__(self, name: str, url: str, options: HttpOptions) -> None:
+
+class HttpClient:
+    """The connections to one server. `name` is the backend's, for messages; `key_headers` is how its key is sent."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        options: HttpOptions,
+        key_headers: Callable[[str], Mapping[str, str]] = bearer,
+    ) -> None:
         self.name, self.url = name, url
         self.open_requests = 0
         self._options = options
+        self._key_headers = key_headers(options.key) if options.key else {}
         self._http: aiohttp.ClientSession | None = None
+        self._is_closed = False
         self._replies: set[aiohttp.ClientResponse] = set()
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -117,15 +137,21 @@ class HttpClient:
         return f"<HttpClient of {self.name} at {self.url}: {self.open_requests} requests>"
 
     def session(self) -> aiohttp.ClientSession:
-        """The session, made when it is first needed; connections are opened when they are."""
+        """The session, made when it is first needed; connections are opened when they are. Raises Unreached once it was
+        closed."""
+        if self._is_closed:
+            raise Unreached(f"{self.name} was removed")
         if self._http is None:
             # The router bounds what runs, by tenant and by backend; a limit here would hide a queue from it.
-            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_note_reuse)
+            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trace_configs=[trace])
         return self._http
 
     async def close(self) -> None:
         """Close every connection, which cancels what runs."""
         # from here on no abort begins: a closed connection says the same
+        self._is_closed = True
         http, self._http = self._http, None
         for reply in tuple(self._replies):
             # a session that closes does not wake who reads a body
@@ -182,21 +208,37 @@ class HttpClient:
     async def _send(
         self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
     ) -> aiohttp.ClientResponse:
-        """The reply to a post, at its body. Raises what another status than 200 means."""
-        options, post = self._options, exchange.post
-        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=options.connect_s, sock_read=options.idle_s)
-        reply = await self.session().post(
-            self.url + post.path,
-            data=post.content,
-            headers={"content-type": "application/json", **self._headers(headers)},
-            timeout=timeout,
-            allow_redirects=False,
-        )
+        """The reply to a post, at its body. Raises what another status than 200 means.
+
+        A connection that lay idle may be one that the server is just closing: then another one is taken.
+        """
+        while True:
+            connection = _Connection()
+            try:
+                reply = await self._post(exchange.post, headers, deadline_s, connection)
+                break
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not connection.was_idle:
+                    raise
         if reply.status == 200:
             return reply
         async with reply:
             body = await _read_at_most(reply, MOST_ERROR_BYTES)
             raise exchange.error_of(self.name, reply.status, body, reply.headers)
+
+    async def _post(
+        self, post: Post, headers: Mapping[str, str], deadline_s: float | None, connection: _Connection
+    ) -> aiohttp.ClientResponse:
+        options = self._options
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=options.connect_s, sock_read=options.idle_s)
+        return await self.session().post(
+            self.url + post.path,
+            data=post.content,
+            headers={"content-type": "application/json", **self._headers(headers)},
+            timeout=timeout,
+            allow_redirects=False,
+            trace_request_ctx=connection,
+        )
 
     async def _ask(self, http: aiohttp.ClientSession, method: str, path: str, content: bytes | None = None) -> Page:
         timeout = aiohttp.ClientTimeout(total=self._options.probe_s)
@@ -228,13 +270,12 @@ class HttpClient:
         task.add_done_callback(self._aborts.discard)
 
     def _headers(self, of_request: Mapping[str, str]) -> dict[str, str]:
-        key = {"authorization": f"Bearer {self._options.key}"} if self._options.key else {}
-        return {**self._options.headers, **of_request, **key}
+        return {**self._options.headers, **of_request, **self._key_headers}
 
     def _unreachable(self, error: BaseException) -> BackendFailed:
-        return BackendFailed(
-            f"{self.name} cannot be reached: {error or type(error).__name__}", hint=f"is {self.url} up?"
-        )
+        is_unreached = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+        kind = Unreached if is_unreached else BackendFailed
+        return kind(f"{self.name} cannot be reached: {error or type(error).__name__}", hint=f"is {self.url} up?")
 
 
 def decoded(page: Page, name: str, what: str) -> Any:
@@ -245,6 +286,16 @@ def decoded(page: Page, name: str, what: str) -> Any:
         return msgspec.json.decode(page.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BackendFailed(f"{name} answered nonsense when asked for {what}") from error
+
+
+async def _note_reuse(
+    session: aiohttp.ClientSession,  # noqa: ARG001
+    context: Any,
+    params: aiohttp.TraceConnectionReuseconnParams,  # noqa: ARG001
+) -> None:
+    connection = context.trace_request_ctx
+    if isinstance(connection, _Connection):
+        connection.was_idle = True
 
 
 async def _read_at_most(reply: aiohttp.ClientResponse, limit_bytes: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from yarl import URL
 
 from backends.base import Description, Load
-from backends.http import Exchange, HttpClient, HttpOptions, base_url
+from backends.http import Exchange, HttpClient, HttpOptions, base_url, bearer
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Delta, Prompt, Request
 
@@ -39,7 +39,7 @@ class HttpBackend(ABC):
     ) -> None:
         self.name, self.pool, self.url = name, pool, base_url(url)
         self._options, self._clock = options or self.options_type(), clock
-        self.client = HttpClient(name, self.url, self._options)
+        self.client = HttpClient(name, self.url, self._options, self._key_headers)
         self._served, self._context_tokens = self._options.served, self._options.context_tokens
         self._load = Load()
 
@@ -81,6 +81,11 @@ class HttpBackend(ABC):
     async def close(self) -> None:
         """Close every connection, which cancels what runs."""
         await self.client.close()
+
+    @staticmethod
+    def _key_headers(key: str) -> Mapping[str, str]:
+        """How the server is sent its key."""
+        return bearer(key)
 
     async def _check_health(self, path: str = "/health") -> None:
         """Return if GET `path` answers 200, else raise BackendFailed."""

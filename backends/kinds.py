@@ -12,16 +12,26 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from backends.anthropic import Anthropic
+from backends.azure import Azure
 from backends.base import Backend, CacheListener
+from backends.deepspeed_mii import DeepSpeedMII
 from backends.fake import Answer, FakeBackend
+from backends.fastchat import FastChat
 from backends.http_backend import HttpBackend
 from backends.link import LinkOptions
+from backends.llama_cpp import LlamaCpp
 from backends.lmdeploy import LMDeploy
+from backends.mlc import MLC
+from backends.ollama import Ollama
+from backends.openai import OpenAI
 from backends.openai_compatible import OpenAICompatible
 from backends.sglang import SGLang
 from backends.shard import ShardBackend
+from backends.tabby import Tabby
 from backends.tensorrt_llm import TensorRTLLM
 from backends.tgi import TGI
+from backends.triton_server import TritonServer
 from backends.vllm import VLLM
 from policies.errors import ConfigError
 
@@ -107,6 +117,16 @@ KINDS: Mapping[str, Maker] = MappingProxyType(
         "tensorrt_llm": _over_http(TensorRTLLM),
         "tgi": _over_http(TGI),
         "lmdeploy": _over_http(LMDeploy),
+        "ollama": _over_http(Ollama),
+        "llama_cpp": _over_http(LlamaCpp),
+        "fastchat": _over_http(FastChat),
+        "triton_server": _over_http(TritonServer),
+        "tabby": _over_http(Tabby),
+        "mlc": _over_http(MLC),
+        "deepspeed_mii": _over_http(DeepSpeedMII),
+        "openai": _over_http(OpenAI),
+        "azure": _over_http(Azure),
+        "anthropic": _over_http(Anthropic),
         "fake": _make_fake,
     }
 )

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -19,7 +19,7 @@ from backends.base import CacheListener, Load
 from backends.inbox import Inbox
 from backends.outgoing import Outgoing
 from backends.reconnect import Backoff
-from policies.errors import BackendFailed
+from policies.errors import BackendFailed, Unreached
 from shards.wire import limits
 from shards.wire.translate import drawn_of, unpack_keys
 from shards.wire.v1 import shard_pb2 as wire
@@ -138,7 +138,7 @@ class ShardLink:
         """Open a request; its number and where its answer arrives. Raises BackendFailed if nobody is attached."""
         session = self._attached()
         if not session.outgoing.has_room:
-            raise BackendFailed(f"{self.name} takes no commands: its stream is stuck")
+            raise Unreached(f"{self.name} takes no commands: its stream is stuck")
         number = next(free for free in self._candidates() if free not in self._inboxes)
         submit.request = number
         inbox = self._inboxes[number] = Inbox(max(1, submit.choices))
@@ -173,7 +173,7 @@ class ShardLink:
         return self._session
 
     def _unreachable(self) -> BackendFailed:
-        return BackendFailed(f"{self.name} cannot be reached: {self._trouble}", hint=f"is {self.address} up?")
+        return Unreached(f"{self.name} cannot be reached: {self._trouble}", hint=f"is {self.address} up?")
 
     async def _keep_attached(self) -> None:
         while True:
@@ -203,6 +203,8 @@ class ShardLink:
                 self.shard = await self._meet(stub, first)
             if self._listener:
                 self._listener.clear(self.name)
+            # whoever drained and is back drains no longer
+            self.load = replace(self.load, draining=False)
             session = self._session = _Session(channel, Outgoing(first.welcome.window_tokens))
             self._backoff.reset()
             self._settled.set()
@@ -280,9 +282,11 @@ class ShardLink:
             waiting=load.waiting,
             waiting_tokens=load.waiting_tokens,
             free_tokens=load.blocks_free * welcome.block_tokens,
+            total_tokens=load.blocks_total * welcome.block_tokens or None,
             max_requests=welcome.max_requests or None,
             prefill_s_per_token=load.prefill_s_per_token or None,
             reported_at=self._clock(),
+            draining=load.draining,
         )
 
     def _lose(self, trouble: str) -> None:

@@ -24,7 +24,7 @@ from backends.http import Exchange, Post, encoded
 from backends.openai_compatible import OpenAICompatible, OpenAIOptions
 from backends.prometheus_text import Metrics, whole
 from backends.unsupported import refuse_unsupported
-from policies.nouns import Prompt, Request, Sampling
+from policies.nouns import Capability, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 
 _RUNNING = "lmdeploy:num_requests_running"
@@ -49,6 +49,7 @@ class LMDeploy(OpenAICompatible):
     """An api_server at `url`."""
 
     kind = "lmdeploy"
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS}
     options_type = LMDeployOptions
     _options: LMDeployOptions
 

@@ -56,22 +56,29 @@ def _text(choice: Mapping[str, Any]) -> Delta:
 
 
 def _common(choice: Mapping[str, Any]) -> Delta:
-    finish = choice.get("finish_reason") or None
+    finish, stop = choice.get("finish_reason") or None, choice.get("stop_reason")
     return Delta(
         choice=int(choice.get("index") or 0),
         # vLLM's `return_token_ids`
         token_ids=tuple(choice.get("token_ids") or ()),
         finish_reason=_FINISHES.get(finish, finish) if finish else None,
+        # vLLM's, which may be a token id as well
+        stop=stop if isinstance(stop, str) else None,
     )
 
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
     top = tuple(map(_chat_logprob, entry.get("top_logprobs") or ()))
-    return TokenLogprob(_token_id(entry["token"]), entry["token"], float(entry["logprob"]), top)
+    # llama.cpp and TabbyAPI tell the id
+    told = entry.get("id", entry.get("token_id"))
+    token_id = told if isinstance(told, int) else _token_id(entry["token"])
+    return TokenLogprob(token_id, entry["token"], float(entry["logprob"]), top)
 
 
 def _text_logprobs(choice: Mapping[str, Any]) -> Iterator[TokenLogprob]:
     columns = choice.get("logprobs") or {}
+    # llama.cpp writes those of text as those of chats
+    yield from map(_chat_logprob, columns.get("content") or ())
     tokens = columns.get("tokens") or ()
     tops = columns.get("top_logprobs") or [None] * len(tokens)
     for token, logprob, top in zip(tokens, columns.get("token_logprobs") or (), tops, strict=True):

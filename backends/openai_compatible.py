@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backends.embeddings import EMBEDDINGS_PATH, EmbeddingsAnswer, embeddings_post
 from backends.http import Exchange, HttpOptions, decoded
 from backends.http_backend import HttpBackend
 from backends.openai_answer import OpenAIAnswer
@@ -45,6 +46,9 @@ class OpenAICompatible(HttpBackend):
         return self._openai_exchange(request, prompt, self._own_fields(request))
 
     def _openai_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
+        if prompt.path == EMBEDDINGS_PATH and prompt.body is not None:
+            post = embeddings_post(prompt.body, self._backends_name(request), without=own)
+            return Exchange(post, EmbeddingsAnswer(self.name, prompt_tokens=request.prompt_tokens), self._error_of)
         post = post_of(
             request,
             prompt,

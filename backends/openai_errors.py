@@ -13,7 +13,7 @@ from policies.errors import BackendFailed, BackendRefused, ContextExceeded, Expe
 
 _TOO_LONG = re.compile(
     r"context.{0,20}length|maximum context|max_model_len|max_seq_len|max_num_tokens|too many tokens"
-    r"|longer than the model",
+    r"|longer than the model|available context",
     re.IGNORECASE,
 )
 _MOST_CHARACTERS = 2000

@@ -100,7 +100,13 @@ class ShardBackend:
         number, inbox = self._link.submit(submit_of(request, prompt), prompt.token_ids)
         tokenizer = self._link.shard.tokenizer if self._link.shard else None
         prompt_tokens = len(prompt.token_ids) // TOKEN_BYTES
-        answer = ShardAnswer(request.sampling, tokenizer, backend=self.name, prompt_tokens=prompt_tokens)
+        answer = ShardAnswer(
+            request.sampling,
+            tokenizer,
+            backend=self.name,
+            prompt_tokens=prompt_tokens,
+            shows_tool_marks=bool(prompt.body and prompt.body.get("tools")),
+        )
         try:
             while not answer.is_done:
                 for delta in answer.deltas(await inbox.take()):

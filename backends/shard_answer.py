@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tokenizers import Tokenizer
 
-from backends.detokenize import StopCutter, TokenText
+from backends.detokenize import StopCutter, TokenText, tool_marks
 from backends.inbox import News, Piece
 from backends.shard_messages import error_of
 from policies.nouns import Delta, Sampling, TokenLogprob, Usage
@@ -17,8 +17,8 @@ _FINISH_REASONS = {wire.Finished.STOP: "stop", wire.Finished.LENGTH: "length"}
 
 
 class _Choice:
-    def __init__(self, tokenizer: Tokenizer | None, sampling: Sampling) -> None:
-        self.text = TokenText(tokenizer) if tokenizer else None
+    def __init__(self, tokenizer: Tokenizer | None, sampling: Sampling, shown: Mapping[int, str]) -> None:
+        self.text = TokenText(tokenizer, shown) if tokenizer else None
         self.cutter = StopCutter(sampling.stop)
         self.output_tokens = 0
         self.is_done = False
@@ -36,13 +36,23 @@ class ShardAnswer:
     """Turns News into Deltas until every choice is done; the last Delta then carries usage.
 
     A stop string is found here too, so that none is ever shown, whatever the shard does; `is_done` is then True before
-    the shard has ended by itself. Without a tokenizer Deltas have token ids and no text.
+    the shard has ended by itself. Without a tokenizer Deltas have token ids and no text. `shows_tool_marks`: what
+    stands around tool calls is text, also where the model has special tokens for it.
     """
 
-    def __init__(self, sampling: Sampling, tokenizer: Tokenizer | None, *, backend: str, prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        tokenizer: Tokenizer | None,
+        *,
+        backend: str,
+        prompt_tokens: int,
+        shows_tool_marks: bool = False,
+    ) -> None:
         self._tokenizer, self._backend = tokenizer, backend
         self._prompt_tokens, self._computed_tokens, self._cached_tokens = prompt_tokens, 0, 0
-        self._choices = [_Choice(tokenizer, sampling) for _ in range(max(1, sampling.choices))]
+        shown = tool_marks(tokenizer) if tokenizer and shows_tool_marks else {}
+        self._choices = [_Choice(tokenizer, sampling, shown) for _ in range(max(1, sampling.choices))]
 
     def __repr__(self) -> str:
         return f"<ShardAnswer {sum(choice.is_done for choice in self._choices)} of {len(self._choices)} choices done>"
@@ -79,6 +89,7 @@ class ShardAnswer:
             token_ids=tuple(piece.token_ids),
             logprobs=tuple(map(self._logprob, piece.token_ids, piece.logprobs)),
             finish_reason=_finish_reason(choice, piece),
+            stop=choice.cutter.found,
             usage=self._usage() if self.is_done else None,
         )
 

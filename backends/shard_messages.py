@@ -11,6 +11,7 @@ from policies.errors import (
     ExpectedError,
     InvalidRequest,
     Overloaded,
+    Unreached,
 )
 from policies.nouns import Prompt, Request, Sampling
 from shards.kv.keys import TOKEN_BYTES
@@ -77,5 +78,5 @@ def error_of(end: wire.Finished, backend: str) -> ExpectedError:
     if end.cause == wire.Finished.OVERLOADED:
         return Overloaded(f"{backend} is full{because}", retry_after_s=1.0)
     if end.cause == wire.Finished.DRAINING:
-        return BackendFailed(f"{backend} is about to stop{because}")
+        return Unreached(f"{backend} is about to stop{because}")
     return InvalidRequest(end.message or f"{backend} rejected the request")

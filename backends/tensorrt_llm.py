@@ -21,7 +21,7 @@ import msgspec
 from backends.base import Load
 from backends.openai_compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed
-from policies.nouns import Request
+from policies.nouns import Capability, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class TensorRTLLM(OpenAICompatible):
     """A trtllm-serve at `url`."""
 
     kind = "tensorrt_llm"
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS}
     options_type = TensorRTLLMOptions
     _options: TensorRTLLMOptions
 

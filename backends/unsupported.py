@@ -1,15 +1,26 @@
-"""Sampling that an engine does not know is refused by name, not left out in silence. Pure."""
+"""What an engine does not know is refused by name, not left out in silence. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields
+from typing import Any
 
 from policies.errors import InvalidRequest
 from policies.nouns import Sampling
 
 _CLIENTS_NAMES = {"min_new_tokens": "min_tokens", "choices": "n", "top_logprobs": "logprobs"}
 _USUAL = Sampling()
+
+_READ_BY_THE_ROUTER = frozenset(
+    {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "best_of"}
+    | {field.name for field in fields(Sampling)}
+    | {"n", "min_tokens", "logprobs", "top_logprobs"}
+)
+_OF_NO_CONSEQUENCE = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
+"""Fields that tell who asks and change no answer."""
 
 
 def refuse_unsupported(sampling: Sampling, knows: Collection[str], engine: str) -> None:
@@ -19,5 +30,19 @@ def refuse_unsupported(sampling: Sampling, knows: Collection[str], engine: str) 
     """
     for field in fields(Sampling):
         if field.name not in knows and getattr(sampling, field.name) != getattr(_USUAL, field.name):
-            name = _CLIENTS_NAMES.get(field.name, field.name)
-            raise InvalidRequest(f"{engine} does not know `{name}`", hint=f"leave `{name}` out", param=name)
+            raise _unknown(engine, _CLIENTS_NAMES.get(field.name, field.name))
+
+
+def refuse_unknown(body: Mapping[str, Any], knows: Collection[str], engine: str) -> None:
+    """Return if each field of a client's `body` in OpenAI's dialect is the router's to read, idle, or in `knows`.
+
+    For adapters that spell a body anew, where nothing goes through by itself. Fields that are null, false or empty ask
+    for nothing. Raises InvalidRequest that names the first field that `engine` does not know.
+    """
+    for name, value in body.items():
+        if value and name not in knows and name not in _READ_BY_THE_ROUTER and name not in _OF_NO_CONSEQUENCE:
+            raise _unknown(engine, name)
+
+
+def _unknown(engine: str, name: str) -> InvalidRequest:
+    return InvalidRequest(f"{engine} does not know `{name}`", hint=f"leave `{name}` out", param=name)

@@ -30,7 +30,7 @@ from policies.parse import parse
 from policies.rules import Facts, classify
 from router.app import build
 from router.gateway import Gateway
-from router.pipeline import believed, decide
+from router.prepare import believed
 from router.tokenize import Tokens
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -77,7 +77,11 @@ class Bench:
         """All of it."""
         held = believed(tokens, self.gateway)
         request = self.request(tokens, self.facts(tokens, held))
-        return decide(request, held, config=self.gateway.config, gateway=self.gateway, avoiding=())
+        gateway = self.gateway
+        view = gateway.cluster.view(gateway.clock(), held, rank=request.rank)
+        decision = gateway.config.policies[request.policy].decide(request, view, gateway.rng)
+        gateway.telemetry.decided(request, decision, None, config_version=gateway.config.version)
+        return view, decision
 
 
 def a_request(tokens: Tokens, service_class: str, rank: int, *, preemptible: bool = False) -> Request:
@@ -96,16 +100,16 @@ def prepared(tokens: int, backends: int, rng: random.Random) -> Bench:
     made = [Reporting(name, "own", reported=load) for name, load in zip(names, loads, strict=True)]
     gateway = build(parse(SLA), backends=lambda _: made, clock=lambda: 1.0, rng=rng)
     for member in gateway.cluster._members.values():
-        member.well = True
+        member.probed(None, now=0.0)
     prompts = [
         Tokens(tokens, b"", tuple(rng.getrandbits(64) for _ in range(tokens // BLOCK_TOKENS))) for _ in range(40)
     ]
     for name in names:
         for _ in range(5_000 // 50):
-            gateway.index.store(name, [rng.getrandbits(64) for _ in range(50)])
+            gateway.beliefs.index.store(name, [rng.getrandbits(64) for _ in range(50)])
     for number, prompt in enumerate(prompts):
         for name in rng.sample(names, 0 if number % 10 == 9 else rng.randint(1, backends // 2)):
-            gateway.index.store(name, prompt.keys[: rng.randint(1, len(prompt.keys))])
+            gateway.beliefs.index.store(name, prompt.keys[: rng.randint(1, len(prompt.keys))])
     for name in names:
         for _ in range(rng.randint(0, 24)):
             under_way(gateway, name, rng)
@@ -163,7 +167,7 @@ def main() -> None:
     bench = prepared(arguments.tokens, arguments.backends, random.Random(1))
     _, decision = bench.decision(bench.prompts[0])
     assert decision.chosen is not None, decision
-    print(f"{bench.gateway.index!r}; chosen {decision.chosen}, {len(decision.dropped)} dropped")
+    print(f"{bench.gateway.beliefs.index!r}; chosen {decision.chosen}, {len(decision.dropped)} dropped")
     if arguments.profile:
         cProfile.runctx("for _ in range(10): measured(bench.decision, bench.prompts, [])", globals(), locals(), None, 1)
         return

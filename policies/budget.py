@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.charge import Charge
 from policies.errors import QuotaExceeded
@@ -145,13 +145,15 @@ class Standing:
 class Reservation:
     """What was taken for one request before it runs. Settled once, with what it really took.
 
-    `is_local` if only this router's own share was asked, because the shared store was away.
+    `levels` are those of its meters right after. `is_local` if only this router's own share was asked, because the
+    shared store was away.
     """
 
     id: str
     descriptors: tuple[Descriptor, ...]
     charge: Charge
     standing: Standing = Standing()
+    levels: tuple[int, ...] = ()
     is_local: bool = False
 
 
@@ -164,6 +166,7 @@ class Refused:
     charge: Charge
     retry_after_s: float | None
     standing: Standing
+    levels: tuple[int, ...] = ()
     is_local: bool = False
 
     def error(self) -> QuotaExceeded:
@@ -232,7 +235,14 @@ def refusal(levels: Sequence[tuple[Meter, int]], charge: Charge, *, now_ms: int)
         return None
     meter, wait = max(binding, key=lambda pair: float("inf") if pair[1] is None else pair[1])
     retry_after_s = None if wait is None else wait / 1000
-    return Refused(meter, charge, retry_after_s, standing_of(levels, now_ms=now_ms))
+    standing = standing_of(levels, now_ms=now_ms)
+    return Refused(meter, charge, retry_after_s, standing, tuple(level for _, level in levels))
+
+
+def granted(asked: Reservation, levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Reservation:
+    """`asked`, after which its meters have these levels."""
+    standing = standing_of(levels, now_ms=now_ms)
+    return replace(asked, standing=standing, levels=tuple(level for _, level in levels))
 
 
 def share(descriptor: Descriptor, replicas: int) -> Descriptor:

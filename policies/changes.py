@@ -26,7 +26,11 @@ def fixed_changes(before: Config, after: Config, *, text: str, source: str) -> t
     """
     root, _ = read_yaml(text)
     problems = Problems(source)
-    for path, sentence in (*_pool_changes(before, after), *_server_changes(before, after)):
+    for path, sentence in (
+        *_pool_changes(before, after),
+        *_server_changes(before, after),
+        *_store_changes(before, after),
+    ):
         problems.add(_line_of(root, path), ".".join(path), sentence)
     return problems.lines()
 
@@ -34,7 +38,7 @@ def fixed_changes(before: Config, after: Config, *, text: str, source: str) -> t
 def carried_over(running: Config, after: Config) -> Config:
     """`after` with what `running` was started with: pools with the addresses that they really have, and servers."""
     fixed = {name: getattr(running.server, name) for name in FIXED_SERVER.values()}
-    return replace(after, pools=running.pools, server=replace(after.server, **fixed))
+    return replace(after, pools=running.pools, server=replace(after.server, **fixed), store=running.store)
 
 
 def _pool_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -54,9 +58,15 @@ def _server_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, 
             yield ("server", key), "cannot change while the router runs (restart to change where it listens)"
 
 
+def _store_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    if before.store != after.store:
+        yield ("store",), "cannot change while the router runs (restart to change what is shared)"
+
+
 def _first_difference(old: PoolSpec, new: PoolSpec) -> str | None:
     names = (one.name for one in fields(old))
-    return next((name for name in names if getattr(old, name) != getattr(new, name)), None)
+    changed = next((name for name in names if getattr(old, name) != getattr(new, name)), None)
+    return "at" if changed == "sources" else changed
 
 
 def _line_of(root: Node, path: tuple[str, ...]) -> int:

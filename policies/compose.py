@@ -43,7 +43,8 @@ class Policy:
         """The backend for `request`, with the reasons; `chosen` is None if nobody is left.
 
         Backends outside the pools that the rules gave are dropped as `in_pools`, those in `avoiding` as `avoided`, and
-        those that lack what the request needs as `incapable`, whatever the policy's own filters are.
+        those that lack what the request needs as `incapable`, whatever the policy's own filters are. Who was
+        ill and gets no more requests yet is dropped as `warming`.
         """
         kept, dropped = self._filtered(request, view, avoiding)
         if not kept:
@@ -76,7 +77,7 @@ class Policy:
         for name, passes in self.filters:
             if not passes(request, backend):
                 return name
-        return None
+        return "warming" if backend.may_take == 0 else None
 
     def _scored(
         self, request: Request, kept: list[BackendView]

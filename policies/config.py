@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.compose import Policy
+from policies.health import HealthRules
 from policies.nouns import Prices, ServiceClass, Tenant
 from policies.on_miss import Step
 from policies.rules import Rule
+from policies.sources import SourceName
 
 KINDS = (
     "shard",
@@ -18,6 +20,16 @@ KINDS = (
     "tensorrt_llm",
     "tgi",
     "lmdeploy",
+    "ollama",
+    "llama_cpp",
+    "fastchat",
+    "triton_server",
+    "tabby",
+    "mlc",
+    "deepspeed_mii",
+    "openai",
+    "azure",
+    "anthropic",
     "fake",
 )
 """Kinds of backends that a pool can be made of."""
@@ -35,19 +47,33 @@ Option = str | tuple[str, ...]
 class PoolSpec:
     """Backends of one kind that serve one model.
 
-    `at` are their addresses. `local` shard processes are started beside the router by `pointsman up`, with `model`: a
-    checkpoint's path or "bundled". Elsewhere `model` is the name that clients and backend use alike, and `models` maps
-    clients' names to the backend's. `key` is the backend's own API key. `options` go to the backend as text.
+    `at` are their addresses, and `sources` find more while the router runs; with `register` backends announce
+    themselves. `health` says when one counts as ill. `local` shard processes are started beside the router by
+    `pointsman up`, with `model`: a checkpoint's path or "bundled". Elsewhere `model` is the name that clients and
+    backend use alike, and `models` maps clients' names to the backend's. `key` is the backend's own API key. `options`
+    go to the backend as text.
     """
 
     name: str
     kind: str = "shard"
     at: tuple[str, ...] = ()
+    sources: tuple[SourceName, ...] = ()
+    register: bool = False
     local: int = 0
     model: str | None = None
     models: Mapping[str, str] = field(default_factory=dict)
     key: str | None = field(default=None, repr=False)
     options: Mapping[str, Option] = field(default_factory=dict)
+    health: HealthRules = field(default_factory=HealthRules)
+
+    @property
+    def is_found(self) -> bool:
+        """Are backends of it found while the router runs?"""
+        return bool(self.sources) or self.register
+
+    def reachable(self, address: str) -> str:
+        """`address` as its backends want it: sources tell host:port, and most kinds have a URL."""
+        return address if self.kind in AT_HOST_AND_PORT or "://" in address else f"http://{address}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +92,18 @@ class ServerSettings:
     max_queued: int = 4096
     drain_s: float = 30.0
     decision_log: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """What several routers share: the address of a Redis (None: nothing is shared), and how many `replicas` there are.
+
+    `strict` refuses what is limited while the store is away, instead of letting each router's part through.
+    """
+
+    redis: str | None = field(default=None, repr=False)
+    replicas: int = 1
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +128,4 @@ class Config:
     prices: Prices = field(default_factory=Prices)
     on_miss: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
     ageing_s: float = 30.0
+    store: StoreSettings = field(default_factory=StoreSettings)

@@ -85,6 +85,10 @@ class BackendFailed(ExpectedError):
     retryable = True
 
 
+class Unreached(BackendFailed):
+    """The same, before it had the request: nothing was spent on that, and it cannot be what broke the backend."""
+
+
 class BackendRefused(ExpectedError):
     """A backend understood the request and said no; another of its kind would say the same."""
 

@@ -6,7 +6,7 @@ from policies.compose import Filter
 from policies.nouns import BackendView, Decision, Request
 from policies.predict import uncached_tokens
 
-PASSING = frozenset({"has_room", "under_limit"})
+PASSING = frozenset({"has_room", "under_limit", "warming"})
 """Filters whose objection ends by itself when other requests finish."""
 
 

@@ -13,6 +13,7 @@ from policies.budget import (
     Reservation,
     Settlement,
     Standing,
+    granted,
     meters,
     refusal,
     standing_of,
@@ -75,13 +76,21 @@ class Ledger:
             if refused := refusal(levels, asked.charge, now_ms=now_ms):
                 return refused
             levels = self._hold(asked, now_ms)
-        return replace(asked, standing=standing_of(levels, now_ms=now_ms))
+        return granted(asked, levels, now_ms=now_ms)
 
     def grant(self, reservation: Reservation, *, now: float) -> None:
         """Take what somebody else has allowed already, into debt if need be."""
         now_ms = self._advance(now)
         if reservation.id not in self._open and reservation.id not in self._settled:
             self._hold(reservation, now_ms)
+
+    def learn(self, descriptors: Sequence[Descriptor], levels: Sequence[int], *, now: float) -> None:
+        """Others took from the same limits: no meter of `descriptors` has less than its level of `levels`."""
+        now_ms = self._advance(now)
+        for meter, level in zip(meters(descriptors), levels, strict=True):
+            bucket = self._bucket(meter)
+            self._move(bucket, 0, at=bucket.at, now_ms=now_ms)
+            bucket.used = max(bucket.used, level)
 
     def settle(self, reservation: Reservation, charge: Charge, *, now: float) -> Settlement:
         """Charge what was really used: give the rest back or take what is missing; once, however often it is called."""

@@ -35,6 +35,9 @@ class Capability(enum.StrEnum):
     CHOICES = "choices"
     """Several answers to one prompt (OpenAI's `n`)."""
 
+    EMBEDDINGS = "embeddings"
+    """Vectors for texts, instead of an answer to them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
@@ -154,6 +157,8 @@ class Prompt:
     body: Mapping[str, Any] | None = None
     path: str = "/v1/chat/completions"
     headers: Mapping[str, str] = field(default_factory=dict)
+    anthropic_body: Mapping[str, Any] | None = None
+    """The client's own request where it spoke Anthropic's dialect; `body` then says the same in OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +186,9 @@ class Delta:
 
     `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
     `usage`. `computed_tokens` reports prefill progress and comes alone, or with `expected_s`: seconds until the first
-    token, where the backend predicts it. `message` holds what the backend added to
-    OpenAI's delta or message beside text (tool calls, reasoning, ...).
+    token, where the backend predicts it. `stop` is the stop string that ended the choice, where the backend tells.
+    `body` is a whole reply in JSON, for what is no generation (embeddings); it comes once, with `usage`.
+    `message` holds what the backend added to OpenAI's delta or message beside text (tool calls, reasoning, ...).
     """
 
     text: str = ""
@@ -194,6 +200,8 @@ class Delta:
     computed_tokens: int | None = None
     expected_s: float | None = None
     message: Mapping[str, Any] | None = None
+    stop: str | None = None
+    body: bytes | None = None
 
 
 class BackendView(NamedTuple):
@@ -206,7 +214,8 @@ class BackendView(NamedTuple):
 
     `latency` says how long it takes, `queue_s` how long a prompt sent now would wait before its prefill. It takes
     `max_requests` at once; where it does not tell, `adaptive_limit` is what its speed tells. What is reclaimable is
-    held by preemptible requests of a strictly worse rank, which would give way to the request.
+    held by preemptible requests of a strictly worse rank, which would give way to the request. `may_take` more requests
+    it may get while it is on trial after an illness, or warms up; None: as many as it has room for.
     """
 
     name: str
@@ -230,6 +239,7 @@ class BackendView(NamedTuple):
     adaptive_limit: int | None = None
     reclaimable_tokens: int = 0
     reclaimable_requests: int = 0
+    may_take: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

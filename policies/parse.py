@@ -21,6 +21,7 @@ from policies.sla.proofs import prove
 from policies.sla.rules import RULES, Names, read_rules
 from policies.sla.secrets import Outside
 from policies.sla.server import QUEUE, SERVER, USUAL_AGEING_S, read_server
+from policies.sla.store import STORE, read_store
 from policies.sla.tenants import TENANTS, read_tenants
 from policies.yaml_positions import read_yaml
 
@@ -84,6 +85,7 @@ def file_table(catalogue: Catalogue) -> Table:
             "on_miss": Key(ON_MISS, "by class, what happens where the predicted time to first token breaks the target"),
             "policies": Key(policies_shape(catalogue), "how a backend is chosen, by name"),
             "queue": Key(QUEUE, "how requests wait in the router"),
+            "store": Key(STORE, "where several routers keep what they share; without it each is alone"),
             "server": Key(SERVER, "where the router listens, and how much it takes"),
         }
     )
@@ -113,6 +115,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         policies=policies,
         pools=pools,
         server=read_server(top.get("server"), queue=queue, outside=outside),
+        store=read_store(top.get("store"), outside=outside),
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,

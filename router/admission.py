@@ -53,6 +53,10 @@ class Admission:
         """A permit for `claim`, not entered yet. `tell` hears what is left to its tenant when it is, or is refused."""
         return Permit(self, claim, tell)
 
+    def running(self, tenant: str) -> int:
+        """How many permits of `tenant` are open."""
+        return self._running[(tenant, None)]
+
     def is_idle(self) -> bool:
         """Is no permit open?"""
         return not self._open

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,24 +14,34 @@ from typing import TypedDict, Unpack
 from aiohttp import web
 
 from backends.base import Backend, CacheListener
-from backends.kinds import Place, Surroundings, make
+from backends.kinds import Surroundings
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.errors import ConfigError
-from policies.prefix import PrefixIndex
+from policies.health import HealthRules
 from router.admission import Admission
-from router.cluster import Cluster, HealthRules, backend_name
+from router.beliefs import Beliefs
+from router.cluster import Cluster
 from router.config_file import Contents
+from router.dashboard.board import Board
 from router.decision_log import DecisionLog
 from router.dispatch import Dispatcher
 from router.doors import Doors
+from router.feeds.feeds import Feeds
+from router.feeds.folding import FoldingSink
 from router.gateway import Gateway
 from router.inbound.admin import admin_app
+from router.inbound.announcements import announcements
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
+from router.pools import finding, named_backends
 from router.reload import Reloader, as_shadow
+from router.replicas.replicas import Replicas
+from router.replicas.stream import RedisStream
 from router.store.base import QuotaStore
+from router.store.guarded import GuardedStore, GuardOptions
 from router.store.memory import MemoryStore
+from router.store.redis import RedisStore
 from router.supervise import supervise
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
@@ -68,7 +79,8 @@ class Parts(TypedDict, total=False):
     """What may be given to a router instead of what it makes itself: backends, time, chance, health rules, quotas.
 
     `file` is what the SLA file said when it was read; it is watched for changes. Without it the config stays.
-    `shadow` is a second file that decides beside it without effect; it is watched too.
+    `shadow` is a second file that decides beside it without effect; it is watched too. `shares_ports`: other processes
+    of this machine listen at the same addresses.
     """
 
     backends: Callable[[CacheListener], Sequence[Backend]]
@@ -79,6 +91,7 @@ class Parts(TypedDict, total=False):
     shadow: Contents
     quotas: QuotaStore
     tracing: Tracing
+    shares_ports: bool
 
 
 def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
@@ -88,38 +101,60 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     if config.server.decision_log is not None:
         telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
     telemetry.config(config.version)
-    index = PrefixIndex()
+    beliefs = Beliefs(lambda name: cluster.tells_cache(name), clock)  # noqa: PLW0108 - the cluster is made below
     rng = parts.get("rng") or random.Random()
-    if "backends" in parts:
-        backends = parts["backends"](index)
-    else:
-        # who reports does so once it was started, and by then there is a cluster
-        surroundings = Surroundings(listener=index, on_load=lambda name: cluster.changed(name), clock=clock, rng=rng)  # noqa: PLW0108
-        backends = tuple(_configured_backends(config, surroundings))
-    cluster = Cluster(
-        backends,
+    # who reports does so once it was started, and by then there is a cluster
+    surroundings = Surroundings(
+        listener=beliefs.index,
+        on_load=lambda name: cluster.changed(name),  # noqa: PLW0108
         clock=clock,
+        rng=rng,
+    )
+    made = parts["backends"](beliefs.index) if "backends" in parts else tuple(named_backends(config, surroundings))
+
+    def forget(name: str) -> None:
+        beliefs.forget(name)
+        telemetry.forget(name)
+
+    cluster = Cluster(
+        made,
+        clock=clock,
+        rng=rng,
         rules=parts.get("health", HealthRules()),
+        pool_rules={} if "health" in parts else {pool.name: pool.health for pool in config.pools.values()},
         on_health=telemetry.health,
         on_in_flight=telemetry.in_flight,
         on_predicted=telemetry.predicted,
         on_learnt=telemetry.learnt,
+        on_gone=forget,
     )
     gateway = Gateway(
         config=config,
         cluster=cluster,
-        index=index,
+        beliefs=beliefs,
         tokenizers=Tokenizers(),
-        admission=Admission(parts.get("quotas") or MemoryStore(time.time)),
+        admission=Admission(parts.get("quotas") or _quota_store(config, telemetry)),
         telemetry=telemetry,
+        board=Board(clock, lambda: gateway.config.prices),
         doors=Doors(),
         dispatcher=Dispatcher(cluster, lambda: gateway.config, clock, on_waiting=telemetry.waiting),
         lengths=AnswerLengths(),
         clock=clock,
         rng=rng,
         shadow=parts["shadow"].config if "shadow" in parts else None,
+        finding=finding(
+            config,
+            surroundings,
+            cluster=cluster,
+            drain_s=lambda: gateway.config.server.drain_s,
+            rng=rng,
+            telemetry=telemetry,
+        ),
     )
+    telemetry.listen(gateway.board)
     cluster.heed(lambda _: gateway.dispatcher.changed())
+    if config.store.redis is not None:
+        gateway.replicas = _replicas(config.store.redis, gateway)
     return gateway
 
 
@@ -134,9 +169,17 @@ class Router:
         self.gateway = build(config, **parts)
         self.reloader = Reloader(self.gateway, parts["file"]) if "file" in parts else None
         self._shadow = Reloader(self.gateway, parts["shadow"], take=as_shadow) if "shadow" in parts else None
+        self._feeds = Feeds(
+            config.pools.values(),
+            FoldingSink(self.gateway.beliefs, self._model_at),
+            clock=self.gateway.clock,
+            rng=self.gateway.rng,
+            on_failure=lambda _: self.gateway.telemetry.event("task_failed"),
+        )
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
+        self._shares_ports = parts.get("shares_ports", False)
         self._stack = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -182,14 +225,22 @@ class Router:
                 log.open()
                 stack.push_async_callback(asyncio.to_thread, log.close)
             stack.push_async_callback(self.gateway.tokenizers.close)
+            stack.push_async_callback(self.gateway.admission.store.close)
+            await self.gateway.admission.store.start()
             await stack.enter_async_context(self.gateway.cluster)
+            await stack.enter_async_context(self._feeds)
+            if self.gateway.replicas is not None:
+                stack.push_async_callback(self.gateway.replicas.close)
+                await self.gateway.replicas.start()
+            self._own(stack, "health of feeds", lambda: _every(1.0, self._weigh_feeds))
+            await stack.enter_async_context(self.gateway.finding.discovery)
             self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
             self._own(stack, "tokenizers", self._load_tokenizers)
             if self.reloader is not None:
                 self._own(stack, "SLA file", self.reloader.watch)
             if self._shadow is not None:
                 self._own(stack, "shadow file", self._shadow.watch)
-            self.http = await self._listen_http(stack, self.http, http_app(self.gateway))
+            self.http = await self._listen_http(stack, self.http, http_app(self.gateway), shared=self._shares_ports)
             if self.admin is not None:
                 self.admin = await self._listen_http(stack, self.admin, self._admin_app(self.admin))
             if self.grpc is not None:
@@ -211,27 +262,46 @@ class Router:
                     await gateway.tokenizers.model(model.name, model.assets)
             await gateway.cluster.health_changed()
 
+    def _model_at(self, name: str) -> str | None:
+        """What backend `name` calls its model; None if it has several, or was never reached."""
+        backend = self.gateway.cluster.backend(name)
+        pool, description = self.gateway.config.pools[backend.pool], backend.describe()
+        served = description.models if description else frozenset()
+        names = set(pool.models.values()) or ({pool.model} if pool.model else served)
+        return next(iter(names)) if len(names) == 1 else None
+
+    async def _weigh_feeds(self) -> None:
+        """Let the index know how far each feed may be trusted, and operators see it."""
+        for health in self._feeds.health():
+            backend, _, rank = health.source.partition("/")
+            self.gateway.beliefs.trust(backend, int(rank or 0), health.confidence)
+            self.gateway.telemetry.feed(health)
+
     async def _drain(self) -> None:
         self.gateway.doors.close()
         await self.gateway.doors.emptied(self.gateway.config.server.drain_s)
 
-    async def _listen_http(self, stack: AsyncExitStack, address: Address, app: web.Application) -> Address:
+    async def _listen_http(
+        self, stack: AsyncExitStack, address: Address, app: web.Application, *, shared: bool = False
+    ) -> Address:
         """Serve `app` at `address` until the stack is left; the address that it really has."""
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_LEFTOVERS_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         with _naming(address):
-            await web.TCPSite(runner, address.host, address.port, reuse_address=True).start()
+            await web.TCPSite(runner, address.host, address.port, reuse_address=True, reuse_port=shared).start()
         return Address(address.host, runner.addresses[0][1])
 
     def _admin_app(self, address: Address) -> web.Application:
         if not address.is_loopback and not self.gateway.config.server.admin_key_hashes:
             hint = "write server.admin_keys, or listen on 127.0.0.1"
             raise ConfigError(f"the admin port {address} can be reached by others and has no keys", hint=hint)
-        return admin_app(self.gateway, None if self.reloader is None else self.reloader.reload)
+        app = admin_app(self.gateway, None if self.reloader is None else self.reloader.reload)
+        app.add_routes(announcements(self.gateway))
+        return app
 
     async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
-        server = GrpcServer(self.gateway, str(address))
+        server = GrpcServer(self.gateway, str(address), shared=self._shares_ports)
         stack.push_async_callback(server.stop, _LEFTOVERS_S)
         with _naming(address):
             await server.start()
@@ -245,20 +315,26 @@ class Router:
         stack.push_async_callback(_end, task)
 
 
-def _configured_backends(config: Config, surroundings: Surroundings) -> Iterator[Backend]:
-    for pool in config.pools.values():
-        # a shard says itself what its model is called; its `model` in the file is where the checkpoint lies
-        own = {pool.model: pool.model} if pool.model is not None and pool.kind != "shard" else {}
-        for number, address in enumerate(pool.at):
-            place = Place(
-                name=backend_name(pool.name, number),
-                pool=pool.name,
-                address=address,
-                key=pool.key,
-                models={**own, **pool.models},
-                options=pool.options,
-            )
-            yield make(pool.kind, place, surroundings)
+def _quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedStore:
+    shared = config.store
+    if shared.redis is None:
+        return MemoryStore(time.time)
+    options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
+    return GuardedStore(RedisStore(shared.redis), clock=time.time, options=options, on_event=telemetry.event)
+
+
+def _replicas(url: str, gateway: Gateway) -> Replicas:
+    # not of the router's rng: two routers with one seed would take each other for themselves
+    by, telemetry = uuid.uuid4().hex, gateway.telemetry
+    return Replicas(
+        RedisStream(url, by),
+        by,
+        beliefs=gateway.beliefs,
+        cluster=gateway.cluster,
+        clock=gateway.clock,
+        on_event=telemetry.event,
+        on_state=telemetry.replicas,
+    )
 
 
 @contextmanager

@@ -42,6 +42,8 @@ class Ask:
     inputs: tuple[Input, ...]
     bodies: tuple[Mapping[str, Any], ...]
     path: str
+    anthropic_body: Mapping[str, Any] | None = None
+    """The body as it came, where the client spoke Anthropic's dialect: for backends that do too."""
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int | None = None
     usual_new_tokens: int | None = None

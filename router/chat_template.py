@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from policies.errors import InvalidRequest
 from router.ask import Chat
+from router.tool_calls import format_of
 
 _HINT = "check the roles of the messages, their order and their fields"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -42,6 +43,7 @@ class ChatTemplate:
         environment = _environment(now)
         sources = _sources(settings.get("chat_template"), assets.get("chat_template.jinja"))
         self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+        self.tool_format = format_of("".join(sources.values()))
 
     def __repr__(self) -> str:
         return f"<ChatTemplate {', '.join(self._templates) or 'none'}>"

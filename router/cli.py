@@ -37,6 +37,9 @@ JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log one JSON object
 Decisions = Annotated[
     str | None, typer.Option(metavar="FILE", help="Log decisions and outcomes there, as JSON lines; - is stdout.")
 ]
+Admin = Annotated[
+    str | None, typer.Option(help="host:port for operators and the dashboard, or off; the file's word otherwise.")
+]
 Grpc = Annotated[str | None, typer.Option(help="host:port for gRPC; the file's word otherwise.")]
 
 
@@ -45,6 +48,7 @@ def up(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file; without one: defaults.")] = None,
     http: Http = None,
     grpc: Grpc = None,
+    admin: Admin = None,
     shards: Annotated[int | None, typer.Option(help="Local shards, if there is no file.", min=1)] = None,
     model: Annotated[str | None, typer.Option(help="A Hugging Face directory, if there is no file.")] = None,
     shadow: Shadow = None,
@@ -65,15 +69,12 @@ def up(
         raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
     if file is None:
         files = Files(shadow=started_with(shadow) if shadow else None)
-        run(
-            started(default(shards, model), http, grpc, decisions),
-            files,
-            local=True,
-            log=LogOptions(json_logs, verbose),
-        )
+        config = default(shards, model)
     else:
         files = Files(contents := started_with(file), started_with(shadow) if shadow else None)
-        run(started(contents.config, http, grpc, decisions), files, local=True, log=LogOptions(json_logs, verbose))
+        config = contents.config
+    config = listening(config, http, grpc, admin, usual_admin=True)
+    run(logging_decisions(config, decisions), files, local=True, log=LogOptions(json_logs, verbose))
 
 
 @app.command()
@@ -81,29 +82,34 @@ def serve(
     file: SlaFile,
     http: Http = None,
     grpc: Grpc = None,
+    admin: Admin = None,
     shadow: Shadow = None,
+    processes: Annotated[
+        int, typer.Option(help="Routers on the same ports, sharing what FILE's store says.", min=1)
+    ] = 1,
+    process: Annotated[str | None, typer.Option(hidden=True)] = None,
     decisions: Decisions = None,
     json_logs: JsonLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the router alone, in front of the backends that FILE names."""
     from router.logs import LogOptions
-    from router.up import Files, run
+    from router.up import Files, run, run_many
 
     contents = started_with(file)
-    config = started(contents.config, http, grpc, decisions)
+    config = logging_decisions(listening(contents.config, http, grpc, admin), decisions)
     local = [pool.name for pool in config.pools.values() if pool.local]
     if local:
         fail(
             f"pool {local[0]!r} has `local:` shards, which `serve` does not start",
             "use `pointsman up`, or `at:` addresses",
         )
-    run(
-        config,
-        Files(contents, started_with(shadow) if shadow else None),
-        local=False,
-        log=LogOptions(json_logs, verbose),
-    )
+    if processes > 1 and process is None:
+        if not run_many(config, processes, sys.argv[1:]):
+            raise typer.Exit(1)
+        return
+    files = Files(contents, started_with(shadow) if shadow else None)
+    run(config, files, local=False, log=LogOptions(json_logs, verbose), process=process)
 
 
 @app.command(
@@ -206,6 +212,20 @@ def explain(
     print(as_json(told).decode() if json else as_text(told))  # noqa: T201
 
 
+@app.command()
+def top(
+    admin: Annotated[str, typer.Option(help="Where the router serves operators: host:port or URL.")] = "127.0.0.1:8082",
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+) -> None:
+    """Show classes against their targets, tenants, backends and decisions as they come, until Ctrl-C.
+
+    An admin key is read from POINTSMAN_ADMIN_KEY. The same as a page: http://127.0.0.1:8082/dashboard
+    """
+    from router.top import run
+
+    run(admin, once=once)
+
+
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign):
@@ -239,13 +259,33 @@ def opened(file: Path) -> Contents:
         fail(str(error))
 
 
-def started(config: Config, http: str | None, grpc: str | None, decisions: str | None) -> Config:
-    """`config` with what the command line says of its servers."""
+def listening(
+    config: Config, http: str | None, grpc: str | None, admin: str | None, *, usual_admin: bool = False
+) -> Config:
+    """`config` with the addresses that the command line gave; `usual_admin`: operators are served
+    somewhere in any case.
+
+    Who tries it out is to see the dashboard, and two routers on one machine are to start.
+    """
     from dataclasses import replace
 
-    said = config.server
-    log = decisions or said.decision_log
-    return replace(config, server=replace(said, http=http or said.http, grpc=grpc or said.grpc, decision_log=log))
+    from router.up import USUAL_ADMIN, usual_or_free
+
+    operators = admin or config.server.admin or (usual_or_free(USUAL_ADMIN) if usual_admin else None)
+    server = replace(
+        config.server,
+        http=http or config.server.http,
+        grpc=grpc or config.server.grpc,
+        admin=None if operators == "off" else operators,
+    )
+    return replace(config, server=server)
+
+
+def logging_decisions(config: Config, to: str | None) -> Config:
+    """`config` with the decision log that the command line gave."""
+    from dataclasses import replace
+
+    return config if to is None else replace(config, server=replace(config.server, decision_log=to))
 
 
 def fail(message: str, hint: str = "") -> NoReturn:

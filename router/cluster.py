@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from backends.base import Backend, Description
 from policies.cost import Latency
 from policies.errors import BackendFailed
+from policies.health import Health, HealthRules
 from policies.nouns import ClusterView, Request
-from router.flights import Flight
+from router.flights import Flight, Traffic
 from router.member import Member
 from router.supervise import supervise
 
 _log = logging.getLogger("pointsman.cluster")
 
+CLOSING_S = 5.0
+"""How long a backend that is removed may take to close, and its last requests to notice."""
+
 
 def backend_name(pool: str, number: int) -> str:
-    """The name of a pool's backend, as decisions and metrics show it; the first has number 0."""
+    """The name of a backend that the file names, as decisions and metrics show it; the first has number 0."""
     return f"{pool}-{number}"
 
 
-@dataclass(frozen=True, slots=True)
-class HealthRules:
-    """When a backend counts as ill: after `failures` in a row, of requests or probes, until a probe passes."""
-
-    failures: int = 3
-    probe_every_s: float = 2.0
-    probe_timeout_s: float = 5.0
-    first_probe_every_s: float = 0.1
-    """While it was never reached, so that a router is ready as soon as its backends are."""
+def found_name(pool: str, address: str) -> str:
+    """The name of a backend that was found at `address` while the router runs: the same in every router."""
+    return f"{pool}@{address.partition('://')[2] or address}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,66 +53,149 @@ class ServedModel:
 class Cluster:
     """Owns the backends and the tasks that probe them. An async context manager.
 
-    Called by backend: `on_health` with a change of health, `on_in_flight` with a count of requests, `on_predicted` with
-    the seconds to a first token as predicted and as seen, `on_learnt` with what is known of its latency and its
-    adaptive limit, if it needs one.
+    `rules` say when a backend is ill; `pool_rules` have others for some pools. Called by backend: `on_health` with a
+    change of health, `on_in_flight` with a count of requests, `on_predicted` with the seconds to a first token as
+    predicted and as seen, `on_learnt` with what is known of its latency and its adaptive limit, if it needs one, and
+    `on_gone` when it was removed.
     """
 
     def __init__(
         self,
-        backends: Sequence[Backend],
+        backends: Sequence[Backend] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
-        rules: HealthRules = HealthRules(),
+        rng: random.Random | None = None,
+        rules: HealthRules = HealthRules(),  # noqa: B008 - frozen
+        pool_rules: Mapping[str, HealthRules] = MappingProxyType({}),
         on_health: Callable[[str, bool], None] = lambda *_: None,
         on_in_flight: Callable[[str, int], None] = lambda *_: None,
         on_predicted: Callable[[str, float, float], None] = lambda *_: None,
         on_learnt: Callable[[str, Latency, int | None], None] = lambda *_: None,
+        on_gone: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._members = {backend.name: Member(backend, on_predicted=on_predicted) for backend in backends}
-        assert len(self._members) == len(backends), "two backends have one name"
-        self._clock, self._rules = clock, rules
+        self._clock, self._rng = clock, rng or random.Random()
+        self._rules, self._pool_rules = rules, pool_rules
         self._on_health, self._on_in_flight, self._on_learnt = on_health, on_in_flight, on_learnt
-        self.in_flight = 0
+        self._on_predicted, self._on_gone = on_predicted, on_gone
+        self._members = {backend.name: self._member(backend, is_cold=False) for backend in backends}
+        assert len(self._members) == len(backends), "two backends have one name"
+        self._flying: dict[Flight, Member] = {}
         self._heeders: list[Callable[[str], None]] = []
-        self._probes: list[asyncio.Task[None]] = []
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._is_open = False
+        self._serving: set[str] = set()
         self._health_changed = asyncio.Event()
 
     def __repr__(self) -> str:
         states = (f"{name} {'well' if m.healthy else 'ill'} {len(m.flights)}" for name, m in self._members.items())
         return f"<Cluster {', '.join(states)}>"
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
     async def __aenter__(self) -> Cluster:
+        self._is_open = True
         for name, member in self._members.items():
-            self._on_health(name, member.well)
+            self._on_health(name, False)
             await member.backend.start()
-        self._probes = [
-            asyncio.create_task(supervise(f"probe of {name}", lambda m=member: self._keep_probing(m)))  # type: ignore[misc]
-            for name, member in self._members.items()
-        ]
+        for member in self._members.values():
+            self._begin_probing(member)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for probe in self._probes:
+        self._is_open = False
+        probes, self._probes = list(self._probes.values()), {}
+        for probe in probes:
             probe.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
-        self._probes = []
+        await asyncio.gather(*probes, return_exceptions=True)
         for member in self._members.values():
             await member.backend.close()
 
+    def traffic(self) -> dict[str, Traffic]:
+        """What this router has at each backend where it has anything."""
+        return {name: member.flights.traffic() for name, member in self._members.items() if member.flights}
+
+    def hear_elsewhere(self, traffic: Mapping[str, Traffic]) -> None:
+        """What all other routers have at each backend, as far as they tell."""
+        for name, member in self._members.items():
+            there = traffic.get(name, Traffic())
+            if there != member.elsewhere:
+                member.elsewhere = there
+                self.changed(name)
+
+    async def add(self, backend: Backend, *, is_cold: bool = True) -> None:
+        """Start `backend` and give it requests as soon as a probe passes; slowly at first if it `is_cold`."""
+        name = backend.name
+        assert self._is_open, "the cluster is not open"
+        assert name not in self._members, f"two backends are called {name}"
+        member = self._members[name] = self._member(backend, is_cold=is_cold)
+        self._on_health(name, False)
+        await backend.start()
+        self._begin_probing(member)
+
+    async def remove(self, name: str, *, within_s: float) -> None:
+        """Give `name` no new requests, let those there end within `within_s`, then close and forget it.
+
+        Requests that it still has then fail, and are tried elsewhere if their clients have seen nothing. If this is
+        cancelled while requests may still end, the backend stays.
+        """
+        member = self._members[name]
+        member.is_leaving = True
+        # who waits for room there has to look elsewhere
+        self.changed(name)
+        try:
+            await self._landed(member, within_s)
+        except asyncio.CancelledError:
+            member.is_leaving = False
+            self.changed(name)
+            raise
+        # from here on there is no way back: whoever cancels this waits for the end all the same
+        closing = asyncio.create_task(self._let_go(member), name=f"closing {name}")
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait((closing,))
+            raise
+
     def check(self) -> None:
-        """Nothing is at any backend; for an idle router."""
+        """Nothing is at any backend, and there is one probe for each; for an idle router."""
         for name, member in self._members.items():
             assert not member.flights, f"{name} still has {len(member.flights)} requests of this router"
             member.check()
+        assert not self._flying, f"{len(self._flying)} requests are at backends that were removed"
+        assert not self._is_open or self._probes.keys() == self._members.keys(), "a backend is probed twice, or never"
+        assert self._serving <= self._members.keys(), "a backend that is gone serves"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that this router has at backends."""
+        return len(self._flying)
 
     def backend(self, name: str) -> Backend:
         """The backend of this name."""
         return self._members[name].backend
 
+    def tells_cache(self, name: str) -> bool:
+        """Does this backend itself tell what its cache holds?"""
+        description = self._members[name].backend.describe() if name in self._members else None
+        return description is not None and description.reports_cache
+
+    def backend_of(self, flight: Flight) -> Backend:
+        """Where `flight`, which has begun, is; removed or not."""
+        return self._flying[flight].backend
+
+    def flights(self, name: str) -> int:
+        """How many requests this router has at `name`."""
+        return len(self._members[name].flights)
+
     def drain(self, name: str, draining: bool = True) -> None:
         """Give `name` no new requests, or, with False, give it some again."""
-        self._members[name].draining = draining
+        self._members[name].is_kept_out = draining
+        self.changed(name)
+
+    def weigh(self, name: str, weight: float) -> None:
+        """Give `name` a share of the load like `weight`, beside others' weights of 1."""
+        self._members[name].weight = weight
         self.changed(name)
 
     def heed(self, heeder: Callable[[str], None]) -> None:
@@ -157,18 +240,24 @@ class Cluster:
         return _served(name, serving) if serving else None
 
     def pools_ready(self) -> dict[str, bool]:
-        """Pool -> has it a healthy backend that was reached?"""
+        """Pool -> has it a healthy backend that was reached? Pools without any backend are not there."""
         ready: dict[str, bool] = {}
         for member in self._members.values():
             ready[member.backend.pool] = ready.get(member.backend.pool, False) or member.healthy
         return ready
+
+    def ill_s(self, name: str) -> float:
+        """For how many seconds `name` has got no requests because of its health; 0 if it does, or is not there."""
+        member = self._members.get(name)
+        since = member.health.ill_since if member else None
+        return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def unreached(self) -> Collection[str]:
         """Backends that never said what they serve."""
         return [name for name, member in self._members.items() if member.backend.describe() is None]
 
     async def health_changed(self) -> None:
-        """Wait until the health of any backend changes."""
+        """Wait until the health of any backend changes, or one is removed."""
         self._health_changed.clear()
         await self._health_changed.wait()
 
@@ -179,20 +268,18 @@ class Cluster:
         """
         member = self._members[name]
         flight = member.begin(request, uncached_tokens, now=self._clock(), is_first_try=is_first_try)
-        self.in_flight += 1
+        self._flying[flight] = member
         self._on_in_flight(name, len(member.flights))
         return flight
 
     def end(self, flight: Flight, failure: BaseException | None = None) -> None:
         """`flight` is over: well, or by `failure`. How it ended tells whether the backend is well, and how fast."""
-        name = flight.backend
-        member = self._members[name]
+        member = self._flying.pop(flight)
         member.end(flight, failure, now=self._clock())
-        if failure is None:
-            member.failures = 0
-        elif isinstance(failure, BackendFailed):
-            self._failed(member, failure)
-        self.in_flight -= 1
+        name = flight.backend
+        if self._members.get(name) is not member:
+            # it was removed meanwhile: nobody asks any more what was learnt there
+            return
         self._on_in_flight(name, len(member.flights))
         self._on_learnt(name, member.model.snapshot(), member.adaptive_limit)
         self.changed(name)
@@ -208,39 +295,79 @@ class Cluster:
         self.end(flight)
 
     async def probe(self, name: str) -> bool:
-        """Ask one backend now whether it is well."""
+        """Ask one backend now whether it is well; may it get requests?"""
         member = self._members[name]
+        timeout_s = member.health.rules.probe_timeout_s
+        failure: BackendFailed | None = None
         try:
-            async with asyncio.timeout(self._rules.probe_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 await member.backend.probe()
         except TimeoutError:
-            self._failed(member, BackendFailed(f"no answer to a probe in {self._rules.probe_timeout_s} s"))
-        except BackendFailed as failure:
-            self._failed(member, failure)
-        else:
-            member.failures = 0
-            self._set_well(member, True)
-        return member.well
+            failure = BackendFailed(f"no answer to a probe in {timeout_s} s")
+        except BackendFailed as error:
+            failure = error
+        member.probed(failure, now=self._clock())
+        return member.health.may_serve
+
+    def _member(self, backend: Backend, *, is_cold: bool) -> Member:
+        rules = self._pool_rules.get(backend.pool, self._rules)
+        health = Health(rules, self._rng, is_cold=is_cold)
+        return Member(backend, health, on_predicted=self._on_predicted, on_health=self._tell)
+
+    def _begin_probing(self, member: Member) -> None:
+        name = member.backend.name
+        work = supervise(f"probe of {name}", lambda: self._keep_probing(member))
+        self._probes[name] = asyncio.create_task(work, name=f"probe of {name}")
 
     async def _keep_probing(self, member: Member) -> None:
-        rules = self._rules
+        rules = member.health.rules
         while True:
             await self.probe(member.backend.name)
             reached = member.backend.describe() is not None
             await asyncio.sleep(rules.probe_every_s if reached else rules.first_probe_every_s)
 
-    def _failed(self, member: Member, failure: BackendFailed) -> None:
-        member.failures += 1
-        if member.well and member.failures >= self._rules.failures:
-            _log.warning("%s is ill after %d failures: %s", member.backend.name, member.failures, failure)
-            self._set_well(member, False)
-
-    def _set_well(self, member: Member, well: bool) -> None:
-        if member.well != well:
-            member.well = well
+    def _tell(self, member: Member) -> None:
+        """`member` may get requests now, or no longer, or more of them."""
+        name, serves = member.backend.name, member.health.may_serve
+        if self._members.get(name) is not member:
+            return
+        if serves != (name in self._serving):
+            if serves:
+                self._serving.add(name)
+            else:
+                self._serving.discard(name)
+                if not member.is_leaving:
+                    _log.warning("%s is ill: %s", name, member.health.reason)
             self._health_changed.set()
-            self._on_health(member.backend.name, well)
-            self.changed(member.backend.name)
+            self._on_health(name, serves)
+        self.changed(name)
+
+    async def _landed(self, member: Member, within_s: float) -> None:
+        """Return when nothing is at `member` any more, or after `within_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while member.flights:
+                    member.landed.clear()
+                    await member.landed.wait()
+
+    async def _let_go(self, member: Member) -> None:
+        name = member.backend.name
+        probe = self._probes.pop(name, None)
+        if probe is not None:
+            probe.cancel()
+            await asyncio.gather(probe, return_exceptions=True)
+        try:
+            async with asyncio.timeout(CLOSING_S):
+                await member.backend.close()
+        except Exception:  # noqa: BLE001 - whatever a backend does on its way out, it goes
+            _log.exception("%s did not close well", name)
+        # whoever was cut off there notices now, and counts against it for the last time
+        await self._landed(member, CLOSING_S)
+        del self._members[name]
+        self._serving.discard(name)
+        self._health_changed.set()
+        self._on_gone(name)
+        self.changed(name)
 
 
 def _served(name: str, members: Sequence[tuple[Member, Description]]) -> ServedModel:

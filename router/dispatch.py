@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -22,6 +22,7 @@ from policies.predict import uncached_tokens
 from policies.promise import cost_s, fastest_decode_s, promised_ttft_s, would_take
 from router.cluster import Cluster
 from router.flights import Flight
+from router.tool_calls import ToolSyntax
 
 MOST_FAILED_LOOKS = 8
 """Decisions that may fail in one walk through a queue: each takes up to 2 ms of the event loop."""
@@ -56,11 +57,13 @@ class Placed:
 
 @dataclass(eq=False, slots=True)
 class Bid:
-    """One prompt that looks for a backend, with what goes there (`prompt`) and what the answer begins with (`echo`).
+    """One prompt that looks for a backend, with what goes there (`prompt`), what the answer begins with (`echo`), and
+    how it may call `tools`.
 
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error where nobody can
-    take it. An answer of `new_tokens` is expected. Of `due_at`, when the first token is promised (None: whenever it
-    comes), and `cost_s`, the backend time that it is predicted to take, the first look tells.
+    take it; `sent` hears to which backend it goes. An answer of `new_tokens` is expected. Of `due_at`, when the first
+    token is promised (None: whenever it comes), and `cost_s`, the backend time that it is predicted to take, the first
+    look tells. `tries` counts the backends that had it and failed.
     """
 
     request: Request
@@ -70,10 +73,13 @@ class Bid:
     arrived_at: float
     decide: Callable[[Request, Collection[str]], tuple[ClusterView, Decision]]
     refusal: Callable[[Request, ClusterView, Decision], ExpectedError]
+    sent: Callable[[str], None]
     echo: str = ""
+    tools: ToolSyntax | None = None
     due_at: float | None = None
     cost_s: float | None = None
     avoiding: frozenset[str] = frozenset()
+    tries: int = 0
     is_charged: bool = False
     waiting: asyncio.Future[Placed] | None = None
 
@@ -246,6 +252,10 @@ class Dispatcher:
             assert len(lane.queue) == len(lane.bids), f"{self!r}: tickets and bids of {model} differ"
             assert all(bid.waiting is not None for bid in lane.bids.values()), f"{self!r}: a bid waits for nothing"
 
+    def waiting(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """How many prompts wait, by tenant and by class; who is not there has none."""
+        return self._by_tenant, self._by_class
+
     def is_idle(self) -> bool:
         """Does nobody wait?"""
         return not any(lane.bids for lane in self._lanes.values())
@@ -313,6 +323,7 @@ class Dispatcher:
         chosen = next(backend for backend in found.view.backends if backend.name == found.decision.chosen)
         uncached, is_first_try = uncached_tokens(bid.request, chosen), not bid.avoiding
         flight = self._cluster.begin(chosen.name, bid.request, uncached, is_first_try=is_first_try)
+        bid.sent(chosen.name)
         return Placed(bid, found, flight)
 
     def _count(self, bid: Bid, change: int) -> None:

@@ -77,6 +77,21 @@ class Flight:
             self.book.grow(self, tokens)
 
 
+class Traffic(NamedTuple):
+    """Requests at one backend: those `running`, and those `waiting` for a first token, with the prefill they bring."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    waiting_pairs: float = 0.0
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Both together."""
+        running, waiting = self.running + other.running, self.waiting + other.waiting
+        tokens, pairs = self.waiting_tokens + other.waiting_tokens, self.waiting_pairs + other.waiting_pairs
+        return Traffic(running, waiting, tokens, pairs)
+
+
 class Seen(NamedTuple):
     """The prefill that waits in `front` of a request of some rank, and what preemptible requests of worse ranks hold.
 
@@ -124,6 +139,10 @@ class Flights:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def traffic(self) -> Traffic:
+        """What others need to know of them."""
+        return Traffic(len(self) - self.waiting, self.waiting, self.waiting_tokens, self.waiting_pairs)
 
     def begin(self, flight: Flight) -> None:
         """`flight` is sent now."""

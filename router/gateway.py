@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.nouns import Tenant
-from policies.prefix import PrefixIndex
 from router.admission import Admission
+from router.beliefs import Beliefs
 from router.cluster import Cluster, ServedModel
+from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
+from router.pools import Finding
+from router.replicas.replicas import Replicas
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
 
@@ -23,21 +26,25 @@ from router.tokenize import Tokenizers
 class Gateway:
     """The parts of one router. `config` is replaced whole by one assignment; a call keeps the one it began with.
 
-    `shadow` decides beside it without effect, where there is one.
+    `shadow` decides beside it without effect, where there is one. `replicas` are the other routers, where there may be
+    any.
     """
 
     config: Config
     cluster: Cluster
-    index: PrefixIndex
+    beliefs: Beliefs
     tokenizers: Tokenizers
     admission: Admission
     telemetry: Telemetry
+    board: Board
     doors: Doors
     dispatcher: Dispatcher
     lengths: AnswerLengths
     clock: Callable[[], float]
     rng: random.Random
+    finding: Finding
     shadow: Config | None = None
+    replicas: Replicas | None = None
 
     def __repr__(self) -> str:
         return f"<Gateway {self.doors!r} {self.admission!r} {self.cluster!r}>"
@@ -46,9 +53,13 @@ class Gateway:
         """A name for one call, unlike any other's."""
         return f"{self.rng.getrandbits(96):024x}"
 
+    def unix_time(self) -> float:
+        """The time of day."""
+        return time.time()
+
     def unix_time_s(self) -> int:
         """The time of day, for `created` fields."""
-        return int(time.time())
+        return int(self.unix_time())
 
     def models_for(self, tenant: Tenant) -> dict[str, ServedModel]:
         """The models that are served now and that `tenant` may use, by name."""
@@ -60,9 +71,17 @@ class Gateway:
         pools = self.cluster.pools_ready()
         return self.doors.open and bool(pools) and all(pools.values())
 
+    def awaits_backends(self) -> bool:
+        """Are there backends that were never reached, or pools that have not found any?"""
+        pools = self.cluster.pools_ready()
+        nowhere = (pool for pool in self.config.pools.values() if pool.is_found and pool.name not in pools)
+        return bool(self.cluster.unreached()) or any(nowhere)
+
     def check(self) -> None:
         """Nothing is left of any request; for an idle router."""
-        for part in (self.doors, self.admission, self.dispatcher, self.cluster, self.tokenizers):
+        discovery = self.finding.discovery
+        parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
+        for part in parts:
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 
 from policies.config import Config
 from policies.errors import Unauthenticated
@@ -29,8 +32,14 @@ def identify(key: str | None, config: Config) -> Tenant:
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:
-    """The key in `authorization: Bearer KEY`, else the one in `x-api-key`; names are in lower case or indifferent."""
+    """The key in `authorization: Bearer KEY`, else the one in `x-api-key`; names are in lower case or indifferent.
+
+    The password of `authorization: Basic ...` is one too: that is what clients make of http://any:KEY@host.
+    """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
+    if scheme.lower() == "basic":
+        with suppress(binascii.Error, UnicodeDecodeError):
+            return base64.b64decode(token, validate=True).decode().partition(":")[2] or None
     return headers.get("x-api-key") or None

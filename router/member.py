@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from backends.base import Backend, Description, Load
 from policies.concurrency import AdaptiveLimit
 from policies.cost import LatencyModel, Work, prefill_work, prior_of
-from policies.errors import Overloaded
+from policies.errors import BackendFailed, Overloaded
+from policies.health import Health, HealthRules
 from policies.nouns import BackendView, Request
-from router.flights import Flight, Flights, Seen
+from router.flights import Flight, Flights, Seen, Traffic
 
 _NOTHING = Description(models=frozenset())
 """What a backend says that was never reached."""
@@ -21,21 +25,31 @@ _LEAST_STEPS = 4
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One backend of a cluster. `model` learns how fast it is, `limit` how many requests it takes.
+    """One backend of a cluster. `health` knows whether it is well, `model` how fast it is, `limit` how many requests it
+        takes.
 
-    The limit counts only where the backend does not tell its own. `on_predicted` hears of each first token at which
-    backend it came, in how many seconds it had been predicted, and in how many it came.
+        The limit counts only where the backend does not tell its own, and what other routers have there, `elsewhere`,
+    only where it does not tell how much it has to do. `is_kept_out`: its operators want no new requests there;
+    `is_leaving`: it is about to be removed. `trial` is the one request that it may have while it is on trial.
+
+    `on_predicted` hears of each first token at which backend it came, in how many seconds it had been predicted, and in
+    how many it came; `on_health` that it may get requests now, or no longer, or more of them.
     """
 
     backend: Backend
+    health: Health = field(default_factory=lambda: Health(HealthRules(), random.Random()))
     weight: float = 1.0
-    well: bool = False
-    draining: bool = False
-    failures: int = 0
+    is_kept_out: bool = False
+    is_leaving: bool = False
+    trial: Flight | None = None
+    landed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a request there has ended."""
     flights: Flights = field(default_factory=Flights)
     limit: AdaptiveLimit = field(default_factory=AdaptiveLimit)
+    elsewhere: Traffic = field(default_factory=Traffic)
     model: LatencyModel = field(init=False)
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
+    on_health: Callable[[Member], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self.model = LatencyModel(prior_of(self.backend.kind))
@@ -43,7 +57,12 @@ class Member:
     @property
     def healthy(self) -> bool:
         """May it get requests, as far as health goes?"""
-        return self.well and self.backend.describe() is not None
+        return self.health.may_serve and self.backend.describe() is not None
+
+    @property
+    def draining(self) -> bool:
+        """Is it to get no new requests: its operators say so, its discovery, or it does itself?"""
+        return self.is_kept_out or self.is_leaving or self.backend.load().draining
 
     @property
     def adaptive_limit(self) -> int | None:
@@ -53,7 +72,7 @@ class Member:
     def may_serve(self, model: str) -> bool:
         """Is it well, not draining, and does it serve `model`?"""
         description = self.backend.describe()
-        return self.well and not self.draining and description is not None and model in description.models
+        return self.healthy and not self.draining and description is not None and model in description.models
 
     def view(self, now: float, held: Mapping[str, int], rank: int | None = None) -> BackendView:
         """This backend as one request of `rank` sees it at `now`.
@@ -69,29 +88,34 @@ class Member:
         seen = self.flights.seen_by(rank) if rank is not None and said.preempts else None
         # one that reports its cache and is not named holds nothing; of any other nobody knows
         unnamed = 0 if said.reports_cache else None
-        waiting = self.flights.waiting
+        running, waiting = len(self.flights) - self.flights.waiting, self.flights.waiting + self.elsewhere.waiting
+        waiting_tokens = self.elsewhere.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
+        health = self.health
+        share = health.share(now)
         return BackendView(
             name=self.backend.name,
             pool=self.backend.pool,
             kind=self.backend.kind,
             models=said.models,
-            healthy=self.well and description is not None,
-            draining=self.draining,
-            running=len(self.flights) - waiting if load.running is None else load.running,
+            healthy=(health.is_well or health.is_on_trial) and description is not None,
+            draining=self.is_kept_out or self.is_leaving or load.draining,
+            running=running + self.elsewhere.running if load.running is None else load.running,
             waiting=waiting if load.waiting is None else load.waiting + unseen,
-            waiting_tokens=(load.waiting_tokens or 0) + unseen_tokens,
+            waiting_tokens=waiting_tokens + unseen_tokens,
             max_requests=load.max_requests,
             free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
             context_tokens=said.context_tokens,
             held_tokens=held.get(self.backend.name, unnamed),
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
             capabilities=said.capabilities,
-            weight=self.weight,
+            weight=self.weight * share,
             latency=latency,
             queue_s=latency.queue_s(self._ahead(now, load, unseen_tokens, seen)),
             adaptive_limit=self.limit.limit if load.max_requests is None else None,
             reclaimable_requests=seen.reclaimable_requests if seen else 0,
             reclaimable_tokens=seen.reclaimable_tokens if seen else 0,
+            # nearly all are steady, and this is asked of each backend for each decision
+            may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
         )
 
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
@@ -101,7 +125,9 @@ class Member:
         unseen, unseen_tokens = self._unseen(load)
         by_rank = description is not None and description.preempts
         ahead = self._ahead(now, load, unseen_tokens, self.flights.seen_by(request.rank) if by_rank else None)
-        there = len(self.flights) if load.running is None else load.running + (load.waiting or 0) + unseen
+        there = len(self.flights) + self.elsewhere.running + self.elsewhere.waiting
+        if load.running is not None:
+            there = load.running + (load.waiting or 0) + unseen
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
         flight = Flight(
             self.backend.name,
@@ -113,13 +139,16 @@ class Member:
             predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=latency.queue_s(ahead)),
             is_first_try=is_first_try,
             book=self.flights,
-            on_first=self._learn_ttft,
+            on_first=self._hear_first,
         )
         self.flights.begin(flight)
+        if self.health.is_on_trial and self.trial is None:
+            self.trial = flight
         return flight
 
     def end(self, flight: Flight, failure: BaseException | None, *, now: float) -> None:
-        """`flight` is over: well, or by `failure`. Learns from what was seen of it, and nothing from what failed."""
+        """`flight` is over: well, or by `failure`. Its end tells of health, and unless it failed of speed."""
+        self._judge(flight, failure, now)
         if isinstance(failure, Overloaded):
             self.limit.refuse()
         elif flight.is_first_try and not isinstance(failure, Exception):
@@ -127,16 +156,62 @@ class Member:
             if failure is None and not self._reports_cache:
                 self._learn_late(flight)
         self.flights.end(flight, now)
+        self.landed.set()
+
+    def probed(self, failure: BackendFailed | None, *, now: float) -> None:
+        """A probe passed, or ended with `failure`."""
+        before = self.health.may_serve, self.health.is_well
+        if failure is None:
+            self.health.probe_passed(now)
+        else:
+            self.health.probe_failed(now, failure.message)
+        # whoever warms up has room for more each time
+        self._tell(before, also=self.health.share(now) < 1.0)
 
     def check(self) -> None:
         """Prove what its parts can prove of themselves."""
-        for part in (self.flights, self.limit, self.model):
+        for part in (self.flights, self.limit, self.model, self.health):
             part.check()
+        assert self.trial is None or self.health.is_on_trial, "a request is on trial, and its backend is not"
 
     @property
     def _reports_cache(self) -> bool:
         description = self.backend.describe()
         return description is not None and description.reports_cache
+
+    def _may_take(self, share: float, load: Load) -> int:
+        """How many more requests it may get from here while it is on trial, or warms up to its `share`."""
+        if self.health.is_on_trial:
+            return 0 if self.trial else 1
+        most = self.limit.limit if load.max_requests is None else load.max_requests
+        return max(0, math.ceil(most * share) - len(self.flights))
+
+    def _hear_first(self, flight: Flight) -> None:
+        """The first piece of its answer came."""
+        if flight is self.trial and flight.first_at is not None:
+            before = self.health.may_serve, self.health.is_well
+            self.health.answered(flight.first_at)
+            self._tell(before)
+        self._learn_ttft(flight)
+
+    def _judge(self, flight: Flight, failure: BaseException | None, now: float) -> None:
+        """What the end of `flight` says of its health. While it is on trial that request alone says anything."""
+        before = self.health.may_serve, self.health.is_well
+        is_trial = flight is self.trial
+        if is_trial:
+            self.trial = None
+        if is_trial or not self.health.is_on_trial:
+            if failure is None:
+                self.health.request_ended(now)
+            elif isinstance(failure, BackendFailed):
+                self.health.request_failed(now, failure.message)
+        self._tell(before)
+
+    def _tell(self, before: tuple[bool, bool], *, also: bool = False) -> None:
+        if not self.health.is_on_trial:
+            self.trial = None
+        if also or before != (self.health.may_serve, self.health.is_well):
+            self.on_health(self)
 
     def _unseen(self, load: Load) -> tuple[int, int]:
         """Requests, and tokens to prefill, that the newest report does not know of."""
@@ -149,21 +224,21 @@ class Member:
 
         What this router sent is known prompt by prompt; of what others sent, a report has the tokens alone.
         """
-        flights = self.flights
+        flights, others = self.flights, self.elsewhere
         if not flights.waiting:
-            return Work(load.waiting_tokens or 0, 0.0)
+            untold = load.waiting_tokens is None
+            return Work(others.waiting_tokens, others.waiting_pairs) if untold else Work(load.waiting_tokens or 0, 0.0)
         whole = Work(flights.waiting_tokens, flights.waiting_pairs)
         first = seen.front if seen else whole
         if load.waiting_tokens is None:
             total_s = self.model.snapshot().work_s(whole)
             left = max(0.0, 1.0 - (now - flights.busy_since) / total_s)
-            return Work(first.tokens * left, first.pairs * left)
+            return Work(first.tokens * left + others.waiting_tokens, first.pairs * left + others.waiting_pairs)
         tokens, ours = load.waiting_tokens + unseen_tokens, flights.waiting_tokens
         left = min(1.0, tokens / ours)
         return Work(first.tokens * left + max(0, tokens - ours), first.pairs * left)
 
     def _learn_ttft(self, flight: Flight) -> None:
-        """Its first token came."""
         if not flight.is_first_try:
             return
         self.model.judge(flight.predicted_ttft_s, flight.ttft_s)

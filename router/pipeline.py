@@ -20,6 +20,7 @@ from policies.errors import (
     NoBackend,
     Overloaded,
     UnknownModel,
+    Unreached,
 )
 from policies.explain import explain, without_secrets
 from policies.filters import is_worth_waiting
@@ -38,10 +39,11 @@ from router.placing import Placer
 from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
 from router.telemetry import Account, Telemetry
 from router.tokenize import Tokens
+from router.tool_calls import heard
 from router.tracing import AttemptTrace, PromptTrace
 
 MOST_TRIES = 3
-"""Backends that one prompt may be tried on."""
+"""Backends that one prompt may be tried on; those that it never reached do not count."""
 
 WANTED = {
     Capability.STRUCTURED_OUTPUT: (
@@ -51,6 +53,7 @@ WANTED = {
     ),
     Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
     Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
+    Capability.EMBEDDINGS: ("make embeddings", "model", "ask for a model that embeds"),
     Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
 }
 """Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
@@ -176,8 +179,10 @@ class _Call:
             with self.gateway.cluster.flying(placed.flight):
                 await self._answered(at, placed, trace)
         except (BackendFailed, Overloaded) as failure:
+            self.gateway.beliefs.failed(placed.flight.backend)
             bid.avoiding |= {placed.flight.backend}
-            if self.caller.has_seen(at) or len(bid.avoiding) == MOST_TRIES:
+            bid.tries += not isinstance(failure, Unreached)
+            if self.caller.has_seen(at) or bid.tries == MOST_TRIES:
                 raise
             return failure
         return None
@@ -191,17 +196,19 @@ class _Call:
             uncached = max(1, told.prompt_tokens - told.cached_tokens)
             where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
             actual_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
+            gateway.beliefs.answered(flight.backend, bid.request.block_keys, flight, where)
             gateway.lengths.learn(bid.request.tenant, bid.request.service_class, told.completion_tokens)
         gateway.dispatcher.correct(bid, actual_s)
 
     async def _answered(self, at: int, placed: Placed, trace: PromptTrace) -> None:
         """Stream the answer from where it was placed."""
-        bid, backend = placed.bid, self.gateway.cluster.backend(placed.flight.backend)
+        bid, backend = placed.bid, self.gateway.cluster.backend_of(placed.flight)
         self._record(at, bid.request, placed.found.view, placed.found.decision)
         self.gateway.telemetry.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
         await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
         with trace.sent(placed, backend) as attempt:
-            await self._relay(at, placed, backend.generate(bid.request, attempt.stamped(bid.prompt)), attempt)
+            deltas = heard(backend, bid.request, attempt.stamped(bid.prompt), bid.tools)
+            await self._relay(at, placed, deltas, attempt)
 
     def _bid(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int], *, trace: PromptTrace) -> Bid:
         """What prompt number `at` asks of the dispatcher, as one for `model`; `held` is what backends hold now."""
@@ -225,13 +232,15 @@ class _Call:
 
         return Bid(
             request,
-            prompt=Prompt(tokens.token_ids, ask.bodies[at], ask.path, self.account.trace.headers),
+            prompt=Prompt(tokens.token_ids, ask.bodies[at], ask.path, self.account.trace.headers, ask.anthropic_body),
             echo=tokens.echo,
+            tools=tokens.tools,
             arrived_at=self.account.started_at,
             service_class=self.ruling.service_class,
             new_tokens=gateway.lengths.expected(request.tenant, request.service_class, most=request.max_new_tokens),
             decide=decide,
             refusal=refusal,
+            sent=lambda backend: gateway.beliefs.sent(backend, tokens.keys),
         )
 
     async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace) -> Bid:

@@ -29,7 +29,7 @@ def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
     if model is not None and allowed:
         return model
     known = gateway.models_for(tenant)
-    if allowed and (not known or _is_configured(name, gateway.config)) and gateway.cluster.unreached():
+    if allowed and (not known or _is_configured(name, gateway.config)) and gateway.awaits_backends():
         hint = "try again when /readyz says 200"
         raise NoBackend(f"no backend of model '{name[:80]}' was reached yet", hint=hint, retry_after_s=1.0)
     hint = did_you_mean(name, known) or "GET /v1/models lists the models"
@@ -39,16 +39,17 @@ def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
 async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> list[Tokens]:
     """Every input of `ask` as tokens with its block keys; only their estimated lengths where nobody has a tokenizer."""
     if not model.assets:
-        return estimated(ask)
+        return estimated(ask, root_key(_backends_name(model, gateway.config), tenant.domain))
     text = await gateway.tokenizers.model(model.name, model.assets)
     root = root_key(_backends_name(model, gateway.config), tenant.domain)
     return await gateway.tokenizers.tokens(ask, text, root=root, vocabulary=model.vocabulary)
 
 
 def believed(tokens: Tokens, gateway: Gateway) -> dict[str, int]:
-    """Backend -> how many tokens of this prompt's beginning it is believed to hold. The one walk through the index."""
+    """Backend -> tokens of this prompt's beginning that it is expected to hold: how many, times how likely that is."""
     return {
-        name: min(blocks * BLOCK_TOKENS, tokens.count) for name, blocks in gateway.index.longest(tokens.keys).items()
+        name: min(round(match.expected_blocks * BLOCK_TOKENS), tokens.count)
+        for name, match in gateway.beliefs.longest(tokens.keys).items()
     }
 
 

@@ -8,16 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from policies.cost import Latency
-from policies.nouns import BackendView, Decision, Request, Usage
+from policies.nouns import BackendView, Decision, Outcome, Request, Usage
 from policies.shadow import Difference
 from router.ask import Input
 from router.decision_log import DecisionLog, LoggedPrompt
+from router.feeds.health import FeedHealth
 from router.logs import Facts
 from router.metrics import Metrics
 from router.outcome import code_of, outcome_of
@@ -57,6 +59,22 @@ class Account:
         self.last_at = now
 
 
+class Listener(Protocol):
+    """Hears what telemetry hears, as it happens. What it does must be cheap: calls wait for it."""
+
+    def decided(self, request: Request, decision: Decision) -> None:
+        """`decision` was made for `request`."""
+        ...
+
+    def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
+        """The call of `account` ended so at `at` of the router's clock; `code` is the error's, or the outcome again."""
+        ...
+
+    def missed(self, service_class: str, step: str) -> None:
+        """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
+        ...
+
+
 class Telemetry:
     """All metrics of one router, in a registry of its own. `tracing` and `decisions` hear of calls if there are any."""
 
@@ -94,6 +112,10 @@ class Telemetry:
         self._limit = made.gauge(
             "backend_adaptive_limit", "Requests at once that a backend takes, where it does not tell", ("backend",)
         )
+        source = ("pool", "source")
+        self._found = made.gauge("discovered_addresses", "Addresses that a source told last", source)
+        self._source_well = made.gauge("discovery_well", "1 if the source could be asked last", source)
+        self._source_failed = made.counter("discovery_failures", "Times that a source could not be asked", source)
         self._reloads = made.counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = made.gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
         self._waiting = made.gauge("queued", "Requests that wait in the router for room", ("service_class",))
@@ -105,17 +127,26 @@ class Telemetry:
             "Promises that could not be kept, by the step of on_miss tried",
             ("service_class", "step"),
         )
+        self._feed_confidence = made.gauge("feed_confidence", "P(hit) of what a feed told", ("source",))
+        self._feed_counts = made.gauge("feed_events", "What has happened to a feed", ("source", "what"))
         self._shadow = made.counter(
             "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
         )
+        self._exact = made.gauge("replicas_exact", "1 if all that other routers tell is known here", ())
+        self._others = made.gauge("replicas_heard", "Other routers that were heard of in the last seconds", ())
         self._events = made.counter("events", "Things that happen rarely, by name", ("event",))
         self._lag = made.histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
         self._worst_lag = made.gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
         self.worst_lag_s = 0.0
+        self._listeners: list[Listener] = []
         self._child = made.child
 
     def __repr__(self) -> str:
         return f"<Telemetry, worst lag {self.worst_lag_s * 1000:.1f} ms>"
+
+    def listen(self, listener: Listener) -> None:
+        """Let `listener` hear from now on."""
+        self._listeners.append(listener)
 
     @contextmanager
     def account(self, id: str, context: Mapping[str, str] = _NO_CONTEXT) -> Iterator[Account]:  # noqa: A002
@@ -158,6 +189,8 @@ class Telemetry:
         `config_version` names the SLA file that decided.
         """
         self._child(self._decided, decision.policy, decision.chosen or "none").inc()
+        for listener in self._listeners:
+            listener.decided(request, decision)
         if _decisions.isEnabledFor(logging.INFO):
             facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
             facts["config_version"] = config_version
@@ -171,6 +204,16 @@ class Telemetry:
     def health(self, backend: str, healthy: bool) -> None:
         """`backend` may get requests, or not."""
         self._child(self._healthy, backend).set(int(healthy))
+
+    def discovered(self, pool: str, source: str, addresses: int) -> None:
+        """`source` told that `pool` has backends at so many addresses."""
+        self._child(self._found, pool, source).set(addresses)
+        self._child(self._source_well, pool, source).set(1)
+
+    def discovery_failed(self, pool: str, source: str) -> None:
+        """`source` could not be asked; what it told last stays."""
+        self._child(self._source_well, pool, source).set(0)
+        self._child(self._source_failed, pool, source).inc()
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
         """A first token of `backend` took `seen_s`; when its request was sent, `predicted_s` were expected."""
@@ -195,6 +238,12 @@ class Telemetry:
         """A changed SLA file was read, and took effect or was refused."""
         self._child(self._reloads, "accepted" if accepted else "refused").inc()
 
+    def feed(self, health: FeedHealth) -> None:
+        """How well one source of cache events is heard now."""
+        self._child(self._feed_confidence, health.source).set(health.confidence)
+        for what in ("batches", "gaps", "resyncs", "restarts", "cleared", "undecodable", "dropped"):
+            self._child(self._feed_counts, health.source, what).set(getattr(health.counts, what))
+
     def waiting(self, service_class: str, count: int) -> None:
         """So many requests of the class wait for room."""
         self._child(self._waiting, service_class).set(count)
@@ -206,6 +255,8 @@ class Telemetry:
     def missed(self, service_class: str, step: str) -> None:
         """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
         self._child(self._misses, service_class, step).inc()
+        for listener in self._listeners:
+            listener.missed(service_class, step)
 
     def undecided(self, count: int) -> None:
         """So many lines of the decision log were dropped; may be told from any thread."""
@@ -217,6 +268,11 @@ class Telemetry:
             self._child(self._shadow, what).inc()
         if differences and _shadows.isEnabledFor(logging.INFO):
             _shadows.info(Facts({"request": request.id, "differences": msgspec.to_builtins(differences)}))
+
+    def replicas(self, exact: bool, others: int) -> None:
+        """Whether all that other routers tell is known here, and how many there are."""
+        self._exact.set(int(exact))
+        self._others.set(others)
 
     def event(self, name: str) -> None:
         """Count something that happens rarely. `name` comes from a closed list."""
@@ -251,6 +307,8 @@ class Telemetry:
     def _count(self, account: Account, failure: BaseException | None) -> None:
         now, who, usage = self._clock(), (account.tenant, account.service_class), account.usage
         outcome, code, ids = outcome_of(failure), code_of(failure), account.trace.ids
+        for listener in self._listeners:
+            listener.ended(account, outcome, code, now)
         self._child(self._requests, *who, outcome.value).inc()
         if failure is not None:
             self._child(self._refusals, code).inc()

@@ -7,17 +7,20 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 from tokenizers import Tokenizer
 
 from policies.errors import InvalidRequest, Overloaded
+from policies.text_keys import text_keys
 from router.ask import Ask, Chat, Input
 from router.chat_template import ChatTemplate
 from router.token_ids import count, pack, unpack
+from router.tool_calls import ToolSyntax, syntax_of
 from shards.kv.keys import block_keys
 
 CHUNK_CHARACTERS = 4096
@@ -40,27 +43,27 @@ _Result = TypeVar("_Result")
 class ChunkCache:
     """Token ids of pieces of text seen lately; the oldest go when `most_bytes` are passed. Safe between threads.
 
-    Keyed by the text itself: its hash is salted per process and the text is compared, so nobody can craft a piece that
-    passes for another tenant's.
+    Keyed by its owner (a tokenizer and a cache domain) and the text itself, which is compared: nobody can craft a piece
+    that passes for another tenant's, or tell by the time of an answer what another tenant has sent.
     """
 
     def __init__(self, most_bytes: int = 64 * 2**20) -> None:
         self.most_bytes, self.bytes = most_bytes, 0
-        self._ids: OrderedDict[tuple[int, str], bytes] = OrderedDict()
+        self._ids: OrderedDict[tuple[Hashable, str], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<ChunkCache {len(self._ids)} chunks, {self.bytes} of {self.most_bytes} bytes>"
 
-    def get(self, owner: int, text: str) -> bytes | None:
-        """The ids of `text` by tokenizer `owner`, if they are here."""
+    def get(self, owner: Hashable, text: str) -> bytes | None:
+        """The ids of `text` of this owner, if they are here."""
         with self._lock:
             ids = self._ids.get((owner, text))
             if ids is not None:
                 self._ids.move_to_end((owner, text))
             return ids
 
-    def put(self, owner: int, text: str, ids: bytes) -> None:
+    def put(self, owner: Hashable, text: str, ids: bytes) -> None:
         """Remember the ids of `text`."""
         with self._lock:
             if (owner, text) not in self._ids:
@@ -83,12 +86,12 @@ def _size(text: str, ids: bytes) -> int:
 class TextTokenizer:
     """One model's tokenizer. `chunked` says whether it may work piece by piece: cutting changes nothing on a probe."""
 
-    def __init__(self, tokenizer_json: bytes, cache: ChunkCache, owner: int = 0) -> None:
+    def __init__(self, tokenizer_json: bytes, cache: ChunkCache, number: int = 0) -> None:
         self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
         # a tokenizer file may ask for truncation or padding, which prompts must not get
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._cache, self._owner = cache, owner
+        self._cache, self._number = cache, number
         self.vocabulary: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.chunked = self._is_indifferent_to_cuts()
         self._around = self._surroundings()
@@ -96,23 +99,27 @@ class TextTokenizer:
     def __repr__(self) -> str:
         return f"<TextTokenizer of {self.vocabulary} ids, {'chunked' if self.chunked else 'whole texts only'}>"
 
-    def encode(self, text: str) -> bytes:
-        """The ids of `text` as it is, without the tokens that the tokenizer would put around it."""
+    def encode(self, text: str, domain: int = 0) -> bytes:
+        """The ids of `text` as it is, without the tokens that the tokenizer would put around it.
+
+        What was seen before is remembered for its cache `domain` alone.
+        """
+        owner = (self._number, domain)
         pieces = cut(text) if self.chunked else [text]
-        found = [self._cache.get(self._owner, piece) for piece in pieces]
+        found = [self._cache.get(owner, piece) for piece in pieces]
         missing = [piece for piece, ids in zip(pieces, found, strict=True) if ids is None]
         fresh = iter(self._encoded(missing))
         ids = [next(fresh) if known is None else known for known in found]
         # the last piece grows with the text: it is worth keeping only once it is full
         for piece, known, new in zip(pieces[:-1], found, ids, strict=False):
             if known is None:
-                self._cache.put(self._owner, piece, new)
+                self._cache.put(owner, piece, new)
         return b"".join(ids)
 
-    def encode_document(self, text: str) -> bytes:
-        """The ids of `text` with the special tokens that begin and end a text of this model."""
+    def encode_document(self, text: str, domain: int = 0) -> bytes:
+        """The ids of `text`, as `encode` has them, with the special tokens that begin and end a text of this model."""
         before, after = self._around
-        return before + self.encode(text) + after
+        return before + self.encode(text, domain) + after
 
     def decode(self, token_ids: bytes) -> str:
         """The text of `token_ids`."""
@@ -145,13 +152,14 @@ def cut(text: str, every: int = CHUNK_CHARACTERS) -> list[str]:
 class Tokens:
     """One input ready for a backend: `count` tokens, or about so many where nobody could tokenize it.
 
-    `keys` are its block keys. `echo` is its text, where the client wants it back.
+    `keys` are its block keys. `echo` is its text, where the client wants it back. `tools` is how it may call some.
     """
 
     count: int
     token_ids: bytes = b""
     keys: tuple[int, ...] = ()
     echo: str = ""
+    tools: ToolSyntax | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +171,19 @@ class ModelText:
     template: ChatTemplate
 
     def tokens(self, given: Input, *, root: int, vocabulary: int | None, echo: bool) -> Tokens:
-        """`given` as tokens with block keys below `root`. Raises InvalidRequest."""
+        """`given` as tokens with block keys below `root`, which is its cache domain's. Raises InvalidRequest."""
         if isinstance(given, bytes):
             ids = given
             require_known_ids(ids, vocabulary or self.tokenizer.vocabulary)
         elif isinstance(given, str):
-            ids = self.tokenizer.encode_document(given)
+            ids = self.tokenizer.encode_document(given, root)
         else:
-            ids = self.tokenizer.encode(self.template.render(given))
+            ids = self.tokenizer.encode(self.template.render(given), root)
         if not ids:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")
         text = (given if isinstance(given, str) else self.tokenizer.decode(ids)) if echo else ""
-        return Tokens(count(ids), ids, block_keys(ids, root), text)
+        tools = syntax_of(given, self.template.tool_format) if isinstance(given, Chat) else None
+        return Tokens(count(ids), ids, block_keys(ids, root), text, tools)
 
 
 def require_known_ids(token_ids: bytes, vocabulary: int) -> None:
@@ -248,10 +257,10 @@ class Tokenizers:
 
     async def _load(self, name: str, assets: Mapping[str, bytes]) -> ModelText:
         self._loaded += 1
-        owner = self._loaded
+        number = self._loaded
 
         def work() -> ModelText:
-            tokenizer = TextTokenizer(assets["tokenizer.json"], self._cache, owner)
+            tokenizer = TextTokenizer(assets["tokenizer.json"], self._cache, number)
             return ModelText(assets, tokenizer, ChatTemplate(assets))
 
         try:
@@ -276,9 +285,24 @@ def _same_text(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
     return one is other or all(one.get(name) == other.get(name) for name in names)
 
 
-def estimated(ask: Ask) -> list[Tokens]:
-    """Every input of `ask` with a guess of its length, for models whose tokenizer nobody has: 4 characters a token."""
+def estimated(ask: Ask, root: int) -> list[Tokens]:
+    """Every input of `ask` with a guess of its length, for models whose tokenizer nobody has: 4 characters a token.
+
+    Keys are those of its text below `root`, or of its token ids where it has some.
+    """
     return [
-        Tokens(count=max(1, size_of(given) // 4), echo=given if ask.echo and isinstance(given, str) else "")
+        Tokens(
+            count=max(1, size_of(given) // 4),
+            keys=block_keys(given, root) if isinstance(given, bytes) else text_keys(_text_of(given), root),
+            echo=given if ask.echo and isinstance(given, str) else "",
+        )
         for given in ask.inputs
     ]
+
+
+def _text_of(given: Chat | str) -> str:
+    """What begins alike for prompts that begin alike: tools, then message by message."""
+    if isinstance(given, str):
+        return given
+    tools = [msgspec.json.encode(given.tools).decode()] if given.tools else []
+    return "\x1e".join([*tools, *(f"{message['role']}\x1f{message['content']}" for message in given.messages)])

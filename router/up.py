@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import socket
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,12 +17,28 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from policies.config import Config
-from router.app import Parts, Router
+from router.app import Address, Parts, Router
 from router.cluster import backend_name
 from router.config_file import Contents
 from router.export import begin_metrics, begin_tracing
 from router.local_shards import LocalShards, ShardCommand
 from router.logs import LogOptions, log_to
+from router.processes import as_process, place_of, require_ports, run_processes
+
+USUAL_ADMIN = "127.0.0.1:8082"
+"""Where operators are served by `pointsman up` unless told otherwise."""
+
+
+def usual_or_free(address: str) -> str:
+    """`address`, or another port of its host if that is taken: nobody asked for this one."""
+    wanted = Address.parse(address)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((wanted.host, wanted.port))
+        except OSError:
+            return str(Address(wanted.host, 0))
+    return address
 
 
 class Files(NamedTuple):
@@ -30,17 +48,36 @@ class Files(NamedTuple):
     shadow: Contents | None = None
 
 
-def run(config: Config, files: Files, *, local: bool, log: LogOptions) -> None:
+def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: str | None = None) -> None:
     """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
 
     `files` are watched: their changes take effect while running, at once after SIGHUP.
+    `process` is `NUMBER/COUNT` where others listen at the same addresses; it then ends with its standard input too.
     """
     console = Console(stderr=True)
     log_to(console, log)
-    uvloop.run(serve_until_signal(config, files, console, local=local))
+    if process is not None:
+        config = as_process(config, *place_of(process))
+    uvloop.run(serve_until_signal(config, files, console, local=local, is_one_of_many=process is not None))
 
 
-async def serve_until_signal(config: Config, files: Files, console: Console, *, local: bool) -> None:
+def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
+    """Serve `config` by so many processes of `pointsman` with `arguments`; did it go well?"""
+    console = Console(stderr=True)
+    require_ports(config)
+    if config.store.redis is None:
+        console.print(
+            f"[bold]{count} processes without `store:`[/] know nothing of each other: limits count for each of them "
+            "alone, and so does what was learnt of caches. With store: {redis: ...} in the file they share."
+        )
+    if config.server.admin is None:
+        console.print("Without `server.admin` each look at /metrics shows any one of the processes.")
+    return uvloop.run(run_processes(arguments, count, console.print))
+
+
+async def serve_until_signal(
+    config: Config, files: Files, console: Console, *, local: bool, is_one_of_many: bool = False
+) -> None:
     """Start everything, say where it listens, wait for a signal, drain."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -48,6 +85,9 @@ async def serve_until_signal(config: Config, files: Files, console: Console, *, 
     if any(files):
         # there is nothing to reload yet, and it must not end the process
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    if is_one_of_many:
+        # nothing is ever written to it: it is readable when whoever started this is gone
+        loop.add_reader(sys.stdin.fileno(), _orphaned, stopped)
     async with AsyncExitStack() as stack:
         tracing = begin_tracing(stack)
         if local:
@@ -55,7 +95,7 @@ async def serve_until_signal(config: Config, files: Files, console: Console, *, 
                 shards = LocalShards(list(commands(config)), bars.update)
                 await stack.enter_async_context(shards)
             config = with_addresses(config, shards.addresses)
-        parts: Parts = {}
+        parts: Parts = {"shares_ports": is_one_of_many}
         if files.sla is not None:
             parts["file"] = files.sla
         if files.shadow is not None:
@@ -67,10 +107,17 @@ async def serve_until_signal(config: Config, files: Files, console: Console, *, 
         await stack.enter_async_context(router)
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
-        await router.wait_until_reached(timeout_s=30)
-        greet(console, config, router)
+        # a signal that comes while backends are away is heard too
+        greeting = asyncio.create_task(_greet_when_reached(console, config, router))
         await stopped.wait()
+        greeting.cancel()
+        await asyncio.gather(greeting, return_exceptions=True)
         console.print("draining ...")
+
+
+def _orphaned(stopped: asyncio.Event) -> None:
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    stopped.set()
 
 
 def commands(config: Config) -> Iterator[ShardCommand]:
@@ -120,6 +167,11 @@ class LoadingBars:
         self._bars.update(self._tasks[shard], completed=share, what=what)
 
 
+async def _greet_when_reached(console: Console, config: Config, router: Router) -> None:
+    await router.wait_until_reached(timeout_s=30)
+    greet(console, config, router)
+
+
 def greet(console: Console, config: Config, router: Router) -> None:
     """Say where the router listens and what to type."""
     models = sorted(router.models())
@@ -127,8 +179,16 @@ def greet(console: Console, config: Config, router: Router) -> None:
     console.print(f"  HTTP  {router.http_url}/v1   (metrics: {router.http_url}/metrics)")
     if router.grpc_address:
         console.print(f"  gRPC  {router.grpc_address}   (pointsman.v1.Inference, with reflection)")
+    if router.admin is not None:
+        console.print(
+            f"  dashboard  http://{router.admin}/dashboard   (in a terminal: pointsman top{_where(router.admin)})"
+        )
     key = "" if config.anonymous else " -H 'authorization: Bearer YOUR_KEY'"
     body = f'{{"model": "{models[0] if models else "MODEL"}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     curl = f"curl {router.http_url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
     console.print(f"\n{curl}\n", markup=False, highlight=False, soft_wrap=True)
     console.print("Ctrl-C ends it.")
+
+
+def _where(admin: Address) -> str:
+    return "" if str(admin) == USUAL_ADMIN else f" --admin {admin}"

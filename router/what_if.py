@@ -13,7 +13,7 @@ from policies.explain import Explanation, explain
 from policies.nouns import BackendView, Capability, ClusterView, Request, Tenant
 from policies.rules import Facts, classify
 from policies.suggest import did_you_mean
-from router.cluster import backend_name
+from router.cluster import backend_name, found_name
 from shards.bundled import NAME as BUNDLED_NAME
 
 
@@ -36,16 +36,19 @@ class WhatIf:
     running: Mapping[str, int] = field(default_factory=dict)
 
 
-def explain_on_paper(described: WhatIf, config: Config) -> Explanation:
+def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None = None) -> Explanation:
     """What `config` does with that request; equal candidates are drawn from a fixed seed.
 
     Backends are well, idle, hold nothing, serve the model and are as fast as their kind usually is, where not
-    `described` otherwise or named in the file.
+    `described` otherwise or named in the file; or they are as `live` has them, where not described otherwise.
     Raises as `classify` does, and InvalidRequest for names that the file does not have.
     """
     tenant = _tenant(described.tenant, config)
     model = described.model or _first_model(tenant, config)
-    view = ClusterView(tuple(_backends(described, model, config)), taken_at=0.0)
+    if live is None:
+        view = ClusterView(tuple(_backends(described, model, config)), taken_at=0.0)
+    else:
+        view = ClusterView(tuple(_as_described(described, live)), live.taken_at)
     most_held = max((one.held_tokens or 0 for one in view.backends if model in one.models), default=0)
     facts = Facts(
         tenant,
@@ -103,6 +106,8 @@ def _backends(described: WhatIf, model: str, config: Config) -> Iterator[Backend
         for pool in config.pools.values()
         for number in range(pool.local or len(pool.at))
     }
+    # on paper, each pool has found one
+    names |= {found_name(pool.name, "found"): pool for pool in config.pools.values() if pool.is_found}
     for name in (*described.held_tokens, *described.running):
         _known(name, names, what="backend")
     for name, pool in names.items():
@@ -116,6 +121,18 @@ def _backends(described: WhatIf, model: str, config: Config) -> Iterator[Backend
             held_tokens=min(described.held_tokens.get(name, 0), described.prompt_tokens),
             capabilities=frozenset(Capability),
             latency=prior_of(pool.kind),
+        )
+
+
+def _as_described(described: WhatIf, live: ClusterView) -> Iterator[BackendView]:
+    names = [backend.name for backend in live.backends]
+    for name in (*described.held_tokens, *described.running):
+        _known(name, names, what="backend")
+    for backend in live.backends:
+        held = described.held_tokens.get(backend.name)
+        yield backend._replace(
+            running=described.running.get(backend.name, backend.running),
+            held_tokens=backend.held_tokens if held is None else min(held, described.prompt_tokens),
         )
 
 

@@ -116,6 +116,17 @@ def shard(
         str, typer.Option(help="Submit a step before the one before it is collected: auto (on a GPU), on or off.")
     ] = "auto",
     grace_s: Annotated[float, typer.Option(help="How long SIGTERM waits for running requests.", min=0)] = 10,
+    register: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A router's operators' port, such as http://router:9000; may be repeated."),
+    ] = None,
+    pool: Annotated[str, typer.Option(help="The router's pool, with --register.")] = "own",
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where routers reach this shard, with --register.")
+    ] = None,
+    register_key: Annotated[
+        str | None, typer.Option(envvar="POINTSMAN_REGISTER_KEY", help="An operator's key, with --register.")
+    ] = None,
     supervised: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Serve one replica of a model to routers.
@@ -127,6 +138,7 @@ def shard(
         end_with_stdin()
     loaded = load_model(model, served_name, dtype, kv_dtype, device, supervised=supervised)
 
+    from shards.announce import Announcement, Announcer, reachable_address
     from shards.engine import Engine, EngineOptions
     from shards.server import serve
     from shards.warmup import BrokenModel, warm_up
@@ -157,8 +169,24 @@ def shard(
     def on_listening(address: str) -> None:
         announce(supervised, {"listening": address}, f"shard {name} serves {loaded.name} on {address}")
 
+    routers = register or ()
+
+    def announcer(address: str) -> Announcer:
+        reachable = advertise or reachable_address(address, next(iter(routers), ""))
+        return Announcer(Announcement(routers, pool, reachable, register_key))
+
     try:
-        asyncio.run(serve(engine, listen, shard=name, grace_s=grace_s, on_listening=on_listening, traces=traces))
+        asyncio.run(
+            serve(
+                engine,
+                listen,
+                shard=name,
+                grace_s=grace_s,
+                on_listening=on_listening,
+                traces=traces,
+                announcer=announcer,
+            )
+        )
     finally:
         engine.close()
         if traces is not None:

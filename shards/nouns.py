@@ -132,7 +132,10 @@ class CacheEvent:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the engine is. `waiting_tokens`: prompt tokens not computed yet, over all requests."""
+    """How busy the engine is. `waiting_tokens`: prompt tokens not computed yet, over all requests.
+
+    `draining`: its server is about to stop and refuses new ones.
+    """
 
     running: int
     waiting: int
@@ -141,6 +144,7 @@ class Load:
     blocks_free: int
     prefill_s_per_token: float
     step_s: float
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

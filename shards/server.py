@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from shards.announce import Announcer
 from shards.kv.keys import BLOCK_TOKENS
 from shards.loop import Engine, EngineLoop
 from shards.service import ShardService
@@ -152,8 +153,9 @@ class ShardServer:
         self._tasks = [asyncio.create_task(self._keep_fresh()), asyncio.create_task(self._mourn())]
 
     async def drain(self) -> None:
-        """Refuse new requests and wait for those that run, at most `grace_s`."""
+        """Refuse new requests, tell routers so at once, and wait for those that run, at most `grace_s`."""
         self.service.is_draining = True
+        self.service.refresh(0.0)
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.grace_s):
@@ -231,10 +233,12 @@ async def serve(
     on_listening: Callable[[str], None] = lambda _: None,
     credentials: grpc.ServerCredentials | None = None,
     traces: ShardTraces | None = None,
+    announcer: Callable[[str], Announcer] | None = None,
 ) -> None:
     """Serve `engine` on `listen` (host:port; 0 picks a port, which `on_listening` hears) until SIGTERM or SIGINT.
 
-    Running requests then have `grace_s` to end. Raises EngineError if the engine fails, OSError if it cannot listen.
+    Running requests then have `grace_s` to end. `announcer` makes what tells routers of the address that it got.
+    Raises EngineError if the engine fails, OSError if it cannot listen.
     """
     options = ServerOptions(shard=shard, grace_s=grace_s, credentials=credentials, traces=traces)
     server = ShardServer(engine, listen, options)
@@ -243,9 +247,14 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await server.start()
     on_listening(server.address)
+    announcing = announcer(server.address) if announcer else None
+    if announcing is not None:
+        await announcing.start()
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait((waiting, server.loop.died), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+    if announcing is not None:
+        await announcing.stop()
     await server.drain()
     await server.close()
     if server.loop.died.done():

@@ -7,13 +7,14 @@ import itertools
 import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from shards.loop import Engine, EngineLoop
-from shards.nouns import CacheEvent, Cause, Report
+from shards.nouns import CacheEvent, Cause, Load, Report
 from shards.wire import translate
 from shards.wire.assets import asset_pieces
 from shards.wire.attachment import Attachment, OpenRequest
@@ -110,13 +111,16 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         shares = translate.shares(report)
         cache = list(translate.cache_pieces(report.cache))
         for attachment in tuple(self._attachments.values()):
-            attachment.hear([*shares.get(attachment.stream, ()), *cache], step=report.step, load=report.load)
+            attachment.hear(
+                [*shares.get(attachment.stream, ()), *cache], step=report.step, load=self._seen(report.load)
+            )
 
     def refresh(self, interval_s: float) -> None:
         """Tell the newest load to routers that had nothing else to hear for `interval_s`."""
         if self._newest is not None:
             for attachment in tuple(self._attachments.values()):
-                attachment.refresh(step=self._newest.step, load=self._newest.load, interval_s=interval_s)
+                load = self._seen(self._newest.load)
+                attachment.refresh(step=self._newest.step, load=load, interval_s=interval_s)
 
     def end_all(self, code: grpc.StatusCode, message: str) -> None:
         """Give up every stream."""
@@ -128,6 +132,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         for stream, attachment in self._attachments.items():
             assert attachment.stream == stream, "a stream is filed under another's number"
             attachment.check()
+
+    def _seen(self, load: Load) -> Load:
+        """`load` as routers are to see it."""
+        return replace(load, draining=True) if self.is_draining else load
 
     async def _read(self, attachment: Attachment, commands: AsyncIterable[wire.Command]) -> None:
         try:

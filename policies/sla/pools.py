@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from policies.config import AT_HOST_AND_PORT, BUNDLED, KINDS, Option, PoolSpec
 from policies.fields import Field, Section
-from policies.quantities import quoted, read_whole
+from policies.health import HealthRules
+from policies.quantities import quoted, read_count, read_seconds, read_share, read_whole, read_yes
 from policies.shapes import TEXT, Key, Many, Named, Scalar, Table, word
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
 from policies.sla.server import ADDRESS_PATTERN, read_address
+from policies.sources import PATTERN as SOURCE_PATTERN
+from policies.sources import SourceName, is_source, read_source
 
 _URL_PATTERN = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
 _URL = re.compile(_URL_PATTERN)
 _MOST_LOCAL = 64
 
-PLACE = Scalar(str, {"type": "string", "pattern": rf"^\s*({ADDRESS_PATTERN}|{_URL_PATTERN}|{REFERENCE_PATTERN})\s*$"})
+_PLACE_PATTERN = f"{ADDRESS_PATTERN}|{_URL_PATTERN}|{SOURCE_PATTERN}|{REFERENCE_PATTERN}"
+PLACE = Scalar(str, {"type": "string", "pattern": rf"^\s*({_PLACE_PATTERN})\s*$"})
 SECRET = Scalar(str, {"type": "string", "pattern": rf"^\s*{REFERENCE_PATTERN}\s*$"})
 
+HEALTH = Table(
+    {
+        "failures": Key(read_count, "requests or probes that fail in a row until a backend is ill; 3 without it"),
+        "failure_share": Key(read_share, "of at least 20 requests in 30s, this share makes it ill too; 50% without it"),
+        "probe_every": Key(read_seconds, "time between two probes; 2s without it"),
+        "probe_timeout": Key(read_seconds, "how long a probe may take; 5s without it"),
+        "retry": Key(read_seconds, "how long it gets no request then; doubles up to a minute; 1s without it"),
+        "slow_start": Key(read_seconds, "how long its share of requests grows afterwards; 10s without it"),
+    }
+)
 POOL = Table(
     {
         "kind": Key(word(*KINDS), "what its backends are; our own engine without it"),
-        "at": Key(Many(PLACE), "addresses: host:port of shards, http://host:port of others"),
+        "at": Key(Many(PLACE), "host:port of shards, http://host:port of others; dns://, srv:// or k8s:// find them"),
+        "register": Key(read_yes, "true: backends may announce themselves at the operators' port; false without it"),
         "local": Key(read_whole, "how many shards `pointsman up` starts beside the router; instead of `at`"),
         "model": Key(TEXT, "of local shards a checkpoint's directory, or bundled; of others the model's name"),
         "models": Key(Named(TEXT, free=True), "names that clients use: names that the backend is asked for"),
         "key": Key(SECRET, "the backend's own API key, as ${env:NAME} or ${file:path}"),
+        "health": Key(HEALTH, "when a backend counts as ill, and how it comes back"),
         "options": Key(Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"),
     }
 )
@@ -57,29 +74,40 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
     chosen = section.get("kind")
     kind = (chosen.one_of(KINDS, what="kind of backend") if chosen else None) or "shard"
     read_where = read_address if kind in AT_HOST_AND_PORT else read_url
-    addresses = [item.read(lambda text: _resolved(text, outside, read_where)) for item in section.items("at")]
+    read = [item.read(lambda text: _resolved(text, outside, read_where)) for item in section.items("at")]
+    places = [place for found in read if found for place in found]
     key = section.get("key")
     local: int = section.read("local", 0)
     _check_place(field, section, kind, local)
     return PoolSpec(
         name,
         kind=kind,
-        at=tuple(address for address in addresses if address),
+        at=tuple(place for place in places if isinstance(place, str)),
+        sources=tuple(place for place in places if not isinstance(place, str)),
+        register=section.read("register", False),
         local=min(local, _MOST_LOCAL),
         model=section.read_any("model") or (BUNDLED if local else None),
         models=_read_names(section.get("models")),
         key=key.read(outside.secret) if key else None,
         options=_read_options(section.get("options")),
+        health=_read_health(section.section("health")),
     )
 
 
-def _resolved(text: str, outside: Outside, reader: Callable[[str], str]) -> str:
+def _resolved(text: str, outside: Outside, reader: Callable[[str], str]) -> tuple[str | SourceName, ...]:
+    """The address that `text` is, or those that it leads to: what is outside may grow, and be several with commas."""
+
+    def place(one: str) -> str | SourceName:
+        return read_source(one) if is_source(one) else reader(one)
+
     value = outside.resolve(text)
+    if value == text:
+        return (place(text),)
     try:
-        return reader(value)
-    except ValueError as error:
+        return tuple(place(one.strip()) for one in value.split(","))
+    except ValueError:
         # what a reference leads to may be a secret that was named by mistake
-        raise ValueError(f"{text} leads to something that is no address") if value != text else error from None
+        raise ValueError(f"{text} leads to something that is no address") from None
 
 
 def _check_place(field: Field, section: Section, kind: str, local: int) -> None:
@@ -90,8 +118,21 @@ def _check_place(field: Field, section: Section, kind: str, local: int) -> None:
         section.entries["local"].complain("a pool has local shards or addresses (at), not both; make two pools of it")
     elif local > _MOST_LOCAL:
         section.entries["local"].complain(f"at most {_MOST_LOCAL} shards are started on one machine")
-    elif not local and kind != "fake" and at is None:
+    elif not local and kind != "fake" and at is None and "register" not in section:
         field.complain("has no backends (write at: with addresses, or local: with a number of shards)")
+
+
+def _read_health(section: Section) -> HealthRules:
+    usual = HealthRules()
+    return replace(
+        usual,
+        failures=section.read("failures", usual.failures),
+        failure_share=section.read("failure_share", usual.failure_share),
+        probe_every_s=section.read("probe_every", usual.probe_every_s),
+        probe_timeout_s=section.read("probe_timeout", usual.probe_timeout_s),
+        retry_s=section.read("retry", usual.retry_s),
+        slow_start_s=section.read("slow_start", usual.slow_start_s),
+    )
 
 
 def _read_names(field: Field | None) -> dict[str, str]:
@@ -109,7 +150,7 @@ def _read_options(field: Field | None) -> dict[str, Option]:
 def _refuse_repeated_addresses(fields: Mapping[str, Field], pools: Mapping[str, PoolSpec]) -> None:
     seen: set[str] = set()
     for name, pool in pools.items():
-        for address in pool.at:
+        for address in (*pool.at, *map(str, pool.sources)):
             if address in seen:
                 fields[name].complain(f"{quoted(address)} is here twice; a backend belongs to one pool")
             seen.add(address)

@@ -125,6 +125,10 @@ def _doubt_unused(root: Field, config: Config) -> None:
         named = {pool for rule in config.rules for pool in rule.pools or ()}
         for name in config.pools.keys() - named - spilled:
             root.find("pools", name).doubt("no rule and no spill names this pool, so nothing runs there")
+    for name, pool in config.pools.items():
+        if pool.register and config.server.admin is None:
+            field = root.find("pools", name, "register")
+            field.doubt("backends announce themselves at the operators' port, and there is none (write server.admin)")
     policies = root.entries().get("policies")
     for name, field in (policies.entries() if policies else {}).items():
         if not any(rule.policy == name for rule in config.rules):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
-import msgspec
 from aiohttp import web
 
-from policies.errors import ConfigError, ExpectedError, InvalidRequest, Unauthenticated
+from policies.errors import ConfigError, ExpectedError, InvalidRequest, PermissionDenied, Unauthenticated
+from router.dashboard.routes import PAGE, add_data, add_page, json_reply
 from router.gateway import Gateway
 from router.identify import key_in
+from router.inbound.operating import add_operating
 from router.inbound.status import openai_error, status_of
 
 Reload = Callable[[], Awaitable[str | None]]
@@ -20,6 +23,8 @@ Reload = Callable[[], Awaitable[str | None]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MOST_BODY_BYTES = 64 * 2**10
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+_HINT = f"GET {PAGE} shows everything; docs/operating.md lists the calls"
 
 
 def admin_app(gateway: Gateway, reload: Reload | None) -> web.Application:
@@ -27,7 +32,16 @@ def admin_app(gateway: Gateway, reload: Reload | None) -> web.Application:
     app = web.Application(middlewares=[_guard(gateway)], client_max_size=_MOST_BODY_BYTES)
     app.router.add_post("/admin/reload", _reloading(gateway, reload))
     app.router.add_get("/admin/config", _telling(gateway))
+    app.router.add_get("/", _to_page)
+    add_page(app)
+    add_data(app, gateway)
+    add_operating(app, gateway)
+    app.router.add_get("/metrics", _measuring(gateway))
     return app
+
+
+async def _to_page(_: web.Request) -> web.Response:
+    return web.Response(status=302, headers={"Location": PAGE})
 
 
 def _reloading(gateway: Gateway, reload: Reload | None) -> Handler:
@@ -37,7 +51,7 @@ def _reloading(gateway: Gateway, reload: Reload | None) -> Handler:
         refusal = await reload()
         if refusal is not None:
             raise ConfigError(refusal, hint=f"version {gateway.config.version} goes on")
-        return _json({"version": gateway.config.version})
+        return json_reply({"version": gateway.config.version})
 
     return handle
 
@@ -45,7 +59,18 @@ def _reloading(gateway: Gateway, reload: Reload | None) -> Handler:
 def _telling(gateway: Gateway) -> Handler:
     async def handle(_: web.Request) -> web.Response:
         shadow = gateway.shadow
-        return _json({"version": gateway.config.version, "shadow": None if shadow is None else shadow.version})
+        return json_reply({"version": gateway.config.version, "shadow": None if shadow is None else shadow.version})
+
+    return handle
+
+
+def _measuring(gateway: Gateway) -> Handler:
+    """The metrics here too: where several processes share the port of HTTP, each has an admin port of its own."""
+
+    async def handle(request: web.Request) -> web.Response:
+        accept = request.headers.get("Accept", "")
+        body, content_type = await asyncio.to_thread(gateway.telemetry.exposition, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     return handle
 
@@ -56,23 +81,43 @@ def _guard(gateway: Gateway) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            _require_key(key_in(request.headers), gateway)
+            _require_rights(request, gateway)
             return await handler(request)
         except web.HTTPException as refusal:
-            what = InvalidRequest(f"{refusal.reason}: {request.method} {request.path[:200]}", hint="POST /admin/reload")
-            return _json(openai_error(what), status=refusal.status)
+            what = InvalidRequest(f"{refusal.reason}: {request.method} {request.path[:200]}", hint=_HINT)
+            return json_reply(openai_error(what), status=refusal.status)
         except ExpectedError as error:
-            return _json(openai_error(error), status=status_of(error).http)
+            return json_reply(openai_error(error), status=status_of(error).http)
 
     return guard
 
 
-def _require_key(key: str | None, gateway: Gateway) -> None:
+def _require_rights(request: web.Request, gateway: Gateway) -> None:
     hashes = gateway.config.server.admin_key_hashes
-    # without keys the port is on the loopback interface: whoever reaches it may read the file anyhow
-    if hashes and hashlib.sha256((key or "").encode()).hexdigest() not in hashes:
+    if not hashes:
+        _require_this_machine(request)
+    elif not _is_page(request) and _hash(key_in(request.headers) or "") not in hashes:
         raise Unauthenticated("this needs an admin key", hint="send the header 'Authorization: Bearer ADMIN_KEY'")
 
 
-def _json(body: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _is_page(request: web.Request) -> bool:
+    return request.method == "GET" and (request.path in ("/", PAGE) or request.path.startswith(f"{PAGE}/"))
+
+
+def _require_this_machine(request: web.Request) -> None:
+    """Without keys the port is on the loopback interface: whoever reaches it may read the file anyhow.
+
+    But a browser on this machine reaches it too, on behalf of any page that it shows. So the page must be ours, and
+    the name that it knows us by one that nobody else can point here (DNS rebinding).
+    """
+    host = urlsplit(f"//{request.host}")
+    origin = request.headers.get("Origin")
+    if host.hostname not in _LOOPBACK or (origin is not None and urlsplit(origin).netloc != host.netloc):
+        raise PermissionDenied(
+            "without admin keys this port serves this machine alone",
+            hint="write server.admin_keys to reach it by other names",
+        )

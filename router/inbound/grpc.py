@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from policies.budget import Standing
-from policies.errors import ExpectedError, InvalidRequest
+from policies.errors import ExpectedError
 from policies.explain import Explanation
 from policies.nouns import Delta, Usage
 from router.ask import Ask
@@ -20,6 +20,8 @@ from router.caller import CallerGone, Placement
 from router.explanations import as_header
 from router.gateway import Gateway
 from router.identify import identify, key_in
+from router.inbound.answer import Answer, usage_sum
+from router.inbound.counting import count_tokens
 from router.inbound.grpc_messages import (
     answer_of,
     ask_of,
@@ -29,12 +31,10 @@ from router.inbound.grpc_messages import (
     reply_of,
     usage_of,
 )
-from router.inbound.openai_answers import Answer, usage_sum
 from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.status import retry_after, status_of
 from router.inbound.v1 import inference_pb2 as pb
 from router.pipeline import outer_edge, serve
-from router.prepare import find_model, tokenize
 from router.tracing import w3c_headers
 
 SERVICE = "pointsman.v1.Inference"
@@ -46,11 +46,12 @@ Context = grpc.aio.ServicerContext[bytes, Any]
 
 
 class GrpcServer:
-    """Serves one gateway over gRPC. `port` is set once it was started."""
+    """Serves one gateway over gRPC. `port` is set once it was started. `shared`: other processes listen there too."""
 
-    def __init__(self, gateway: Gateway, address: str) -> None:
+    def __init__(self, gateway: Gateway, address: str, *, shared: bool = False) -> None:
         self._gateway, self._address, self.port = gateway, address, 0
-        options = (("grpc.max_receive_message_length", gateway.config.server.max_body_bytes), ("grpc.so_reuseport", 0))
+        most_bytes = gateway.config.server.max_body_bytes
+        options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
         self._server = grpc.aio.server(options=options)
         self._health = health.aio.HealthServicer()
         inference = Inference(gateway)
@@ -117,12 +118,7 @@ class Inference:
             message = pb.CountTokensRequest()
             read_message(raw, message)
             ask = counted_ask(message)
-            model = find_model(ask.model, tenant, self._gateway)
-            (tokens,) = await tokenize(ask, model, tenant, self._gateway)
-            if not tokens.token_ids:
-                hint = "ask the backend itself"
-                raise InvalidRequest(f"nobody here has the tokenizer of '{model.name}'", hint=hint, param="model")
-            return pb.CountTokensReply(tokens=tokens.count)
+            return pb.CountTokensReply(tokens=await count_tokens(ask, tenant, self._gateway))
         return None
 
     async def list_models(self, raw: bytes, context: Context) -> Message | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from policies.errors import InvalidRequest
 from policies.nouns import Delta, TokenLogprob, Usage
 from router.ask import Ask
 from router.caller import Placement
+from router.inbound.answer import Answer, thought_in
 from router.inbound.openai import chat_ask, completion_ask
-from router.inbound.openai_answers import Answer
 from router.inbound.v1 import inference_pb2 as pb
 from router.token_ids import pack, unpack
 from shards.kv.keys import TOKEN_BYTES
@@ -80,6 +80,8 @@ def reply_of(delta: Delta, choice: int) -> pb.GenerateReply:
         logprobs=[_logprob(one) for one in delta.logprobs],
         finish_reason=delta.finish_reason or "",
         usage=None if delta.usage is None else usage_of(delta.usage),
+        tool_calls=_tool_calls(delta.message or {}),
+        reasoning=thought_in(delta.message or {}),
     )
 
 
@@ -90,6 +92,8 @@ def answer_of(answer: Answer) -> pb.Answer:
         finish_reason=answer.finish_reason or "",
         token_ids=pack(answer.token_ids),
         logprobs=[_logprob(one) for one in answer.logprobs],
+        tool_calls=_tool_calls(answer.message),
+        reasoning=thought_in(answer.message),
     )
 
 
@@ -118,9 +122,9 @@ def _input_ask(body: dict[str, Any], message: pb.GenerateRequest, headers: Mappi
     kind = message.WhichOneof("input")
     logprobs = message.sampling.logprobs if message.sampling.HasField("logprobs") else None
     if kind == "chat":
-        body["messages"] = [{"role": one.role, "content": one.content} for one in message.chat.messages]
+        body["messages"] = [_message(one, at) for at, one in enumerate(message.chat.messages)]
         if message.tools_json:
-            body["tools"] = _tools(message.tools_json)
+            body["tools"] = _read_json(message.tools_json, "tools_json", "tools")
         if logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": logprobs}
         return chat_ask(body, headers)
@@ -146,12 +150,21 @@ def _sampling(given: pb.Sampling) -> dict[str, Any]:
     return fields | ({"ignore_eos": True} if given.ignore_eos else {})
 
 
-def _tools(text: str) -> Any:
+def _message(one: pb.Message, at: int) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": one.role, "content": one.content}
+    if one.tool_calls_json:
+        where = f"chat.messages[{at}].tool_calls_json"
+        message["tool_calls"] = _read_json(one.tool_calls_json, where, "tool_calls")
+    said = {"tool_call_id": one.tool_call_id, "name": one.name}
+    return message | {name: value for name, value in said.items() if value}
+
+
+def _read_json(text: str, where: str, name: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        hint = "send OpenAI's `tools` array as JSON text"
-        raise InvalidRequest(f"tools_json: {error}", hint=hint, param="tools_json") from error
+        hint = f"send OpenAI's `{name}` array as JSON text"
+        raise InvalidRequest(f"{where}: {error}", hint=hint, param=where) from error
 
 
 def _ids(token_ids: bytes) -> Sequence[int]:
@@ -159,6 +172,17 @@ def _ids(token_ids: bytes) -> Sequence[int]:
         hint = "send little-endian uint32"
         raise InvalidRequest(f"token_ids: {len(token_ids)} bytes are no token ids", hint=hint, param="token_ids")
     return unpack(token_ids).tolist()
+
+
+def _tool_calls(message: Mapping[str, Any]) -> Iterator[pb.ToolCall]:
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        yield pb.ToolCall(
+            index=call.get("index") or 0,
+            id=call.get("id") or "",
+            name=function.get("name") or "",
+            arguments=function.get("arguments") or "",
+        )
 
 
 def _logprob(one: TokenLogprob) -> pb.TokenLogprob:

@@ -1,4 +1,4 @@
-"""The HTTP side: OpenAI's routes, health, readiness and metrics."""
+"""The HTTP side: routes of OpenAI and Anthropic, health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from backends.embeddings import EMBEDDINGS_PATH
 from policies.budget import Standing
 from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
 from policies.explain import Explanation
@@ -20,19 +21,19 @@ from router.cluster import ServedModel
 from router.explanations import as_header
 from router.gateway import Gateway
 from router.identify import identify, key_in
-from router.inbound.openai import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask, decode
-from router.inbound.openai_answers import (
-    Answer,
-    ChatDialect,
-    Chunks,
-    CompletionDialect,
-    Dialect,
-    Head,
-    usage_sum,
-    whole_body,
-)
+from router.inbound.answer import Answer, Head, usage_sum
+from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, counted_messages
+from router.inbound.anthropic_answers import MessagesDialect, anthropic_failure
+from router.inbound.counting import count_tokens
+from router.inbound.dialect import Dialect, Failure, Stream
+from router.inbound.embeddings import EmbeddingsDialect
+from router.inbound.openai import CHAT_PATH, COMPLETION_PATH
+from router.inbound.openai_dialect import chat_dialect, completion_dialect, openai_failure
 from router.inbound.rate_limits import rate_limit_headers
-from router.inbound.status import openai_error, retry_after, status_of
+from router.inbound.reading import decode
+from router.inbound.responses import RESPONSES_PATH
+from router.inbound.responses_answers import ResponsesDialect
+from router.inbound.status import retry_after
 from router.pipeline import outer_edge, serve
 from router.tracing import w3c_headers
 
@@ -42,20 +43,30 @@ PROGRESS_EVERY_S = 1.0
 INLINE_BYTES = 64 * 2**10
 """Larger bodies are parsed in a thread."""
 
-Parse = Callable[[Mapping[str, Any], Mapping[str, str]], Ask]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_ROUTES_HINT = f"POST {CHAT_PATH} or {COMPLETION_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
+
+_DIALECTS: Mapping[str, Callable[[], Dialect]] = {
+    CHAT_PATH: chat_dialect,
+    COMPLETION_PATH: completion_dialect,
+    RESPONSES_PATH: ResponsesDialect,
+    EMBEDDINGS_PATH: EmbeddingsDialect,
+    MESSAGES_PATH: MessagesDialect,
+}
+"""Path -> what is spoken there."""
+
+_ROUTES_HINT = f"POST {', '.join(_DIALECTS)}, {COUNT_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
 
 
 def http_app(gateway: Gateway) -> web.Application:
     """The application that serves `gateway`. Run it with `handler_cancellation=True`."""
     app = web.Application(middlewares=[_errors], client_max_size=gateway.config.server.max_body_bytes)
     app[_GATEWAY] = gateway
-    app.router.add_post(CHAT_PATH, _chat)
-    app.router.add_post(COMPLETION_PATH, _complete)
+    for path, dialect in _DIALECTS.items():
+        app.router.add_post(path, _endpoint(dialect))
+    app.router.add_post(COUNT_PATH, _count_tokens)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{id:.+}", _model)
     app.router.add_get("/healthz", _healthz)
@@ -67,12 +78,12 @@ def http_app(gateway: Gateway) -> web.Application:
 class HttpCaller:
     """One POST of a client, as the pipeline sees it; streamed or collected."""
 
-    def __init__(self, http: web.Request, gateway: Gateway, *, dialect: Dialect, parse: Parse) -> None:
+    def __init__(self, http: web.Request, gateway: Gateway, dialect: Dialect) -> None:
         self.id, self.key, self.trace = gateway.new_id(), key_in(http.headers), w3c_headers(http.headers)
-        self._http, self._gateway, self._dialect, self._parse = http, gateway, dialect, parse
+        self._http, self._gateway, self._dialect = http, gateway, dialect
         self._head = Head(dialect.prefix + self.id, gateway.unix_time_s(), "")
         self._ask: Ask | None = None
-        self._chunks: Chunks | None = None
+        self._stream: Stream | None = None
         self._answers: list[Answer] = []
         self._usages: dict[int, Usage] = {}
         self._placement: Placement | None = None
@@ -87,28 +98,19 @@ class HttpCaller:
 
     async def read(self) -> Ask:
         """The body, parsed."""
-        try:
-            raw = await self._http.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            most = self._gateway.config.server.max_body_bytes
-            hint = "shorten the prompt, or raise server.max_body"
-            raise RequestTooLarge(f"the body is larger than {most} bytes", hint=hint) from error
-        except (web.RequestPayloadError, HttpProcessingError) as error:
-            raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
-        except ConnectionError as error:
-            raise CallerGone from error
-        headers = {name.lower(): value for name, value in self._http.headers.items()}
+        raw = await read_body(self._http, self._gateway)
+        headers = lowered(self._http)
         # a million characters parse in a few ms, but 200,000 token ids in 60
         large = len(raw) > INLINE_BYTES
         ask = self._ask = await asyncio.to_thread(self._parsed, raw, headers) if large else self._parsed(raw, headers)
         self._head = Head(self._head.id, self._head.created, ask.model)
-        self._chunks = Chunks(self._dialect, self._head, include_usage=ask.include_usage) if ask.stream else None
+        self._stream = self._dialect.stream(self._head, ask) if ask.stream else None
         self._answers = [Answer() for _ in range(len(ask.inputs) * ask.sampling.choices)]
         self._progress_at = self._gateway.clock() + PROGRESS_EVERY_S
         return ask
 
     def _parsed(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
-        return self._parse(decode(raw), headers)
+        return self._dialect.parse(decode(raw), headers)
 
     def limited(self, standing: Standing) -> None:
         """Remember what is left, for the headers."""
@@ -121,6 +123,8 @@ class HttpCaller:
     async def place(self, index: int, placement: Placement) -> None:
         """Remember where it goes, for the headers."""
         self._placement = placement
+        if self._stream is not None:
+            self._stream.begin(placement.request.prompt_tokens)
         choices = placement.request.sampling.choices
         self._answers[index * choices : (index + 1) * choices] = [Answer() for _ in range(choices)]
 
@@ -133,9 +137,9 @@ class HttpCaller:
         if delta.usage is not None:
             self._usages[index] = delta.usage
         choice = index * self._ask.sampling.choices + delta.choice
-        if self._chunks is None:
+        if self._stream is None:
             self._answers[choice].add(delta)
-        elif event := self._chunks.render(choice, delta):
+        elif event := self._stream.render(choice, delta):
             self._seen.add(index)
             await self._send(event)
 
@@ -146,29 +150,31 @@ class HttpCaller:
     async def finish(self) -> web.StreamResponse:
         """End the answer; what aiohttp is to return."""
         usage = usage_sum(self._usages.values())
-        if self._chunks is None:
-            body = whole_body(self._dialect, self._head, self._answers, usage)
+        if self._stream is None:
+            body = self._dialect.whole(self._head, self._answers, usage)
             return web.Response(body=body, content_type="application/json", headers=self._headers())
-        await self._send(self._chunks.end(usage))
+        await self._send(self._stream.end(usage))
         assert self._response is not None
         await self._response.write_eof()
         return self._response
 
     async def fail(self, error: ExpectedError) -> web.StreamResponse:
         """Tell the client of `error`: as a status if none was sent yet, else as the last event of the stream."""
-        if self._response is None:
-            return error_response(error, headers={"X-Request-Id": self.id, **self._limits, **self._why()})
-        await self._send(b"data: " + msgspec.json.encode(openai_error(error)) + b"\n\n")
+        if self._response is None or self._stream is None:
+            headers = {**self._named(), **self._why()}
+            return failure_response(self._dialect.failure(error), error, headers=headers)
+        await self._send(self._stream.fail(error))
         await self._response.write_eof()
         return self._response
 
     async def _write_progress(self, computed_tokens: int, expected_s: float | None) -> None:
         now = self._gateway.clock()
-        if self._chunks is None or self._placement is None or self._seen or now < self._progress_at:
+        if self._stream is None or self._placement is None or self._seen or now < self._progress_at:
             return
         self._progress_at = now + PROGRESS_EVERY_S
         soon = "" if expected_s is None else f", first token in about {expected_s:.1f} s"
-        await self._send(f": prefill {computed_tokens}/{self._placement.request.prompt_tokens}{soon}\n\n".encode())
+        done = f"prefill {computed_tokens}/{self._placement.request.prompt_tokens}{soon}"
+        await self._send(self._stream.progress(done))
 
     async def _send(self, data: bytes) -> None:
         try:
@@ -181,33 +187,52 @@ class HttpCaller:
             raise CallerGone from error
 
     def _headers(self) -> dict[str, str]:
-        headers = {"X-Request-Id": self.id, **self._limits, **self._why()}
+        headers = {**self._named(), **self._why()}
         if (where := self._placement) is not None:
             headers["X-Pointsman-Backend"] = where.backend
             headers["X-Pointsman-Class"] = where.request.service_class
             headers["X-Pointsman-Tenant"] = where.request.tenant
         return headers
 
+    def _named(self) -> dict[str, str]:
+        # the second is what Anthropic's clients look for
+        return {"X-Request-Id": self.id, "Request-Id": self.id, **self._limits}
+
     def _why(self) -> dict[str, str]:
         return {} if self._explanation is None else {"X-Pointsman-Decision": as_header(self._explanation)}
 
 
-def error_response(
-    error: ExpectedError, *, status: int | None = None, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    """`error` in OpenAI's shape; `status` where HTTP itself says which."""
-    all_headers = dict(headers or {})
+async def read_body(http: web.Request, gateway: Gateway) -> bytes:
+    """The body of `http`. Raises RequestTooLarge, InvalidRequest, CallerGone."""
+    try:
+        return await http.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        most = gateway.config.server.max_body_bytes
+        hint = "shorten the prompt, or raise server.max_body"
+        raise RequestTooLarge(f"the body is larger than {most} bytes", hint=hint) from error
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
+    except ConnectionError as error:
+        raise CallerGone from error
+
+
+def lowered(http: web.Request) -> dict[str, str]:
+    """The headers of `http` by lower-case name."""
+    return {name.lower(): value for name, value in http.headers.items()}
+
+
+def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping[str, str]) -> web.Response:
+    """`failure` as a reply, and when to come back, where `error` says so."""
+    all_headers = dict(headers)
     if (after := retry_after(error)) is not None:
         all_headers["Retry-After"] = after
-    body = msgspec.json.encode(openai_error(error))
-    return web.Response(
-        body=body, status=status or status_of(error).http, content_type="application/json", headers=all_headers
-    )
+    return web.Response(body=failure.body, status=failure.status, content_type="application/json", headers=all_headers)
 
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure leaves in OpenAI's shape, those of HTTP itself too."""
+    """Every failure leaves in the shape of its path, those of HTTP itself too; OpenAI's where there is none."""
+    shape = _failure_shape(request.path)
     try:
         with outer_edge(request.app[_GATEWAY].telemetry):
             try:
@@ -215,30 +240,39 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             except web.HTTPException as refusal:
                 allowed = {"Allow": refusal.headers["Allow"]} if "Allow" in refusal.headers else {}
                 what = InvalidRequest(f"{refusal.reason}: {request.method} {request.path[:200]}", hint=_ROUTES_HINT)
-                return error_response(what, status=refusal.status, headers=allowed)
+                return failure_response(shape(what)._replace(status=refusal.status), what, headers=allowed)
     except ExpectedError as error:
-        return error_response(error)
+        return failure_response(shape(error), error, headers={})
     except CallerGone:
         # nobody reads this; aiohttp wants a response all the same
         return web.Response(status=499)
 
 
-async def _answer(http: web.Request, dialect: Dialect, parse: Parse) -> web.StreamResponse:
-    gateway = http.app[_GATEWAY]
-    caller = HttpCaller(http, gateway, dialect=dialect, parse=parse)
-    try:
-        await serve(caller, gateway)
-        return await caller.finish()
-    except ExpectedError as error:
-        return await caller.fail(error)
+def _failure_shape(path: str) -> Callable[[ExpectedError], Failure]:
+    """How an error looks to clients of `path`."""
+    return anthropic_failure if path.startswith(MESSAGES_PATH) else openai_failure
 
 
-async def _chat(request: web.Request) -> web.StreamResponse:
-    return await _answer(request, ChatDialect(), chat_ask)
+def _endpoint(dialect: Callable[[], Dialect]) -> Handler:
+    """What answers the calls of one path."""
+
+    async def answer(http: web.Request) -> web.StreamResponse:
+        gateway = http.app[_GATEWAY]
+        caller = HttpCaller(http, gateway, dialect())
+        try:
+            await serve(caller, gateway)
+            return await caller.finish()
+        except ExpectedError as error:
+            return await caller.fail(error)
+
+    return answer
 
 
-async def _complete(request: web.Request) -> web.StreamResponse:
-    return await _answer(request, CompletionDialect(), completion_ask)
+async def _count_tokens(request: web.Request) -> web.Response:
+    gateway = request.app[_GATEWAY]
+    tenant = identify(key_in(request.headers), gateway.config)
+    ask = counted_messages(decode(await read_body(request, gateway)), lowered(request))
+    return _json({"input_tokens": await count_tokens(ask, tenant, gateway)})
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -274,7 +308,11 @@ async def _readyz(request: web.Request) -> web.Response:
     ready = gateway.is_ready()
     pools = gateway.cluster.pools_ready().items()
     states = {name: "ready" if well else "no healthy backend" for name, well in pools}
-    return _json({"ready": ready, "open": gateway.doors.open, "pools": states}, status=200 if ready else 503)
+    told = {"ready": ready, "open": gateway.doors.open, "pools": states}
+    if gateway.replicas is not None:
+        # approximate is served all the same: it places a little worse
+        told["replicas"] = gateway.replicas.state
+    return _json(told, status=200 if ready else 503)
 
 
 async def _metrics(request: web.Request) -> web.Response:

@@ -5,7 +5,6 @@ Strict about the fields that Pointsman understands, tolerant of all others: they
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from policies.errors import InvalidRequest
 from policies.nouns import Capability, Sampling
 from router.ask import Ask, Chat
 from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part, ResponseFormat
+from router.inbound.reading import converted
 from router.token_ids import pack
 
 CHAT_PATH = "/v1/chat/completions"
@@ -24,7 +24,6 @@ COMPLETION_PATH = "/v1/completions"
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI's completions endpoint gives those who name no `max_tokens`."""
 
-_Fields = TypeVar("_Fields", bound=Common)
 _Value = TypeVar("_Value")
 
 _HINTS = {
@@ -41,26 +40,9 @@ _HINTS = {
 _ELSEWHERE = "see OpenAI's API reference for this field"
 
 
-def decode(raw: bytes) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises InvalidRequest."""
-    try:
-        body = msgspec.json.decode(raw)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"the body is not UTF-8: {error.reason} at byte {error.start}", hint="send UTF-8"
-        ) from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply", hint="send a flat JSON object") from None
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", hint="send one JSON object") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest("the body is not a JSON object", hint="send {'model': ..., ...}")
-    return body
-
-
 def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
     """What a body of /v1/chat/completions asks for. `headers` have lower-case names. Raises InvalidRequest."""
-    fields = _converted(body, ChatBody)
+    fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     if fields.top_logprobs is not None and not fields.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs`", hint="set `logprobs` to true", param="top_logprobs")
     continues = bool(fields.continue_final_message)
@@ -90,7 +72,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
 
 def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
     """What a body of /v1/completions asks for. `headers` have lower-case names. Raises InvalidRequest."""
-    fields = _converted(body, CompletionBody)
+    fields = converted(body, CompletionBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     _refuse_unsupported(fields)
     prompts = _prompts(fields.prompt)
     # the router answers `echo` itself: a backend that did too would repeat the prompt
@@ -107,19 +89,6 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
         needs=_needs(fields, fields.logprobs, takes_ids=not all(isinstance(prompt, str) for prompt in prompts)),
         **_common(fields, headers or {}),
     )
-
-
-def _converted(body: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
-    try:
-        return msgspec.convert(body, kind)
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply", hint="send a flat JSON object") from None
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at ")
-        missing = re.search(r"missing required field `(\w+)`", what)
-        param = ".".join(filter(None, (path.strip("`$."), missing[1] if missing else "")))
-        hint = _HINTS.get(re.split(r"[.\[]", param)[0], _ELSEWHERE)
-        raise InvalidRequest(f"{param}: {what}" if param else what, hint=hint, param=param or None) from None
 
 
 def _needs(

@@ -51,6 +51,10 @@ class QuotaStore(Protocol):
         """What is left to `descriptors`. Takes nothing."""
         ...
 
+    async def start(self) -> None:
+        """Make ready. Returns soon, also when what is behind the store is away."""
+        ...
+
     async def close(self) -> None:
         """Let go of connections. What is open stays reserved until it lapses."""
         ...

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from policies.budget import Descriptor, Refused, Reservation, Standing, meters, share
 from policies.charge import Charge
@@ -16,8 +16,12 @@ from policies.ledger import KEPT_S, Ledger
 from router.store.base import Fault, QuotaStore, StoreFailed
 from router.supervise import supervise
 
-LAST_WORDS_S = 1.0
-"""How long closing waits for the shared store to hear what it has not heard yet."""
+PATIENCE_S = 1.0
+"""How long starting waits for the shared store to answer at all, and closing for it to hear what is owed."""
+
+AT_ONCE = 4
+"""Most reservations that ask the shared store at once: a burst of them would look like a slow store. More would not be
+faster, since a router and Redis are one thread each, and opening a connection costs several round trips."""
 
 _T = TypeVar("_T")
 
@@ -27,15 +31,18 @@ class GuardOptions:
     """How much patience there is with the shared store.
 
     `replicas` share the limits equally while it is away. `strict` refuses rather than let more than the limit through.
+    A settlement whose first try failed is tried again for `retry_for_s`: later the store may have forgotten that it
+    arrived, and would charge it twice.
     """
 
     replicas: int = 1
     strict: bool = False
-    deadline_s: float = 0.05
+    deadline_s: float = 0.1
     first_backoff_s: float = 0.1
     most_backoff_s: float = 5.0
     renew_every_s: float = 20.0
     most_owed: int = 10_000
+    retry_for_s: float = KEPT_S / 2
 
 
 @dataclass(slots=True)
@@ -51,9 +58,9 @@ class GuardedStore:
     """Asks `shared` within a deadline; while that is away, this router's own share of the limits.
 
     One failure and the shared store counts as away: no request waits for it until a background task has found it again
-    and told it what is owed. The local ledger is charged for everything that this router lets in, so that its share is
-    not fresh when it is needed. Settlements always go through the background task: the end of a request waits for
-    nobody, and a cancelled one settles all the same.
+    and told it what is owed. The local ledger is charged for everything that this router lets in, and hears with every
+    answer what all together used, so that its share is not fresh when it is needed. Settlements always go through the
+    background task: the end of a request waits for nobody, and a cancelled one settles all the same.
 
     `on_event` hears of `quota_store_<fault>`, `quota_store_back` and `quota_settlement_dropped`. `clock` is Unix time.
     """
@@ -71,7 +78,9 @@ class GuardedStore:
         self._local = Ledger()
         self._open: dict[str, Reservation] = {}
         self._owed: deque[_Owed] = deque()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._has_work = asyncio.Event()
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._backoff_s = self._options.first_backoff_s
         self._renew_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -88,7 +97,12 @@ class GuardedStore:
         return len(self._owed)
 
     async def start(self) -> None:
-        """Begin to look after the shared store."""
+        """Begin to look after the shared store, once it answers on as many connections as are used at once: a router
+        that began with its share while others had all of the limit already would let in more than there is."""
+        try:
+            await asyncio.gather(*(self._in_time(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE)))
+        except StoreFailed as failure:
+            self._lost(failure.fault)
         self._renew_at = _now() + self._options.renew_every_s
         self._task = asyncio.create_task(supervise("quota store", self._look_after))
 
@@ -99,28 +113,30 @@ class GuardedStore:
             with suppress(asyncio.CancelledError):
                 await self._task
         with suppress(StoreFailed, TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await self._pay()
         await self._shared.close()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=PATIENCE_S)
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
         """See QuotaStore; never raises StoreFailed. Raises Overloaded if it is strict and the shared store is away."""
         if not meters(asked.descriptors):
             return asked
-        if self.is_away:
-            return self._alone(asked)
-        try:
-            answer = await self._in_time(self._shared.reserve(asked))
-        except StoreFailed as failure:
-            self._lost(failure.fault)
-            return self._after_failure(asked)
-        except asyncio.CancelledError:
-            self._owe(asked, Charge())
-            raise
+        # who waits for a turn waits for this router, which is no reason to believe that the store is slow
+        async with self._turns:
+            if self.is_away:
+                return self._alone(asked)
+            try:
+                answer = await self._in_time(self._shared.reserve(asked))
+            except StoreFailed as failure:
+                self._lost(failure.fault)
+                return self._after_failure(asked)
+            except asyncio.CancelledError:
+                self._owe(asked, Charge())
+                raise
         self._backoff_s = self._options.first_backoff_s
-        if isinstance(answer, Reservation):
-            self._local.grant(self._own(answer), now=self._clock())
-            self._open[answer.id] = answer
+        self._remember(asked, answer)
         return answer
 
     async def settle(self, reservation: Reservation, charge: Charge) -> None:
@@ -146,7 +162,16 @@ class GuardedStore:
     def check(self) -> None:
         """The local ledger balances, and nothing is buffered without bound."""
         self._local.check()
-        assert len(self._owed) <= self._options.most_owed + 1, f"{self!r} owes too much"
+        assert len(self._owed) <= self._options.most_owed, f"{self!r} owes too much"
+
+    def _remember(self, asked: Reservation, answer: Reservation | Refused) -> None:
+        """Charge the local ledger as if it had been asked, and for this router's part of what all others used."""
+        own, now = self._own(asked), self._clock()
+        if isinstance(answer, Reservation):
+            self._local.grant(own, now=now)
+            self._open[answer.id] = answer
+        levels = [-(-level // self._options.replicas) for level in answer.levels]
+        self._local.learn(own.descriptors, levels, now=now)
 
     def _alone(self, asked: Reservation) -> Reservation | Refused:
         if self._options.strict:
@@ -182,12 +207,26 @@ class GuardedStore:
         self._owed.append(_Owed(reservation, charge))
         self._has_work.set()
 
-    async def _in_time(self, call: Awaitable[_T]) -> _T:
+    async def _in_time(self, call: Coroutine[object, object, _T], *, within_s: float | None = None) -> _T:
+        """What `call` returns, within the deadline. In a task of its own: a client that swallows its cancellation, as
+        asyncio.wait_for of Python 3.11 can, must hold up neither the deadline nor whoever cancels."""
+        within_s = self._options.deadline_s if within_s is None else within_s
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._ended)
         try:
-            async with asyncio.timeout(self._options.deadline_s):
-                return await call
-        except TimeoutError as error:
-            raise StoreFailed(Fault.SLOW, f"no answer within {self._options.deadline_s} s") from error
+            await asyncio.wait({task}, timeout=within_s)
+        finally:
+            if not task.done():
+                task.cancel()
+        if not task.done():
+            raise StoreFailed(Fault.SLOW, f"no answer within {within_s} s")
+        return task.result()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever stopped waiting for it does not want to know
 
     def _lost(self, fault: Fault) -> None:
         self.is_away = True
@@ -231,17 +270,15 @@ class GuardedStore:
     async def _pay(self) -> None:
         """Send what is owed, oldest first; no more than there is now, so that renewing gets its turn."""
         for _ in range(len(self._owed)):
-            owed = self._owed.popleft()
-            owed.tried_at = _now() if owed.tried_at is None else owed.tried_at
-            # it may have arrived the first time; later than this the store might not remember, and charge it twice
-            if _now() - owed.tried_at > KEPT_S / 2:
+            owed = self._owed[0]
+            if owed.tried_at is not None and _now() - owed.tried_at > self._options.retry_for_s:
                 self._on_event("quota_settlement_dropped")
-                continue
-            try:
+            else:
+                owed.tried_at = owed.tried_at or _now()
                 await self._in_time(self._shared.settle(owed.reservation, owed.charge))
-            except (StoreFailed, asyncio.CancelledError):
-                self._owed.appendleft(owed)
-                raise
+            # only once it arrived; meanwhile the oldest may have had to make room
+            if self._owed and self._owed[0] is owed:
+                self._owed.popleft()
 
 
 def _now() -> float:

@@ -34,6 +34,9 @@ class MemoryStore:
         """See QuotaStore."""
         return self._ledger.standing(descriptors, now=self._clock())
 
+    async def start(self) -> None:
+        """See QuotaStore."""
+
     async def close(self) -> None:
         """See QuotaStore."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import redis.asyncio
@@ -12,14 +11,17 @@ from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from policies.budget import Descriptor, Refused, Reservation, Standing, meters, refusal, standing_of
+from policies.budget import Descriptor, Refused, Reservation, Standing, granted, meters, refusal, standing_of
 from policies.charge import Charge
 from policies.ledger import KEPT_S, milliseconds
 from router.store.base import Fault, StoreFailed
 from router.store.scripts import RENEW, RESERVE, SETTLE, STANDING
 
-CONNECTIONS = 16
+CONNECTIONS = 6
 """Most connections of one router; who finds none free waits for one."""
+
+MUTE_S = 5.0
+"""A connection on which nothing comes for so long is given up, if its caller has not long done so."""
 
 LEASE_S = 60.0
 """A reservation that is not renewed for so long lapses: its router is gone."""
@@ -36,7 +38,12 @@ class RedisStore:
         self, url: str, *, prefix: str = "pointsman", lease_s: float = LEASE_S, clock: Callable[[], float] | None = None
     ) -> None:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url, max_connections=CONNECTIONS, timeout=None, retry=Retry(NoBackoff(), 0)
+            url,
+            max_connections=CONNECTIONS,
+            timeout=None,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=MUTE_S,
+            socket_connect_timeout=MUTE_S,
         )
         self._redis = redis.asyncio.Redis(connection_pool=pool)
         self._prefix, self._lease_ms, self._clock = prefix, milliseconds(lease_s), clock
@@ -54,12 +61,12 @@ class RedisStore:
         for meter in metered:
             amount = meter.amount(asked.charge)
             arguments += [meter.name, meter.rate, meter.capacity, meter.need(amount), amount]
-        with _faults():
+        with faults():
             reply = await self._reserve(self._keys(asked.descriptors), arguments)
-        granted, now_ms, *found = _integers(reply, 2 + len(metered))
+        fits, now_ms, *found = _integers(reply, 2 + len(metered))
         levels = list(zip(metered, found, strict=True))
-        if granted:
-            return replace(asked, standing=standing_of(levels, now_ms=now_ms))
+        if fits:
+            return granted(asked, levels, now_ms=now_ms)
         refused = refusal(levels, asked.charge, now_ms=now_ms)
         if refused is None:
             raise StoreFailed(Fault.NONSENSE, f"it refuses what fits: {reply!r}")
@@ -70,14 +77,14 @@ class RedisStore:
         arguments: list[str | int] = [self._now(), reservation.id, milliseconds(KEPT_S)]
         for meter in meters(reservation.descriptors):
             arguments += [meter.name, meter.rate, meter.amount(charge)]
-        with _faults():
+        with faults():
             reply = await self._settle(self._keys(reservation.descriptors), arguments)
         if reply not in (0, 1, 2):
             raise StoreFailed(Fault.NONSENSE, f"settling answers {reply!r}")
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
         """See QuotaStore."""
-        with _faults():
+        with faults():
             if not reservations:
                 await self._redis.ping()
                 return
@@ -90,10 +97,13 @@ class RedisStore:
         arguments: list[str | int] = [self._now()]
         for meter in metered:
             arguments += [meter.name, meter.rate]
-        with _faults():
+        with faults():
             reply = await self._standing(self._keys(descriptors), arguments)
         now_ms, *found = _integers(reply, 1 + len(metered))
         return standing_of(list(zip(metered, found, strict=True)), now_ms=now_ms)
+
+    async def start(self) -> None:
+        """See QuotaStore."""
 
     async def close(self) -> None:
         """See QuotaStore."""
@@ -108,7 +118,7 @@ class RedisStore:
 
 
 @contextmanager
-def _faults() -> Iterator[None]:
+def faults() -> Iterator[None]:
     """Errors of redis-py and of the network, as ours. The order matters: some are kinds of others."""
     try:
         yield
@@ -120,7 +130,8 @@ def _faults() -> Iterator[None]:
         raise StoreFailed(Fault.GONE, str(error)) from error
     except failures.ResponseError as error:
         # Redis 6 tells of full memory inside of the script's own error
-        raise StoreFailed(Fault.FULL if "OOM " in str(error) else Fault.REFUSING, str(error)) from error
+        is_full = isinstance(error, failures.OutOfMemoryError) or "OOM " in str(error)
+        raise StoreFailed(Fault.FULL if is_full else Fault.REFUSING, str(error)) from error
     except (failures.RedisError, ValueError) as error:
         raise StoreFailed(Fault.NONSENSE, str(error)) from error
 

@@ -23,25 +23,34 @@ local today = math.floor(now / 86400000)
 
 local function whole(number) return string.format('%.0f', number) end
 
--- a rate of 0 is a budget of a day
-local function level(name, rate)
-  local stamp = rate == 0 and today or now
-  local raw = redis.call('HGET', levels, name)
-  if not raw then return 0, stamp end
+-- the level now and its stamp, of what is stored; a rate of 0 is a budget of a day
+local function level(raw, rate)
+  if not raw then return 0, rate == 0 and today or now end
   local used, at = string.match(raw, '^(%d+) (%d+)$')
   used, at = tonumber(used), tonumber(at)
   if rate == 0 then return at < today and 0 or used, math.max(at, today) end
   return math.max(0, used - rate * math.max(0, now - at)), math.max(at, now)
 end
 
-local function save(name, used, at) redis.call('HSET', levels, name, whole(used) .. ' ' .. whole(at)) end
+local function stored(used, at) return string.format('%.0f %.0f', used, at) end
 
--- `taken_at`: a request belongs to the day on which it began
-local function move(name, rate, amount, taken_at)
-  local used, at = level(name, rate)
+-- what is to be stored if a level rises by `amount` that was taken at the stamp `taken_at`
+local function moved(raw, rate, amount, taken_at)
+  local used, at = level(raw, rate)
+  -- a request belongs to the day on which it began
   if rate > 0 or taken_at >= at then used = math.max(0, used + amount) end
-  save(name, used, at)
+  return stored(used, at)
 end
+
+-- every `step`-th argument from the `first` on: the names of meters; and what is stored of them
+local function meters(first, step)
+  local names = {}
+  for i = first, #ARGV, step do names[#names + 1] = ARGV[i] end
+  if #names == 0 then return names, {} end
+  return names, redis.call('HMGET', levels, unpack(names))
+end
+
+local function save(fields) if #fields > 0 then redis.call('HSET', levels, unpack(fields)) end end
 
 local function keep() for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, 172800000) end end
 
@@ -49,7 +58,10 @@ local function keep() for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, 1
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', whole(now), 'LIMIT', 0, 32)) do
   local record = redis.call('HGET', held, id)
   if record and record ~= '' then
-    for _, part in ipairs(cmsgpack.unpack(record)) do move(part[1], part[2], -part[3], part[4]) end
+    for _, part in ipairs(cmsgpack.unpack(record)) do
+      local name, rate, amount, at = unpack(part)
+      redis.call('HSET', levels, name, moved(redis.call('HGET', levels, name), rate, -amount, at))
+    end
   end
   redis.call('HDEL', held, id)
   redis.call('ZREM', due, id)
@@ -62,21 +74,24 @@ RESERVE = (
 -- ARGV: now, id, lease, then name, rate, capacity, need, amount of each meter; returns {was it granted, now, levels}
 local id, lapses = ARGV[2], now + tonumber(ARGV[3])
 local record = redis.call('HGET', held, id)
-local granted, found, parts = 1, {}, {}
-for i = 4, #ARGV, 5 do
-  local name, rate = ARGV[i], tonumber(ARGV[i + 1])
-  local capacity, need, amount = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
-  local used, at = level(name, rate)
-  if not record and used + need > capacity then granted = 0 end
-  found[#found + 1] = used
-  parts[#parts + 1] = {name, rate, amount, at}
+local names, raw = meters(4, 5)
+local granted, found, parts, taken = 1, {}, {}, {}
+for n, name in ipairs(names) do
+  local i = 5 * n
+  local rate, capacity = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
+  local need, amount = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
+  local used, at = level(raw[n], rate)
+  if not record then
+    if used + need > capacity then granted = 0 end
+    taken[2 * n - 1], taken[2 * n] = name, stored(used + amount, at)
+    parts[n] = {name, rate, amount, at}
+  end
+  found[n] = used
 end
 if granted == 1 and record ~= '' then
   if not record then
-    for i, part in ipairs(parts) do
-      found[i] = found[i] + part[3]
-      save(part[1], found[i], part[4])
-    end
+    for n, part in ipairs(parts) do found[n] = found[n] + part[3] end
+    save(taken)
     redis.call('HSET', held, id, cmsgpack.pack(parts))
   end
   redis.call('ZADD', due, whole(lapses), id)
@@ -94,11 +109,14 @@ local id, forgotten = ARGV[2], now + tonumber(ARGV[3])
 local record = redis.call('HGET', held, id)
 if record == '' then return 0 end
 local parts = record and cmsgpack.unpack(record) or {}
-for i = 4, #ARGV, 3 do
-  local name, rate, amount = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-  local part = parts[(i - 1) / 3]
-  if part then move(name, rate, amount - part[3], part[4]) else move(name, rate, amount, now) end
+local names, raw = meters(4, 3)
+local settled = {}
+for n, name in ipairs(names) do
+  local rate, amount, part = tonumber(ARGV[3 * n + 2]), tonumber(ARGV[3 * n + 3]), parts[n]
+  settled[2 * n - 1] = name
+  settled[2 * n] = part and moved(raw[n], rate, amount - part[3], part[4]) or moved(raw[n], rate, amount, now)
 end
+save(settled)
 redis.call('HSET', held, id, '')
 redis.call('ZADD', due, whole(forgotten), id)
 keep()
@@ -127,8 +145,9 @@ STANDING = (
     _PRELUDE
     + """
 -- ARGV: now, then name, rate of each meter; returns {now, levels}
+local names, raw = meters(2, 2)
 local found = {}
-for i = 2, #ARGV, 2 do found[#found + 1] = (level(ARGV[i], tonumber(ARGV[i + 1]))) end
+for n in ipairs(names) do found[n] = level(raw[n], tonumber(ARGV[2 * n + 1])) end
 return {now, unpack(found)}
 """
 )

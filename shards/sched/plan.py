@@ -118,7 +118,7 @@ class _Chunks:
 
     def __init__(self, cost: CostModel, limits: StepLimits, decode_context: int, decoding: int) -> None:
         self._cost, self._limits = cost, limits
-        self._left_s = limits.step_s - cost.predict_s(StepShape(decoding, 0.0, decode_context))
+        self._left_s = limits.step_s * cost.most_share - cost.predict_s(StepShape(decoding, 0.0, decode_context))
         self._left_tokens = limits.batch_tokens
         self._taken_blocks: set[Hashable] = set()
         self.tokens: dict[int, int] = {}

@@ -233,6 +233,7 @@ def load(now: Load) -> wire.Load:
         blocks_free=now.blocks_free,
         prefill_s_per_token=now.prefill_s_per_token,
         step_s=now.step_s,
+        draining=now.draining,
     )
 
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from backends.detokenize import StopCutter, TokenText
+from backends.detokenize import StopCutter, TokenText, tool_marks
 from tests.backends.parts import END, a_tokenizer, ids_of
 
 
@@ -102,3 +102,20 @@ def test_no_part_of_a_stop_string_is_ever_shown(text: str, stops: list[str], cut
         assert text.startswith(shown + cutter.found)
     else:
         assert shown + cutter.flush() == text
+
+
+def with_marks() -> Tokenizer:
+    tokenizer = Tokenizer.from_str(a_tokenizer().to_str())
+    tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True)])
+    return tokenizer
+
+
+@given(st.lists(st.sampled_from(["Grüße", "[TOOL_CALLS]", END, "😀"]), max_size=6), st.lists(st.integers(0, 100)))
+def test_special_tokens_around_tool_calls_are_text_for_whoever_reads_them(said: list[str], cuts: list[int]) -> None:
+    tokenizer = with_marks()
+    ids = [number for piece in said for number in tokenizer.encode(piece).ids]
+    plain, shown = TokenText(tokenizer), TokenText(tokenizer, tool_marks(tokenizer))
+    pieces = [ids[piece] for piece in pieces_of(len(ids), cuts)]
+    seen = "".join(map(shown.push, pieces)) + shown.flush()
+    assert seen == "".join(said).replace(END, "")
+    assert "[TOOL_CALLS]" not in "".join(map(plain.push, pieces)) + plain.flush()

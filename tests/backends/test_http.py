@@ -91,6 +91,26 @@ async def a_client(**options: float) -> AsyncIterator[tuple[HttpClient, Echo]]:
             await client.close()
 
 
+@asynccontextmanager
+async def a_closing_server(posts_per_connection: int) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that reads one post more than it answers on each connection, then closes it. Yields what came in."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for at in range(posts_per_connection + 1):
+            try:
+                heads.append(await reader.readuntil(b"hello"))
+            except asyncio.IncompleteReadError:
+                break
+            if at < posts_per_connection:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nall.")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
+
+
 def an_exchange(content: bytes, abort: Post | None = None) -> Exchange:
     return Exchange(Post("/echo", content), Letters(), abort=abort)
 
@@ -156,6 +176,23 @@ async def test_what_a_close_ends_is_not_aborted_too() -> None:
         assert client._http is None
         await eventually(lambda: server.open_requests == 0)
         assert server.aborted == 0
+
+
+async def test_a_connection_that_the_server_closes_while_it_lies_idle_costs_nobody_a_request() -> None:
+    async with a_closing_server(posts_per_connection=1) as (url, heads):
+        client = HttpClient("b", url, HttpOptions())
+        assert [await said(client, b"hello") for _ in range(3)] == ["all."] * 3
+        assert len(heads) == 5, "the second and third were sent again, over a connection of their own"
+        await client.close()
+
+
+async def test_a_new_connection_that_breaks_is_a_failure_and_nothing_is_sent_twice() -> None:
+    async with a_closing_server(posts_per_connection=0) as (url, heads):
+        client = HttpClient("b", url, HttpOptions())
+        with pytest.raises(BackendFailed, match="cannot be reached"):
+            await said(client, b"hello")
+        assert len(heads) == 1
+        await client.close()
 
 
 @pytest.mark.parametrize(("path", "told"), [("/large", "more than"), ("/slow", "cannot be reached")])

@@ -18,6 +18,7 @@ from policies.errors import (
     ExpectedError,
     InvalidRequest,
     Overloaded,
+    Unreached,
 )
 from policies.nouns import Delta, Sampling, TokenLogprob, Usage
 from shards.nouns import CacheChange, CacheEvent, Submission
@@ -308,12 +309,17 @@ async def test_nothing_is_known_of_a_shard_that_was_never_reached() -> None:
     await backend.close()
 
 
-async def test_a_draining_shard_fails_its_probe_and_hands_requests_back(tmp_path: Path) -> None:
+async def test_a_draining_shard_says_so_fails_its_probe_and_hands_requests_back(tmp_path: Path) -> None:
     async with a_shard(an_engine(tmp_path)) as server, a_backend(server) as backend:
+        await everything(backend)
+        assert not backend.load().draining
         await server.drain()
+        async with asyncio.timeout(5):
+            while not backend.load().draining:  # noqa: ASYNC110 - a socket announces nothing
+                await asyncio.sleep(0)
         with pytest.raises(BackendFailed, match="about to stop"):
             await backend.probe()
-        with pytest.raises(BackendFailed, match="about to stop"):
+        with pytest.raises(Unreached, match="about to stop"):
             await everything(backend)
 
 

@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 
 from backends.shard_messages import error_of
-from policies.errors import BackendFailed, ContextExceeded, DeadlineExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.errors import (
+    BackendFailed,
+    ContextExceeded,
+    DeadlineExceeded,
+    ExpectedError,
+    InvalidRequest,
+    Overloaded,
+    Unreached,
+)
 from shards.wire.v1.shard_pb2 import Finished
 
 
@@ -16,7 +24,7 @@ from shards.wire.v1.shard_pb2 import Finished
         (Finished(reason=Finished.REASON_UNSPECIFIED), BackendFailed),
         (Finished(reason=Finished.REJECTED, cause=Finished.CONTEXT, message="why"), ContextExceeded),
         (Finished(reason=Finished.REJECTED, cause=Finished.OVERLOADED), Overloaded),
-        (Finished(reason=Finished.REJECTED, cause=Finished.DRAINING), BackendFailed),
+        (Finished(reason=Finished.REJECTED, cause=Finished.DRAINING), Unreached),
         (Finished(reason=Finished.REJECTED, cause=Finished.INVALID, message="why"), InvalidRequest),
         (Finished(reason=Finished.REJECTED), InvalidRequest),
     ],

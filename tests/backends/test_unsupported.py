@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from backends.unsupported import refuse_unsupported
+from backends.unsupported import refuse_unknown, refuse_unsupported
 from policies.errors import InvalidRequest
 from policies.nouns import Sampling
 
@@ -41,3 +41,16 @@ def test_each_field_is_refused_by_the_name_that_clients_give_it_and_passes_where
     clients = {"min_new_tokens": "min_tokens", "choices": "n", "top_logprobs": "logprobs"}
     assert failure.value.param == clients.get(name, name)
     assert "it does not know" in failure.value.message
+
+
+def test_a_body_may_have_what_the_router_reads_what_is_idle_and_what_the_engine_knows() -> None:
+    idle = {"user": "u", "metadata": {"a": 1}, "tools": [], "suffix": None, "echo": False}
+    refuse_unknown(
+        {"model": "m", "messages": [1], "n": 2, "max_tokens": 3, "top_k": 1, "think": True, **idle}, ["think"], "it"
+    )
+
+
+def test_any_other_field_of_a_body_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        refuse_unknown({"model": "m", "mirostat": 2}, ["think"], "it")
+    assert failure.value.param == "mirostat"

@@ -12,7 +12,7 @@ import pytest
 from backends.base import Backend
 from backends.kinds import KINDS
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError
-from tests.backends.parts import a_request, everything, text_of
+from tests.backends.parts import a_prompt, a_request, everything, text_of
 from tests.contracts.catalogue import STAGES
 from tests.contracts.stage import Stage
 from tests.shards.attached import eventually
@@ -122,6 +122,9 @@ async def test_what_is_well_says_what_it_serves(stage: Stage) -> None:
 async def test_what_cannot_be_reached_fails_its_probe_and_may_be_tried_elsewhere(unreachable: Backend) -> None:
     with pytest.raises(BackendFailed):
         await unreachable.probe()
+    # a text for those that take no chat, and a conversation for those that take nothing else
+    chat = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}
+    text = {"model": "m", "prompt": "Hello"}
     with pytest.raises(BackendFailed) as failure:
-        await everything(unreachable)
+        await everything(unreachable, prompt=a_prompt(path="/v1/completions", body=text, anthropic_body=chat))
     assert failure.value.retryable

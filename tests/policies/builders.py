@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from policies.nouns import BackendView, ClusterView, Request
+from policies.budget import Descriptor, Reservation
+from policies.charge import Charge
+from policies.nouns import BackendView, ClusterView, Limits, Request
 
 REQUEST = Request(
     "r1", "acme", "llama", "acme", prompt_tokens=1000, max_new_tokens=100, service_class="standard", session=None
@@ -23,3 +25,11 @@ def a_backend(name: str = "a", **what: Any) -> BackendView:
 
 def a_cluster(*backends: BackendView) -> ClusterView:
     return ClusterView(backends, taken_at=0.0)
+
+
+def a_descriptor(tenant: str = "acme", model: str | None = None, **limits: int) -> Descriptor:
+    return Descriptor(tenant, Limits(**limits), model)
+
+
+def a_reservation(name: str = "r1", *descriptors: Descriptor, **charge: int) -> Reservation:
+    return Reservation(name, descriptors, Charge(**charge))

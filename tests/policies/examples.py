@@ -14,7 +14,8 @@ FILES = sorted((ROOT / "examples").rglob("*.yaml"))
 
 def outside_of(text: str) -> Outside:
     """A world in which every reference in `text` leads to a key of its own."""
-    environment = {name: f"key of {name}" for name in re.findall(r"\$\{env:([A-Z_]+)\}", text)}
+    names = re.findall(r"\$\{env:([A-Z_]+)\}", text)
+    environment = {name: f"redis://{name}" if name.endswith("_URL") else f"key of {name}" for name in names}
     return Outside(environment, lambda path: f"key of {path}")
 
 

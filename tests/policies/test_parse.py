@@ -77,6 +77,17 @@ def test_a_secret_that_is_named_as_an_address_by_mistake_is_not_shown() -> None:
     assert "${env:KEY}" in problem
 
 
+def test_a_reference_may_lead_to_several_addresses() -> None:
+    text = "pools: {p: {at: ['${env:SHARDS}', 'c:3']}}"
+    assert parse(text, environment={"SHARDS": "a:1, b:2"}).pools["p"].at == ("a:1", "b:2", "c:3")
+
+
+@pytest.mark.parametrize("shards", ["a:1,", "a:1,,b:2", "a:1 b:2", "a:1,b"])
+def test_each_of_several_addresses_must_be_one(shards: str) -> None:
+    (problem,) = problems("pools: {p: {at: '${env:SHARDS}'}}", {"SHARDS": shards})
+    assert "${env:SHARDS} leads to something that is no address" in problem
+
+
 def test_a_pools_key_is_not_in_its_repr() -> None:
     text = "pools: {p: {kind: openai_compatible, at: 'http://a:1', key: '${env:KEY}'}}"
     pool = parse(text, environment={"KEY": "hush"}).pools["p"]

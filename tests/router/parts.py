@@ -18,10 +18,10 @@ from backends.base import Description, Load
 from policies.catalogue import builtin_catalogue
 from policies.config import Config, PoolSpec, ServerSettings
 from policies.errors import BackendFailed
+from policies.health import HealthRules
 from policies.nouns import Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
 from router.app import Router
-from router.cluster import HealthRules
 from router.tracing import Tracing
 
 MODEL = "tiny"

@@ -11,8 +11,9 @@ from backends.base import Description, Load
 from backends.fake import FakeBackend
 from policies.cost import Latency
 from policies.errors import BackendFailed, InvalidRequest
+from policies.health import HealthRules
 from policies.nouns import Delta
-from router.cluster import Cluster, HealthRules
+from router.cluster import Cluster
 from router.flights import Flight
 from tests.policies.builders import a_request
 from tests.router.parts import MODEL, ScriptedBackend, some_assets
@@ -42,7 +43,8 @@ class Clock:
 async def test_a_backend_is_healthy_once_a_probe_passed_and_ill_after_failures_in_a_row() -> None:
     heard: list[tuple[str, bool]] = []
     backend = a_backend()
-    cluster = Cluster([backend], rules=HealthRules(failures=2), on_health=lambda *what: heard.append(what))
+    clock = Clock()
+    cluster = Cluster([backend], clock=clock, rules=HealthRules(failures=2), on_health=lambda *what: heard.append(what))
     assert not cluster.view(0.0).backends[0].healthy
     assert await cluster.probe("b0")
     for error in (BackendFailed("x"), InvalidRequest("x"), None, BackendFailed("x")):
@@ -56,6 +58,8 @@ async def test_a_backend_is_healthy_once_a_probe_passed_and_ill_after_failures_i
     with pytest.raises(BackendFailed), send(cluster):
         raise BackendFailed("x")
     assert not cluster.view(0.0).backends[0].healthy
+    assert not await cluster.probe("b0"), "a probe that passes says little of requests that failed just now"
+    clock.now += 1.0
     assert await cluster.probe("b0")
     assert heard == [("b0", True), ("b0", False), ("b0", True)]
     cluster.check()
@@ -204,3 +208,48 @@ def test_what_a_request_would_push_aside_counts_as_room_in_its_own_view_alone() 
     assert (urgent.reclaimable_requests, urgent.reclaimable_tokens, urgent.queue_s) == (1, 700, 0.0)
     assert (equal.reclaimable_requests, equal.reclaimable_tokens) == (0, 0)
     assert (unranked.reclaimable_requests, unranked.queue_s) == (0, equal.queue_s)
+
+
+async def test_after_an_illness_one_request_is_on_trial_and_then_the_share_grows() -> None:
+    clock, backend = Clock(), a_backend(reported=Load(max_requests=20))
+    cluster = Cluster([backend], clock=clock, rules=HealthRules(failures=1, retry_s=1.0, slow_start_s=10.0))
+    may_take = lambda: cluster.view(clock.now).backends[0].may_take  # noqa: E731
+    assert await cluster.probe("b0")
+    assert may_take() is None
+    with pytest.raises(BackendFailed), send(cluster):
+        raise BackendFailed("x")
+    clock.now += 1.0
+    assert await cluster.probe("b0")
+    assert may_take() == 1
+    heard: list[str] = []
+    cluster.heed(heard.append)
+    with send(cluster) as trial:
+        assert may_take() == 0
+        trial.heard(Delta(text="x"), clock.now)
+        assert heard == ["b0"], "whoever waits for it looks again"
+        assert may_take() == 1, "two at first, and one is there"
+    clock.now += 5.0
+    assert (may_take(), cluster.view(clock.now).backends[0].weight) == (10, 0.5)
+    clock.now += 5.0
+    assert (may_take(), cluster.view(clock.now).backends[0].weight) == (None, 1.0)
+    cluster.check()
+
+
+async def test_on_trial_only_the_request_on_trial_counts() -> None:
+    clock = Clock()
+    cluster = Cluster([a_backend()], clock=clock, rules=HealthRules(failures=1))
+    assert await cluster.probe("b0")
+    old = cluster.begin("b0", a_request(), 1)
+    with pytest.raises(BackendFailed), send(cluster):
+        raise BackendFailed("x")
+    clock.now += 1.0
+    assert await cluster.probe("b0")
+    cluster.end(old, BackendFailed("an old one, late"))
+    assert cluster.view(clock.now).backends[0].healthy
+    cancelled = cluster.begin("b0", a_request(), 1)
+    cluster.end(cancelled, asyncio.CancelledError())
+    assert cluster.view(clock.now).backends[0].may_take == 1, "it said nothing, the next is on trial"
+    with pytest.raises(BackendFailed), send(cluster):
+        raise BackendFailed("still ill")
+    assert not cluster.view(clock.now).backends[0].healthy
+    cluster.check()

@@ -67,6 +67,7 @@ class Stage:
             arrived_at=self.clock(),
             decide=decide,
             refusal=lambda *_: NoBackend("nobody is left"),
+            sent=lambda _: None,
         )
 
     async def place(self, bid: Bid, seconds: float | None = None) -> Placed | None:

@@ -32,7 +32,9 @@ class Described(FakeBackend):
 
 
 def a_member(says: Description | None = SHARD, **reported: Any) -> Member:
-    return Member(Described("b0", says=says, reported=Load(**reported)), well=True)
+    member = Member(Described("b0", says=says, reported=Load(**reported)))
+    member.probed(None, now=0.0)
+    return member
 
 
 @dataclass

@@ -27,7 +27,7 @@ from policies.errors import (
 )
 from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Outcome, Usage
-from policies.prefix import PrefixIndex
+from policies.prefix.index import PrefixIndex
 from policies.rules import Range, Rule, When
 from router.app import build
 from router.ask import Ask
@@ -363,7 +363,7 @@ async def test_rules_see_what_no_backend_holds_and_the_index_is_walked_once() ->
     # a clock that stands still: nobody is found to be faster than the other
     router = build(config, backends=lambda _: backends, rng=random.Random(1), clock=lambda: 1.0)
     gateway = await well(router, "b0", "b1")
-    index = gateway.index = CountingIndex()
+    index = gateway.beliefs.index = CountingIndex()
     ask = chat_ask(a_chat("word " * 300), {"x-pointsman-explain": "1"})
     cold, warm = Listener(ask), Listener(ask)
     await serve(cold, gateway)
@@ -372,6 +372,8 @@ async def test_rules_see_what_no_backend_holds_and_the_index_is_walked_once() ->
     gateway.cluster.drain("b1")
     await serve(Listener(ask), gateway)
     gateway.cluster.drain("b1", False)
+    # which holds it by now as well, as its answer let be known
+    gateway.cluster.drain("b0")
     await serve(warm, gateway)
     assert [why.service_class for why in cold.why] == ["chat"] * len(cold.why)
     assert [one.service_class for backend in backends for one in backend.requests].count("batch") == 1

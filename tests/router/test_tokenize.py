@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Hashable
 
 import pytest
 from hypothesis import given, settings
@@ -55,6 +56,26 @@ def test_a_tokenizer_that_minds_cuts_is_given_whole_texts() -> None:
     assert not tokenizer.chunked
     text = "a\nb" * 5000
     assert unpack(tokenizer.encode(text)).tolist() == minding.encode(text).ids
+
+
+def test_what_one_domain_has_sent_is_tokenized_again_for_another() -> None:
+    class Counting(ChunkCache):
+        hits = 0
+
+        def get(self, owner: Hashable, text: str) -> bytes | None:
+            found = super().get(owner, text)
+            self.hits += found is not None
+            return found
+
+    cache = Counting()
+    tokenizer = TextTokenizer(some_assets()["tokenizer.json"], cache)
+    document = "the quick brown fox\n" * 2000
+    ids = tokenizer.encode(document, domain=1)
+    assert cache.hits == 0
+    assert tokenizer.encode(document, domain=2) == ids
+    assert cache.hits == 0
+    assert tokenizer.encode(document, domain=1) == ids
+    assert cache.hits > 0
 
 
 def test_the_cache_stays_within_its_bound_and_forgets_the_oldest() -> None:
@@ -129,4 +150,4 @@ async def test_a_megabyte_is_tokenized_off_the_event_loop() -> None:
 
 def test_without_a_tokenizer_lengths_are_guessed() -> None:
     chat = Chat([{"role": "user", "content": "x" * 4000}])
-    assert [one.count for one in estimated(an_ask(chat, "abcdefgh", pack([1, 2, 3])))] == [1016, 2, 3]
+    assert [one.count for one in estimated(an_ask(chat, "abcdefgh", pack([1, 2, 3])), root=7)] == [1016, 2, 3]

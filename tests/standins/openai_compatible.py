@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -10,14 +11,21 @@ from aiohttp import web
 from tests.standins.standin import StandIn, event, serve, tokens_in
 
 
+@dataclass(eq=False)
 class OpenAIServer(StandIn):
-    """Chat and text completions, streamed and whole, and the list of models, in OpenAI's dialect."""
+    """Chat and text completions, streamed and whole, embeddings and the list of models, in OpenAI's dialect.
+
+    `arguments`: where a chat has tools and was not told their results, the first is called with these, behind the text.
+    """
+
+    arguments: str | None = None
 
     def routes(self) -> Iterable[web.RouteDef]:
         return (
             web.get("/v1/models", self.list_models),
             web.post("/v1/chat/completions", self.complete),
             web.post("/v1/completions", self.complete),
+            web.post("/v1/embeddings", self.embed),
         )
 
     async def list_models(self, request: web.Request) -> web.Response:
@@ -59,9 +67,12 @@ class OpenAIServer(StandIn):
             return self.too_long(prompt_tokens + (_most(body) or 0))
         return None
 
+    def lets_in(self, request: web.Request) -> bool:
+        return request.headers.get("authorization") == f"Bearer {self.key}"
+
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await self.seen(request)
-        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+        if self.key and not self.lets_in(request):
             return self.error(401, "Incorrect API key provided", "invalid_api_key")
         prompt_tokens = tokens_in(body["messages"] if "messages" in body else body["prompt"])
         refusal = self.refusal(body, prompt_tokens)
@@ -71,8 +82,19 @@ class OpenAIServer(StandIn):
             if body.get("stream"):
                 return await self._stream(request, body, prompt_tokens)
             text = "".join([piece async for piece in self.pieces(_most(body))])
-            choice = self.choice(body, text, self.finish(_most(body)), is_whole=True)
+            choice = self.choice(body, text, self._finish(body), is_whole=True)
             return web.json_response(self.chunk(body, [choice], self.usage(body, prompt_tokens, len(text))))
+
+    async def embed(self, request: web.Request) -> web.StreamResponse:
+        body = await self.seen(request)
+        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        tokens = sum(map(tokens_in, texts))
+        refusal = self.refusal(body, tokens)
+        if refusal is not None:
+            return refusal
+        data = [{"object": "embedding", "index": at, "embedding": [float(at), 0.5]} for at in range(len(texts))]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return web.json_response({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
     async def _stream(self, request: web.Request, body: Mapping[str, Any], prompt_tokens: int) -> web.StreamResponse:
         reply, drawn = await self.begin(request), 0
@@ -83,12 +105,29 @@ class OpenAIServer(StandIn):
         async for piece in self.pieces(_most(body)):
             drawn += 1
             await self.write(reply, event(self.chunk(body, [self.choice(body, piece, None)]) | beside))
-        last = self.choice(body, "", self.finish(_most(body)))
+        for piece in self.calls(body):
+            await self.write(reply, event(self.chunk(body, [self._saying({"tool_calls": [piece]})]) | beside))
+        last = self.choice(body, "", self._finish(body))
         await self.write(reply, event(self.chunk(body, [last]) | beside))
         if wants_usage:
             await self.write(reply, event(self.chunk(body, [], self.usage(body, prompt_tokens, drawn))))
         await self.write(reply, b"data: [DONE]\n\n")
         return reply
+
+    def calls(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The pieces of the call of a tool, if one is called."""
+        if self.arguments is None or not body.get("tools") or body["messages"][-1]["role"] == "tool":
+            return
+        name = body["tools"][0]["function"]["name"]
+        yield {"index": 0, "id": "call_1", "type": "function", "function": {"name": name, "arguments": ""}}
+        for at in range(0, len(self.arguments), 5):
+            yield {"index": 0, "function": {"arguments": self.arguments[at : at + 5]}}
+
+    def _finish(self, body: Mapping[str, Any]) -> str:
+        return "tool_calls" if any(self.calls(body)) else self.finish(_most(body))
+
+    def _saying(self, delta: Mapping[str, Any]) -> dict[str, Any]:
+        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def choice(self, body: Mapping[str, Any], text: str, finish: str | None, is_whole: bool = False) -> dict[str, Any]:
         said: dict[str, Any] = {"text": text}

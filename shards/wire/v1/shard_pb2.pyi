@@ -261,7 +261,7 @@ class Finished(_message.Message):
     def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s")
+    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,7 @@ class Load(_message.Message):
     BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -276,7 +277,8 @@ class Load(_message.Message):
     blocks_free: int
     prefill_s_per_token: float
     step_s: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
+    draining: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class CacheEvent(_message.Message):
     __slots__ = ("kind", "keys", "tier")

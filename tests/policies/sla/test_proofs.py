@@ -198,3 +198,10 @@ def test_more_rules_than_can_be_proven_in_seconds_are_doubted(monkeypatch: pytes
     assert any(
         "too many different conditions" in doubt for doubt in doubts(f"rules:\n{rules}  - {{class: standard}}\n")
     )
+
+
+def test_a_pool_that_nobody_can_announce_itself_to_is_said() -> None:
+    text = "classes: {chat: {}}\npools: {own: {register: true}}\nrules: [{class: chat}]\n"
+    (doubt,) = doubts(text)
+    assert doubt.startswith("sla.yaml:2: pools.own.register: backends announce themselves at the operators' port")
+    assert not doubts(f"{text}server: {{admin: '127.0.0.1:9000'}}\n")

@@ -11,7 +11,7 @@ import pytest
 from backends.events import CacheEvent
 from policies.config import PoolSpec
 from policies.errors import ConfigError
-from policies.prefix import PrefixIndex
+from policies.prefix.index import PrefixIndex
 from router.feeds.feeds import Feeds
 from router.feeds.health import FeedState
 from router.feeds.sink import Source
@@ -53,9 +53,9 @@ async def test_what_engines_publish_is_found_in_the_index() -> None:
             server.tell([Clear(), Put((1,), None, prompt[:64], 64)])
             await until(lambda: all(health.state is FeedState.LIVE for health in feeds.health()))
             keys = block_keys(struct.pack(f"<{len(prompt)}I", *prompt), root_key("tiny", "acme"))
-            assert index.longest(keys) == {"gpu-0": 2}
+            assert {name: match.blocks for name, match in index.longest(keys).items()} == {"gpu-0": 2}
             keys = block_keys(struct.pack(f"<{len(prompt)}I", *prompt), root_key("tiny", ""))
-            assert index.longest(keys) == {"trt-0": 1}
+            assert {name: match.blocks for name, match in index.longest(keys).items()} == {"trt-0": 1}
             assert [health.source for health in feeds.health()] == ["gpu-0", "trt-0"]
 
 

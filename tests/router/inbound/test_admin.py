@@ -66,7 +66,10 @@ async def test_without_the_key_nobody_gets_in() -> None:
         async with http.post("/admin/reload") as reply:
             assert reply.status == 200
         async with http.post("/nowhere") as reply:
-            assert (reply.status, (await reply.json())["error"]["hint"]) == (404, "POST /admin/reload")
+            assert (reply.status, (await reply.json())["error"]["hint"]) == (
+                404,
+                "GET /dashboard shows everything; docs/operating.md lists the calls",
+            )
 
 
 async def test_a_port_that_others_can_reach_needs_keys() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from policies.errors import InvalidRequest
 from policies.nouns import Capability
 from router.ask import Chat
-from router.inbound.openai import chat_ask, completion_ask, decode
+from router.inbound.openai import chat_ask, completion_ask
+from router.inbound.reading import decode
 from tests.router.parts import CHAT, COMPLETIONS, a_chat, a_client, a_router
 
 scalars = (

@@ -60,3 +60,17 @@ def test_no_cost_is_negative_whatever_is_observed():
         cost.observe(a_shape(rng), rng.choice([0.0, -1.0, rng.expovariate(20), 1e-9]))
         assert cost.predict_s(a_shape(rng)) >= 0
         assert cost.marginal_s(prefill_shape(10, 64)) >= 0
+
+
+def test_the_less_steps_can_be_foreseen_the_more_room_is_left_for_that():
+    rng, steady, shaky = random.Random(4), CostModel(), CostModel()
+    for _ in range(400):
+        shape = a_shape(rng)
+        steady.observe(shape, a_duration(shape))
+        shaky.observe(shape, a_duration(shape) * rng.uniform(0.8, 1.2))
+    # also the model's own error counts, which is all that the steady one has
+    assert 1.0 > steady.most_share > 0.88 > shaky.most_share > 0.75
+    shapes = [a_shape(rng) for _ in range(400)]
+    taken = [(a_duration(shape) * rng.uniform(0.8, 1.2), shaky.predict_s(shape)) for shape in shapes]
+    late = sum(elapsed_s > planned_s for elapsed_s, planned_s in taken)
+    assert sum(elapsed_s > planned_s / shaky.most_share for elapsed_s, planned_s in taken) < late / 3

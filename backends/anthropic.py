@@ -1,0 +1,79 @@
+"""Anthropic's messages API as a backend.
+
+Clients of its own dialect reach it with the body that they sent, others with a translation of theirs.
+
+Source: Anthropic API reference, "Messages", "Models", "Versions".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from backends.anthropic_answer import AnthropicAnswer, error_of_anthropic
+from backends.anthropic_prompt import messages_body
+from backends.http import Exchange, HttpOptions, Post, decoded, encoded
+from backends.http_backend import HttpBackend
+from policies.errors import BackendFailed
+from policies.nouns import Capability, Prompt, Request
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicOptions(HttpOptions):
+    """How to talk to Anthropic.
+
+    `version` is what is sent as `anthropic-version`; 2026-10-21 takes no `temperature`, `top_p` or `top_k`. Models are
+    asked for every `asks_every_s` at most.
+    """
+
+    version: str = "2023-06-01"
+    asks_every_s: float = 30.0
+
+
+class Anthropic(HttpBackend):
+    """Anthropic's API at `url` (https://api.anthropic.com)."""
+
+    kind = "anthropic"
+    options_type = AnthropicOptions
+    capabilities = frozenset({Capability.STRUCTURED_OUTPUT})
+    _options: AnthropicOptions
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        pool: str,
+        options: HttpOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        chosen = options or self.options_type()
+        assert isinstance(chosen, AnthropicOptions)
+        chosen = replace(chosen, headers={**chosen.headers, "anthropic-version": chosen.version})
+        super().__init__(name, url, pool=pool, options=chosen, clock=clock)
+        self._asked_at: float | None = None
+
+    @staticmethod
+    def _key_headers(key: str) -> dict[str, str]:
+        return {"x-api-key": key}
+
+    async def probe(self) -> None:
+        """Ask for the models, if that is long ago; raises BackendFailed if they do not come."""
+        now = self._clock()
+        if self._asked_at is not None and now - self._asked_at < self._options.asks_every_s:
+            return
+        self._asked_at = None
+        page = decoded(await self.client.get("/v1/models?limit=1000"), self.name, "its models")
+        try:
+            names = frozenset(str(model["id"]) for model in page["data"])
+        except (KeyError, TypeError) as error:
+            raise BackendFailed(f"{self.name} answered nonsense when asked for its models") from error
+        self._served = self._options.served or names
+        self._asked_at = now
+
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """A streamed message. Raises InvalidRequest for what the API has no word for."""
+        body = messages_body(request, prompt, self._backends_name(request))
+        post = Post("/v1/messages", encoded(body))
+        return Exchange(post, AnthropicAnswer(self.name), error_of_anthropic)

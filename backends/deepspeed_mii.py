@@ -1,0 +1,60 @@
+"""DeepSpeed-MII's OpenAI server (`mii.entrypoints.openai_api_server`).
+
+It knows few parameters, skips all others in silence, and always samples: what it would skip is refused here, and
+greedy goes as a `top_k` of 1. Without `max_tokens` it draws 128 tokens, so it is always told how many. It tells no
+usage in streams; tokens are estimated. It breaks off at a prompt that is too long; with `context_tokens` such a prompt
+is refused before.
+
+Source: DeepSpeed-MII's main branch, mii/entrypoints/openai_api_server.py, mii/batching/ragged_batching.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.http import Exchange
+from backends.openai_compatible import OpenAICompatible
+from backends.unsupported import refuse_unsupported
+from policies.errors import ContextExceeded, InvalidRequest
+from policies.nouns import Capability, Prompt, Request
+
+_KNOWS = ("temperature", "top_p", "top_k", "min_new_tokens", "stop", "choices")
+_SKIPPED = ("tools", "response_format")
+
+
+class DeepSpeedMII(OpenAICompatible):
+    """A server at `url`."""
+
+    kind = "deepspeed_mii"
+    capabilities = frozenset({Capability.CHOICES})
+
+    async def probe(self) -> None:
+        """Learn the model; raises BackendFailed if it is ill."""
+        await self._check_health()
+        await self._learn_models()
+
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """The client's body in MII's spelling. Raises InvalidRequest for what MII would skip."""
+        most = self._options.context_tokens
+        if most is not None and request.prompt_tokens >= most:
+            message = f"about {request.prompt_tokens} tokens of prompt do not fit the {most} tokens of {self.name}"
+            raise ContextExceeded(message, hint="shorten the prompt")
+        return self._openai_exchange(request, prompt, own_fields(request, prompt.body or {}))
+
+
+def own_fields(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in place of the client's fields; None: nothing. Raises InvalidRequest."""
+    sampling = request.sampling
+    refuse_unsupported(sampling, _KNOWS, "DeepSpeed-MII")
+    for name in _SKIPPED:
+        if body.get(name):
+            raise InvalidRequest(f"DeepSpeed-MII does not know `{name}`", hint=f"leave `{name}` out", param=name)
+    if len(sampling.stop) > 1:
+        raise InvalidRequest("DeepSpeed-MII knows one `stop`", hint="send the most likely one", param="stop")
+    own: dict[str, Any] = {"max_tokens": request.max_new_tokens, "max_completion_tokens": None, "stream_options": None}
+    if sampling.temperature == 0:
+        own |= {"temperature": None, "top_k": 1}
+    elif not sampling.top_k:
+        own["top_k"] = None
+    return own

@@ -1,0 +1,42 @@
+"""Messages that one byte separates, however they are cut: JSON lines (newline) and FastChat's frames (NUL)."""
+
+from __future__ import annotations
+
+from policies.errors import BackendFailed
+
+
+class FrameDecoder:
+    """Feed it bytes, get whole messages. The last need not end with `separator`: `rest` has it. Empty ones are none.
+
+    A message is at most `limit_bytes` long.
+    """
+
+    def __init__(self, separator: bytes = b"\n", limit_bytes: int = 4 << 20) -> None:
+        self._separator, self._limit_bytes = separator, limit_bytes
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<FrameDecoder {self._bytes} bytes of a message>"
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that `data` completes. Raises BackendFailed if one is too long."""
+        first, *others = data.split(self._separator)
+        self._hold(first)
+        frames = []
+        for piece in others:
+            frames.append(self.rest())
+            self._hold(piece)
+        return [frame for frame in frames if frame.strip()]
+
+    def rest(self) -> bytes:
+        """What came after the last separator, which is then forgotten."""
+        frame = b"".join(self._parts)
+        self._parts, self._bytes = [], 0
+        return frame
+
+    def _hold(self, piece: bytes) -> None:
+        self._bytes += len(piece)
+        if self._bytes > self._limit_bytes:
+            raise BackendFailed(f"a message of the stream is longer than {self._limit_bytes} bytes")
+        self._parts.append(piece)

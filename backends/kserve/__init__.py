@@ -1,0 +1,1 @@
+"""KServe v2 as Triton speaks it, generated from proto/backends/kserve/inference.proto."""

@@ -1,0 +1,67 @@
+"""MLC LLM's server (`mlc_llm serve`).
+
+It takes `user` for the id of the request, so that two requests of one user would meet in the engine; `user` is not
+sent. Its errors are JSON text inside of JSON. Its metrics are not read. A closed connection stops it.
+
+Source: MLC LLM's main branch, python/mlc_llm/serve/entrypoints/openai_entrypoints.py and
+python/mlc_llm/protocol/openai_api_protocol.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from backends.http import Exchange
+from backends.openai_compatible import OpenAICompatible
+from backends.openai_errors import error_of
+from backends.unsupported import refuse_unsupported
+from policies.errors import ContextExceeded, ExpectedError, InvalidRequest
+from policies.nouns import Capability, Prompt, Request
+
+_KNOWS = (
+    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_logprobs", "logit_bias"),
+    "choices",
+)
+_TOO_LONG = "larger than the model input length limit"
+
+
+class MLC(OpenAICompatible):
+    """A server at `url`."""
+
+    kind = "mlc"
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS}
+
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """The client's body in MLC's spelling. Raises InvalidRequest for what MLC would skip or cannot read."""
+        return self._openai_exchange(request, prompt, own_fields(request, prompt.body or {}))
+
+    @staticmethod
+    def _error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
+        """As OpenAI's, unwrapped."""
+        try:
+            inner = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            inner = None
+        error = error_of(backend, status, inner.encode() if isinstance(inner, str) else body, headers)
+        return ContextExceeded(error.message) if _TOO_LONG in error.message else error
+
+
+def own_fields(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in place of the client's fields; None: nothing. Raises InvalidRequest."""
+    refuse_unsupported(request.sampling, _KNOWS, "MLC LLM")
+    if any(message.get("tool_calls") for message in body.get("messages") or ()):
+        hint = "ask a backend of another kind"
+        raise InvalidRequest("MLC LLM reads no tool calls of earlier turns", hint=hint, param="messages")
+    own: dict[str, Any] = {"user": None, "debug_config": None, "max_completion_tokens": None}
+    most = body.get("max_completion_tokens") or body.get("max_tokens")
+    if most is not None:
+        own["max_tokens"] = most
+    shape = body.get("response_format")
+    if isinstance(shape, Mapping) and shape.get("type") == "json_schema":
+        schema = (shape.get("json_schema") or {}).get("schema") or {}
+        own["response_format"] = {"type": "json_object", "schema": json.dumps(schema)}
+    return own

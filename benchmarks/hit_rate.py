@@ -1,0 +1,131 @@
+"""Hit rate of real conversations on eight simulated shards, as a share of one infinite cache.
+
+    python benchmarks/hit_rate.py TRACE [--tokens 500k 2M] [--requests 12031]
+
+TRACE is Mooncake's conversation trace (kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl): one
+request a line, whose `hash_ids` name blocks of 512 tokens. It is replayed on a virtual clock through the whole router
+with the shipped policy; `--tokens` is what each shard's cache holds. Only the shards are simulated, and events of
+`exact` ones arrive at once. `spread` are the same shards with prompts dealt in turn, the ideal is one cache that
+forgets nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.simulated_shards import Cache, SimulatedCaller, SimulatedShard, a_config
+from policies.prefix.match import Match
+from policies.quantities import read_tokens
+from router.app import build
+from router.beliefs import Beliefs
+from router.pipeline import serve
+from shards.kv.keys import BLOCK_TOKENS, block_keys
+from tests.virtual_time import run_virtually
+
+SHARDS = 8
+TRACE_BLOCK = 512
+
+
+class Line(NamedTuple):
+    """One request of the trace."""
+
+    at_s: float
+    tokens: bytes
+    new_tokens: int
+
+
+class Blind(Beliefs):
+    """Believes nothing: a router without an index."""
+
+    def longest(self, keys: Sequence[int]) -> Mapping[str, Match]:  # noqa: ARG002 - whatever it is asked
+        return {}
+
+
+def trace(path: Path, most: int) -> list[Line]:
+    """The requests of the trace, each block of 512 tokens filled with its id."""
+    lines = []
+    with path.open() as file:
+        for text, _ in zip(file, range(most), strict=False):
+            one = json.loads(text)
+            ids = np.repeat(np.array(one["hash_ids"], np.uint32), TRACE_BLOCK)[: one["input_length"]]
+            lines.append(Line(one["timestamp"] / 1000, ids.tobytes(), one["output_length"]))
+    return lines
+
+
+def ideal(lines: Sequence[Line]) -> float:
+    """The share of blocks that one infinite cache holds when they come."""
+    cache = Cache("ideal", sys.maxsize)
+    for line in lines:
+        cache.take(block_keys(line.tokens, 0))
+    return cache.hit_blocks / cache.asked_blocks
+
+
+def spread(lines: Sequence[Line], most_blocks: int) -> float:
+    """The same where prompts are dealt to the shards in turn."""
+    caches = [Cache(str(number), most_blocks) for number in range(SHARDS)]
+    for number, line in enumerate(lines):
+        caches[number % SHARDS].take(block_keys(line.tokens, 0))
+    return sum(one.hit_blocks for one in caches) / sum(one.asked_blocks for one in caches)
+
+
+async def replay(lines: Sequence[Line], most_blocks: int, kind: str) -> tuple[float, int]:
+    """Hit rate, and requests that failed."""
+    clock = asyncio.get_running_loop().time
+    caches = [Cache(f"own-{number}", most_blocks) for number in range(SHARDS)]
+    shards = [SimulatedShard(cache, tells=kind == "exact") for cache in caches]
+    gateway = build(a_config(), backends=lambda _: shards, clock=clock, rng=random.Random(1))
+    if kind == "none":
+        gateway.beliefs = Blind(lambda _: False, clock)
+    for cache in caches:
+        if kind == "exact":
+            cache.hear.append(gateway.beliefs.index)
+
+    async def ask(number: int, line: Line) -> None:
+        await asyncio.sleep(line.at_s)
+        await serve(SimulatedCaller(str(number), line.tokens, line.new_tokens), gateway)
+
+    async with gateway.cluster:
+        for shard in shards:
+            await gateway.cluster.probe(shard.name)
+        done = await asyncio.gather(*(ask(*one) for one in enumerate(lines)), return_exceptions=True)
+    await gateway.tokenizers.close()
+    for failure in [one for one in done if one is not None][:3]:
+        print("  failed:", repr(failure))
+    hits, asked = sum(one.hit_blocks for one in caches), sum(one.asked_blocks for one in caches)
+    return hits / asked, sum(one is not None for one in done)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("trace", type=Path)
+    options.add_argument("--tokens", nargs="+", default=["500k", "2M"], type=read_tokens)
+    options.add_argument("--requests", type=int, default=sys.maxsize)
+    chosen = options.parse_args()
+    lines = trace(chosen.trace, chosen.requests)
+    best = ideal(lines)
+    print(f"{len(lines)} requests, {SHARDS} shards; one infinite cache hits {best:.1%} of the blocks")
+    for tokens in chosen.tokens:
+        most_blocks = tokens // BLOCK_TOKENS
+        rate = spread(lines, most_blocks)
+        print(f"{tokens:>10,} tokens each  spread  {rate:6.1%}  {rate / best:6.1%} of ideal", flush=True)
+        for kind in ("none", "learnt", "exact"):
+            rate, failed = run_virtually(replay(lines, most_blocks, kind))
+            words = f"{rate:6.1%}  {rate / best:6.1%} of ideal  {failed} failed"
+            print(f"{tokens:>10,} tokens each  {kind:6}  {words}", flush=True)
+            gc.collect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""The prefix index against a chained-key table and a token radix tree in pure Python, then a long life of events.
+
+Loads `--blocks` blocks in documents of 200,000 tokens, each held by some of 100 backends, and looks prompts of the same
+length up: held whole by three backends, by all, to 8 and to 100 different depths, and by none. Beside it in the same
+process: a dict from chained key to holders, walked and searched by halves, and a radix tree over tokens. The prompts
+are looked up in turn, so that each finds the caches as another left them. The tree holds `--tree-share` of the
+documents: it keeps the tokens themselves.
+
+`--soak EVENTS` sends so many events of 100 backends, each evicting its oldest prompts leaf first, through an index
+that is far too small for all of them, and shows that memory stays where it is. All times are those of the processor.
+
+    python benchmarks/prefix_index.py
+    python benchmarks/prefix_index.py --blocks 1000000 --soak 200000
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from policies.prefix.index import PrefixIndex
+from policies.prefix.match import Match
+from shards.kv.keys import block_keys
+
+PROMPT_TOKENS = 200_000
+BLOCKS = PROMPT_TOKENS // 64
+BACKENDS = [f"b{number}" for number in range(100)]
+PAGE = 4096
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+@dataclass(frozen=True)
+class Document:
+    """200,000 tokens, the same each time they are asked for, and how many of their blocks each backend holds."""
+
+    seed: int
+    depths: dict[str, int]
+
+    @property
+    def tokens(self) -> bytes:
+        return np.random.default_rng(self.seed).integers(0, 128_000, PROMPT_TOKENS, dtype="<u4").tobytes()
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        return block_keys(self.tokens, 1)
+
+
+class KeyedDict:
+    """The floor: chained key to a mask of holders in a dict, oldest first out left aside."""
+
+    def __init__(self) -> None:
+        self.masks: dict[int, int] = {}
+        self.bits = {name: 1 << place for place, name in enumerate(BACKENDS)}
+
+    def store(self, backend: str, keys: Sequence[int]) -> None:
+        bit, masks = self.bits[backend], self.masks
+        for key in keys:
+            masks[key] = masks.get(key, 0) | bit
+
+    def walk(self, keys: Sequence[int]) -> dict[str, int]:
+        """Block by block, as long as anybody is left."""
+        alive, depths, get = -1, dict[int, int](), self.masks.get
+        for depth, key in enumerate(keys):
+            mask = get(key, 0) & alive
+            if mask != alive:
+                if alive != -1:
+                    depths[depth] = alive & ~mask
+                alive = mask
+                if not mask:
+                    break
+        depths[len(keys)] = alive
+        return self._named(depths)
+
+    def halve(self, keys: Sequence[int]) -> dict[str, int]:
+        """A binary search for each different holder set, from the deepest hit up."""
+        get, depths, seen, high = self.masks.get, dict[int, int](), 0, len(keys)
+        while high:
+            low = 0
+            # the deepest block that somebody holds whom we have not seen yet
+            while low < high:
+                middle = (low + high) // 2
+                if get(keys[middle], 0) & ~seen:
+                    low = middle + 1
+                else:
+                    high = middle
+            if not low:
+                break
+            depths[low] = get(keys[low - 1], 0) & ~seen
+            seen |= depths[low]
+            first = get(keys[0], 0)
+            if not first & ~seen:
+                break
+            high = low
+        return self._named(depths)
+
+    def _named(self, depths: dict[int, int]) -> dict[str, int]:
+        return {
+            name: depth for depth, mask in depths.items() if mask > 0 for name, bit in self.bits.items() if mask & bit
+        }
+
+
+@dataclass(slots=True)
+class Node:
+    """An edge of the tree: tokens, who holds them, and what continues them by its first token."""
+
+    tokens: bytes
+    holders: int
+    children: dict[bytes, Node] = field(default_factory=dict)
+
+
+class RadixTree:
+    """Token bytes, shared beginnings stored once; a node is split where prompts or holders part."""
+
+    def __init__(self) -> None:
+        self.root = Node(b"", 0)
+        self.bits = {name: 1 << place for place, name in enumerate(BACKENDS)}
+        self.bytes = 0
+
+    def store(self, backend: str, tokens: bytes) -> None:
+        node, at, bit = self.root, 0, self.bits[backend]
+        while at < len(tokens):
+            child = node.children.get(tokens[at : at + 4])
+            if child is None:
+                node.children[tokens[at : at + 4]] = Node(tokens[at:], bit)
+                self.bytes += len(tokens) - at
+                return
+            same = common(child.tokens, tokens[at : at + len(child.tokens)])
+            if same < len(child.tokens):
+                rest = Node(child.tokens[same:], child.holders, child.children)
+                child.tokens, child.children = child.tokens[:same], {rest.tokens[:4]: rest}
+            child.holders |= bit
+            node, at = child, at + same
+
+    def longest(self, tokens: bytes) -> dict[str, int]:
+        depths: dict[str, int] = {}
+        node, at, alive = self.root, 0, -1
+        while child := node.children.get(tokens[at : at + 4]):
+            same = common(child.tokens, tokens[at : at + len(child.tokens)])
+            gone = alive & ~child.holders if alive != -1 else 0
+            if gone:
+                depths.update((name, at // 256) for name, bit in self.bits.items() if gone & bit)
+            alive, at = child.holders & alive, at + same
+            if same < len(child.tokens):
+                break
+            node = child
+        depths.update((name, at // 256) for name, bit in self.bits.items() if alive > 0 and alive & bit)
+        return depths
+
+
+def common(one: bytes, other: bytes) -> int:
+    """How many bytes of whole tokens both begin with."""
+    if one == other:
+        return len(one)
+    low, high = 0, min(len(one), len(other)) // 4
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[4 * low : 4 * middle] == other[4 * low : 4 * middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return 4 * low
+
+
+def documents(blocks: int) -> Iterator[Document]:
+    """As many as make `blocks`: most on one to three backends, a few special ones first."""
+    rng = random.Random(1)
+    everywhere = dict.fromkeys(BACKENDS, BLOCKS)
+    yield Document(0, everywhere)
+    yield Document(1, {name: BLOCKS - 300 * (place % 8) for place, name in enumerate(BACKENDS)})
+    yield Document(2, {name: BLOCKS - 30 * place for place, name in enumerate(BACKENDS)})
+    for seed in range(3, max(4, blocks // BLOCKS)):
+        yield Document(seed, dict.fromkeys(rng.sample(BACKENDS, 3 if seed % 8 == 3 else rng.choice((1, 1, 2))), BLOCKS))
+
+
+def timed_ms(call: Callable[[], object]) -> float:
+    """Of the processor: other work on the machine must not look like a pause of ours."""
+    started = time.process_time()
+    call()
+    return 1000 * (time.process_time() - started)
+
+
+def quantiles(values: list[float]) -> str:
+    ordered = sorted(values)
+    return f"{statistics.median(ordered) * 1000:9.1f} {ordered[int(0.99 * (len(ordered) - 1))] * 1000:9.1f}"
+
+
+def depths_of(matches: dict[str, Match]) -> dict[str, int]:
+    return {name: match.blocks for name, match in matches.items()}
+
+
+def compare(blocks: int, rounds: int, tree_share: float) -> None:
+    made = list(documents(blocks))
+    pairs = sum(sum(document.depths.values()) for document in made)
+    print(f"{len(made) * BLOCKS:,} blocks of {len(made):,} documents, {pairs:,} (block, backend) pairs, 100 backends")
+    index, table, tree = PrefixIndex(max_bytes=2**30), KeyedDict(), RadixTree()
+    before = resident_bytes()
+    stores = 0.0
+    worst = 0.0
+    for document in made:
+        keys = document.keys
+        for name, depth in document.depths.items():
+            ms = timed_ms(lambda: index.store(name, keys[:depth]))  # noqa: B023
+            stores, worst = stores + ms, max(worst, ms)
+    used = resident_bytes() - before
+    print(f"index: {1e6 * stores / pairs:.0f} ns per pair stored, {BLOCKS} blocks a call, slowest call {worst:.1f} ms")
+    print(
+        f"  resident {used / 2**20:.0f} MiB: {used / len(made) / BLOCKS:.1f} bytes a block, {used / pairs:.1f} a pair"
+    )
+    before, seconds = resident_bytes(), 0.0
+    for document in made:
+        keys = document.keys
+        for name, depth in document.depths.items():
+            seconds += timed_ms(lambda: table.store(name, keys[:depth]))  # noqa: B023
+    used = resident_bytes() - before
+    print(f"dict:  {1e6 * seconds / pairs:.0f} ns per pair stored; {used / (len(made) * BLOCKS):.1f} bytes per block")
+    for document in made[: 3 + int(tree_share * len(made))]:
+        tokens = document.tokens
+        for name, depth in document.depths.items():
+            tree.store(name, tokens[: 256 * depth])
+    print(f"tree:  {tree.bytes / 2**20:.0f} MiB of tokens for {tree_share:.0%} of the documents")
+    warm = random.Random(2).sample(made[3 : 3 + int(tree_share * len(made))], min(rounds, int(tree_share * len(made))))
+    cases = {
+        "1 to 3 backends hold it whole": warm,
+        "all 100 hold it whole": [made[0]] * rounds,
+        "100 hold it to 8 depths": [made[1]] * rounds,
+        "100 hold it to 100 depths": [made[2]] * rounds,
+        "nobody holds it": [Document(10**6 + at, {}) for at in range(rounds)],
+    }
+    for cold in (False, True):
+        look_up(cases, (index, table, tree), cold=cold)
+
+
+def look_up(cases: dict[str, list[Document]], parts: tuple[PrefixIndex, KeyedDict, RadixTree], *, cold: bool) -> None:
+    """A row for each case, every answer checked."""
+    index, table, tree = parts
+    names = ("keys known", "with hashing", "dict walked", "by halves", "radix tree")
+    print(f"\n{'us, P50 and P99' + (', caches flushed' if cold else ''):32}" + "  ".join(f"{one:>19}" for one in names))
+    for name, asked in cases.items():
+        columns: list[list[float]] = [[], [], [], [], []]
+        for document in asked:
+            tokens = document.tokens
+            keys = block_keys(tokens, 1)
+            matches = depths_of(dict(index.longest(keys)))
+            assert matches == document.depths == table.walk(keys) == table.halve(keys) == tree.longest(tokens), name
+            calls = (
+                lambda: index.longest(keys),  # noqa: B023
+                lambda: index.longest(block_keys(tokens, 1)),  # noqa: B023
+                lambda: table.walk(keys),  # noqa: B023
+                lambda: table.halve(keys),  # noqa: B023
+                lambda: tree.longest(tokens),  # noqa: B023
+            )
+            for column, call in zip(columns, calls, strict=True):
+                if cold:
+                    flush()
+                column.append(timed_ms(call))
+        print(f"{name:32}" + "  ".join(map(quantiles, columns)))
+
+
+FLUSHED = np.zeros(2**23)
+
+
+def flush() -> None:
+    """Read something larger than the caches, so that nobody finds in them what another just looked at."""
+    FLUSHED.sum()
+
+
+def soak(events: int, max_bytes: int) -> None:
+    """Stores of one to eight blocks that continue a prompt; what a backend has no room for goes leaf first."""
+    rng, index = random.Random(3), PrefixIndex(max_bytes=max_bytes)
+    room, stored, slowest_ms, spent_ms = 20_000, 0, 0.0, 0.0
+    prompts: list[OrderedDict[int, list[int]]] = [OrderedDict() for _ in BACKENDS]
+    held = [0] * len(BACKENDS)
+    popular = [[rng.getrandbits(64) for _ in range(64)] for _ in range(200)]
+    sent = 0
+    print(f"\n{events:,} events of 100 backends with {room:,} blocks each; an index of {max_bytes / 2**20:.0f} MiB")
+    print("   events    resident MiB   index MiB    blocks    sets   us/event   slowest ms")
+    start = 0
+    while sent < events:
+        at = rng.randrange(len(BACKENDS))
+        mine, name = prompts[at], BACKENDS[at]
+        if rng.random() < 0.0001:
+            index.clear(name)
+            mine.clear()
+            held[at] = 0
+        if not mine or rng.random() < 0.1:
+            stored += 1
+            mine[stored] = list(rng.choice(popular)) if rng.random() < 0.5 else []
+            fresh = mine[stored]
+        else:
+            newest = next(reversed(mine))
+            fresh = [rng.getrandbits(64) for _ in range(rng.randrange(1, 9))]
+            mine[newest] += fresh
+        ms = timed_ms(lambda: index.store(name, fresh)) if fresh else 0.0  # noqa: B023
+        held[at] += len(fresh)
+        sent += 1
+        while held[at] > room:
+            oldest, keys = next(iter(mine.items()))
+            gone = keys[-8:]
+            del keys[-8:]
+            held[at] -= len(gone)
+            if not keys:
+                del mine[oldest]
+            ms = max(ms, one := timed_ms(lambda: index.evict(name, gone[::-1])))  # noqa: B023
+            spent_ms += one
+            sent += 1
+        spent_ms, slowest_ms = spent_ms + ms, max(slowest_ms, ms)
+        if sent - start >= events // 10:
+            start = sent
+            row = f"{sent:9,} {resident_bytes() / 2**20:15.1f} {index.size_bytes() / 2**20:11.1f} {len(index):9,}"
+            print(f"{row} {len(index._sets):7,} {1000 * spent_ms / sent:10.1f} {slowest_ms:12.1f}")
+            slowest_ms = 0.0
+    index.check()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--tree-share", type=float, default=0.1)
+    parser.add_argument("--soak", type=int, default=2_000_000)
+    parser.add_argument("--soak-bytes", type=int, default=32 * 2**20)
+    asked = parser.parse_args()
+    if asked.blocks:
+        compare(asked.blocks, asked.rounds, asked.tree_share)
+    if asked.soak:
+        soak(asked.soak, asked.soak_bytes)
+
+
+if __name__ == "__main__":
+    main()

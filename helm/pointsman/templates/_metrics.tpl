@@ -1,0 +1,117 @@
+{{/* Which series are this release's: the labels that the Prometheus operator gives to what a ServiceMonitor finds. */}}
+{{- define "pointsman.series" -}}
+namespace="{{ .Release.Namespace }}",service="{{ include "pointsman.fullname" . }}-router"
+{{- end -}}
+
+{{/*
+What a pool of shards is scaled by, as a JSON list of {name, type, target, query}. Takes (list $ pool).
+
+Misses and waits say that there are too few shards, not that there are too many: at none of either they would have the pool
+shrink to its least, only to miss again. Requests in flight per shard keep it at the size that its load needs.
+A comparison drops what is no number (0/0 while nothing is asked), so that 0 stands there.
+*/}}
+{{- define "pointsman.scalingMetrics" -}}
+{{- $series := include "pointsman.series" (index . 0) -}}
+{{- $pool := index . 1 -}}
+{{- $scaling := $pool.autoscaling -}}
+{{- $ours := $series -}}
+{{- with $scaling.classes }}{{ $ours = printf "%s,service_class=~\"%s\"" $series (join "|" .) }}{{ end -}}
+{{- $misses := printf "sum(rate(pointsman_misses_total{%s}[2m])) or vector(0)" $ours -}}
+{{- $queue := printf "(histogram_quantile(0.95, sum by (le) (rate(pointsman_queue_seconds_bucket{%s}[2m]))) >= 0) or vector(0)" $ours -}}
+{{- $flights := printf "sum(pointsman_backend_in_flight{%s,backend=~\"%s-[0-9]+\"}) or vector(0)" $series $pool.name -}}
+{{- list
+  (dict "name" "pointsman_scaling_misses_per_second" "type" "Value" "target" $scaling.missesPerSecond "query" $misses)
+  (dict "name" "pointsman_scaling_queue_seconds" "type" "Value" "target" $scaling.queueSeconds "query" $queue)
+  (dict "name" "pointsman_scaling_in_flight" "type" "AverageValue" "target" $scaling.inFlight "query" $flights)
+  | toJson -}}
+{{- end -}}
+
+{{- define "pointsman.scalingBehavior" -}}
+# a new shard starts with an empty cache, and one that goes takes its cache along: quick to add, slow to take away
+scaleUp:
+  stabilizationWindowSeconds: 30
+  policies: [{type: Percent, value: 100, periodSeconds: 60}, {type: Pods, value: 2, periodSeconds: 60}]
+scaleDown:
+  stabilizationWindowSeconds: 900
+  policies: [{type: Pods, value: 1, periodSeconds: 300}]
+{{- end -}}
+
+{{/* Upper bounds of the router's histograms, as they are written in `le`. */}}
+{{- define "pointsman.bounds" -}}
+{{- dict
+  "ttft" (list "0.005" "0.01" "0.025" "0.05" "0.1" "0.25" "0.5" "1.0" "2.5" "5.0" "10.0" "20.0" "30.0" "60.0" "120.0")
+  "tpot" (list "0.001" "0.0025" "0.005" "0.01" "0.02" "0.03" "0.04" "0.06" "0.08" "0.1" "0.15" "0.25" "0.5" "1.0" "2.5" "10.0" "120.0")
+  | toJson -}}
+{{- end -}}
+
+{{/*
+The targets of all classes as a JSON list of {class, kind, key, said, budget, below, above, weight}: `kind` is ttft or tpot, `budget` the
+share that may be late, `below` and `above` the bounds around the target, `weight` how far it lies between them. A target beyond the
+last bound cannot be seen in the metrics and is left out.
+*/}}
+{{- define "pointsman.targets" -}}
+{{- $bounds := include "pointsman.bounds" . | fromJson -}}
+{{- $targets := list -}}
+{{- range $class, $said := default dict (get (include "pointsman.sla" . | fromJson) "classes") -}}
+{{- range $key, $target := default dict $said -}}
+{{- if regexMatch "^(ttft|tpot)_p[0-9]+$" $key -}}
+{{- $kind := regexFind "^[a-z]+" $key -}}
+{{- $seconds := include "pointsman.seconds" $target | float64 -}}
+{{- $budget := divf (subf 100.0 (regexFind "[0-9]+$" $key | float64)) 100.0 -}}
+{{- $below := "" -}}
+{{- $above := "" -}}
+{{- range get $bounds $kind -}}
+{{- if lt (float64 .) $seconds }}{{ $below = . }}{{ else if not $above }}{{ $above = . }}{{ end -}}
+{{- end -}}
+{{- if $above -}}
+{{- $from := float64 (default "0" $below) -}}
+{{- $weight := divf (subf $seconds $from) (subf (float64 $above) $from) -}}
+{{- $targets = append $targets (dict "class" $class "kind" $kind "key" $key "said" $target "budget" $budget "below" $below "above" $above "weight" $weight) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $targets -}}
+{{- end -}}
+
+{{/*
+Share of first tokens (or of token times) that came later than a class promised, over a window. Takes (list $ target window).
+Between two bounds the histogram is taken to rise in a straight line, as histogram_quantile takes it.
+*/}}
+{{- define "pointsman.lateShare" -}}
+{{- $target := index . 1 -}}
+{{- $window := index . 2 -}}
+{{- $series := printf "%s,service_class=%q" (include "pointsman.series" (index . 0)) $target.class -}}
+{{- $metric := printf "pointsman_%s_seconds" $target.kind -}}
+{{- $upper := printf "sum by (service_class) (rate(%s_bucket{%s,le=%q}[%s]))" $metric $series $target.above $window -}}
+{{- $lower := printf "sum by (service_class) (rate(%s_bucket{%s,le=%q}[%s]))" $metric $series $target.below $window -}}
+{{- $all := printf "sum by (service_class) (rate(%s_count{%s}[%s]))" $metric $series $window -}}
+{{- $weight := round $target.weight 6 -}}
+{{- if eq $weight 1.0 -}}
+1 - {{ $upper }} / {{ $all }}
+{{- else if $target.below -}}
+1 - ({{ round (subf 1.0 $weight) 6 }} * {{ $lower }} + {{ $weight }} * {{ $upper }}) / {{ $all }}
+{{- else -}}
+1 - {{ $weight }} * {{ $upper }} / {{ $all }}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Burn rates worth an alert, from Google's SRE workbook, chapter 5: of a budget for 30 days, 2 % in an hour or 5 % in six hours page,
+10 % in a day or three days make a ticket. The short window ends the alert soon after the trouble ended.
+*/}}
+{{- define "pointsman.burnRates" -}}
+{{- list
+  (dict "rate" 14.4 "long" "1h" "short" "5m" "for" "2m" "severity" "page")
+  (dict "rate" 6.0 "long" "6h" "short" "30m" "for" "15m" "severity" "page")
+  (dict "rate" 3.0 "long" "1d" "short" "2h" "for" "1h" "severity" "ticket")
+  (dict "rate" 1.0 "long" "3d" "short" "6h" "for" "3h" "severity" "ticket")
+  | toJson -}}
+{{- end -}}
+
+{{/* Where an alert is explained. Takes (list $ alert). */}}
+{{- define "pointsman.runbook" -}}
+{{- with (index . 0).Values.monitoring.rules.runbook }}
+runbook_url: {{ printf "%s#%s" . (lower (index $ 1)) | quote }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,28 @@
+{{/* What the chart reads out of the SLA file. It is validated by `pointsman check`, not here. */}}
+
+{{- define "pointsman.sla" -}}
+{{- $file := fromYaml .Values.sla -}}
+{{- with get $file "Error" }}{{ fail (printf "sla: not YAML: %s" .) }}{{ end -}}
+{{- toJson $file -}}
+{{- end -}}
+
+{{/* Seconds of a duration such as 800ms, 12s, 15m, 1.5h. */}}
+{{- define "pointsman.seconds" -}}
+{{- $units := dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 -}}
+{{- $text := toString . -}}
+{{- if not (regexMatch "^[0-9]+([.][0-9]+)? *(ms|s|m|h)$" $text) }}{{ fail (printf "sla: %s is no duration" $text) }}{{ end -}}
+{{- mulf (float64 (regexFind "^[0-9.]+" $text)) (float64 (get $units (regexFind "[a-z]+$" $text))) -}}
+{{- end -}}
+
+{{/* How long the router drains: server.drain, 30 s without it. */}}
+{{- define "pointsman.drainSeconds" -}}
+{{- $server := default dict (get (include "pointsman.sla" . | fromJson) "server") -}}
+{{- include "pointsman.seconds" (default "30s" (get $server "drain")) | float64 | ceil -}}
+{{- end -}}
+
+{{/* Changes with what the router reads only when it starts: pods are replaced for that, and for nothing else. */}}
+{{- define "pointsman.fixedChecksum" -}}
+{{- $file := include "pointsman.sla" . | fromJson -}}
+{{- $server := default dict (get $file "server") -}}
+{{- dict "pools" (get $file "pools") "server" (pick $server "http" "grpc" "admin" "max_body") | toJson | sha256sum -}}
+{{- end -}}

@@ -1,0 +1,155 @@
+"""Whether a backend is well: a circuit breaker over its probes and its requests, and a slow start afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+
+_SLICES = 10
+"""The window of requests is forgotten in so many pieces."""
+
+_LEAST_SHARE = 0.1
+"""Where a slow start begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """When a backend counts as ill, and how it comes back.
+
+    Ill is whoever failed `failures` times in a row, requests and probes counted apart, or `failure_share` of at least
+    `least_requests` within `window_s`. After `retry_s`, which doubles with each trial that fails up to
+    `longest_retry_s`, and a probe that passes it gets one request on trial. If that is answered it is well, and gets
+    its full share of requests after `slow_start_s`.
+    """
+
+    failures: int = 3
+    failure_share: float = 0.5
+    window_s: float = 30.0
+    least_requests: int = 20
+    retry_s: float = 1.0
+    longest_retry_s: float = 60.0
+    slow_start_s: float = 10.0
+    probe_every_s: float = 2.0
+    probe_timeout_s: float = 5.0
+    first_probe_every_s: float = 0.1
+    """While it was never reached, so that a router is ready as soon as its backends are."""
+
+
+class Health:
+    """What is known of one backend's health: closed, open or half-open, in the words of circuit breakers well, ill or
+    on trial. It begins ill, and a first probe that passes makes it well.
+
+    `is_cold`: it begins slowly then too, because it joins others that are warm. Pure: every `now` is in seconds of one
+    clock. Sources: circuit breaker, Nygard, Release It! (2007); slow start of upstreams, Envoy.
+    """
+
+    def __init__(self, rules: HealthRules, rng: random.Random, *, is_cold: bool = False) -> None:
+        self.rules = rules
+        self.is_well = self.is_on_trial = False
+        self.reason = "nobody has reached it yet"
+        self.ill_since: float | None = None
+        """Since when it gets no requests; None while it does, and before the first probe."""
+        self._rng, self._is_cold = rng, is_cold
+        self._was_well = False
+        self._requests_failed = self._probes_failed = self._openings = 0
+        self._retry_at: float | None = None
+        self._warm_from: float | None = None
+        # (number of the slice of time, requests, failures), oldest first
+        self._window: deque[tuple[int, int, int]] = deque(maxlen=_SLICES)
+
+    def __repr__(self) -> str:
+        state = "well" if self.is_well else "on trial" if self.is_on_trial else f"ill: {self.reason}"
+        return f"<Health {state}>"
+
+    @property
+    def may_serve(self) -> bool:
+        """May it get requests at all?"""
+        return self.is_well or self.is_on_trial
+
+    def share(self, now: float) -> float:
+        """How much of its full share of requests it gets, in (0, 1]."""
+        if self._warm_from is None:
+            return 1.0
+        past_s = now - self._warm_from
+        if past_s >= self.rules.slow_start_s:
+            self._warm_from = None
+            return 1.0
+        return max(_LEAST_SHARE, past_s / self.rules.slow_start_s)
+
+    def probe_passed(self, now: float) -> None:
+        """A probe says that it is well."""
+        self._probes_failed = 0
+        if self.may_serve:
+            return
+        if not self._was_well:
+            self._close(now, slowly=self._is_cold)
+        elif self._retry_at is None or now >= self._retry_at:
+            self.is_on_trial = True
+
+    def probe_failed(self, now: float, reason: str) -> None:
+        """A probe says that it is not well, or was not answered."""
+        self._probes_failed += 1
+        if self.may_serve and self._probes_failed >= self.rules.failures:
+            # the next probe that passes tells as much as waiting would
+            self._open(reason, now=now, retry_at=now)
+        elif not self.may_serve and self.ill_since is None:
+            self.ill_since = now
+
+    def answered(self, now: float) -> None:
+        """A request was answered, at least its beginning; on trial, that one."""
+        if self.is_on_trial:
+            self._openings = 0
+            self._close(now, slowly=True)
+
+    def request_ended(self, now: float) -> None:
+        """A request came to a good end."""
+        self.answered(now)
+        self._requests_failed = 0
+        self._count(now, failed=0)
+
+    def request_failed(self, now: float, reason: str) -> None:
+        """A request failed by its fault; on trial, that one. That it was too busy is no such failure."""
+        self._requests_failed += 1
+        self._count(now, failed=1)
+        if self.is_on_trial or (self.is_well and self._fails_too_often()):
+            self._open(reason, now=now, retry_at=now + self._pause_s())
+
+    def check(self) -> None:
+        """Prove that it is in one state."""
+        assert not (self.is_well and self.is_on_trial), f"{self!r} is well and on trial"
+        assert not self.is_well or self._was_well, f"{self!r} was never made well"
+        assert len(self._window) <= _SLICES, f"{self!r} remembers too much"
+
+    def _fails_too_often(self) -> bool:
+        requests, failures = (sum(slice_[at] for slice_ in self._window) for at in (1, 2))
+        many = requests >= self.rules.least_requests and failures >= self.rules.failure_share * requests
+        return many or self._requests_failed >= self.rules.failures
+
+    def _count(self, now: float, *, failed: int) -> None:
+        number = int(now / self.rules.window_s * _SLICES)
+        while self._window and self._window[0][0] <= number - _SLICES:
+            self._window.popleft()
+        requests = failures = 0
+        if self._window and self._window[-1][0] == number:
+            _, requests, failures = self._window.pop()
+        self._window.append((number, requests + 1, failures + failed))
+
+    def _pause_s(self) -> float:
+        """Between half and all of a time that doubles, so that routers do not come back in step."""
+        longest_s = min(self.rules.longest_retry_s, self.rules.retry_s * 2.0 ** min(self._openings, 32))
+        return longest_s * self._rng.uniform(0.5, 1.0)
+
+    def _open(self, reason: str, *, now: float, retry_at: float) -> None:
+        if self.ill_since is None:
+            self.ill_since = now
+        self.is_well = self.is_on_trial = False
+        self.reason, self._retry_at, self._warm_from = reason, retry_at, None
+        self._openings += 1
+
+    def _close(self, now: float, *, slowly: bool) -> None:
+        self.is_well, self.is_on_trial, self._was_well = True, False, True
+        self._requests_failed = self._probes_failed = 0
+        self._window.clear()
+        self._retry_at = self.ill_since = None
+        self._warm_from = now if slowly and self.rules.slow_start_s > 0 else None

@@ -1,0 +1,48 @@
+"""The section `store`: where several routers keep what they share."""
+
+from __future__ import annotations
+
+from policies.config import StoreSettings
+from policies.fields import Field
+from policies.quantities import quoted, read_count, read_yes
+from policies.shapes import Key, Scalar, Table
+from policies.sla.secrets import REFERENCE_PATTERN, Outside
+
+_SCHEMES = ("redis://", "rediss://", "unix://")
+
+REDIS = Scalar(str, {"type": "string", "pattern": rf"^\s*((rediss?|unix)://\S+|{REFERENCE_PATTERN})\s*$"})
+
+STORE = Table(
+    {
+        "redis": Key(REDIS, "redis://host:6379/0, rediss:// for TLS, or ${env:NAME} where it has a password"),
+        "replicas": Key(read_count, "how many routers share it: each has its part while it is away; 1 without"),
+        "strict": Key(read_yes, "true: while it is away, refuse what is limited rather than let too much through"),
+    }
+)
+
+
+def read_store(field: Field | None, *, outside: Outside) -> StoreSettings:
+    """What is shared and where; nothing without the section."""
+    usual = StoreSettings()
+    if field is None:
+        return usual
+    section = field.section(STORE)
+    given = section.get("redis")
+    url = given.read(lambda text: _url(text, outside)) if given else None
+    if given is None:
+        field.complain("has no redis: name the server that the routers share")
+    return StoreSettings(
+        redis=url,
+        replicas=section.read("replicas", usual.replicas),
+        strict=section.read("strict", usual.strict),
+    )
+
+
+def _url(text: str, outside: Outside) -> str:
+    url = outside.resolve(text)
+    if not url.startswith(_SCHEMES):
+        shown = text if text == url else "what it refers to"
+        raise ValueError(f"must be an address like redis://host:6379/0, not {quoted(shown)}")
+    if text == url and "@" in url:
+        raise ValueError("must hold no password (write ${env:NAME} and put the whole address there)")
+    return url

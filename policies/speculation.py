@@ -1,0 +1,85 @@
+"""Speculation: what was just sent somewhere counts as held there until the backend tells, or a moment has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from policies.prefix.index import PrefixIndex
+from policies.prefix.match import Match
+
+_EACH, _EVERY = 16, 16
+"""The first 16 blocks of a prompt are noted one by one, then every 16th: a long prompt costs no more than its length
+in kibitokens."""
+
+
+class Speculation:
+    """Sends a burst of equal prompts to one place, before that place has reported anything.
+
+    An entry lasts between `lasts_s` and twice that: there are a young and an old index, and the old one goes whole.
+    """
+
+    def __init__(self, *, lasts_s: float = 5.0, p_hit: float = 0.9, max_bytes: int = 8 * 2**20) -> None:
+        self._lasts_s, self._p_hit, self._max_bytes = lasts_s, p_hit, max_bytes
+        self._young, self._old = self._new(), self._new()
+        self._turned_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Speculation young {self._young!r}, old {self._old!r}>"
+
+    def sent(self, backend: str, keys: Sequence[int], now: float) -> tuple[int, ...]:
+        """The prompt with blocks `keys` went to `backend`; the keys that are noted of it, for others to `hear`."""
+        noted = _rungs(keys)
+        self.hear(backend, noted, now, sent_at=now)
+        return tuple(noted)
+
+    def hear(self, backend: str, noted: Sequence[int], now: float, *, sent_at: float) -> None:
+        """Another router sent a prompt to `backend`, of which it noted this."""
+        self._turn(now)
+        if now - sent_at < self._lasts_s:
+            self._young.store(backend, noted)
+
+    def longest(self, keys: Sequence[int], now: float) -> dict[str, Match]:
+        """Backend -> how much of the prompt with blocks `keys` was lately sent there, rounded down to what is noted."""
+        self._turn(now)
+        if not keys:
+            return {}
+        rungs, depths = _rungs(keys), dict[str, int]()
+        for index in (self._old, self._young):
+            for name, match in index.longest(rungs).items():
+                depths[name] = max(depths.get(name, 0), _blocks_below(match.blocks))
+        return {name: Match(blocks, blocks, float(blocks), self._p_hit) for name, blocks in depths.items()}
+
+    def forget(self, backend: str) -> None:
+        """What was sent to `backend` is lost: it failed, or started again."""
+        self._young.forget(backend)
+        self._old.forget(backend)
+
+    def size_bytes(self) -> int:
+        """About how much memory it takes."""
+        return self._young.size_bytes() + self._old.size_bytes()
+
+    def check(self) -> None:
+        """Prove that both indexes are sound."""
+        self._young.check()
+        self._old.check()
+
+    def _new(self) -> PrefixIndex:
+        return PrefixIndex(max_bytes=self._max_bytes // 2)
+
+    def _turn(self, now: float) -> None:
+        if self._turned_at is None:
+            self._turned_at = now
+        late_s = now - self._turned_at
+        if late_s >= self._lasts_s:
+            self._old = self._young if late_s < 2 * self._lasts_s else self._new()
+            self._young, self._turned_at = self._new(), now
+
+
+def _rungs(keys: Sequence[int]) -> list[int]:
+    """The keys that are noted: deep ones are few, and each stands for all before it."""
+    return [*keys[:_EACH], *islice(keys, _EACH + _EVERY - 1, None, _EVERY)]
+
+
+def _blocks_below(rungs: int) -> int:
+    return min(rungs, _EACH) + max(0, rungs - _EACH) * _EVERY

@@ -1,0 +1,156 @@
+"""What backends are believed to hold: told by events, learnt from answers, or just sent there. One match for all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from policies.cached_hints import Hint, from_ttft, from_usage
+from policies.nouns import BackendView
+from policies.prefix.index import PrefixIndex
+from policies.prefix.match import Match, best
+from policies.residency import Guess, Residency
+from policies.speculation import Speculation
+from router.flights import Flight
+from router.replicas.news import MOST_KEYS, Learnt, Lost, News, Sent
+from shards.kv.keys import BLOCK_TOKENS
+
+
+class Beliefs:
+    """Of each backend either what its events tell or what its answers teach, and for a moment what was sent to it.
+
+    `tells` says whether a backend itself tells of its cache; other engines have feeds. Where one of them is live,
+    nothing need be learnt. `index` hears the events. What is sent and learnt here may be told to other routers, and
+    what they tell is believed as if it had happened here.
+    """
+
+    def __init__(self, tells: Callable[[str], bool], clock: Callable[[], float]) -> None:
+        self.index = PrefixIndex()
+        self._tells, self._clock = tells, clock
+        self._speculation, self._residency = Speculation(), Residency()
+        self._ranks: Counter[str] = Counter()
+        self._live: set[str] = set()
+        self._exact: set[str] = set()
+        self._tell: Callable[[News], None] = lambda _: None
+        self._trust = 1.0
+
+    def __repr__(self) -> str:
+        return f"<Beliefs {self.index!r}, {self._speculation!r}, {self._residency!r}>"
+
+    def longest(self, keys: Sequence[int]) -> Mapping[str, Match]:
+        """Backend -> how much of the prompt with blocks `keys` it is believed to hold, and how surely."""
+        now = self._clock()
+        told = self.index.longest(keys)
+        if self._ranks:
+            told = self._joined(told)
+        learnt = {name: one for name, one in self._residency.longest(keys, now).items() if not self._is_told(name)}
+        if self._trust < 1.0:
+            learnt = {name: one._replace(p_hit=one.p_hit * self._trust) for name, one in learnt.items()}
+        return best(told, learnt, self._speculation.longest(keys, now))
+
+    def sent(self, backend: str, keys: Sequence[int]) -> None:
+        """The prompt with blocks `keys` goes to `backend` now: equal ones that come at once are to follow it."""
+        # a prefix that is asked for is the last that the index forgets, however long ago it was told of
+        self.index.touch(keys)
+        self._tell(Sent(backend, self._speculation.sent(backend, keys, self._clock())))
+
+    def answered(self, backend: str, keys: Sequence[int], flight: Flight, seen: BackendView) -> None:
+        """Learn from an answer of `backend` what of its prompt was there, and that all of it is now.
+
+        `seen` is the backend as it was before. Nothing is learnt where events tell, or from what was never answered.
+        """
+        if self._is_told(backend) or not flight.answered or not keys:
+            return
+        guess, usage = self._residency.sent(backend, keys, self._clock()), flight.usage
+        drawn_blocks = usage.completion_tokens // BLOCK_TOKENS if usage else 0
+        self._residency.answered(backend, drawn_blocks)
+        if usage is not None and usage.cached_tokens:
+            # a zero from who has never told of a hit may mean that it does not count them
+            self._exact.add(backend)
+        hint = self._hint(guess, flight, seen)
+        if hint is not None:
+            self._residency.observe(guess, hint)
+        share, weight = hint or (None, 1.0)
+        counts = backend in self._exact
+        self._tell(Learnt(backend, tuple(keys[:MOST_KEYS]), len(keys), drawn_blocks, share, weight, counts))
+
+    def failed(self, backend: str) -> None:
+        """`backend` broke off: what was just sent there may never have been computed."""
+        self._speculation.forget(backend)
+        self._tell(Lost(backend))
+
+    def share(self, tell: Callable[[News], None]) -> None:
+        """Call `tell` with whatever other routers should hear. What it does must be cheap."""
+        self._tell = tell
+
+    def hear(self, news: News, at: float) -> None:
+        """Another router told this, of the time `at`."""
+        match news:
+            case Sent():
+                self._speculation.hear(news.backend, news.noted, self._clock(), sent_at=at)
+            case Learnt() if news.keys and not self._is_told(news.backend):
+                self._hear_learnt(news, at)
+            case Lost():
+                self._speculation.forget(news.backend)
+
+    def doubt(self, trust: float) -> None:
+        """What was learnt is to be believed so much, in (0, 1]: less while nobody hears what other routers send."""
+        self._trust = trust
+
+    def joined(self, backend: str, rank: int) -> str:
+        """The name in the index of one data-parallel rank of `backend`. Nobody chooses ranks: its hits are chances."""
+        self._ranks[backend] = max(self._ranks[backend], rank + 1)
+        return f"{backend}/{rank}"
+
+    def trust(self, backend: str, rank: int, confidence: float) -> None:
+        """What the feed of one rank of `backend` told is true with this probability; 1: it is live."""
+        self.index.trust(self.joined(backend, rank), confidence)
+        (self._live.add if confidence == 1.0 else self._live.discard)(backend)
+
+    def forget(self, backend: str) -> None:
+        """`backend` is no longer there."""
+        for name in (backend, *(f"{backend}/{rank}" for rank in range(self._ranks.pop(backend, 0)))):
+            self.index.forget(name)
+        self._speculation.forget(backend)
+        self._residency.forget(backend)
+        self._exact.discard(backend)
+        self._live.discard(backend)
+
+    def check(self) -> None:
+        """Its parts are sound."""
+        for part in (self.index, self._speculation, self._residency):
+            part.check()
+
+    def _is_told(self, backend: str) -> bool:
+        return backend in self._live or self._tells(backend)
+
+    def _hear_learnt(self, news: Learnt, at: float) -> None:
+        guess = self._residency.sent(news.backend, news.keys, at)
+        self._residency.answered(news.backend, news.drawn_blocks)
+        if news.counts:
+            self._exact.add(news.backend)
+        if news.cached_share is not None:
+            hint = Hint(news.cached_share, news.weight)
+            self._residency.observe(replace(guess, blocks=max(news.blocks, len(news.keys))), hint)
+
+    def _hint(self, guess: Guess, flight: Flight, seen: BackendView) -> Hint | None:
+        usage = flight.usage
+        if usage is not None and usage.prompt_tokens and guess.backend in self._exact:
+            return from_usage(usage.cached_tokens, usage.prompt_tokens)
+        if not guess.known:
+            return None
+        tokens, warm = flight.request.prompt_tokens, guess.known * BLOCK_TOKENS
+        cold_s = seen.latency.ttft_s(tokens, 0, queue_s=seen.queue_s)
+        warm_s = seen.latency.ttft_s(max(1, tokens - warm), warm, queue_s=seen.queue_s)
+        return from_ttft(flight.ttft_s, cold_s=cold_s, warm_s=warm_s, warm_share=guess.known / max(1, guess.blocks))
+
+    def _joined(self, told: Mapping[str, Match]) -> dict[str, Match]:
+        """Matches of ranks as one of their backend: the best, as likely as it is that the engine chooses its rank."""
+        whole: dict[str, Match] = {}
+        for name, match in told.items():
+            backend = name.partition("/")[0]
+            ranks = self._ranks.get(backend, 0)
+            one = match._replace(p_hit=match.p_hit / ranks) if ranks > 1 else match
+            whole = best(whole, {backend: one})
+        return whole

@@ -1,0 +1,220 @@
+"""From the router's parts to what the dashboard shows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+from policies.budget import Descriptor, meters
+from policies.nouns import BackendView, Request, ServiceClass, Tenant
+from router.dashboard.board import Row, Totals
+from router.dashboard.nouns import (
+    BackendRow,
+    Budget,
+    ClassRow,
+    DecisionDetail,
+    DecisionRow,
+    Measure,
+    ScoreRow,
+    Snapshot,
+    TenantRow,
+)
+from router.dashboard.why import why
+from router.dashboard.window import WINDOW_S, Sketch
+from router.gateway import Gateway
+from router.store.base import StoreFailed
+from shards.kv.keys import BLOCK_TOKENS
+
+_UNIT = 1000
+"""Costs are counted in thousandths."""
+
+_MOST_CANDIDATES = 16
+
+
+async def snapshot(gateway: Gateway, since: int = 0) -> Snapshot:
+    """All that is known at this moment, with the decisions that changed after revision `since`."""
+    now, unix, board, config = gateway.clock(), gateway.unix_time(), gateway.board, gateway.config
+    tenants = await asyncio.gather(*(_tenant_row(tenant, gateway, now) for tenant in config.tenants.values()))
+    if since > board.revision:
+        # whoever asks has seen another life of this router
+        since = 0
+    waiting, _ = gateway.dispatcher.waiting()
+    return Snapshot(
+        at=unix,
+        up_s=now - board.started_at,
+        window_s=min(WINDOW_S, now - board.started_at),
+        config_version=config.version,
+        shadow_version=None if gateway.shadow is None else gateway.shadow.version,
+        is_ready=gateway.is_ready(),
+        worst_lag_s=gateway.telemetry.worst_lag_s,
+        in_flight=gateway.cluster.in_flight,
+        waiting=sum(waiting.values()),
+        requests=sum(sum(row.outcomes.values()) for row in tenants),
+        models=tuple(gateway.cluster.models()),
+        indexed_blocks=len(gateway.beliefs.index),
+        classes=tuple(_class_row(one, gateway, now) for one in config.classes.values()),
+        tenants=tuple(_with_shares(list(tenants))),
+        backends=tuple(_backend_row(view, gateway, now) for view in gateway.cluster.view(now).backends),
+        revision=board.revision,
+        decisions=tuple(_decision_row(row, unix - now) for row in board.rows(since)),
+    )
+
+
+def detail(number: int, gateway: Gateway) -> DecisionDetail | None:
+    """All of the decision of this number; None if it is not remembered any more, or was none."""
+    row = gateway.board.row(number)
+    if row is None:
+        return None
+    decision, asked = row.decision, row.asked
+    best = sorted(decision.scores, key=lambda one: -one[1])[:_MOST_CANDIDATES] if decision else ()
+    scores: dict[str, dict[str, float | None]] = {name: {} for name, _ in best}
+    for name, score, value in decision.details if decision else ():
+        if name in scores:
+            scores[name][score] = value
+    return DecisionDetail(
+        row=_decision_row(row, gateway.unix_time() - gateway.clock()),
+        policy=decision.policy if decision else "",
+        candidates=tuple(ScoreRow(name, total, scores[name]) for name, total in best),
+        dropped=dict(decision.dropped) if decision else {},
+        blocks=len(asked.block_keys) if asked and _was_tokenized(asked) else None,
+        block_tokens=BLOCK_TOKENS,
+        held=_held(asked, gateway) if asked else {},
+    )
+
+
+def _held(asked: Request, gateway: Gateway) -> dict[str, int]:
+    return {name: match.blocks for name, match in gateway.beliefs.longest(asked.block_keys).items()}
+
+
+def _was_tokenized(asked: Request) -> bool:
+    # a prompt of less than a block has no key either way, and nothing of it can be held
+    return bool(asked.block_keys) or asked.prompt_tokens < BLOCK_TOKENS
+
+
+def _class_row(one: ServiceClass, gateway: Gateway, now: float) -> ClassRow:
+    minute = gateway.board.of_class(one.name, now)
+    _, waiting = gateway.dispatcher.waiting()
+    return ClassRow(
+        name=one.name,
+        rank=one.rank,
+        ttft=_measure(minute.ttft, one.ttft_s, one.ttft_quantile),
+        tpot=_measure(minute.tpot, one.tpot_s, one.tpot_quantile),
+        deadline_s=one.deadline_s,
+        waiting=waiting.get(one.name, 0),
+        outcomes=minute.outcomes,
+        steps=minute.steps,
+    )
+
+
+def _measure(seen: Sketch, target_s: float | None, quantile: float) -> Measure:
+    return Measure(
+        count=len(seen),
+        p50_s=seen.quantile(0.5),
+        p95_s=seen.quantile(0.95),
+        p99_s=seen.quantile(0.99),
+        quantile=quantile,
+        target_s=target_s,
+        at_quantile_s=seen.quantile(quantile),
+        late=0 if target_s is None else seen.count_above(target_s),
+    )
+
+
+async def _tenant_row(tenant: Tenant, gateway: Gateway, now: float) -> TenantRow:
+    """`tenant` without its share: that depends on the others."""
+    board = gateway.board
+    minute, whole = board.of_tenant(tenant.name, now), Totals()
+    for (name, _), totals in board.totals.items():
+        if name == tenant.name:
+            whole.add(totals)
+    waiting, _ = gateway.dispatcher.waiting()
+    return TenantRow(
+        name=tenant.name,
+        weight=tenant.weight,
+        share=0.0,
+        entitled=None,
+        running=gateway.admission.running(tenant.name),
+        waiting=waiting.get(tenant.name, 0),
+        outcomes=minute.outcomes,
+        prompt_tokens=minute.prompt_tokens,
+        cached_tokens=minute.cached_tokens,
+        completion_tokens=minute.completion_tokens,
+        cost_minute=minute.cost / _UNIT,
+        cost=whole.cost / _UNIT,
+        budgets=await _budgets(tenant, gateway),
+    )
+
+
+async def _budgets(tenant: Tenant, gateway: Gateway) -> dict[str, Budget]:
+    """What is left of the tenant's own limits; empty where it has none, or nobody can tell now."""
+    whole = (Descriptor(tenant.name, tenant.limits),)
+    if not meters(whole):
+        return {}
+    try:
+        standing = await gateway.admission.store.standing(whole)
+    except StoreFailed:
+        return {}
+    allowances = {"requests": standing.requests, "tokens": standing.tokens, "cost": standing.cost}
+    return {name: Budget(one.limit, one.remaining) for name, one in allowances.items() if one is not None}
+
+
+def _with_shares(rows: list[TenantRow]) -> Iterator[TenantRow]:
+    used = sum(row.cost_minute for row in rows)
+    active = {row.name for row in rows if row.cost_minute or row.waiting or row.running}
+    weights = sum(row.weight for row in rows if row.name in active)
+    for row in rows:
+        share = row.cost_minute / used if used else 0.0
+        yield replace(row, share=share, entitled=row.weight / weights if row.name in active else None)
+
+
+def _backend_row(view: BackendView, gateway: Gateway, now: float) -> BackendRow:
+    minute, load = gateway.board.of_backend(view.name, now), gateway.cluster.backend(view.name).load()
+    return BackendRow(
+        name=view.name,
+        pool=view.pool,
+        kind=view.kind,
+        models=tuple(sorted(view.models)),
+        state=_state(view, gateway),
+        draining=view.draining,
+        weight=view.weight,
+        in_flight=gateway.cluster.flights(view.name),
+        running=view.running,
+        waiting=view.waiting,
+        most=view.max_requests or view.adaptive_limit,
+        free_tokens=view.free_tokens,
+        total_tokens=load.total_tokens,
+        prompt_tokens=minute.prompt_tokens,
+        hit_share=minute.cached_tokens / minute.prompt_tokens if minute.prompt_tokens else None,
+        queue_s=view.queue_s,
+        prefill_per_s=1 / view.latency.token_s if view.latency.token_s > 0 else 0.0,
+        outcomes=minute.outcomes,
+        reported_s_ago=view.reported_s_ago,
+    )
+
+
+def _state(view: BackendView, gateway: Gateway) -> str:
+    if not view.healthy:
+        return "unreached" if view.name in gateway.cluster.unreached() else "ill"
+    return "draining" if view.draining else "well"
+
+
+def _decision_row(row: Row, unix_offset: float) -> DecisionRow:
+    decision, asked = row.decision, row.asked
+    return DecisionRow(
+        number=row.number,
+        request=row.request,
+        at=row.at + unix_offset,
+        tenant=row.tenant,
+        service_class=row.service_class,
+        model=asked.model if asked else "",
+        prompt_tokens=asked.prompt_tokens if asked else row.usage.prompt_tokens,
+        chosen=decision.chosen if decision else None,
+        why=why(decision) if decision else f"ended before a decision: {row.code}",
+        outcome=row.outcome,
+        code=row.code,
+        predicted_ttft_s=decision.predicted_ttft_s if decision else None,
+        ttft_s=row.ttft_s,
+        seconds=None if row.ended_at is None else row.ended_at - row.at,
+        cached_tokens=row.usage.cached_tokens,
+        completion_tokens=row.usage.completion_tokens,
+    )

@@ -1,0 +1,44 @@
+"""Decisions in one sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from policies.nouns import Decision
+
+_MOST_NAMED = 3
+
+
+def why(decision: Decision) -> str:
+    """Why it is as it is: the scores of the chosen one, who came second, and how many each filter dropped."""
+    parts = (_chosen(decision), _second(decision), _dropped(decision))
+    return "; ".join(part for part in parts if part)
+
+
+def _chosen(decision: Decision) -> str:
+    if decision.chosen is None:
+        return "nobody can take it"
+    if len(decision.scores) == 1:
+        return "the only one left"
+    scores = [
+        f"{score} {value:.2f}"
+        for name, score, value in decision.details
+        if name == decision.chosen and value is not None
+    ]
+    return ", ".join(scores[:_MOST_NAMED]) or "picked without scores"
+
+
+def _second(decision: Decision) -> str:
+    totals = dict(decision.scores)
+    others = [(total, name) for name, total in totals.items() if name != decision.chosen]
+    if decision.chosen not in totals or not others:
+        return ""
+    total, name = max(others)
+    return f"{totals[decision.chosen]:.2f} before {name} {total:.2f}"
+
+
+def _dropped(decision: Decision) -> str:
+    reasons = Counter(reason for _, reason in decision.dropped)
+    named = {reason: next(name for name, given in decision.dropped if given == reason) for reason in reasons}
+    told = (named[reason] if count == 1 else f"{count}" for reason, count in reasons.items())
+    return ", ".join(f"{who} dropped by {reason}" for who, reason in zip(told, reasons, strict=True))

@@ -1,0 +1,89 @@
+"""An answer on its way to a client: its pieces put together, in no protocol yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.nouns import Delta, TokenLogprob, Usage
+
+_REASONING = ("reasoning_content", "reasoning")
+"""What servers of open models call what a model thinks; older and newer vLLM, for two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all pieces of one answer repeat. `created` is in seconds of Unix time."""
+
+    id: str
+    created: int
+    model: str
+
+
+@dataclass(slots=True)
+class Answer:
+    """One choice of a whole answer, while its Deltas arrive."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    message: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str | None = None
+    stop: str | None = None
+    body: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """All of it so far."""
+        return "".join(self.texts)
+
+    def add(self, delta: Delta) -> None:
+        """Take one more piece."""
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop = delta.stop or self.stop
+        self.body = delta.body or self.body
+        if delta.message:
+            merge_message(self.message, delta.message)
+
+
+def merge_message(message: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Add `piece` of a streamed message to `message`: texts grow, tool calls are matched by their index."""
+    for name, value in piece.items():
+        if name == "tool_calls" and isinstance(value, list):
+            calls = message.setdefault("tool_calls", [])
+            for call in value:
+                _merge_call(calls, call)
+        elif isinstance(value, str) and isinstance(message.get(name), str) and name not in ("role", "id", "type"):
+            message[name] += value
+        elif isinstance(value, Mapping) and isinstance(message.get(name), dict):
+            merge_message(message[name], value)
+        elif value is not None or name not in message:
+            message[name] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _merge_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
+    index = call.get("index", len(calls))
+    known = next((one for one in calls if one.get("index") == index), None)
+    if known is None:
+        known = {}
+        calls.append(known)
+    merge_message(known, {"index": index, **call})
+
+
+def usage_sum(usages: Iterable[Usage]) -> Usage:
+    """What all prompts of a call used together."""
+    known = list(usages)
+    return Usage(
+        sum(usage.prompt_tokens for usage in known),
+        sum(usage.completion_tokens for usage in known),
+        sum(usage.cached_tokens for usage in known),
+    )
+
+
+def thought_in(message: Mapping[str, Any]) -> str:
+    """The reasoning in a message or a piece of one."""
+    return next((str(message[name]) for name in _REASONING if message.get(name)), "")

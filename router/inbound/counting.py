@@ -1,0 +1,19 @@
+"""How many tokens a prompt takes, chat template included: for every protocol that may ask."""
+
+from __future__ import annotations
+
+from policies.errors import InvalidRequest
+from policies.nouns import Tenant
+from router.ask import Ask
+from router.gateway import Gateway
+from router.prepare import find_model, tokenize
+
+
+async def count_tokens(ask: Ask, tenant: Tenant, gateway: Gateway) -> int:
+    """The tokens of the one prompt of `ask`. Raises UnknownModel, and InvalidRequest where nobody has the tokenizer."""
+    model = find_model(ask.model, tenant, gateway)
+    (tokens,) = await tokenize(ask, model, tenant, gateway)
+    if not tokens.token_ids:
+        hint = "ask the backend itself"
+        raise InvalidRequest(f"nobody here has the tokenizer of '{model.name}'", hint=hint, param="model")
+    return tokens.count

@@ -1,0 +1,44 @@
+"""JSON bodies into typed fields, with errors that name the field and say what to do. For every dialect over HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from policies.errors import InvalidRequest
+
+_Fields = TypeVar("_Fields")
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises InvalidRequest."""
+    try:
+        body = msgspec.json.decode(raw)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the body is not UTF-8: {error.reason} at byte {error.start}", hint="send UTF-8"
+        ) from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", hint="send a flat JSON object") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", hint="send one JSON object") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body is not a JSON object", hint="send {'model': ..., ...}")
+    return body
+
+
+def converted(body: Mapping[str, Any], kind: type[_Fields], *, hints: Mapping[str, str], elsewhere: str) -> _Fields:
+    """`body` as a `kind`. Raises InvalidRequest with the hint of the wrong field, or else with `elsewhere`."""
+    try:
+        return msgspec.convert(body, kind)
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", hint="send a flat JSON object") from None
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at ")
+        missing = re.search(r"missing required field `(\w+)`", what)
+        param = ".".join(filter(None, (path.strip("`$."), missing[1] if missing else "")))
+        hint = hints.get(re.split(r"[.\[]", param)[0], elsewhere)
+        raise InvalidRequest(f"{param}: {what}" if param else what, hint=hint, param=param or None) from None

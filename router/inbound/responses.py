@@ -1,0 +1,152 @@
+"""OpenAI's Responses API, read: a body becomes an Ask, by way of the chat body that says the same.
+
+Stateless: a router keeps no answers, so whatever refers to an earlier one is refused, and `store` changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from policies.errors import InvalidRequest
+from router.ask import Ask
+from router.inbound.openai import chat_ask
+from router.inbound.reading import converted
+from router.inbound.responses_fields import Format, Item, Part, ResponsesBody, Tool
+
+RESPONSES_PATH = "/v1/responses"
+
+_HINTS = {
+    "model": "GET /v1/models lists the models",
+    "input": "`input` is a text, or a list of items such as {'role': 'user', 'content': 'Hello'}",
+    "max_output_tokens": "leave it out to get as much as fits",
+    "temperature": "0 is greedy, 1 the default, 2 the most",
+    "tools": "a tool is {'type': 'function', 'name': ..., 'parameters': {...}}",
+}
+_ELSEWHERE = "see OpenAI's API reference for this field"
+_STATEFUL = {
+    "previous_response_id": "send the whole conversation in `input`",
+    "conversation": "send the whole conversation in `input`",
+    "prompt": "send `instructions` and `input`",
+    "background": "leave it out, and stream",
+}
+_SAME = ("temperature", "top_p", "stream", "user", "parallel_tool_calls")
+_LOGPROBS = "message.output_text.logprobs"
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def responses_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
+    """What a body of /v1/responses asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    fields = converted(body, ResponsesBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+    for name, hint in _STATEFUL.items():
+        if getattr(fields, name):
+            raise InvalidRequest(f"{name}: this router keeps no answers", hint=hint, param=name)
+    return chat_ask(_chat(fields), headers)
+
+
+def _chat(fields: ResponsesBody) -> dict[str, Any]:
+    chat: dict[str, Any] = {"model": fields.model, "messages": _messages(fields)}
+    chat |= {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
+    if fields.max_output_tokens is not None:
+        chat["max_tokens"] = fields.max_output_tokens
+    if fields.tools:
+        chat["tools"] = [_tool(tool, at) for at, tool in enumerate(fields.tools)]
+    if fields.tool_choice is not None:
+        chat["tool_choice"] = _tool_choice(fields.tool_choice)
+    if fields.top_logprobs is not None or _LOGPROBS in (fields.include or ()):
+        chat |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
+    if fields.reasoning is not None and fields.reasoning.effort is not None:
+        chat["reasoning_effort"] = fields.reasoning.effort
+    if fields.text is not None and fields.text.verbosity is not None:
+        chat["verbosity"] = fields.text.verbosity
+    if fields.text is not None and fields.text.format is not None and fields.text.format.type != "text":
+        chat["response_format"] = _response_format(fields.text.format)
+    return chat
+
+
+def _messages(fields: ResponsesBody) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if fields.instructions:
+        messages.append({"role": "system", "content": fields.instructions})
+    if isinstance(fields.input, str):
+        return [*messages, {"role": "user", "content": fields.input}]
+    for at, item in enumerate(fields.input):
+        _add(messages, item, f"input[{at}]")
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
+    """Add what `item` says; one turn of the assistant may be several items and is one message."""
+    if item.type == "message":
+        if item.role is None:
+            raise InvalidRequest(f"{where}: a message needs a role", hint="such as 'user'", param=f"{where}.role")
+        content = _text(item.content, f"{where}.content")
+        if item.role == "assistant":
+            _turn(messages, "content")["content"] = content
+        else:
+            messages.append({"role": item.role, "content": content})
+    elif item.type == "reasoning":
+        thought = _text(item.content or item.summary, where)
+        if thought:
+            _turn(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
+    elif item.type == "function_call":
+        function = {"name": item.name or "", "arguments": item.arguments or "{}"}
+        call = {"id": _named(item, where), "type": "function", "function": function}
+        _turn(messages).setdefault("tool_calls", []).append(call)
+    elif item.type == "function_call_output":
+        said = _text(item.output, f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": _named(item, where), "content": said})
+    else:
+        hint = "message, reasoning, function_call and function_call_output are"
+        raise InvalidRequest(f"{where}: an item of type '{item.type[:40]}' is not read here", hint=hint, param=where)
+
+
+def _turn(messages: list[dict[str, Any]], *unless: str) -> dict[str, Any]:
+    """The assistant's message at the end, if it has none of the fields `unless`; else a new one."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or any(last.get(name) for name in unless):
+        last = {"role": "assistant", "content": None}
+        messages.append(last)
+    return last
+
+
+def _named(item: Item, where: str) -> str:
+    if not item.call_id:
+        hint = "send what the function_call said"
+        raise InvalidRequest(f"{where}: a {item.type} needs a call_id", hint=hint, param=f"{where}.call_id")
+    return item.call_id
+
+
+def _text(content: str | Sequence[Part] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for at, part in enumerate(content):
+        if part.type not in _TEXT_PARTS or part.text is None:
+            param, hint = f"{where}[{at}]", "only text parts are supported: {'type': 'input_text', 'text': ...}"
+            raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
+    return "".join(part.text or "" for part in content)
+
+
+def _tool(tool: Tool, at: int) -> dict[str, Any]:
+    if tool.type != "function" or not tool.name:
+        hint = "only functions that the client runs itself: {'type': 'function', 'name': ..., 'parameters': {...}}"
+        raise InvalidRequest(f"tools[{at}]: nobody here runs '{tool.type[:40]}'", hint=hint, param=f"tools[{at}].type")
+    said = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    given = {name: value for name, value in said.items() if value is not None}
+    return {"type": "function", "function": {"name": tool.name, **given}}
+
+
+def _tool_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
+    if isinstance(choice, str):
+        return choice
+    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        hint = "'auto', 'none', 'required', or {'type': 'function', 'name': ...}"
+        raise InvalidRequest("tool_choice cannot be read", hint=hint, param="tool_choice")
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def _response_format(shape: Format) -> dict[str, Any]:
+    if shape.type == "json_object":
+        return {"type": "json_object"}
+    said = {"name": shape.name, "schema": shape.schema, "strict": shape.strict, "description": shape.description}
+    return {"type": "json_schema", "json_schema": {name: value for name, value in said.items() if value is not None}}

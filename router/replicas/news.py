@@ -1,0 +1,100 @@
+"""What one router tells the others, and its bytes: MessagePack arrays, as msgspec writes tagged structs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+
+from router.flights import Traffic
+
+MOST_KEYS = 4096
+"""Blocks of one prompt that are told (262,144 tokens, 36 KiB). What lies beyond is believed nowhere but where it was
+learnt: the others expect less of such a prompt than there is, never more."""
+
+MOST_BYTES = 2**16
+"""Size from which a batch is ended: Redis and whoever reads handle each in one go."""
+
+Key = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True, tag="sent"):
+    """A prompt went to `backend`; `noted` are the keys that Speculation notes of it."""
+
+    backend: str
+    noted: tuple[Key, ...]
+
+
+class Learnt(msgspec.Struct, frozen=True, array_like=True, tag="learnt"):
+    """`backend`, which tells nothing of its cache, answered a prompt of so many `blocks`, the first of them `keys`.
+
+    The answer filled `drawn_blocks`. `cached_share` of the prompt was cached, as surely as `weight`; None: nobody
+    knows. `counts`: it has told of cached tokens before, so that its zeros can be believed.
+    """
+
+    backend: str
+    keys: tuple[Key, ...]
+    blocks: Count
+    drawn_blocks: Count = 0
+    cached_share: Share | None = None
+    weight: Share = 1.0
+    counts: bool = False
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
+    """`backend` broke off: what was just sent there may never have been computed."""
+
+    backend: str
+
+
+News = Sent | Learnt | Lost
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """What a router has to tell at one time: `news`, each with its age in ms, oldest first, and what it has under way.
+
+    `traffic` is all that it has at each backend, so that a lost batch is put right by the next; None: as before.
+    """
+
+    news: tuple[tuple[Count, News], ...] = ()
+    traffic: dict[str, Traffic] | None = None
+
+
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Batch)
+
+
+def encode(batch: Batch) -> bytes:
+    """The bytes of `batch`."""
+    return _encoder.encode(batch)
+
+
+def decode(payload: bytes) -> Batch:
+    """The batch in `payload`. Raises ValueError if there is none."""
+    return _decoder.decode(payload)
+
+
+def batches(news: Sequence[tuple[float, News]], traffic: Mapping[str, Traffic] | None, now: float) -> Iterator[Batch]:
+    """`news`, each with the time at which it was told, in batches of about MOST_BYTES; `traffic` in the last one."""
+    aged: list[tuple[int, News]] = []
+    size = 0
+    for at, one in news:
+        aged.append((max(0, round((now - at) * 1000)), one))
+        size += _size(one)
+        if size >= MOST_BYTES:
+            yield Batch(tuple(aged))
+            aged, size = [], 0
+    if aged or traffic is not None:
+        yield Batch(tuple(aged), None if traffic is None else dict(traffic))
+
+
+def _size(news: News) -> int:
+    match news:
+        case Sent():
+            return 64 + 9 * len(news.noted)
+        case Learnt():
+            return 64 + 9 * len(news.keys)
+        case Lost():
+            return 64

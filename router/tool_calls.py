@@ -1,0 +1,344 @@
+"""Tool calls in a model's own text, read out of it while it streams. Pure but for its own memory.
+
+For backends that draw tokens and know nothing of tools, such as shards. What is no call passes as the text that it is.
+Formats: Hermes and Qwen (`<tool_call>{json}</tool_call>`), Llama 3 (`{"name": ..., "parameters": ...}`, bare or behind
+`<|python_tag|>`), Mistral (`[TOOL_CALLS][{json}, ...]`, and `[TOOL_CALLS]name[ARGS]{json}` since its tokenizer v11).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import msgspec
+
+from backends.base import Backend
+from policies.nouns import Delta, Prompt, Request
+from router.ask import Chat
+
+MOST_HELD_CHARACTERS = 1 << 16
+"""Text that may wait for the rest of what may become a call; more passes as text."""
+
+_BETWEEN = r"[\s\[\],;]*"
+_BEHIND = re.compile(r"^[\s\],;]*")
+_SEPARATORS = re.compile(_BETWEEN)
+_OBJECT = re.compile(_BETWEEN + r"\{")
+_HEAD = re.compile(_BETWEEN + r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_NAMED_HEAD = re.compile(_BETWEEN + r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
+_MAY_BECOME_NAMED = re.compile(_BETWEEN + r"(?:[\w.-]+(?:\[[A-Z_]*(?:\]\w*(?:\[[A-Z]*\]?)?)?)?\s*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes calls.
+
+    `opens` begins them, `closes` ends each one. `is_bare`: an answer may begin with one that nothing opens.
+    `is_named`: the name may stand before the arguments instead of among them.
+    """
+
+    opens: str
+    closes: str = ""
+    is_bare: bool = False
+    is_named: bool = False
+
+
+HERMES = ToolFormat("<tool_call>", closes="</tool_call>")
+MISTRAL = ToolFormat("[TOOL_CALLS]", is_named=True)
+LLAMA = ToolFormat("<|python_tag|>", is_bare=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSyntax:
+    """How calls may stand in one answer: the model's format, and the names of the tools that it was given."""
+
+    format: ToolFormat
+    names: frozenset[str]
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """The format that a chat template teaches its model; None if it is none of those that are read here."""
+    if HERMES.opens in template:
+        return HERMES
+    if MISTRAL.opens in template:
+        return MISTRAL
+    is_llama = LLAMA.opens in template or ("ipython" in template and '"parameters"' in template)
+    return LLAMA if is_llama else None
+
+
+def syntax_of(chat: Chat, tool_format: ToolFormat | None) -> ToolSyntax | None:
+    """How the answer to `chat` may call tools; None where it has none, or the model no format."""
+    if tool_format is None or not chat.tools:
+        return None
+    return ToolSyntax(tool_format, frozenset(str(tool["function"]["name"]) for tool in chat.tools))
+
+
+def heard(backend: Backend, request: Request, prompt: Prompt, syntax: ToolSyntax | None) -> AsyncIterator[Delta]:
+    """What `backend` answers, with tool calls read out of its text where nobody did so before."""
+    deltas = backend.generate(request, prompt)
+    described = backend.describe()
+    if syntax is None or described is None or not described.speaks_tokens:
+        return deltas
+    return _read_all(cast("AsyncGenerator[Delta]", deltas), AnswerReader(request.id, syntax))
+
+
+async def _read_all(deltas: AsyncGenerator[Delta], reader: AnswerReader) -> AsyncGenerator[Delta]:
+    async with aclosing(deltas):
+        async for delta in deltas:
+            yield reader.read(delta)
+
+
+class AnswerReader:
+    """Reads one answer with all its choices: Deltas in, as many Deltas out."""
+
+    def __init__(self, request_id: str, syntax: ToolSyntax) -> None:
+        self._request_id, self._syntax = request_id, syntax
+        self._choices: dict[int, CallReader] = {}
+
+    def __repr__(self) -> str:
+        return f"<AnswerReader of {self._request_id}: {self._choices}>"
+
+    def read(self, delta: Delta) -> Delta:
+        """`delta` with its calls apart from its text; text that may become a call waits for a later one."""
+        if delta.computed_tokens is not None:
+            return delta
+        reader = self._choices.get(delta.choice)
+        if reader is None:
+            reader = self._choices[delta.choice] = CallReader(self._syntax, self._namer(delta.choice))
+        finish = delta.finish_reason
+        said = reader.push(delta.text, is_last=finish is not None)
+        if finish is None and not said.calls and said.text == delta.text:
+            return delta
+        finish = "tool_calls" if reader.calls and finish == "stop" else finish
+        message = {**(delta.message or {}), "tool_calls": said.calls} if said.calls else delta.message
+        return replace(delta, text=said.text, message=message, finish_reason=finish)
+
+    def _namer(self, choice: int) -> Callable[[int], str]:
+        # nine letters or digits: Mistral's chat templates refuse the ids of any other length
+        return lambda call: hashlib.sha256(f"{self._request_id} {choice} {call}".encode()).hexdigest()[:9]
+
+
+@dataclass(slots=True)
+class Said:
+    """Text, and pieces of calls in the shape of OpenAI's `tool_calls` deltas: at most one for each call."""
+
+    text: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def call(self, number: int, call_id: str, name: str) -> None:
+        """Call `number` begins."""
+        function = {"name": name, "arguments": ""}
+        self.calls.append({"index": number, "id": call_id, "type": "function", "function": function})
+
+    def argue(self, number: int, arguments: str) -> None:
+        """More of the arguments of call `number`, the newest one."""
+        if not self.calls or self.calls[-1]["index"] != number:
+            self.calls.append({"index": number, "function": {"arguments": ""}})
+        self.calls[-1]["function"]["arguments"] += arguments
+
+
+class CallReader:
+    """Reads one choice. However its text is cut into pieces, what comes out joins to the same.
+
+    White space around a call belongs to it. A call that nothing opened must name a tool that was given. `id_of` gives
+    the ids of calls by their number.
+    """
+
+    def __init__(self, syntax: ToolSyntax, id_of: Callable[[int], str]) -> None:
+        self.calls = 0
+        self._format, self._names, self._id_of = syntax.format, syntax.names, id_of
+        self._held, self._body, self._scanned = "", 0, 0
+        self._nesting, self._until = _Nesting(), 0
+        self._step: Callable[[Said], bool] = self._begin if syntax.format.is_bare else self._seek
+        self._is_last = False
+
+    def __repr__(self) -> str:
+        return f"<CallReader {self.calls} calls, {len(self._held)} characters held>"
+
+    def push(self, text: str, *, is_last: bool = False) -> Said:
+        """What is certain once `text` is added; `is_last`: nothing more comes."""
+        self._held += text
+        self._is_last = is_last
+        said = Said()
+        while self._step(said):
+            pass
+        return said
+
+    # Each step looks at what is held, says what is certain, and returns whether there is more to look at now.
+
+    def _begin(self, said: Said) -> bool:  # noqa: ARG002 - steps are alike
+        """Nothing was said yet: a call may stand here that nothing opens."""
+        if not self._held.strip() and not self._is_last and not self._is_too_long():
+            return False
+        return self._look_for_call(0) if self._held.lstrip().startswith("{") else self._go(self._seek)
+
+    def _seek(self, said: Said) -> bool:
+        """Text, until something opens a call."""
+        opens, held = self._format.opens, self._held
+        at = held.find(opens)
+        if at >= 0:
+            before = len(held[:at].rstrip())
+            said.text, self._held = said.text + held[:before], held[before:]
+            return self._look_for_call(at - before + len(opens))
+        certain = len(held) - _overlap(held, opens)
+        if self._is_last:
+            certain = 0 if self.calls and not held.strip() else len(held)
+        elif not self._is_too_long():
+            certain = len(held[:certain].rstrip())
+        said.text, self._held = said.text + held[:certain], "" if self._is_last else held[certain:]
+        return False
+
+    def _call(self, said: Said) -> bool:
+        """What may be a call, from `_body` on."""
+        text = self._held[self._body :]
+        head = _HEAD.match(text)
+        if head is not None:
+            return self._open(said, _unquoted(head[1]), text[head.end() :], depth=1)
+        named = _NAMED_HEAD.match(text) if self._format.is_named else None
+        if named is not None:
+            return self._open(said, named[1], text[named.end() :], depth=0)
+        found = _OBJECT.match(text)
+        if found is None:
+            may_become = _MAY_BECOME_NAMED if self._format.is_named else _SEPARATORS
+            return self._wait(said) if may_become.fullmatch(text) else self._pass_on(said)
+        end = self._nesting.end_in(text, max(self._scanned, found.end() - 1), until=0)
+        self._scanned = len(text)
+        if end is None:
+            return self._wait(said)
+        written = _written(text[found.end() - 1 : end])
+        if written is None or not self._may_call(written[0]):
+            return self._pass_on(said)
+        self._begin_call(said, written[0])
+        said.argue(self.calls - 1, written[1])
+        self._held = text[end:]
+        return self._go(self._after)
+
+    def _open(self, said: Said, name: str | None, rest: str, *, depth: int) -> bool:
+        """Begin a call of `name` whose arguments are what comes next, `depth` objects deep."""
+        if name is None or not self._may_call(name):
+            return self._pass_on(said)
+        self._begin_call(said, name)
+        self._held, self._nesting, self._until = rest, _Nesting(depth), depth
+        return self._go(self._arguments)
+
+    def _arguments(self, said: Said) -> bool:
+        """Arguments, passed on as they come."""
+        end = self._nesting.end_in(self._held, 0, until=self._until)
+        piece = self._held if end is None else self._held[:end]
+        if piece:
+            said.argue(self.calls - 1, piece)
+        self._held = self._held[len(piece) :]
+        return end is not None and self._go(self._rest if self._until else self._after)
+
+    def _rest(self, said: Said) -> bool:  # noqa: ARG002
+        """What the object of a call holds behind its arguments, which nobody needs."""
+        end = self._nesting.end_in(self._held, 0, until=0)
+        self._held = "" if end is None else self._held[end:]
+        return end is not None and self._go(self._after)
+
+    def _after(self, said: Said) -> bool:  # noqa: ARG002
+        """Behind a call: its end, another one, or text."""
+        closes, opens = self._format.closes, self._format.opens
+        rest = self._held.lstrip() if closes else _BEHIND.sub("", self._held, count=1)
+        if not rest:
+            return False
+        if closes and rest.startswith(closes):
+            self._held = rest[len(closes) :]
+            return self._go(self._seek)
+        if not self._is_last and any(mark.startswith(rest) for mark in (closes, opens)):
+            return False
+        if rest.startswith(opens) or closes:
+            return self._go(self._seek)
+        self._held = rest
+        return self._look_for_call(0)
+
+    def _go(self, step: Callable[[Said], bool]) -> bool:
+        self._step = step
+        return True
+
+    def _look_for_call(self, body: int) -> bool:
+        self._body, self._scanned, self._nesting = body, 0, _Nesting()
+        return self._go(self._call)
+
+    def _may_call(self, name: str) -> bool:
+        """Is a call of `name` one? Behind its opening any is: who asked will say that there is no such tool."""
+        return name in self._names or self._body > 0
+
+    def _wait(self, said: Said) -> bool:
+        return (self._is_last or self._is_too_long()) and self._pass_on(said)
+
+    def _pass_on(self, said: Said) -> bool:
+        """It is no call: what opened it is text, and so may be what follows."""
+        said.text, self._held = said.text + self._held[: self._body], self._held[self._body :]
+        return self._go(self._seek)
+
+    def _begin_call(self, said: Said, name: str) -> None:
+        said.call(self.calls, self._id_of(self.calls), name)
+        self.calls += 1
+
+    def _is_too_long(self) -> bool:
+        return len(self._held) > MOST_HELD_CHARACTERS
+
+
+class _Nesting:
+    """How deep in objects and lists a JSON text is, seen piece by piece."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth, self._in_string, self._escaped = depth, False, False
+
+    def end_in(self, text: str, start: int, *, until: int) -> int | None:
+        """Behind the bracket in `text[start:]` that brings the depth down to `until`; None if it has not come yet."""
+        for at in range(start, len(text)):
+            letter = text[at]
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped, self._in_string = letter == "\\", letter != '"'
+            elif letter == '"':
+                self._in_string = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth == until:
+                    return at + 1
+        return None
+
+
+class _Written(msgspec.Struct):
+    """A call as one JSON object."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+def _written(text: str) -> tuple[str, str] | None:
+    """Name and arguments, as JSON text, of the call that `text` is; None if it is none."""
+    try:
+        call = msgspec.json.decode(text, type=_Written)
+        arguments = (bytes(call.arguments) or bytes(call.parameters)).decode().strip()
+        if arguments.startswith('"'):
+            # some models write the object as text once more
+            arguments = msgspec.json.decode(arguments, type=str)
+        return (call.name, arguments) if call.name and arguments else None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def _unquoted(text: str) -> str | None:
+    try:
+        return msgspec.json.decode(text, type=str)
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def _overlap(text: str, opens: str) -> int:
+    """How many characters at the end of `text` begin `opens`."""
+    if text[-1:] not in opens:
+        return 0
+    longest = min(len(text), len(opens) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(opens[:size])), 0)

@@ -1,0 +1,100 @@
+"""A shard that tells routers where it is, again and again, and takes it back when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import aiohttp
+
+TTL_S = 30.0
+"""Who has not heard of a shard for so long forgets it."""
+
+_EVERY_S = 10.0
+_CALL_S = 5.0
+
+_log = logging.getLogger("pointsman.announce")
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Whom to tell: the operators' ports of `routers` (http://host:port), with `key`; and what: `address` in `pool`."""
+
+    routers: Sequence[str]
+    pool: str
+    address: str
+    key: str | None = field(default=None, repr=False)
+
+
+class Announcer:
+    """Tells each router, one task for each. A router that is away is told again as soon as it is back."""
+
+    def __init__(self, announcement: Announcement, *, every_s: float = _EVERY_S) -> None:
+        self._what, self._every_s = announcement, every_s
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"<Announcer of {self._what.address} to {len(self._what.routers)} routers>"
+
+    async def start(self) -> None:
+        """Begin to tell."""
+        key = {"authorization": f"Bearer {self._what.key}"} if self._what.key else {}
+        self._http = aiohttp.ClientSession(headers=key, timeout=aiohttp.ClientTimeout(total=_CALL_S))
+        self._tasks = [
+            asyncio.create_task(self._keep_telling(router), name=f"announcing to {router}")
+            for router in self._what.routers
+        ]
+
+    async def stop(self) -> None:
+        """Take it back wherever a router can be reached, and let go of every task."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._http is not None:
+            await asyncio.gather(*(self._say(router, "unregister") for router in self._what.routers))
+            await self._http.close()
+            self._tasks, self._http = [], None
+
+    async def _keep_telling(self, router: str) -> None:
+        was_heard = True
+        while True:
+            refusal = await self._say(router, "register")
+            if refusal is not None and was_heard:
+                _log.warning("%s does not take this shard's announcement, and is told again: %s", router, refusal)
+            was_heard = refusal is None
+            # not all shards at the same moment
+            await asyncio.sleep(self._every_s * random.uniform(0.8, 1.0))
+
+    async def _say(self, router: str, what: str) -> str | None:
+        """Why `router` was not told, or None if it was."""
+        assert self._http is not None, "it was not started"
+        body = {"pool": self._what.pool, "address": self._what.address, "ttl_s": TTL_S}
+        try:
+            async with self._http.post(f"{router.rstrip('/')}/backends/{what}", json=body) as reply:
+                return None if reply.status == 200 else f"{reply.status}: {(await reply.text())[:300]}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return str(error) or type(error).__name__
+
+
+def reachable_address(listening: str, router: str) -> str:
+    """`listening` (host:port) as `router` (a URL) can reach it: for all interfaces, that of the way to it."""
+    host, _, port = listening.rpartition(":")
+    if host not in {"0.0.0.0", "[::]", "::", ""}:  # noqa: S104 - that is what is asked
+        return listening
+    at = urlsplit(router)
+    # a UDP socket that is connected sends nothing, and knows from where it would
+    with suppress(OSError):
+        places = socket.getaddrinfo(at.hostname, at.port or 80, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, place = places[0]
+        with socket.socket(family, kind, protocol) as way:
+            way.connect(place)
+            ours = way.getsockname()[0]
+            return f"[{ours}]:{port}" if ":" in ours else f"{ours}:{port}"
+    return listening

@@ -1,0 +1,53 @@
+"""LangChain against a router; skipped where it is not installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.clients.serving import KEY, MODEL, PARAMETERS, a_router
+from tests.standins.standin import TEXT
+
+langchain_openai: Any = pytest.importorskip("langchain_openai")
+pytestmark = pytest.mark.filterwarnings("default")
+
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": PARAMETERS}}
+
+
+@pytest.mark.parametrize("uses_responses", [False, True])
+async def test_a_chat_streams_with_calls_of_tools_and_usage(uses_responses: bool) -> None:
+    async with a_router() as url:
+        chat = langchain_openai.ChatOpenAI(
+            base_url=f"{url}/v1", api_key=KEY, model=MODEL, stream_usage=True, use_responses_api=uses_responses
+        )
+        whole = await chat.ainvoke("Hello")
+        said = None
+        async for piece in chat.bind_tools([WEATHER]).astream("Weather?"):
+            said = piece if said is None else said + piece
+    assert whole.text == TEXT
+    assert said is not None
+    assert said.text == TEXT
+    assert [(call["name"], call["args"]) for call in said.tool_calls] == [("weather", {"at": "Köln"})]
+    assert said.usage_metadata["output_tokens"] > 0
+
+
+async def test_texts_are_embedded() -> None:
+    async with a_router() as url:
+        embedder = langchain_openai.OpenAIEmbeddings(
+            base_url=f"{url}/v1", api_key=KEY, model="text-embedding-3-small", check_embedding_ctx_length=False
+        )
+        vectors = await embedder.aembed_documents(["a", "b"])
+    assert vectors == [[0.0, 0.5], [1.0, 0.5]]
+
+
+async def test_anthropics_dialect_streams_with_calls_of_tools() -> None:
+    langchain_anthropic: Any = pytest.importorskip("langchain_anthropic")
+    async with a_router() as url:
+        chat = langchain_anthropic.ChatAnthropic(base_url=url, api_key=KEY, model="claude", max_tokens=300)
+        said = None
+        async for piece in chat.bind_tools([WEATHER]).astream("Weather?"):
+            said = piece if said is None else said + piece
+    assert said is not None
+    assert said.text == TEXT
+    assert [(call["name"], call["args"]) for call in said.tool_calls] == [("weather", {"at": "Köln"})]

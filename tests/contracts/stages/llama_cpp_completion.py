@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from backends.llama_cpp import LlamaCpp
+from tests.backends.parts import a_prompt
+from tests.contracts.stage import NOWHERE, StandInStage
+from tests.standins.llama_cpp import LlamaCppServer
+from tests.standins.standin import running
+
+
+@asynccontextmanager
+async def a_stage(folder: Path) -> AsyncIterator[StandInStage]:
+    async with running(LlamaCppServer(cut_bytes=3)) as standin:
+        yield StandInStage(LlamaCpp("b", standin.url, pool="p"), standin, a_prompt(body=None))
+
+
+def an_unreachable() -> LlamaCpp:
+    return LlamaCpp("b", f"http://{NOWHERE}", pool="p")

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from backends.ollama import Ollama
+from tests.backends.parts import a_prompt
+from tests.contracts.stage import NOWHERE, StandInStage
+from tests.standins.ollama import OllamaServer
+from tests.standins.standin import running
+
+
+@asynccontextmanager
+async def a_stage(folder: Path) -> AsyncIterator[StandInStage]:
+    async with running(OllamaServer(cut_bytes=3)) as standin:
+        prompt = a_prompt(path="/v1/completions", body={"model": "m", "prompt": "Hello"})
+        yield StandInStage(Ollama("b", standin.url, pool="p"), standin, prompt)
+
+
+def an_unreachable() -> Ollama:
+    return Ollama("b", f"http://{NOWHERE}", pool="p")

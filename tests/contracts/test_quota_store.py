@@ -1,0 +1,217 @@
+"""What every quota store must do, wherever it keeps its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pytest
+
+from policies.budget import Descriptor, Refused, Reservation, Standing
+from policies.charge import Charge
+from router.store.base import QuotaStore
+from router.store.guarded import GuardedStore, GuardOptions
+from router.store.memory import MemoryStore
+from router.store.redis import RedisStore
+from tests.policies.builders import a_descriptor, a_reservation
+from tests.router.store.parts import HandClock, RedisServer, a_redis
+from tests.shards.attached import eventually
+
+TENANT = a_descriptor(requests_per_minute=60, tokens_per_minute=6000)
+AT_MODEL = a_descriptor(model="a model: with {odd} name", tokens_per_minute=600)
+BUDGET = a_descriptor(cost_per_day=10)
+HALF_A_DAY_S = 43_200.0
+
+
+@dataclass
+class Stage:
+    store: QuotaStore
+    clock: HandClock = field(default_factory=HandClock)
+
+    async def left(self, descriptor: Descriptor = TENANT) -> tuple[int | None, ...]:
+        standing = await self.standing(descriptor)
+        parts = (standing.requests, standing.tokens, standing.cost)
+        return tuple(part.remaining for part in parts if part is not None)
+
+    async def standing(self, *descriptors: Descriptor) -> Standing:
+        if isinstance(guarded := self.store, GuardedStore) and not guarded.is_away:
+            await eventually(lambda: guarded.owed == 0)
+        return await self.store.standing(descriptors or (TENANT,))
+
+    async def reserved(self, reservation: Reservation) -> Reservation:
+        answer = await self.store.reserve(reservation)
+        assert isinstance(answer, Reservation)
+        return answer
+
+    async def refused(self, reservation: Reservation) -> Refused:
+        answer = await self.store.reserve(reservation)
+        assert isinstance(answer, Refused)
+        return answer
+
+
+@asynccontextmanager
+async def in_memory(server: RedisServer) -> AsyncIterator[Stage]:
+    clock = HandClock()
+    store = MemoryStore(clock)
+    yield Stage(store, clock)
+    store.check()
+
+
+@asynccontextmanager
+async def in_redis(server: RedisServer) -> AsyncIterator[Stage]:
+    clock = HandClock()
+    yield Stage(RedisStore(server.url, clock=clock), clock)
+
+
+@asynccontextmanager
+async def guarded(server: RedisServer, url: str | None = None) -> AsyncIterator[Stage]:
+    clock = HandClock()
+    shared = RedisStore(url or server.url, clock=clock)
+    store = GuardedStore(shared, clock=clock, options=GuardOptions(deadline_s=2.0))
+    await store.start()
+    yield Stage(store, clock)
+    store.check()
+
+
+def guarded_and_gone(server: RedisServer) -> AbstractAsyncContextManager[Stage]:
+    return guarded(server, url=f"{server.url}-nowhere")
+
+
+class Opens(Protocol):
+    def __call__(self, server: RedisServer) -> AbstractAsyncContextManager[Stage]: ...
+
+
+STAGES: dict[str, Opens] = {
+    "memory": in_memory,
+    "redis": in_redis,
+    "guarded": guarded,
+    "guarded, Redis gone": guarded_and_gone,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with a_redis() as server:
+        yield server
+
+
+@pytest.fixture(params=list(STAGES))
+async def stage(request: pytest.FixtureRequest, server: RedisServer) -> AsyncIterator[Stage]:
+    server.clean()
+    async with STAGES[request.param](server) as stage:
+        yield stage
+        await stage.store.close()
+
+
+async def test_a_reservation_takes_from_every_descriptor_and_says_what_is_left(stage: Stage) -> None:
+    answer = await stage.reserved(a_reservation("r", TENANT, AT_MODEL, requests=1, tokens=100))
+    assert answer.descriptors == (TENANT, AT_MODEL)
+    assert answer.standing == await stage.standing(TENANT, AT_MODEL)
+    assert await stage.left() == (59, 5900)
+    assert await stage.left(AT_MODEL) == (500,)
+
+
+async def test_a_refusal_takes_from_none(stage: Stage) -> None:
+    await stage.reserved(a_reservation("r", TENANT, AT_MODEL, requests=1, tokens=600))
+    refused = await stage.refused(a_reservation("s", TENANT, AT_MODEL, requests=1, tokens=1))
+    assert (refused.meter.descriptor, refused.retry_after_s) == (AT_MODEL, 0.1)
+    assert refused.standing.tokens is not None
+    assert refused.standing.tokens.remaining == 0
+    assert await stage.left() == (59, 5400)
+
+
+async def test_after_retry_after_the_same_request_passes_and_not_before(stage: Stage) -> None:
+    await stage.reserved(a_reservation("r", TENANT, tokens=6000))
+    refused = await stage.refused(a_reservation("s", TENANT, tokens=777))
+    assert refused.retry_after_s is not None
+    stage.clock.pass_s(refused.retry_after_s - 0.001)
+    await stage.refused(a_reservation("s", TENANT, tokens=777))
+    stage.clock.pass_s(0.001)
+    await stage.reserved(a_reservation("s", TENANT, tokens=777))
+
+
+async def test_what_was_not_used_is_given_back_and_what_was_missing_is_taken(stage: Stage) -> None:
+    one, two = a_reservation("r", TENANT, requests=1, tokens=1000), a_reservation("s", TENANT, requests=1, tokens=10)
+    await stage.reserved(one)
+    await stage.reserved(two)
+    await stage.store.settle(one, Charge(requests=1, tokens=300))
+    await stage.store.settle(two, Charge(requests=1, tokens=200))
+    assert await stage.left() == (58, 5500)
+
+
+async def test_settling_twice_counts_once(stage: Stage) -> None:
+    reservation = await stage.reserved(a_reservation("r", TENANT, requests=1, tokens=1000))
+    for _ in range(3):
+        await stage.store.settle(reservation, Charge(requests=1, tokens=300))
+    assert await stage.left() == (59, 5700)
+
+
+async def test_reserving_twice_with_one_id_counts_once(stage: Stage) -> None:
+    for _ in range(3):
+        reservation = await stage.reserved(a_reservation("r", TENANT, requests=1, tokens=1000))
+    assert await stage.left() == (59, 5000)
+    await stage.store.settle(reservation, Charge())
+    assert await stage.left() == (60, 6000)
+    await stage.reserved(a_reservation("r", TENANT, requests=1, tokens=1000))
+    assert await stage.left() == (60, 6000)
+
+
+async def test_a_cancelled_request_is_charged_what_it_used(stage: Stage) -> None:
+    reservation = await stage.reserved(a_reservation("r", TENANT, requests=1, tokens=1000))
+    await stage.store.settle(reservation, Charge(requests=1, tokens=17))
+    assert await stage.left() == (59, 5983)
+
+
+async def test_a_prompt_larger_than_a_minutes_limit_is_let_in_when_all_is_free_and_waited_off(stage: Stage) -> None:
+    await stage.reserved(a_reservation("r", TENANT, tokens=9000))
+    refused = await stage.refused(a_reservation("s", TENANT, tokens=1))
+    assert refused.retry_after_s == 30.01
+
+
+async def test_a_budget_lasts_until_midnight_utc(stage: Stage) -> None:
+    await stage.reserved(a_reservation("r", BUDGET, cost=9_999))
+    refused = await stage.refused(a_reservation("s", BUDGET, cost=2))
+    assert refused.retry_after_s == HALF_A_DAY_S
+    never = await stage.refused(a_reservation("s", BUDGET, cost=10_001))
+    assert never.retry_after_s is None
+    stage.clock.pass_s(HALF_A_DAY_S)
+    await stage.reserved(a_reservation("s", BUDGET, cost=10_000))
+
+
+async def test_a_request_belongs_to_the_day_on_which_it_began(stage: Stage) -> None:
+    stage.clock.pass_s(HALF_A_DAY_S - 10)
+    reservation = await stage.reserved(a_reservation("r", BUDGET, cost=9_000))
+    stage.clock.pass_s(20)
+    await stage.reserved(a_reservation("s", BUDGET, cost=1_000))
+    await stage.store.settle(reservation, Charge(cost=20_000))
+    assert await stage.left(BUDGET) == (9,)
+
+
+async def test_tenants_do_not_touch_each_other(stage: Stage) -> None:
+    other = a_descriptor("labs", tokens_per_minute=10)
+    await stage.reserved(a_reservation("r", TENANT, tokens=6000))
+    await stage.reserved(a_reservation("s", other, tokens=10))
+    assert await stage.left() == (60, 0)
+
+
+async def test_without_limits_everything_is_let_in(stage: Stage) -> None:
+    reservation = await stage.reserved(a_reservation("r", a_descriptor(), requests=1, tokens=10**9))
+    assert reservation.standing == Standing()
+    await stage.store.settle(reservation, Charge(1, 1, 1))
+
+
+async def test_many_at_once_never_get_more_than_there_is(stage: Stage) -> None:
+    asked = [a_reservation(str(number), TENANT, requests=1) for number in range(100)]
+    answers = await asyncio.gather(*(stage.store.reserve(one) for one in asked))
+    assert sum(isinstance(answer, Reservation) for answer in answers) == 60
+
+
+async def test_renewing_changes_nothing_that_is_counted(stage: Stage) -> None:
+    reservation = await stage.reserved(a_reservation("r", TENANT, tokens=1000))
+    await stage.store.renew([reservation])
+    await stage.store.renew([])
+    assert await stage.left() == (60, 5000)
+    assert "Store" in repr(stage.store)

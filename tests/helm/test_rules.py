@@ -1,0 +1,331 @@
+"""Rules of the chart: bounds are the router's, targets the file's, and alerts fire when they should and only then."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.telemetry import Telemetry
+from tests.helm.chart import Values, render
+from tests.helm.rules import Story, growing, histogram, one
+from tests.helm.test_render import render_set
+from tests.helm.value_sets import ELSEWHERE, VALUE_SETS
+
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool here; Debian's package prometheus has it")
+
+
+@cache
+def seen_by_prometheus() -> dict[str, tuple[str, ...]]:
+    """Every metric of a router without `pointsman_` -> the bounds of its buckets, if it has any."""
+    telemetry = Telemetry(clock=iter(range(100)).__next__)
+    with telemetry.account("a") as account:
+        account.heard(1.0)
+        account.heard(2.0)
+        account.usage = type(account.usage)(prompt_tokens=1, completion_tokens=2)
+    families = text_string_to_metric_families(telemetry.exposition()[0].decode())
+    return {
+        family.name.removeprefix("pointsman_"): tuple(
+            sample.labels["le"] for sample in family.samples if "le" in sample.labels and sample.labels["le"] != "+Inf"
+        )
+        for family in families
+    }
+
+
+def groups(values: Values) -> dict[str, list[dict[str, Any]]]:
+    """The rules of each group, by the last word of its name."""
+    found = render(values).one("PrometheusRule")["spec"]["groups"]
+    return {group["name"].split(".")[1]: group["rules"] for group in found}
+
+
+def with_classes(classes: str) -> dict[str, list[dict[str, Any]]]:
+    return groups({"sla": f"{ELSEWHERE}classes: {classes}\n", "shards": [], "monitoring": {"rules": {"enabled": True}}})
+
+
+def late_within_5m(classes: str) -> list[str]:
+    return [rule["expr"] for rule in with_classes(classes)["recorded"] if re.search("late:share5m", rule["record"])]
+
+
+@pytest.mark.parametrize("kind", ["ttft", "tpot"])
+def test_the_bounds_that_the_chart_reckons_with_are_the_routers(kind: str) -> None:
+    text = (Path(__file__).parents[2] / "helm/pointsman/templates/_metrics.tpl").read_text()
+    (listed,) = re.findall(rf'"{kind}" \(list ([^)]*)\)', text)
+    assert tuple(re.findall(r'"([^"]*)"', listed)) == seen_by_prometheus()[f"{kind}_seconds"]
+
+
+def test_a_target_between_two_bounds_is_reckoned_on_a_straight_line() -> None:
+    (expression,) = late_within_5m("{chat: {ttft_p95: 800ms}}")
+    assert expression.startswith(
+        '1 - (0.4 * sum by (service_class) (rate(pointsman_ttft_seconds_bucket{namespace="llm"'
+    )
+    assert re.findall(r'le="([^"]*)"', expression) == ["0.5", "1.0"]
+    assert "+ 0.6 * sum" in expression
+
+
+@pytest.mark.parametrize(
+    ("classes", "bounds"),
+    [
+        ("{chat: {ttft_p95: 1s}}", ["1.0"]),
+        ("{chat: {tpot_p95: 40ms}}", ["0.04"]),
+        ("{chat: {ttft_p95: 2ms}}", ["0.005"]),
+        ("{chat: {ttft_p95: 1.5m}}", ["60.0", "120.0"]),
+        ("{chat: {ttft_p95: 2m}}", ["120.0"]),
+    ],
+)
+def test_a_target_is_reckoned_with_the_bounds_around_it(classes: str, bounds: list[str]) -> None:
+    (expression,) = late_within_5m(classes)
+    assert re.findall(r'le="([^"]*)"', expression) == bounds
+
+
+@pytest.mark.parametrize("classes", ["{chat: {}}", "{chat: {deadline: 1h}}", "{chat: {ttft_p95: 3m}}", "{chat: }"])
+def test_what_the_metrics_cannot_show_has_no_rule(classes: str) -> None:
+    assert late_within_5m(classes) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "windows"),
+    [
+        ("ttft_p99", ["1h", "6h", "1d", "3d"]),
+        ("ttft_p95", ["1h", "6h", "1d", "3d"]),
+        ("ttft_p90", ["6h", "1d", "3d"]),
+        ("ttft_p50", ["3d"]),
+    ],
+)
+def test_an_alert_that_could_never_fire_is_not_there(target: str, windows: list[str]) -> None:
+    alerts = [rule for rule in with_classes(f"{{chat: {{{target}: 1s}}}}")["promises"] if "Late" in rule["alert"]]
+    assert [rule["labels"]["window"] for rule in alerts] == windows
+
+
+def test_every_alert_says_how_bad_it_is_and_where_it_is_explained() -> None:
+    rules = groups(VALUE_SETS["monitored"])
+    for rule in (*rules["promises"], *rules["parts"]):
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["runbook_url"] == f"https://example.com/alerts#{rule['alert'].lower()}"
+
+
+def metrics_in(expression: str) -> set[str]:
+    names = re.findall(r"\bpointsman_(\w+)", expression)
+    return {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in names if not name.startswith("scaling_")}
+
+
+@pytest.mark.parametrize("name", ["monitored", "scaled by hpa", "scaled by keda"])
+def test_every_metric_that_rules_and_triggers_name_is_one_of_the_routers(name: str) -> None:
+    rendered = render_set(name)
+    rules = [
+        rule["expr"] for one in rendered.all("PrometheusRule") for g in one["spec"]["groups"] for rule in g["rules"]
+    ]
+    queries = [
+        trigger["metadata"]["query"] for one in rendered.all("ScaledObject") for trigger in one["spec"]["triggers"]
+    ]
+    named = set().union(*map(metrics_in, (*rules, *queries)))
+    assert named
+    assert named <= seen_by_prometheus().keys()
+
+
+def test_hpa_and_keda_scale_by_the_same_three_measures() -> None:
+    hpa = render_set("scaled by hpa").one("HorizontalPodAutoscaler")["spec"]
+    recorded = {
+        r["record"]: r
+        for r in groups(VALUE_SETS["scaled by hpa"])["recorded"]
+        if r["record"].startswith("pointsman_scaling")
+    }
+    triggers = render_set("scaled by keda").one("ScaledObject")["spec"]["triggers"]
+    assert [one["external"]["metric"]["name"] for one in hpa["metrics"]] == list(recorded)
+    for metric, trigger in zip(hpa["metrics"], triggers, strict=True):
+        target = metric["external"]["target"]
+        assert target["type"] == trigger["metricType"]
+        assert target.get("value", target.get("averageValue")) == trigger["metadata"]["threshold"]
+        labels = recorded[metric["external"]["metric"]["name"]]["labels"]
+        assert metric["external"]["metric"]["selector"]["matchLabels"].items() <= labels.items()
+    assert 'service_class=~"chat|a.b"' in triggers[0]["metadata"]["query"]
+    assert 'backend=~"own-[0-9]+"' in triggers[2]["metadata"]["query"]
+
+
+# -- what follows is evaluated by Prometheus' own code
+
+TTFT, TPOT = (seen_by_prometheus()[f"{kind}_seconds"] for kind in ("ttft", "tpot"))
+LAG = seen_by_prometheus()["event_loop_lag_seconds"]
+ERROR = ("0.1", "0.3", "0.5", "1.0", "2.0")
+
+
+def well(minutes: int) -> dict[str, str]:
+    """A router that is scraped, with two backends that are well."""
+    own, large = (one("pointsman_backend_healthy", f"1x{minutes}", backend=name) for name in ("own-0", "large-0"))
+    return own | large | one("up", f"1x{minutes}") | one("pointsman_config_info", f"1x{minutes}", version="a")
+
+
+def ttft(seen: dict[str, float], minutes: int, service_class: str = "interactive") -> dict[str, str]:
+    return histogram("pointsman_ttft_seconds", TTFT, seen, minutes, tenant="acme", service_class=service_class)
+
+
+def ended(outcome: str, per_minute: float, minutes: int) -> dict[str, str]:
+    who = {"tenant": "acme", "service_class": "interactive"}
+    return growing("pointsman_requests_total", per_minute, minutes, outcome=outcome, **who)
+
+
+def fires(alert: str, severity: str, **labels: str) -> dict[str, str]:
+    return {"alertname": alert, "severity": severity, **labels}
+
+
+def burns(alert: str, service_class: str, *windows: str) -> tuple[dict[str, str], ...]:
+    severity = {"1h": "page", "6h": "page", "1d": "ticket", "3d": "ticket"}
+    return tuple(fires(alert, severity[window], window=window, service_class=service_class) for window in windows)
+
+
+WAITING = {"service_class": "interactive"}
+STORIES = {
+    "all is well": Story(
+        well(200)
+        | ttft({"0.5": 100}, 200)
+        | ended("finished", 100, 200)
+        | ended("rejected", 50, 200)
+        | ended("cancelled", 50, 200),
+        190,
+    ),
+    "most first tokens are late": Story(
+        well(90) | ttft({"0.5": 20, "2.5": 80}, 90),
+        70,
+        burns("PointsmanFirstTokensLate", "interactive", "1h", "6h", "1d"),
+    ),
+    "two of five first tokens are late": Story(
+        # all between 0.5 and 1 s: 40 % of a straight line lies above 0.8 s
+        well(90) | ttft({"1.0": 100}, 90),
+        70,
+        burns("PointsmanFirstTokensLate", "interactive", "6h", "1d"),
+    ),
+    "hardly anybody asks": Story(well(90) | ttft({"2.5": 0.1}, 90), 70),
+    "a median is missed by most": Story(
+        well(200) | ttft({"2.5": 40, "5.0": 60}, 200, "median"), 190, burns("PointsmanFirstTokensLate", "median", "3d")
+    ),
+    "tokens are late": Story(
+        well(90)
+        | histogram("pointsman_tpot_seconds", TPOT, {"0.08": 100}, 90, tenant="acme", service_class="long-rag"),
+        70,
+        burns("PointsmanTokensLate", "long-rag", "6h", "1d"),
+    ),
+    "one request of twenty fails": Story(
+        well(90) | ended("finished", 95, 90) | ended("failed", 5, 90),
+        70,
+        burns("PointsmanRequestsFail", "interactive", "1h", "6h", "1d"),
+    ),
+    "no router is scraped": Story({}, 10, (fires("PointsmanRouterDown", "page"),)),
+    "routers are down": Story(one("up", "0x20"), 10, (fires("PointsmanRouterDown", "page"),)),
+    "a pool is down": Story(
+        well(90)
+        | one("pointsman_backend_healthy", "0x90", backend="own-0")
+        | one("pointsman_backend_healthy", "0x90", backend="own-1"),
+        10,
+        (fires("PointsmanPoolDown", "page", pool="own"),),
+    ),
+    "a backend fell ill": Story(
+        well(90) | one("pointsman_backend_healthy", "1x30 0x60", backend="own-1"),
+        40,
+        (fires("PointsmanBackendIll", "ticket", backend="own-1"),),
+    ),
+    "a shard was never there": Story(well(90) | one("pointsman_backend_healthy", "0x90", backend="own-7"), 20),
+    "the queue stands": Story(
+        well(90)
+        | one("pointsman_queued", "3x90", **WAITING)
+        | growing("pointsman_queue_seconds_count", 0, 90, tenant="a", **WAITING),
+        30,
+        (fires("PointsmanQueueStands", "page", service_class="interactive"),),
+    ),
+    "the queue moves": Story(
+        well(90)
+        | one("pointsman_queued", "3x90", **WAITING)
+        | growing("pointsman_queue_seconds_count", 9, 90, tenant="a", **WAITING),
+        30,
+    ),
+    "the event loop is late": Story(
+        well(90) | histogram("pointsman_event_loop_lag_seconds", LAG, {"0.001": 90, "0.5": 10}, 90),
+        30,
+        (fires("PointsmanEventLoopLate", "ticket", pod="r-0"),),
+    ),
+    "a file is refused for the first time": Story(
+        well(90) | one("pointsman_config_reloads_total", "_x20 1x70", result="refused"),
+        30,
+        (fires("PointsmanFileRefused", "ticket", pod="r-0"),),
+    ),
+    "a file is refused again": Story(
+        well(90) | one("pointsman_config_reloads_total", "1x40 2x50", result="refused"),
+        50,
+        (fires("PointsmanFileRefused", "ticket", pod="r-0"),),
+    ),
+    "a file was refused long ago": Story(
+        well(90) | one("pointsman_config_reloads_total", "1x90", result="refused"), 30
+    ),
+    "routers decide by two files": Story(
+        well(90) | one("pointsman_config_info", "1x90", version="b"), 30, (fires("PointsmanVersionsDiffer", "ticket"),)
+    ),
+    "a task fails": Story(
+        well(90) | one("pointsman_events_total", "_x20 1x70", event="task_failed"),
+        25,
+        (fires("PointsmanTaskFailed", "ticket", pod="r-0"),),
+    ),
+    "predictions are off": Story(
+        well(90) | histogram("pointsman_ttft_prediction_error", ERROR, {"1.0": 50}, 90, backend="own-0"),
+        45,
+        (fires("PointsmanPredictionsOff", "ticket", backend="own-0"),),
+    ),
+    "predictions are good": Story(
+        well(90) | histogram("pointsman_ttft_prediction_error", ERROR, {"0.3": 50}, 90, backend="own-0"), 45
+    ),
+}
+
+
+def test_every_alert_fires_in_some_story() -> None:
+    rules = groups(VALUE_SETS["monitored"])
+    told = {labels["alertname"] for story in STORIES.values() for labels in story.firing}
+    assert told == {rule["alert"] for rule in (*rules["promises"], *rules["parts"])}
+
+
+def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    assert PROMTOOL is not None
+    return subprocess.run([PROMTOOL, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def told(story: Story, directory: Path) -> subprocess.CompletedProcess[str]:
+    """What promtool says to `story` with the rules of the set `monitored`."""
+    path = directory / "story.yaml"
+    path.write_text(yaml.safe_dump(story.as_file(str(rules_file("monitored", directory)))))
+    return promtool("test", "rules", path)
+
+
+def rules_file(name: str, directory: Path) -> Path:
+    path = directory / "rules.yaml"
+    path.write_text(yaml.safe_dump(render_set(name).one("PrometheusRule")["spec"]))
+    return path
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", [name for name in VALUE_SETS if render_set(name).all("PrometheusRule")])
+def test_prometheus_understands_every_rule(name: str, tmp_path: Path) -> None:
+    count = sum(len(group["rules"]) for group in render_set(name).one("PrometheusRule")["spec"]["groups"])
+    done = promtool("check", "rules", rules_file(name, tmp_path))
+    assert f"SUCCESS: {count} rules found" in done.stdout, done.stdout + done.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", STORIES)
+def test_prometheus_raises_the_alerts_of_each_story_and_no_others(name: str, tmp_path: Path) -> None:
+    done = told(STORIES[name], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    "firing", [(), (fires("PointsmanRouterDown", "page"), fires("PointsmanPoolDown", "page", pool="own"))]
+)
+def test_an_alert_too_few_or_too_many_is_seen(firing: tuple[dict[str, str], ...], tmp_path: Path) -> None:
+    done = told(Story(STORIES["no router is scraped"].input, 10, firing), tmp_path)
+    assert done.returncode != 0
+    assert "got: {alertname=" in done.stderr

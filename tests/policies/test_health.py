@@ -1,0 +1,168 @@
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.health import Health, HealthRules
+
+RULES = HealthRules(failures=3, retry_s=1.0, longest_retry_s=8.0, slow_start_s=10.0, window_s=10.0, least_requests=10)
+
+
+def a_health(rules: HealthRules = RULES, *, is_cold: bool = False) -> Health:
+    return Health(rules, random.Random(7), is_cold=is_cold)
+
+
+def a_well_one(rules: HealthRules = RULES) -> Health:
+    health = a_health(rules)
+    health.probe_passed(0.0)
+    return health
+
+
+def test_nobody_is_well_before_a_first_probe() -> None:
+    health = a_health()
+    assert not health.may_serve
+    health.probe_passed(0.0)
+    assert (health.is_well, health.share(0.0)) == (True, 1.0)
+
+
+def test_one_that_joins_warm_ones_begins_slowly() -> None:
+    health = a_health(is_cold=True)
+    health.probe_passed(5.0)
+    assert [health.share(5.0 + past) for past in (0.0, 5.0, 9.0, 10.0)] == [0.1, 0.5, 0.9, 1.0]
+
+
+def test_without_a_slow_start_the_share_is_whole_at_once() -> None:
+    health = a_health(replace(RULES, slow_start_s=0.0), is_cold=True)
+    health.probe_passed(5.0)
+    assert health.share(5.0) == 1.0
+
+
+def test_failures_in_a_row_open_it_and_a_success_between_them_does_not() -> None:
+    health = a_well_one()
+    for _ in range(2):
+        health.request_failed(1.0, "x")
+        health.request_failed(1.0, "x")
+        health.request_ended(1.0)
+    assert health.is_well
+    for _ in range(3):
+        health.request_failed(1.0, "refused")
+    assert not health.may_serve
+    assert health.reason == "refused"
+
+
+def test_probes_that_pass_do_not_excuse_requests_that_fail() -> None:
+    health = a_well_one()
+    for now in (1.0, 2.0, 3.0):
+        health.request_failed(now, "x")
+        health.probe_passed(now)
+    assert not health.may_serve
+
+
+def test_a_high_share_of_failures_opens_it_although_they_are_never_in_a_row() -> None:
+    health = a_well_one()
+    for number in range(RULES.least_requests - 1):
+        if number % 2:
+            health.request_ended(1.0)
+        else:
+            health.request_failed(1.0, "x")
+    assert health.is_well, "so few say nothing"
+    health.request_failed(1.0, "x")
+    assert not health.may_serve
+
+
+def test_failures_are_forgotten_with_the_window() -> None:
+    health = a_well_one()
+    for _ in range(4):
+        health.request_failed(0.5, "x")
+        health.request_ended(0.5)
+    for _ in range(10):
+        health.request_ended(12.0)
+        health.request_failed(12.0, "x") if _ < 4 else health.request_ended(12.0)
+    assert health.is_well
+    health.check()
+
+
+def test_requests_that_failed_have_to_be_waited_out_and_then_one_is_on_trial() -> None:
+    health = a_well_one()
+    for _ in range(3):
+        health.request_failed(1.0, "x")
+    health.probe_passed(1.2)
+    assert not health.may_serve, "half of retry_s at the least"
+    health.probe_passed(2.0)
+    assert (health.is_on_trial, health.is_well) == (True, False)
+    health.answered(2.5)
+    assert (health.is_on_trial, health.is_well) == (False, True)
+    assert health.share(2.5) == 0.1
+
+
+def test_time_alone_brings_nobody_back() -> None:
+    health = a_well_one()
+    for _ in range(3):
+        health.request_failed(1.0, "x")
+    health.probe_failed(50.0, "away")
+    assert not health.may_serve
+
+
+def test_probes_that_failed_need_no_more_than_one_that_passes() -> None:
+    health = a_well_one()
+    for now in (1.0, 2.0, 3.0):
+        health.probe_failed(now, "away")
+    assert not health.may_serve
+    health.probe_passed(3.0)
+    assert health.is_on_trial
+
+
+def test_each_trial_that_fails_doubles_the_pause_up_to_the_longest() -> None:
+    health, now, pauses = a_well_one(), 0.0, []
+    for _ in range(3):
+        health.request_failed(now, "x")
+    for _ in range(7):
+        opened_at = now
+        while not health.is_on_trial:
+            now += 0.01
+            health.probe_passed(now)
+        pauses.append(now - opened_at)
+        health.request_failed(now, "x")
+    steps = [1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]
+    assert all(step / 2 <= pause <= step + 0.02 for step, pause in zip(steps, pauses, strict=True)), pauses
+    assert len(set(pauses)) == 7, "routers do not come back in step"
+
+
+def test_after_a_trial_that_succeeds_the_pause_is_short_again() -> None:
+    health = a_well_one()
+    for now in (0.0, 10.0, 20.0):
+        for _ in range(3):
+            health.request_failed(now, "x")
+        health.probe_passed(now + 1.0)
+        assert health.is_on_trial
+        health.request_ended(now + 1.0)
+        assert health.is_well
+
+
+@pytest.mark.parametrize("event", ["probe_failed", "request_failed"])
+def test_what_happens_to_one_that_is_ill_changes_nothing(event: str) -> None:
+    health = a_health()
+    for _ in range(10):
+        getattr(health, event)(0.0, "x")
+    health.probe_passed(0.0)
+    assert health.is_well
+
+
+events = st.sampled_from(["probe_passed", "probe_failed", "answered", "request_ended", "request_failed"])
+
+
+@given(st.lists(st.tuples(events, st.floats(0.0, 5.0)), max_size=80))
+def test_it_is_always_in_one_state_and_its_share_never_shrinks_while_it_is_well(steps: list[tuple[str, float]]) -> None:
+    health, now, share = a_health(is_cold=True), 0.0, 0.0
+    for event, after_s in steps:
+        was_well = health.is_well
+        now += after_s
+        getattr(health, event)(now, *(["x"] if event.endswith("failed") else []))
+        health.check()
+        assert health.may_serve or health.reason
+        share = share if was_well and health.is_well else 0.0
+        assert 0.1 <= health.share(now) <= 1.0
+        assert not health.is_well or health.share(now) >= share
+        share = health.share(now)

