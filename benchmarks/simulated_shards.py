@@ -107,6 +107,7 @@ class SimulatedCaller:
     tokens: bytes
     new_tokens: int
     key: str | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     async def read(self) -> Ask:
         path = "/v1/completions"
