@@ -75,6 +75,11 @@ class Backend(Protocol):
     pool: str
     kind: str
 
+    @property
+    def address(self) -> str:
+        """host:port, for people and traces; empty where there is none."""
+        ...
+
     def describe(self) -> Description | None:
         """What it can do; None until it was reached for the first time."""
         ...

@@ -46,6 +46,7 @@ class FakeBackend:
     pool: str = "fake"
     script: Script = field(default_factory=Answer)
     models: frozenset[str] = frozenset({"fake"})
+    address: str = ""
     kind: str = "fake"
     speaks_tokens: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
+from yarl import URL
+
 from backends.base import Description, Load
 from backends.http import Exchange, HttpClient, HttpOptions, base_url, bearer
 from policies.errors import BackendFailed
@@ -43,6 +45,12 @@ class HttpBackend(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self.pool} at {self.url}: {self.client.open_requests} requests>"
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        there = URL(self.url)
+        return f"{there.host_subcomponent}:{there.port}"
 
     @property
     def open_requests(self) -> int:

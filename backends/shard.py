@@ -57,6 +57,11 @@ class ShardBackend:
         return f"<ShardBackend {self.name} of {self.pool}: {self._link!r}>"
 
     @property
+    def address(self) -> str:
+        """host:port."""
+        return self._link.address
+
+    @property
     def open_requests(self) -> int:
         """Requests that the shard has not ended and nobody cancelled."""
         return self._link.open_requests

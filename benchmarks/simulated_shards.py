@@ -64,6 +64,7 @@ class SimulatedShard:
     tells: bool
     pool: str = "own"
     kind: str = "fake"
+    address: str = ""
 
     @property
     def name(self) -> str:
@@ -106,6 +107,7 @@ class SimulatedCaller:
     tokens: bytes
     new_tokens: int
     key: str | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     async def read(self) -> Ask:
         path = "/v1/completions"

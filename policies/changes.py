@@ -9,7 +9,13 @@ from policies.config import Config, PoolSpec
 from policies.fields import Problems
 from policies.yaml_positions import Node, read_yaml
 
-FIXED_SERVER = {"http": "http", "grpc": "grpc", "admin": "admin", "max_body": "max_body_bytes"}
+FIXED_SERVER = {
+    "http": "http",
+    "grpc": "grpc",
+    "admin": "admin",
+    "max_body": "max_body_bytes",
+    "decision_log": "decision_log",
+}
 """Keys of `server` that are built into the running servers, and the settings that they become."""
 
 

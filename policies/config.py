@@ -80,7 +80,7 @@ class PoolSpec:
 class ServerSettings:
     """Where the router listens and what it accepts. Addresses are host:port; None turns that server off.
 
-    `admin_key_hashes` are sha256 hex digests of the operators' keys.
+    `admin_key_hashes` are sha256 hex digests of the operators' keys. `decision_log` is a file, `-` standard output.
     """
 
     http: str = "127.0.0.1:8080"
@@ -91,6 +91,7 @@ class ServerSettings:
     max_concurrent: int = 4096
     max_queued: int = 4096
     drain_s: float = 30.0
+    decision_log: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

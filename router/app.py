@@ -24,6 +24,7 @@ from router.beliefs import Beliefs
 from router.cluster import Cluster
 from router.config_file import Contents
 from router.dashboard.board import Board
+from router.decision_log import DecisionLog
 from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.feeds.feeds import Feeds
@@ -44,6 +45,7 @@ from router.store.redis import RedisStore
 from router.supervise import supervise
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
+from router.tracing import Tracing
 
 _LEFTOVERS_S = 0.25
 """How long requests that were cancelled at the end of a drain may take to clean up."""
@@ -88,13 +90,16 @@ class Parts(TypedDict, total=False):
     file: Contents
     shadow: Contents
     quotas: QuotaStore
+    tracing: Tracing
     shares_ports: bool
 
 
 def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     """The parts of a router for `config`, put together and not started."""
     clock = parts.get("clock", time.monotonic)
-    telemetry = Telemetry(clock)
+    telemetry = Telemetry(clock, tracing=parts.get("tracing"))
+    if config.server.decision_log is not None:
+        telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
     telemetry.config(config.version)
     beliefs = Beliefs(lambda name: cluster.tells_cache(name), clock)  # noqa: PLW0108 - the cluster is made below
     rng = parts.get("rng") or random.Random()
@@ -216,6 +221,9 @@ class Router:
 
     async def __aenter__(self) -> Router:
         async with AsyncExitStack() as stack:
+            if (log := self.gateway.telemetry.decisions) is not None:
+                log.open()
+                stack.push_async_callback(asyncio.to_thread, log.close)
             stack.push_async_callback(self.gateway.tokenizers.close)
             stack.push_async_callback(self.gateway.admission.store.close)
             await self.gateway.admission.store.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,11 @@ class Caller(Protocol):
 
     id: str
     key: str | None
+
+    @property
+    def trace(self) -> Mapping[str, str]:
+        """`traceparent` and `tracestate`, as far as the client sent them."""
+        ...
 
     async def read(self) -> Ask:
         """What the client asks for. Raises InvalidRequest, RequestTooLarge, CallerGone."""

@@ -33,6 +33,10 @@ Shadow = Annotated[
     Path | None,
     typer.Option(metavar="FILE2", help="A second file that decides too, without effect; differences are counted."),
 ]
+JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log one JSON object a line, for machines.")]
+Decisions = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Log decisions and outcomes there, as JSON lines; - is stdout.")
+]
 Admin = Annotated[
     str | None, typer.Option(help="host:port for operators and the dashboard, or off; the file's word otherwise.")
 ]
@@ -48,6 +52,8 @@ def up(
     shards: Annotated[int | None, typer.Option(help="Local shards, if there is no file.", min=1)] = None,
     model: Annotated[str | None, typer.Option(help="A Hugging Face directory, if there is no file.")] = None,
     shadow: Shadow = None,
+    decisions: Decisions = None,
+    json_logs: JsonLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run router and shards together on this machine, until Ctrl-C.
@@ -56,6 +62,7 @@ def up(
                pointsman up sla.yaml
                pointsman up --model ./Qwen3-0.6B --shards 1
     """
+    from router.logs import LogOptions
     from router.up import Files, run
 
     if file is not None and (shards or model):
@@ -66,7 +73,8 @@ def up(
     else:
         files = Files(contents := started_with(file), started_with(shadow) if shadow else None)
         config = contents.config
-    run(listening(config, http, grpc, admin, usual_admin=True), files, local=True, verbose=verbose)
+    config = listening(config, http, grpc, admin, usual_admin=True)
+    run(logging_decisions(config, decisions), files, local=True, log=LogOptions(json_logs, verbose))
 
 
 @app.command()
@@ -80,13 +88,16 @@ def serve(
         int, typer.Option(help="Routers on the same ports, sharing what FILE's store says.", min=1)
     ] = 1,
     process: Annotated[str | None, typer.Option(hidden=True)] = None,
+    decisions: Decisions = None,
+    json_logs: JsonLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the router alone, in front of the backends that FILE names."""
+    from router.logs import LogOptions
     from router.up import Files, run, run_many
 
     contents = started_with(file)
-    config = listening(contents.config, http, grpc, admin)
+    config = logging_decisions(listening(contents.config, http, grpc, admin), decisions)
     local = [pool.name for pool in config.pools.values() if pool.local]
     if local:
         fail(
@@ -98,7 +109,7 @@ def serve(
             raise typer.Exit(1)
         return
     files = Files(contents, started_with(shadow) if shadow else None)
-    run(config, files, local=False, verbose=verbose, process=process)
+    run(config, files, local=False, log=LogOptions(json_logs, verbose), process=process)
 
 
 @app.command(
@@ -268,6 +279,13 @@ def listening(
         admin=None if operators == "off" else operators,
     )
     return replace(config, server=server)
+
+
+def logging_decisions(config: Config, to: str | None) -> Config:
+    """`config` with the decision log that the command line gave."""
+    from dataclasses import replace
+
+    return config if to is None else replace(config, server=replace(config.server, decision_log=to))
 
 
 def fail(message: str, hint: str = "") -> NoReturn:

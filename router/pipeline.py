@@ -33,7 +33,6 @@ from router.ask import Ask
 from router.caller import Caller, CallerGone, Placement
 from router.cluster import ServedModel
 from router.dispatch import Bid, Placed
-from router.flights import Flight
 from router.gateway import Gateway
 from router.identify import identify
 from router.placing import Placer
@@ -41,12 +40,10 @@ from router.prepare import believed, claim_of, facts_of, find_model, room, token
 from router.telemetry import Account, Telemetry
 from router.tokenize import Tokens
 from router.tool_calls import heard
+from router.tracing import AttemptTrace, PromptTrace
 
 MOST_TRIES = 3
 """Backends that one prompt may be tried on; those that it never reached do not count."""
-
-FORWARDED = ("traceparent", "tracestate")
-"""Headers of the client that backends see."""
 
 WANTED = {
     Capability.STRUCTURED_OUTPUT: (
@@ -70,24 +67,28 @@ async def serve(caller: Caller, gateway: Gateway) -> None:
     Tries another backend only while the client has seen nothing of that answer. Raises ExpectedError or CallerGone;
     however it ends, the Outcome is counted once and every permit is settled.
     """
-    with gateway.telemetry.account(caller.id) as account, outer_edge(gateway.telemetry), gateway.doors.entered():
+    with (
+        gateway.telemetry.account(caller.id, caller.trace) as account,
+        outer_edge(gateway.telemetry),
+        gateway.doors.entered(),
+    ):
         config = gateway.config
         tenant = identify(caller.key, config)
         account.tenant = tenant.name
         ask = await caller.read()
         async with within(ask.deadline_s):
             model = find_model(ask.model, tenant, gateway)
-            account.model = model.name
+            account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
             inputs = await tokenize(ask, model, tenant, gateway)
             held = [believed(tokens, gateway) for tokens in inputs]
             facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
             ruling = classify(facts, config)
-            account.service_class = ruling.service_class.name
+            account.service_class, account.rule = ruling.service_class.name, ruling.rule
             claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
             async with gateway.admission.permit(claim, caller.limited) as permit:
                 call = _Call(caller, ask, facts, ruling, config, gateway, permit, account)
                 pairs = enumerate(zip(inputs, held, strict=True))
-                await together([call.answer(at, call.bid(at, model, *pair)) for at, pair in pairs])
+                await together([call.answer(at, model, *pair) for at, pair in pairs])
 
 
 @contextmanager
@@ -141,33 +142,42 @@ class _Call:
     permit: Permit
     account: Account
 
-    async def answer(self, at: int, bid: Bid) -> None:
-        """Answer prompt number `at`, on another backend if one fails before the client has seen anything."""
+    async def answer(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int]) -> None:
+        """Answer prompt number `at`, on another backend if one fails before the client has seen anything.
+
+        `held` is what backends hold of it now.
+        """
+        with self.gateway.telemetry.prompt(self.account, config_version=self.config.version) as trace:
+            await self._answer(at, self._bid(at, model, tokens, held, trace=trace), trace)
+
+    async def _answer(self, at: int, bid: Bid, trace: PromptTrace) -> None:
         placer = Placer(
             self.gateway.dispatcher,
             self.gateway.clock,
             steps=self.config.on_miss.get(self.ruling.service_class.name, ()),
-            degraded=lambda other, name: self._degraded(at, other, name),
+            degraded=lambda other, name: self._degraded(at, other, name, trace),
             on_step=partial(self.gateway.telemetry.missed, self.ruling.service_class.name),
         )
-        placed = await placer.place(bid)
+        with trace.queue():
+            placed = await placer.place(bid)
         try:
-            while (failure := await self._failed(at, placed)) is not None:
+            while (failure := await self._failed(at, placed, trace)) is not None:
                 self.gateway.telemetry.event("retried")
                 try:
-                    placed = await placer.whenever(placed.bid)
+                    with trace.queue():
+                        placed = await placer.whenever(placed.bid)
                 except (NoBackend, Overloaded):
                     # what the last one said tells more than that nobody else is left
                     raise failure from None
         finally:
             self._settle(placed)
 
-    async def _failed(self, at: int, placed: Placed) -> ExpectedError | None:
+    async def _failed(self, at: int, placed: Placed, trace: PromptTrace) -> ExpectedError | None:
         """Stream the answer from where it was placed; why that failed, if another backend may be tried."""
         bid = placed.bid
         try:
             with self.gateway.cluster.flying(placed.flight):
-                await self._answered(at, placed)
+                await self._answered(at, placed, trace)
         except (BackendFailed, Overloaded) as failure:
             self.gateway.beliefs.failed(placed.flight.backend)
             bid.avoiding |= {placed.flight.backend}
@@ -190,29 +200,31 @@ class _Call:
             gateway.lengths.learn(bid.request.tenant, bid.request.service_class, told.completion_tokens)
         gateway.dispatcher.correct(bid, actual_s)
 
-    async def _answered(self, at: int, placed: Placed) -> None:
+    async def _answered(self, at: int, placed: Placed, trace: PromptTrace) -> None:
         """Stream the answer from where it was placed."""
         bid, backend = placed.bid, self.gateway.cluster.backend_of(placed.flight)
         self._record(at, bid.request, placed.found.view, placed.found.decision)
         self.gateway.telemetry.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
         await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
-        deltas = heard(backend, bid.request, bid.prompt, bid.tools)
-        await self._relay(at, bid.request, deltas, placed.flight, bid.echo)
+        with trace.sent(placed, backend) as attempt:
+            deltas = heard(backend, bid.request, attempt.stamped(bid.prompt), bid.tools)
+            await self._relay(at, placed, deltas, attempt)
 
-    def bid(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int]) -> Bid:
+    def _bid(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int], *, trace: PromptTrace) -> Bid:
         """What prompt number `at` asks of the dispatcher, as one for `model`; `held` is what backends hold now."""
         ask, gateway = self.ask, self.gateway
-        headers = {name: ask.headers[name] for name in FORWARDED if name in ask.headers}
         request = self._request(at, model, tokens)
 
         beliefs = iter([held])
 
         def decide(asked: Request, avoiding: Collection[str]) -> tuple[ClusterView, Decision]:
-            latest = next(beliefs, None)
+            began_at, latest = gateway.clock(), next(beliefs, None)
             # whoever waited or comes back asks the index again
             latest = believed(tokens, gateway) if latest is None else latest
-            view = gateway.cluster.view(gateway.clock(), latest, rank=asked.rank)
-            return view, self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
+            view = gateway.cluster.view(began_at, latest, rank=asked.rank)
+            decision = self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
+            trace.decided(asked, view, decision, began_at=began_at)
+            return view, decision
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
             self._record(at, asked, view, decision)
@@ -220,7 +232,7 @@ class _Call:
 
         return Bid(
             request,
-            prompt=Prompt(tokens.token_ids, ask.bodies[at], ask.path, headers, ask.anthropic_body),
+            prompt=Prompt(tokens.token_ids, ask.bodies[at], ask.path, self.account.trace.headers, ask.anthropic_body),
             echo=tokens.echo,
             tools=tokens.tools,
             arrived_at=self.account.started_at,
@@ -231,13 +243,13 @@ class _Call:
             sent=lambda backend: gateway.beliefs.sent(backend, tokens.keys),
         )
 
-    async def _degraded(self, at: int, bid: Bid, name: str) -> Bid:
+    async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace) -> Bid:
         """`bid` as one for the model `name`; itself where the tenant has no such model or the prompt does not fit."""
         gateway, tenant = self.gateway, self.facts.tenant
         try:
             model = find_model(name, tenant, gateway)
             inputs = await tokenize(self.ask, model, tenant, gateway)
-            return self.bid(at, model, inputs[at], believed(inputs[at], gateway))
+            return self._bid(at, model, inputs[at], believed(inputs[at], gateway), trace=trace)
         except (UnknownModel, NoBackend, ContextExceeded):
             return bid
 
@@ -253,8 +265,9 @@ class _Call:
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
             self.caller.explain(at, without_secrets(why))
 
-    async def _relay(self, at: int, request: Request, deltas: AsyncIterator[Delta], flight: Flight, echo: str) -> None:
+    async def _relay(self, at: int, placed: Placed, deltas: AsyncIterator[Delta], attempt: AttemptTrace) -> None:
         """Pass `deltas` on and charge what they used, also if they break off."""
+        request, flight, echo = placed.bid.request, placed.flight, placed.bid.echo
         unechoed = set(range(request.sampling.choices)) if echo else set()
         try:
             async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
@@ -266,6 +279,8 @@ class _Call:
                         if delta.choice in unechoed:
                             unechoed.remove(delta.choice)
                             delta = replace(delta, text=echo + delta.text)  # noqa: PLW2901
+                    if delta.finish_reason is not None:
+                        attempt.finished(delta.finish_reason)
                     await self.caller.write(at, delta)
         finally:
             if flight.answered:

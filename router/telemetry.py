@@ -1,23 +1,29 @@
-"""Metrics and the structured log of decisions and outcomes. The only place that knows prometheus."""
+"""What the router tells of itself: metrics, traces, the decision log and the structured log, all through one object."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Protocol
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from policies.cost import Latency
 from policies.nouns import BackendView, Decision, Outcome, Request, Usage
 from policies.shadow import Difference
+from router.ask import Input
+from router.decision_log import DecisionLog, LoggedPrompt
 from router.feeds.health import FeedHealth
+from router.logs import Facts
+from router.metrics import Metrics
 from router.outcome import code_of, outcome_of
+from router.tracing import Answered, CallTrace, PromptTrace, Tracing, Untraced
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10, 120)
@@ -28,15 +34,17 @@ _decisions = logging.getLogger("pointsman.decision")
 _shadows = logging.getLogger("pointsman.shadow")
 _outcomes = logging.getLogger("pointsman.outcome")
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_NO_CONTEXT: Mapping[str, str] = MappingProxyType({})
 
 
 class Account:
-    """What telemetry learns of one call while it lives. `tenant` and `service_class` are set as soon as known."""
+    """What telemetry learns of one call while it lives. `tenant` and the like are set as soon as they are known."""
 
-    def __init__(self, id: str, started_at: float) -> None:  # noqa: A002 - it is the request's id
-        self.id, self.started_at = id, started_at
-        self.tenant, self.service_class, self.model = "unknown", "none", ""
+    def __init__(self, id: str, started_at: float, trace: CallTrace) -> None:  # noqa: A002 - it is the request's id
+        self.id, self.started_at, self.trace = id, started_at, trace
+        self.tenant, self.service_class, self.model, self.path = "unknown", "none", "", ""
+        self.rule: int | None = None
+        self.inputs: Sequence[Input] = ()
         self.usage = Usage()
         self.first_at: float | None = None
         self.last_at: float | None = None
@@ -68,64 +76,70 @@ class Listener(Protocol):
 
 
 class Telemetry:
-    """All metrics of one router, in a registry of its own."""
+    """All metrics of one router, in a registry of its own. `tracing` and `decisions` hear of calls if there are any."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        tracing: Tracing | None = None,
+        decisions: DecisionLog | None = None,
+    ) -> None:
+        self._clock, self._tracing, self.decisions = clock, tracing, decisions
         self.registry = CollectorRegistry()
+        made = self.metrics = Metrics(self.registry)
         who = ("tenant", "service_class")
-        self._requests = self._counter("requests", "Requests by how they ended", (*who, "outcome"))
-        self._refusals = self._counter("errors", "Requests that did not finish, by error code", ("code",))
-        self._ttft = self._histogram("ttft_seconds", "Time to the first token of an answer", who, _LATENCY_S)
-        self._tpot = self._histogram("tpot_seconds", "Mean time per further output token", who, _TPOT_S)
-        self._total = self._histogram("request_seconds", "Time from request to end of answer", who, _LATENCY_S)
-        self._tokens = self._counter(
+        self._requests = made.counter("requests", "Requests by how they ended", (*who, "outcome"))
+        self._refusals = made.counter("errors", "Requests that did not finish, by error code", ("code",))
+        self._ttft = made.histogram("ttft_seconds", "Time to the first token of an answer", who, _LATENCY_S)
+        self._tpot = made.histogram("tpot_seconds", "Mean time per further output token", who, _TPOT_S)
+        self._total = made.histogram("request_seconds", "Time from request to end of answer", who, _LATENCY_S)
+        self._tokens = made.counter(
             "tokens", "Tokens by kind: prompt, cached (part of prompt), completion", (*who, "kind")
         )
-        self._decided = self._counter("decisions", "Decisions by chosen backend", ("policy", "backend"))
-        self._in_flight = self._gauge("backend_in_flight", "Requests that this router has at a backend", ("backend",))
-        self._healthy = self._gauge("backend_healthy", "1 if the backend may get requests", ("backend",))
-        self._error = self._histogram(
+        self._decided = made.counter("decisions", "Decisions by chosen backend", ("policy", "backend"))
+        self._in_flight = made.gauge("backend_in_flight", "Requests that this router has at a backend", ("backend",))
+        self._healthy = made.gauge("backend_healthy", "1 if the backend may get requests", ("backend",))
+        self._error = made.histogram(
             "ttft_prediction_error", "|predicted - seen| / seen, of each first token", ("backend",), _ERROR
         )
-        self._off = self._counter(
+        self._off = made.counter(
             "ttft_prediction_seconds", "Sum of times to first token: predicted and seen", ("backend", "kind")
         )
-        self._latency = self._gauge(
+        self._latency = made.gauge(
             "backend_latency", "What the router has learnt of a backend's speed", ("backend", "coefficient")
         )
-        self._limit = self._gauge(
+        self._limit = made.gauge(
             "backend_adaptive_limit", "Requests at once that a backend takes, where it does not tell", ("backend",)
         )
         source = ("pool", "source")
-        self._found = self._gauge("discovered_addresses", "Addresses that a source told last", source)
-        self._source_well = self._gauge("discovery_well", "1 if the source could be asked last", source)
-        self._source_failed = self._counter("discovery_failures", "Times that a source could not be asked", source)
-        self._reloads = self._counter("config_reloads", "SLA files read while running, by result", ("result",))
-        self._config = self._gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
-        self._waiting = self._gauge("queued", "Requests that wait in the router for room", ("service_class",))
-        self._queue_s = self._histogram(
+        self._found = made.gauge("discovered_addresses", "Addresses that a source told last", source)
+        self._source_well = made.gauge("discovery_well", "1 if the source could be asked last", source)
+        self._source_failed = made.counter("discovery_failures", "Times that a source could not be asked", source)
+        self._reloads = made.counter("config_reloads", "SLA files read while running, by result", ("result",))
+        self._config = made.gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
+        self._waiting = made.gauge("queued", "Requests that wait in the router for room", ("service_class",))
+        self._queue_s = made.histogram(
             "queue_seconds", "Time from the arrival of a request until it is sent to a backend", who, _LATENCY_S
         )
-        self._misses = self._counter(
+        self._misses = made.counter(
             "misses",
             "Promises that could not be kept, by the step of on_miss tried",
             ("service_class", "step"),
         )
-        self._feed_confidence = self._gauge("feed_confidence", "P(hit) of what a feed told", ("source",))
-        self._feed_counts = self._gauge("feed_events", "What has happened to a feed", ("source", "what"))
-        self._shadow = self._counter(
+        self._feed_confidence = made.gauge("feed_confidence", "P(hit) of what a feed told", ("source",))
+        self._feed_counts = made.gauge("feed_events", "What has happened to a feed", ("source", "what"))
+        self._shadow = made.counter(
             "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
         )
-        self._exact = self._gauge("replicas_exact", "1 if all that other routers tell is known here", ())
-        self._others = self._gauge("replicas_heard", "Other routers that were heard of in the last seconds", ())
-        self._events = self._counter("events", "Things that happen rarely, by name", ("event",))
-        self._lag = self._histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
-        self._worst_lag = self._gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
+        self._exact = made.gauge("replicas_exact", "1 if all that other routers tell is known here", ())
+        self._others = made.gauge("replicas_heard", "Other routers that were heard of in the last seconds", ())
+        self._events = made.counter("events", "Things that happen rarely, by name", ("event",))
+        self._lag = made.histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
+        self._worst_lag = made.gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
         self.worst_lag_s = 0.0
         self._listeners: list[Listener] = []
-        # looking a labelled child up costs four times what counting does
-        self._child: Callable[..., Any] = cache(lambda metric, *labels: metric.labels(*labels))
+        self._child = made.child
 
     def __repr__(self) -> str:
         return f"<Telemetry, worst lag {self.worst_lag_s * 1000:.1f} ms>"
@@ -135,9 +149,13 @@ class Telemetry:
         self._listeners.append(listener)
 
     @contextmanager
-    def account(self, id: str) -> Iterator[Account]:  # noqa: A002
-        """An Account that is counted once when the context is left, with the Outcome that ended it."""
-        account = Account(id, self._clock())
+    def account(self, id: str, context: Mapping[str, str] = _NO_CONTEXT) -> Iterator[Account]:  # noqa: A002
+        """An Account that is counted once when the context is left, with the Outcome that ended it.
+
+        `context` is the trace context (W3C headers) that the call came with.
+        """
+        trace = Untraced(context) if self._tracing is None else self._tracing.call(id, context)
+        account = Account(id, self._clock(), trace)
         failure: BaseException | None = None
         try:
             yield account
@@ -146,6 +164,22 @@ class Telemetry:
             raise
         finally:
             self._count(account, failure)
+
+    def prompt(self, account: Account, *, config_version: str) -> PromptTrace:
+        """What is to hear of the next prompt of a call that was classified."""
+        trace = account.trace.prompt()
+        if self.decisions is None:
+            return trace
+        assert account.rule is not None, f"{account!r} was not classified"
+        return LoggedPrompt(
+            trace,
+            self.decisions,
+            clock=self._clock,
+            arrived_at=account.started_at,
+            rule=account.rule,
+            config=config_version,
+            trace_id=account.trace.ids and account.trace.ids.trace_id,
+        )
 
     def decided(
         self, request: Request, decision: Decision, chosen: BackendView | None, *, config_version: str = ""
@@ -161,7 +195,7 @@ class Telemetry:
             facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
             facts["config_version"] = config_version
             sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
-            _decisions.info(_line({**facts, **sizes, **msgspec.to_builtins(decision)}))
+            _decisions.info(Facts({**facts, **sizes, **msgspec.to_builtins(decision)}))
 
     def in_flight(self, backend: str, count: int) -> None:
         """This router has `count` requests at `backend`."""
@@ -170,21 +204,6 @@ class Telemetry:
     def health(self, backend: str, healthy: bool) -> None:
         """`backend` may get requests, or not."""
         self._child(self._healthy, backend).set(int(healthy))
-
-    def forget(self, backend: str) -> None:
-        """`backend` is no longer there: so that series do not pile up, it has none any more."""
-        for metric in (
-            self._decided,
-            self._in_flight,
-            self._healthy,
-            self._error,
-            self._off,
-            self._latency,
-            self._limit,
-        ):
-            metric.remove_by_labels({"backend": backend})
-        # among others it holds series that were just removed
-        self._child.cache_clear()  # type: ignore[attr-defined]
 
     def discovered(self, pool: str, source: str, addresses: int) -> None:
         """`source` told that `pool` has backends at so many addresses."""
@@ -239,12 +258,16 @@ class Telemetry:
         for listener in self._listeners:
             listener.missed(service_class, step)
 
+    def undecided(self, count: int) -> None:
+        """So many lines of the decision log were dropped; may be told from any thread."""
+        self._child(self._events, "decision_log_dropped").inc(count)
+
     def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
         """Count what the shadow file would have done otherwise with `request`."""
         for what in [one.what for one in differences] or ["none"]:
             self._child(self._shadow, what).inc()
         if differences and _shadows.isEnabledFor(logging.INFO):
-            _shadows.info(_line({"request": request.id, "differences": msgspec.to_builtins(differences)}))
+            _shadows.info(Facts({"request": request.id, "differences": msgspec.to_builtins(differences)}))
 
     def replicas(self, exact: bool, others: int) -> None:
         """Whether all that other routers tell is known here, and how many there are."""
@@ -269,13 +292,21 @@ class Telemetry:
             self.worst_lag_s = seconds
             self._worst_lag.set(seconds)
 
-    def exposition(self) -> bytes:
-        """Everything in Prometheus' text format. Slow with many series (55 ms for 600): call it in a thread."""
-        return generate_latest(self.registry)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Everything, and its content type: OpenMetrics with exemplars if `accept` takes it, else Prometheus' text.
+
+        Slow with many series (55 ms for 600): call it in a thread.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def forget(self, backend: str) -> None:
+        """`backend` is no part of the cluster any more: nothing is told of it."""
+        self.metrics.forget("backend", backend)
 
     def _count(self, account: Account, failure: BaseException | None) -> None:
         now, who, usage = self._clock(), (account.tenant, account.service_class), account.usage
-        outcome, code = outcome_of(failure), code_of(failure)
+        outcome, code, ids = outcome_of(failure), code_of(failure), account.trace.ids
         for listener in self._listeners:
             listener.ended(account, outcome, code, now)
         self._child(self._requests, *who, outcome.value).inc()
@@ -283,27 +314,19 @@ class Telemetry:
             self._child(self._refusals, code).inc()
         self._child(self._total, *who).observe(now - account.started_at)
         if account.first_at is not None and account.last_at is not None:
-            self._child(self._ttft, *who).observe(account.first_at - account.started_at)
+            exemplar = None if ids is None else ids._asdict()
+            self._child(self._ttft, *who).observe(account.first_at - account.started_at, exemplar)
             if usage.completion_tokens > 1:
                 spread = (account.last_at - account.first_at) / (usage.completion_tokens - 1)
                 self._child(self._tpot, *who).observe(spread)
         self._child(self._tokens, *who, "prompt").inc(usage.prompt_tokens)
         self._child(self._tokens, *who, "cached").inc(usage.cached_tokens)
         self._child(self._tokens, *who, "completion").inc(usage.completion_tokens)
+        if ids is not None:
+            asked = (account.path, account.model)
+            account.trace.end(Answered(outcome, code, *asked, *who, account.rule, usage, account.inputs))
         if _outcomes.isEnabledFor(logging.INFO):
             facts = {"request": account.id, "tenant": who[0], "service_class": who[1], "model": account.model}
             end = {"outcome": outcome.value, "code": code, "seconds": round(now - account.started_at, 6)}
-            _outcomes.info(_line({**facts, **end, **msgspec.to_builtins(usage)}))
-
-    def _counter(self, name: str, help: str, labels: tuple[str, ...]) -> Counter:  # noqa: A002
-        return Counter(f"pointsman_{name}", help, labels, registry=self.registry)
-
-    def _gauge(self, name: str, help: str, labels: tuple[str, ...]) -> Gauge:  # noqa: A002
-        return Gauge(f"pointsman_{name}", help, labels, registry=self.registry)
-
-    def _histogram(self, name: str, help: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:  # noqa: A002
-        return Histogram(f"pointsman_{name}", help, labels, buckets=buckets, registry=self.registry)
-
-
-def _line(facts: dict[str, Any]) -> str:
-    return msgspec.json.encode(facts).decode()
+            found = {} if ids is None else ids._asdict()
+            _outcomes.info(Facts({**facts, **end, **msgspec.to_builtins(usage), **found}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -15,14 +14,15 @@ from typing import NamedTuple
 
 import uvloop
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from policies.config import Config
 from router.app import Address, Parts, Router
 from router.cluster import backend_name
 from router.config_file import Contents
+from router.export import begin_metrics, begin_tracing
 from router.local_shards import LocalShards, ShardCommand
+from router.logs import LogOptions, log_to
 from router.processes import as_process, place_of, require_ports, run_processes
 
 USUAL_ADMIN = "127.0.0.1:8082"
@@ -48,20 +48,14 @@ class Files(NamedTuple):
     shadow: Contents | None = None
 
 
-def run(config: Config, files: Files, *, local: bool, verbose: bool, process: str | None = None) -> None:
+def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: str | None = None) -> None:
     """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
 
     `files` are watched: their changes take effect while running, at once after SIGHUP.
     `process` is `NUMBER/COUNT` where others listen at the same addresses; it then ends with its standard input too.
     """
     console = Console(stderr=True)
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=console, show_path=False)],
-    )
-    # whoever edits the file wants to see that it was taken
-    logging.getLogger("pointsman.config").setLevel(logging.INFO)
+    log_to(console, log)
     if process is not None:
         config = as_process(config, *place_of(process))
     uvloop.run(serve_until_signal(config, files, console, local=local, is_one_of_many=process is not None))
@@ -95,6 +89,7 @@ async def serve_until_signal(
         # nothing is ever written to it: it is readable when whoever started this is gone
         loop.add_reader(sys.stdin.fileno(), _orphaned, stopped)
     async with AsyncExitStack() as stack:
+        tracing = begin_tracing(stack)
         if local:
             with LoadingBars(console) as bars:
                 shards = LocalShards(list(commands(config)), bars.update)
@@ -105,7 +100,11 @@ async def serve_until_signal(
             parts["file"] = files.sla
         if files.shadow is not None:
             parts["shadow"] = files.shadow
-        router = await stack.enter_async_context(Router(config, **parts))
+        if tracing is not None:
+            parts["tracing"] = tracing
+        router = Router(config, **parts)
+        begin_metrics(stack, router.gateway.telemetry.registry)
+        await stack.enter_async_context(router)
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
         # a signal that comes while backends are away is heard too

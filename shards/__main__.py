@@ -20,6 +20,7 @@ from shards.threads import default_threads, use_threads
 if TYPE_CHECKING:
     from shards.engine import EngineOptions
     from shards.model import Model
+    from shards.tracing import ShardTraces
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -54,6 +55,22 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, a
     if asked_gib is not None or room is None:
         return int((0.5 if asked_gib is None else asked_gib) * 2**30)
     return int(room(batch_tokens=options.batch_tokens, rows=options.max_running))
+
+
+def traces_of(name: str) -> ShardTraces | None:
+    """What makes spans, if the standard variables of OpenTelemetry ask for any; exits with 2 if they cannot be sent."""
+    from shards.wire.otel import CannotExport, tracer_provider
+
+    try:
+        provider = tracer_provider("pointsman-shard", name)
+    except CannotExport as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        raise typer.Exit(2) from error
+    if provider is None:
+        return None
+    from shards.tracing import ShardTraces
+
+    return ShardTraces(provider)
 
 
 def end_with_stdin() -> None:
@@ -126,6 +143,7 @@ def shard(
     from shards.server import serve
     from shards.warmup import BrokenModel, warm_up
 
+    traces = traces_of(name)
     use_threads(threads or default_threads())
     options = EngineOptions(
         host_bytes=int(host_memory * 2**30),
@@ -158,9 +176,21 @@ def shard(
         return Announcer(Announcement(routers, pool, reachable, register_key))
 
     try:
-        asyncio.run(serve(engine, listen, shard=name, grace_s=grace_s, on_listening=on_listening, announcer=announcer))
+        asyncio.run(
+            serve(
+                engine,
+                listen,
+                shard=name,
+                grace_s=grace_s,
+                on_listening=on_listening,
+                traces=traces,
+                announcer=announcer,
+            )
+        )
     finally:
         engine.close()
+        if traces is not None:
+            traces.close()
 
 
 if __name__ == "__main__":

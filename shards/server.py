@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -23,6 +23,9 @@ from shards.wire import limits
 from shards.wire.facts import Facts
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
+
+if TYPE_CHECKING:
+    from shards.tracing import ShardTraces
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Shard"].full_name
 
@@ -100,7 +103,8 @@ class ServerOptions:
     """How a shard is served.
 
     Without `credentials` the port speaks plain text. `load_s` is how old a router's picture of the load may get.
-    `outbox_bytes` may wait for one router before its stream is ended. `device` is shown to routers.
+    `outbox_bytes` may wait for one router before its stream is ended. `device` is shown to routers. `traces` make spans
+    of requests, where somebody wants them.
     """
 
     shard: str = "shard"
@@ -109,6 +113,7 @@ class ServerOptions:
     grace_s: float = 10.0
     load_s: float = 0.1
     outbox_bytes: int = 16 << 20
+    traces: ShardTraces | None = None
 
 
 class ShardServer:
@@ -131,6 +136,7 @@ class ShardServer:
             facts_of(engine, self._options),
             engine.model.path,
             outbox_bytes=self._options.outbox_bytes,
+            traces=self._options.traces,
         )
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=limits.SERVER_OPTIONS)
@@ -226,6 +232,7 @@ async def serve(
     grace_s: float = 10.0,
     on_listening: Callable[[str], None] = lambda _: None,
     credentials: grpc.ServerCredentials | None = None,
+    traces: ShardTraces | None = None,
     announcer: Callable[[str], Announcer] | None = None,
 ) -> None:
     """Serve `engine` on `listen` (host:port; 0 picks a port, which `on_listening` hears) until SIGTERM or SIGINT.
@@ -233,7 +240,8 @@ async def serve(
     Running requests then have `grace_s` to end. `announcer` makes what tells routers of the address that it got.
     Raises EngineError if the engine fails, OSError if it cannot listen.
     """
-    server = ShardServer(engine, listen, ServerOptions(shard=shard, grace_s=grace_s, credentials=credentials))
+    options = ServerOptions(shard=shard, grace_s=grace_s, credentials=credentials, traces=traces)
+    server = ShardServer(engine, listen, options)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

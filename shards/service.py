@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -21,6 +21,9 @@ from shards.wire.attachment import Attachment, OpenRequest
 from shards.wire.facts import Facts, Fault
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
+
+if TYPE_CHECKING:
+    from shards.tracing import ShardTraces
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,7 +38,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     """Attaches routers to the engine behind `loop`.
 
     A stream that ends, for whatever reason, cancels its requests. One that reads too slowly is ended: neither the
-    engine nor another router ever waits for it. What a request asks for is judged by the engine.
+    engine nor another router ever waits for it. What a request asks for is judged by the engine. `traces` hear of
+    requests and steps, on the event loop.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         outbox_bytes: int = 16 << 20,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        traces: ShardTraces | None = None,
     ) -> None:
         self.facts, self.is_draining = facts, False
         self.epoch = (rng or random.SystemRandom()).getrandbits(64)
@@ -55,6 +60,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._attachments: dict[int, Attachment] = {}
         self._streams = itertools.count()
         self._newest: Report | None = None
+        self._traces = traces
         loop.subscribe(self.hear)
 
     def __repr__(self) -> str:
@@ -100,6 +106,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def hear(self, report: Report) -> None:
         """Tell each router what a step did for it, and all of them what it did to the cache."""
         self._newest = report
+        if self._traces is not None:
+            self._traces.hear(report)
         shares = translate.shares(report)
         cache = list(translate.cache_pieces(report.cache))
         for attachment in tuple(self._attachments.values()):
@@ -183,6 +191,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             key = translate.RequestKey(attachment.stream, submit.request)
             submission = translate.submission(submit, key, now_s=self._clock())
             attachment.requests[submit.request] = OpenRequest(submission.choices)
+            if self._traces is not None:
+                self._traces.begin(submission, submit.trace)
             await self._loop.put(lambda engine: engine.submit(submission))
 
     async def _extend(self, attachment: Attachment, prompt: wire.Prompt) -> None:

@@ -7,7 +7,7 @@ import re
 from policies.config import ServerSettings
 from policies.fields import Field, Section
 from policies.quantities import quoted, read_bytes, read_count, read_seconds
-from policies.shapes import Either, Key, Many, Scalar, Table, word
+from policies.shapes import TEXT, Either, Key, Many, Scalar, Table, word
 from policies.sla.secrets import API_KEY, Outside
 
 ADDRESS_PATTERN = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"
@@ -34,6 +34,7 @@ SERVER = Table(
         "admin_keys": Key(Many(API_KEY), "the operators' keys, as sha256:... or ${env:NAME}; not needed on 127.0.0.1"),
         "max_body": Key(read_bytes, "the largest request that is read; 16MiB without it"),
         "max_concurrent": Key(read_count, "requests that may be at backends at once; 4096 without it"),
+        "decision_log": Key(TEXT, "the file that decisions are logged to, - is standard output; nowhere without it"),
         "drain": Key(read_seconds, "how long requests may go on after SIGTERM; 30s without it"),
     }
 )
@@ -61,6 +62,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
         max_concurrent=section.read("max_concurrent", usual.max_concurrent),
         max_queued=queue.read("most", usual.max_queued),
         drain_s=section.read("drain", usual.drain_s),
+        decision_log=section.read("decision_log", usual.decision_log),
     )
 
 

@@ -16,7 +16,6 @@ from router.gateway import Gateway
 from router.identify import key_in
 from router.inbound.operating import add_operating
 from router.inbound.status import openai_error, status_of
-from router.telemetry import CONTENT_TYPE
 
 Reload = Callable[[], Awaitable[str | None]]
 """Reads the SLA file now; why it was refused, or None if it was taken."""
@@ -68,9 +67,10 @@ def _telling(gateway: Gateway) -> Handler:
 def _measuring(gateway: Gateway) -> Handler:
     """The metrics here too: where several processes share the port of HTTP, each has an admin port of its own."""
 
-    async def handle(_: web.Request) -> web.Response:
-        body = await asyncio.to_thread(gateway.telemetry.exposition)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+    async def handle(request: web.Request) -> web.Response:
+        accept = request.headers.get("Accept", "")
+        body, content_type = await asyncio.to_thread(gateway.telemetry.exposition, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     return handle
 

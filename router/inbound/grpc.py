@@ -35,6 +35,7 @@ from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.status import retry_after, status_of
 from router.inbound.v1 import inference_pb2 as pb
 from router.pipeline import outer_edge, serve
+from router.tracing import w3c_headers
 
 SERVICE = "pointsman.v1.Inference"
 
@@ -152,7 +153,7 @@ class _GrpcCaller:
     def __init__(self, raw: bytes, context: Context, gateway: Gateway) -> None:
         self._raw, self._context = raw, context
         self._metadata = _metadata(context)
-        self.id, self.key = gateway.new_id(), key_in(self._metadata)
+        self.id, self.key, self.trace = gateway.new_id(), key_in(self._metadata), w3c_headers(self._metadata)
         self._placement: Placement | None = None
 
     def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - a call has one prompt

@@ -35,7 +35,7 @@ from router.inbound.responses import RESPONSES_PATH
 from router.inbound.responses_answers import ResponsesDialect
 from router.inbound.status import retry_after
 from router.pipeline import outer_edge, serve
-from router.telemetry import CONTENT_TYPE
+from router.tracing import w3c_headers
 
 PROGRESS_EVERY_S = 1.0
 """A client whose prompt prefills hears of it so often, as SSE comments, which keeps proxies from giving up."""
@@ -79,7 +79,7 @@ class HttpCaller:
     """One POST of a client, as the pipeline sees it; streamed or collected."""
 
     def __init__(self, http: web.Request, gateway: Gateway, dialect: Dialect) -> None:
-        self.id, self.key = gateway.new_id(), key_in(http.headers)
+        self.id, self.key, self.trace = gateway.new_id(), key_in(http.headers), w3c_headers(http.headers)
         self._http, self._gateway, self._dialect = http, gateway, dialect
         self._head = Head(dialect.prefix + self.id, gateway.unix_time_s(), "")
         self._ask: Ask | None = None
@@ -316,8 +316,9 @@ async def _readyz(request: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    body = await asyncio.to_thread(request.app[_GATEWAY].telemetry.exposition)
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+    telemetry, accept = request.app[_GATEWAY].telemetry, request.headers.get("Accept", "")
+    body, content_type = await asyncio.to_thread(telemetry.exposition, accept)
+    return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 def _json(body: Any, status: int = 200) -> web.Response:

@@ -31,7 +31,7 @@ def seen_by_prometheus() -> dict[str, tuple[str, ...]]:
         account.heard(1.0)
         account.heard(2.0)
         account.usage = type(account.usage)(prompt_tokens=1, completion_tokens=2)
-    families = text_string_to_metric_families(telemetry.exposition().decode())
+    families = text_string_to_metric_families(telemetry.exposition()[0].decode())
     return {
         family.name.removeprefix("pointsman_"): tuple(
             sample.labels["le"] for sample in family.samples if "le" in sample.labels and sample.labels["le"] != "+Inf"

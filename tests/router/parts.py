@@ -22,6 +22,7 @@ from policies.health import HealthRules
 from policies.nouns import Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
 from router.app import Router
+from router.tracing import Tracing
 
 MODEL = "tiny"
 KEY = "acme-key"
@@ -72,6 +73,7 @@ class ScriptedBackend:
     name: str = "b0"
     pool: str = "own"
     kind: str = "fake"
+    address: str = "b0.test:8000"
     scripts: list[list[Step]] = field(default_factory=list)
     speaks_tokens: bool = True
     well: bool = True
@@ -150,11 +152,15 @@ def a_config(*tenants: Tenant, anonymous: Tenant | None = None, **server: Any) -
 
 @asynccontextmanager
 async def a_router(
-    *backends: ScriptedBackend, config: Config | None = None, clock: Callable[[], float] | None = None
+    *backends: ScriptedBackend,
+    config: Config | None = None,
+    clock: Callable[[], float] | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Router]:
     """A running router whose backends are reached; checks on the way out that nothing is left."""
     made: Sequence[ScriptedBackend] = backends or (ScriptedBackend(),)
-    parts: dict[str, Any] = {} if clock is None else {"clock": clock}
+    chosen: dict[str, Any] = {"clock": clock, "tracing": tracing}
+    parts = {name: part for name, part in chosen.items() if part is not None}
     router = Router(config or a_config(), backends=lambda _: made, health=HealthRules(probe_every_s=0.02), **parts)
     async with router:
         if any(backend.well for backend in made):

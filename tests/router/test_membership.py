@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,6 +175,7 @@ class Asker:
 
     def __init__(self, number: int) -> None:
         self.id, self.key = f"r{number}", KEY
+        self.trace: Mapping[str, str] = {}
         self.heard: list[str] = []
 
     async def read(self) -> Any:
@@ -268,7 +269,7 @@ def test_joins_leaves_and_deaths_lose_no_request_that_had_not_streamed(seed: int
             assert storm.events == 120
             gateway.check()
             assert {one.name for one in gateway.cluster.view(0.0).backends} == set(storm.mortals)
-            told = gateway.telemetry.exposition().decode()
+            told = gateway.telemetry.exposition()[0].decode()
             series = {line.split('backend="')[1].split('"')[0] for line in told.splitlines() if 'backend="' in line}
             assert series <= {*storm.mortals, "none"}, "series of backends that are gone are left"
 
@@ -298,8 +299,8 @@ def test_what_a_series_counts_goes_on_after_another_backend_is_forgotten() -> No
             await reached(gateway.cluster, "b0", "b1")
             await gateway.cluster.remove("b1", within_s=0.0)
             flight: Flight = gateway.cluster.begin("b0", a_request(), 1)
-            assert b'pointsman_backend_in_flight{backend="b0"} 1.0' in gateway.telemetry.exposition()
+            assert b'pointsman_backend_in_flight{backend="b0"} 1.0' in gateway.telemetry.exposition()[0]
             gateway.cluster.end(flight)
-            assert b"b1" not in gateway.telemetry.exposition()
+            assert b"b1" not in gateway.telemetry.exposition()[0]
 
     virtually(run)

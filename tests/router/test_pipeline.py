@@ -37,6 +37,7 @@ from router.inbound.openai import chat_ask, completion_ask
 from router.outcome import outcome_of
 from router.pipeline import MOST_TRIES, outer_edge, serve, together, within
 from router.telemetry import Telemetry
+from router.tracing import w3c_headers
 from tests.router.parts import KEY, MODEL, ScriptedBackend, a_chat, a_config, an_answer
 
 
@@ -45,6 +46,7 @@ class Listener:
 
     def __init__(self, ask: Ask, *, hangs_up_after: int | None = None, key: str | None = KEY) -> None:
         self.id, self.key, self._ask, self._left = "r1", key, ask, hangs_up_after
+        self.trace: Mapping[str, str] = w3c_headers(ask.headers)
         self.heard: list[Delta] = []
         self.placed: list[str] = []
         self.why: list[Explanation] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -39,6 +39,7 @@ class Stopwatch:
     first_at: float | None = None
     refused: ExpectedError | None = None
     model: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     async def read(self) -> Ask:
         return self.ask

@@ -5,12 +5,14 @@ import json
 import logging
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from policies.cost import Latency
 from policies.errors import QuotaExceeded
 from policies.nouns import BackendView, Decision, Request, Usage
 from router.supervise import supervise
 from router.telemetry import Telemetry
+from router.tracing import TraceIds, Untraced
 
 
 def values(telemetry: Telemetry, name: str) -> dict[tuple[str, ...], float]:
@@ -83,6 +85,41 @@ def test_predictions_are_compared_with_what_came_and_what_was_learnt_is_shown() 
     assert values(telemetry, "backend_adaptive_limit") == {}
     telemetry.learnt("b0", Latency(), 12)
     assert values(telemetry, "backend_adaptive_limit") == {("b0",): 12}
+
+
+class Sampled(Untraced):
+    ids = TraceIds("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
+
+
+def a_sampled_call(telemetry: Telemetry) -> None:
+    with telemetry.account("r") as account:
+        account.trace = Sampled({})
+        account.heard(account.started_at + 0.3)
+
+
+def test_openmetrics_has_the_trace_of_a_first_token_as_an_exemplar() -> None:
+    telemetry = Telemetry()
+    a_sampled_call(telemetry)
+    body, content_type = telemetry.exposition("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    samples = [one for family in text_string_to_metric_families(body.decode()) for one in family.samples]
+    (exemplar,) = (one.exemplar for one in samples if one.exemplar)
+    assert exemplar.labels == Sampled.ids._asdict()
+    assert exemplar.value == pytest.approx(0.3)
+
+
+def test_others_get_the_plain_text_without_exemplars() -> None:
+    telemetry = Telemetry()
+    a_sampled_call(telemetry)
+    body, content_type = telemetry.exposition("text/html, */*")
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert b"trace_id" not in body
+
+
+def test_an_outcome_in_the_log_names_its_trace(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        a_sampled_call(Telemetry())
+    assert json.loads(caplog.records[0].message)["trace_id"] == Sampled.ids.trace_id
 
 
 async def test_a_blocked_loop_shows_in_the_lag() -> None:

@@ -65,6 +65,7 @@ class PacedBackend:
     name: str
     pool: str = "own"
     kind: str = "shard"
+    address: str = ""
     slots: int = 6
     blocks: int = 500
     latency: Latency = field(default_factory=lambda: Latency(fixed_s=0.01, token_s=2.5e-4, step_s=0.012))
