@@ -39,7 +39,9 @@ def test_metrics_are_made_in_one_place_alone() -> None:
 
 def test_the_page_has_every_event_and_no_other() -> None:
     sources = "".join(file.read_text() for file in (ROOT / "router").rglob("*.py"))
-    told = set(re.findall(r'event\(\s*"(\w+)"', sources)) | set(re.findall(r'self\._events, "(\w+)"', sources))
+    told = set(re.findall(r'(?:\.|on_)event\(\s*"(\w+)"', sources)) | set(
+        re.findall(r'self\._events, "(\w+)"', sources)
+    )
     told |= {f"{what}_{fault}" for what in ("quota_store", "replicas") for fault in Fault}
     (paragraph,) = re.findall(r"^- `event`: (.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"`(\w+)`", paragraph)) == told
