@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from aiohttp import web
 
@@ -36,16 +36,16 @@ from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
 from router.pools import finding, named_backends
 from router.reload import Reloader, as_shadow
-from router.replicas.replicas import Replicas
-from router.replicas.stream import RedisStream
 from router.store.base import QuotaStore
 from router.store.guarded import GuardedStore, GuardOptions
 from router.store.memory import MemoryStore
-from router.store.redis import RedisStore
 from router.supervise import supervise
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
 from router.tracing import Tracing
+
+if TYPE_CHECKING:
+    from router.replicas.replicas import Replicas
 
 _LEFTOVERS_S = 0.25
 """How long requests that were cancelled at the end of a drain may take to clean up."""
@@ -319,11 +319,17 @@ def _quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedS
     shared = config.store
     if shared.redis is None:
         return MemoryStore(time.time)
+    # imported late: a router that shares nothing starts without redis-py and what that brings along
+    from router.store.redis import RedisStore
+
     options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
     return GuardedStore(RedisStore(shared.redis), clock=time.time, options=options, on_event=telemetry.event)
 
 
 def _replicas(url: str, gateway: Gateway) -> Replicas:
+    from router.replicas.replicas import Replicas
+    from router.replicas.stream import RedisStream
+
     # not of the router's rng: two routers with one seed would take each other for themselves
     by, telemetry = uuid.uuid4().hex, gateway.telemetry
     return Replicas(

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from policies.answer_length import AnswerLengths
 from policies.config import Config
@@ -17,9 +18,12 @@ from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.pools import Finding
-from router.replicas.replicas import Replicas
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
+
+if TYPE_CHECKING:
+    # a router that shares nothing runs without it, and so without redis-py
+    from router.replicas.replicas import Replicas
 
 
 @dataclass(slots=True)
