@@ -213,7 +213,7 @@ class Dispatcher:
         """Queue for a backend, after `found` had none; None if none came within `seconds`. Raises Overloaded, or what
         `refusal` says as soon as no backend can take it any more.
         """
-        lane = self._lane(bid)
+        lane, was_charged = self._lane(bid), bid.is_charged
         self._make_place(bid)
         bid.waiting = waiting = asyncio.get_running_loop().create_future()
         self._enter(lane, bid, backends=sum(1 for _ in would_take(found.view, found.decision)))
@@ -222,6 +222,8 @@ class Dispatcher:
         except asyncio.CancelledError:
             if waiting.done() and waiting.exception() is None:
                 self._cluster.end(waiting.result().flight)
+                if not was_charged:
+                    self.correct(bid, 0.0)
             raise
         finally:
             self._leave(lane, bid)
@@ -257,8 +259,8 @@ class Dispatcher:
         return self._by_tenant, self._by_class
 
     def is_idle(self) -> bool:
-        """Does nobody wait?"""
-        return not any(lane.bids for lane in self._lanes.values())
+        """Does nobody wait, and is everybody who was charged put right?"""
+        return not any(lane.bids or lane.queue.charged for lane in self._lanes.values())
 
     @property
     def _is_full(self) -> bool:

@@ -56,6 +56,11 @@ class FairQueue:
         return ticket_id in self._waiting
 
     @property
+    def charged(self) -> int:
+        """Tickets that were charged and not corrected yet."""
+        return len(self._charged)
+
+    @property
     def backlog(self) -> Backlog:
         """All that waits."""
         return replace(self._backlog)
