@@ -157,6 +157,7 @@ class _Call:
             steps=self.config.on_miss.get(self.ruling.service_class.name, ()),
             degraded=lambda other, name: self._degraded(at, other, name, trace),
             on_step=partial(self.gateway.telemetry.missed, self.ruling.service_class.name),
+            on_shed=lambda shed, found: self._record(at, shed.request, found.view, found.decision, is_late=True),
         )
         with trace.queue():
             placed = await placer.place(bid)
@@ -244,22 +245,37 @@ class _Call:
         )
 
     async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace) -> Bid:
-        """`bid` as one for the model `name`; itself where the tenant has no such model or the prompt does not fit."""
+        """`bid` as one for the model `name`; itself where the tenant has no such model or the prompt does not fit.
+
+        The rule's pools hold for it too if one of them has that model; else any pool that has it will do.
+        """
         gateway, tenant = self.gateway, self.facts.tenant
         try:
             model = find_model(name, tenant, gateway)
             inputs = await tokenize(self.ask, model, tenant, gateway)
-            return self._bid(at, model, inputs[at], believed(inputs[at], gateway), trace=trace)
+            other = self._bid(at, model, inputs[at], believed(inputs[at], gateway), trace=trace)
+            if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
+                other.request = replace(other.request, pools=None)
+            return other
         except (UnknownModel, NoBackend, ContextExceeded):
             return bid
 
-    def _record(self, at: int, request: Request, view: ClusterView, decision: Decision) -> None:
-        """Tell the log, the shadow and, if it asked, the client what was decided."""
+    def _record(
+        self, at: int, request: Request, view: ClusterView, decision: Decision, *, is_late: bool = False
+    ) -> None:
+        """Tell the log, the shadow and, if it asked, the client what was decided.
+
+        `is_late`: nobody got it, because the one that was chosen would begin later than promised.
+        """
         gateway, config = self.gateway, self.config
+        picked = decision
+        if is_late and decision.chosen is not None:
+            dropped = (*decision.dropped, (decision.chosen, "late"))
+            decision = replace(decision, chosen=None, dropped=dropped, predicted_ttft_s=None)
         chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
         gateway.telemetry.decided(request, decision, chosen, config_version=config.version)
         if gateway.shadow is not None:
-            found = differences(request, self.facts, self.ruling, decision, view=view, shadow=gateway.shadow)
+            found = differences(request, self.facts, self.ruling, picked, view=view, shadow=gateway.shadow)
             gateway.telemetry.shadowed(request, found)
         if self.ask.explain:
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)

@@ -17,7 +17,7 @@ class Placer:
     """Finds a backend for one prompt within what its class promises.
 
     `steps` are those of its class for when the promise is missed. `degraded` makes of a bid one for another model;
-    `on_step` hears of each step that is tried, by name.
+    `on_step` hears of each step that is tried, by name, `on_shed` of a bid that is refused, with the last look at it.
     """
 
     dispatcher: Dispatcher
@@ -25,6 +25,7 @@ class Placer:
     steps: tuple[Step, ...]
     degraded: Callable[[Bid, str], Awaitable[Bid]]
     on_step: Callable[[str], None]
+    on_shed: Callable[[Bid, Found], None]
 
     async def place(self, bid: Bid) -> Placed:
         """A backend for `bid`, where its flight has begun.
@@ -77,6 +78,7 @@ class Placer:
         first_s = found.decision.predicted_ttft_s if found.is_free else self.dispatcher.wait_s(bid, found) + prefill_s
         due_s = now if bid.due_at is None else bid.due_at
         late_s = max(0.0, now + (first_s or 0.0) - due_s)
+        self.on_shed(bid, found)
         kind = Overloaded if status == 429 else Unavailable
         return kind(
             f"the first token would come {late_s:.1f} s later than class '{bid.request.service_class}' promises",

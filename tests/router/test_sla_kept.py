@@ -13,6 +13,8 @@ import pytest
 from backends.base import Load
 from backends.fake import Answer, FakeBackend
 from policies.errors import ExpectedError
+from policies.explain import Explanation
+from policies.filters import PASSING
 from policies.nouns import Delta
 from policies.parse import parse
 from router.app import build
@@ -38,6 +40,7 @@ class Stopwatch:
     came_at: float
     first_at: float | None = None
     refused: ExpectedError | None = None
+    why: Explanation | None = None
     model: str = ""
     trace: Mapping[str, str] = field(default_factory=dict)
 
@@ -47,8 +50,8 @@ class Stopwatch:
     def limited(self, standing: object) -> None:
         pass
 
-    def explain(self, index: int, explanation: object) -> None:
-        pass
+    def explain(self, index: int, explanation: Explanation) -> None:
+        self.why = explanation
 
     async def place(self, index: int, placement: Placement) -> None:
         self.model = placement.request.model
@@ -241,9 +244,9 @@ rules: [{class: interactive, pools: [own]}]
 """
 
 
-def at_two_pools(text: str, other: FakeBackend, per_second: float = 12.0) -> Crowd:
+def at_two_pools(text: str, other: FakeBackend, per_second: float = 12.0, *, explained: bool = False) -> Crowd:
     """Clients who ask three times as much as the one backend of their pool does; `other` is in another pool."""
-    crowd = Crowd("ACME", per_second)
+    crowd = Crowd("ACME", per_second, headers={"x-pointsman-explain": "1"} if explained else {})
 
     async def run() -> None:
         async with a_router(text, [a_backend("own-0"), other]) as gateway:
@@ -278,6 +281,25 @@ def test_a_miss_is_answered_by_a_smaller_model_where_the_file_says_so() -> None:
     answered = [call.model for call in crowd.calls if call.first_at is not None]
     assert set(answered) == {"fake", "small"}
     assert answered.count("small") > 60
+
+
+def test_the_smaller_model_may_be_in_a_pool_that_the_rule_does_not_name() -> None:
+    small = a_backend("far-0", "far")
+    small.models = frozenset({"small"})
+    crowd = at_two_pools(TWO_POOLS + "on_miss: {interactive: [{degrade: small}, shed]}\n", small)
+    assert [call.model for call in crowd.calls if call.first_at is not None].count("small") > 60
+    assert {call.refused.code for call in crowd.calls if call.refused} == {"overloaded"}
+
+
+def test_who_is_shed_is_told_that_every_backend_would_be_late() -> None:
+    crowd = at_two_pools(TWO_POOLS + "on_miss: {interactive: [shed]}\n", a_backend("far-0", "far"), explained=True)
+    shed = [call.why for call in crowd.calls if call.refused]
+    assert shed
+    for why in shed:
+        assert why is not None
+        assert why.chosen is None
+        assert dict(why.dropped)["own-0"] in {"late", *PASSING}
+    assert {why.chosen for call in crowd.calls if (why := call.why) and not call.refused} == {"own-0"}
 
 
 def test_a_miss_may_wait_as_long_as_the_file_says_and_is_shed_then() -> None:
