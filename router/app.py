@@ -32,6 +32,8 @@ from router.feeds.folding import FoldingSink
 from router.gateway import Gateway
 from router.inbound.admin import admin_app
 from router.inbound.announcements import announcements
+from router.inbound.fastchat_controller import FastChatController, FastChatPools
+from router.inbound.fastchat_workers import Workers
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
 from router.pools import finding, named_backends
@@ -298,6 +300,7 @@ class Router:
             raise ConfigError(f"the admin port {address} can be reached by others and has no keys", hint=hint)
         app = admin_app(self.gateway, None if self.reloader is None else self.reloader.reload)
         app.add_routes(announcements(self.gateway))
+        FastChatController(Workers(FastChatPools(self.gateway), self.gateway.clock)).add_to(app)
         return app
 
     async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:

@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from policies.config import AT_HOST_AND_PORT, PoolSpec
+from policies.config import PoolSpec
 from policies.errors import InvalidRequest
-from policies.sla.pools import read_url
-from policies.sla.server import read_address
 from policies.suggest import did_you_mean
 from router.gateway import Gateway
+from router.inbound.announced import address_in, pool_for, pools_of_kind
 
 T = TypeVar("T")
 
@@ -64,7 +63,7 @@ def _registering(gateway: Gateway) -> Handler:
         if not 0 < said.ttl_s <= LONGEST_TTL_S:
             raise InvalidRequest(f"ttl_s is {said.ttl_s:g}", hint="more than 0, at most 3600", param="ttl_s")
         pool = _pool(gateway, said.pool)
-        gateway.finding.registries[pool.name].register(_address(pool, said.address), ttl_s=said.ttl_s)
+        gateway.finding.registries[pool.name].register(address_in(pool, said.address), ttl_s=said.ttl_s)
         return _json({"ttl_s": said.ttl_s})
 
     return handle
@@ -74,7 +73,7 @@ def _unregistering(gateway: Gateway) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         said = await _read(request, Announcement)
         pool = _pool(gateway, said.pool)
-        known = gateway.finding.registries[pool.name].unregister(_address(pool, said.address))
+        known = gateway.finding.registries[pool.name].unregister(address_in(pool, said.address))
         return _json({"known": known})
 
     return handle
@@ -90,8 +89,8 @@ def _registered(gateway: Gateway) -> Handler:
 def _adding(gateway: Gateway) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         node = await _read(request, Node)
-        pool = _lmdeploy_pool(gateway, (node.status and node.status.models) or ())
-        gateway.finding.registries[pool.name].register(_address(pool, node.url))
+        pool = pool_for(gateway, "lmdeploy", (node.status and node.status.models) or ())
+        gateway.finding.registries[pool.name].register(address_in(pool, node.url))
         return _json("Added successfully")
 
     return handle
@@ -101,8 +100,8 @@ def _removing(gateway: Gateway) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         # older servers say it in the query
         url = request.query.get("node_url") or (await _read(request, Node)).url
-        for pool in _lmdeploy_pools(gateway):
-            gateway.finding.registries[pool.name].unregister(_address(pool, url))
+        for pool in pools_of_kind(gateway, "lmdeploy"):
+            gateway.finding.registries[pool.name].unregister(address_in(pool, url))
         return _json("Deleted successfully")
 
     return handle
@@ -111,7 +110,8 @@ def _removing(gateway: Gateway) -> Handler:
 def _status(gateway: Gateway) -> Handler:
     async def handle(_: web.Request) -> web.Response:
         models = {
-            pool.name: sorted({*pool.models.values(), *filter(None, [pool.model])}) for pool in _lmdeploy_pools(gateway)
+            pool.name: sorted({*pool.models.values(), *filter(None, [pool.model])})
+            for pool in pools_of_kind(gateway, "lmdeploy")
         }
         return _json(
             {
@@ -130,29 +130,6 @@ def _pool(gateway: Gateway, name: str) -> PoolSpec:
         hint = did_you_mean(name, registries) or "a pool of the file with `register: true`"
         raise InvalidRequest(f"backends cannot announce themselves to '{name[:80]}'", hint=hint, param="pool")
     return gateway.config.pools[name]
-
-
-def _lmdeploy_pools(gateway: Gateway) -> list[PoolSpec]:
-    pools = (gateway.config.pools[name] for name in gateway.finding.registries)
-    return [pool for pool in pools if pool.kind == "lmdeploy"]
-
-
-def _lmdeploy_pool(gateway: Gateway, models: Sequence[str]) -> PoolSpec:
-    """The pool that asks for one of `models`; where one pool is all there is, that one. Raises InvalidRequest."""
-    pools = _lmdeploy_pools(gateway)
-    fitting = [pool for pool in pools if {*pool.models.values(), pool.model} & set(models)]
-    chosen = fitting[0] if fitting else pools[0] if len(pools) == 1 else None
-    if chosen is None:
-        hint = "write a pool with kind: lmdeploy, register: true and this model"
-        raise InvalidRequest(f"no pool takes a server of {', '.join(models)[:200] or 'no model'}", hint=hint)
-    return chosen
-
-
-def _address(pool: PoolSpec, text: str) -> str:
-    try:
-        return (read_address if pool.kind in AT_HOST_AND_PORT else read_url)(text)
-    except ValueError as error:
-        raise InvalidRequest(f"the address {error}", param="address") from error
 
 
 async def _read(request: web.Request, kind: type[T]) -> T:

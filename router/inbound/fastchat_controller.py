@@ -1,8 +1,7 @@
-"""FastChat's controller, as its workers see it: they register here, beat, and are told to whoever listens.
+"""FastChat's controller, as its workers see it, at the operators' port: they register here, beat, and get requests.
 
-Start a worker with `--controller-address` of this app and it is known by its models until it has not beaten for 90 s.
-Whoever reaches these routes can have requests sent to an address of their choice: serve them to the workers' network
-only.
+Start a worker with `--controller-address http://any:KEY@router:9000` and it belongs to a pool of kind `fastchat`, until
+it has not beaten for 90 s.
 
 Source: FastChat 0.2.36, its controller's HTTP API.
 """
@@ -10,47 +9,19 @@ Source: FastChat 0.2.36, its controller's HTTP API.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from policies.errors import InvalidRequest, Overloaded
+from policies.errors import InvalidRequest
+from router.gateway import Gateway
+from router.inbound.announced import address_in, pool_for, pools_of_kind
+from router.inbound.fastchat_workers import Worker, Workers
 
-EXPIRES_AFTER_S = 90.0
-"""A worker beats every 45 s."""
-
-MOST_WORKERS = 4096
 _STATUS_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One worker at `address` (its URL). `queue_length` counts the requests that it has; `speed` is relative."""
-
-    address: str
-    models: frozenset[str]
-    speed: float = 1.0
-    queue_length: int = 0
-    is_multimodal: bool = False
-    beats: bool = True
-    """It sends heart beats, and is gone without them."""
-
-
-class WorkerListener(Protocol):
-    """Hears which workers there are."""
-
-    def joined(self, worker: Worker) -> None:
-        """`worker` is new, or now has other models."""
-        ...
-
-    def left(self, worker: Worker) -> None:
-        """`worker` has not beaten, or no longer answers."""
-        ...
 
 
 class _Status(msgspec.Struct):
@@ -79,74 +50,29 @@ AskStatus = Callable[[str], Awaitable[_Status | None]]
 """(a worker's address) -> what it says of itself; None if it does not answer."""
 
 
-@dataclass(slots=True)
-class Workers:
-    """Who is registered. `clock` is in seconds. `listener` hears of each that comes and goes, once."""
+class FastChatPools:
+    """Hears of workers and lets them announce themselves to the pools of kind `fastchat`."""
 
-    listener: WorkerListener
-    clock: Callable[[], float] = time.monotonic
-    known: dict[str, Worker] = field(default_factory=dict)
-    beaten_at: dict[str, float] = field(default_factory=dict)
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
 
-    def __repr__(self) -> str:
-        return f"<Workers {len(self.known)} of {len(self.models())} models>"
+    def joined(self, worker: Worker) -> None:
+        """As WorkerListener. Raises InvalidRequest if no pool takes it, Overloaded if that pool is full."""
+        pool = pool_for(self._gateway, "fastchat", sorted(worker.models))
+        address = address_in(pool, worker.address)
+        self.left(worker)
+        self._gateway.finding.registries[pool.name].register(address)
 
-    def register(self, worker: Worker) -> None:
-        """`worker` is there. Raises Overloaded if there are too many."""
-        before = self.known.get(worker.address)
-        if before is None and len(self.known) >= MOST_WORKERS:
-            raise Overloaded(f"{MOST_WORKERS} workers are registered already")
-        self.known[worker.address] = worker
-        self.beaten_at[worker.address] = self.clock()
-        if before is None or before.models != worker.models:
-            self.listener.joined(worker)
-
-    def beat(self, address: str, queue_length: int) -> bool:
-        """Was it known? If not, it will register again."""
-        worker = self.known.get(address)
-        if worker is None:
-            return False
-        self.known[address] = replace(worker, queue_length=queue_length)
-        self.beaten_at[address] = self.clock()
-        return True
-
-    def remove(self, address: str) -> None:
-        """It is gone."""
-        self.beaten_at.pop(address, None)
-        worker = self.known.pop(address, None)
-        if worker is not None:
-            self.listener.left(worker)
-
-    def expire(self) -> None:
-        """Remove those that should have beaten and did not."""
-        oldest = self.clock() - EXPIRES_AFTER_S
-        for address in [one.address for one in self.known.values() if one.beats]:
-            if self.beaten_at[address] < oldest:
-                self.remove(address)
-
-    def models(self, *, multimodal: bool | None = None) -> list[str]:
-        """Names of models, of all workers or of those that are (not) multimodal."""
-        chosen = (one for one in self.known.values() if multimodal is None or one.is_multimodal is multimodal)
-        return sorted({name for worker in chosen for name in worker.models})
-
-    def address_for(self, model: str) -> str:
-        """Where `model` has the shortest queue for its speed; empty if nowhere. It is counted as one longer."""
-        serving = [worker for worker in self.known.values() if model in worker.models and worker.speed > 0]
-        if not serving:
-            return ""
-        chosen = min(serving, key=lambda worker: worker.queue_length / worker.speed)
-        self.known[chosen.address] = replace(chosen, queue_length=chosen.queue_length + 1)
-        return chosen.address
-
-    def check(self) -> None:
-        """Raise AssertionError if a worker's beats were lost count of."""
-        assert self.known.keys() == self.beaten_at.keys(), "a worker has no time, or a time no worker"
+    def left(self, worker: Worker) -> None:
+        """As WorkerListener."""
+        for pool in pools_of_kind(self._gateway, "fastchat"):
+            self._gateway.finding.registries[pool.name].unregister(address_in(pool, worker.address))
 
 
 class FastChatController:
     """Serves `workers` to FastChat. `ask` reads the status of a worker that registers without one.
 
-    Workers that do not beat expire while the app runs, looked at every `look_every_s`.
+    Silent workers are looked for every `look_every_s`.
     """
 
     def __init__(
@@ -164,9 +90,8 @@ class FastChatController:
     def __repr__(self) -> str:
         return f"<FastChatController of {self.workers!r}>"
 
-    def app(self) -> web.Application:
-        """The application, to be run on an address of its own."""
-        app = web.Application(middlewares=[_errors], client_max_size=1 << 20)
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes to `app`, which lets in only who may; workers expire while it runs."""
         app.add_routes(
             [
                 web.post("/register_worker", self._register),
@@ -181,7 +106,6 @@ class FastChatController:
             ]
         )
         app.cleanup_ctx.append(self._running)
-        return app
 
     async def _running(self, app: web.Application) -> AsyncIterator[None]:  # noqa: ARG002
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_STATUS_S))
@@ -273,14 +197,3 @@ async def _read(request: web.Request, kind: type[Any]) -> Any:
         return msgspec.json.decode(await request.read(), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not what a FastChat worker sends: {error}") from error
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-    """FastChat has no errors of its own here: its workers look at the status alone."""
-    try:
-        return await handler(request)
-    except InvalidRequest as error:
-        return web.json_response({"detail": str(error)}, status=400)
-    except Overloaded as error:
-        return web.json_response({"detail": str(error)}, status=503)

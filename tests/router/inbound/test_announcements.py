@@ -15,6 +15,7 @@ from policies.parse import parse
 from router.app import Router
 from router.inbound.announcements import announcements
 from shards.announce import Announcement, Announcer, reachable_address
+from tests.standins.fastchat import FastChatWorker
 from tests.standins.lmdeploy import LMDeployServer
 from tests.standins.standin import running
 
@@ -22,6 +23,7 @@ SLA = """
 classes: {chat: {}}
 pools:
   own: {kind: fake, model: tiny, register: true}
+  arena: {kind: fastchat, model: m, register: true, health: {probe_every: 20ms}}
   lm: {kind: lmdeploy, model: m, register: true, health: {probe_every: 20ms}}
   fixed: {kind: fake, at: ["here:1"], model: tiny}
 rules: [{class: chat}]
@@ -88,11 +90,33 @@ async def test_servers_of_lmdeploy_do_as_with_their_own_proxy_and_are_asked_for_
         await port.until()
 
 
+async def test_workers_of_fastchat_do_as_with_their_own_controller_and_are_asked_for_answers() -> None:
+    async with running(FastChatWorker()) as worker, a_port() as port:
+        name = f"arena@{worker.url.partition('://')[2]}"
+        basic = {"authorization": "Basic " + base64.b64encode(b"any:hush").decode()}
+        status = {"model_names": ["m"], "speed": 1, "queue_length": 0}
+        said = {"worker_name": worker.url, "check_heart_beat": True, "worker_status": status, "multimodal": False}
+        assert await port("/register_worker", said, headers=basic) == (200, None)
+        await port.until(name)
+        beat = {"worker_name": worker.url, "queue_length": 0}
+        assert await port("/receive_heart_beat", beat, headers=basic) == (200, {"exist": True})
+        assert await port.router.wait_until_reached(5)
+        async with aiohttp.ClientSession() as client:
+            body = {"model": "m", "prompt": "hello", "max_tokens": 3}
+            async with client.post(f"{port.router.http_url}/v1/completions", json=body) as reply:
+                assert reply.status == 200
+                assert (await reply.json())["choices"][0]["text"]
+        worker.is_ill = True
+        await port("/refresh_all_workers", {}, headers=basic)
+        await port.until()
+        assert await port("/receive_heart_beat", beat, headers=basic) == (200, {"exist": False})
+
+
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic !"}])
 async def test_nobody_announces_anything_without_a_key(headers: dict[str, str]) -> None:
     async with a_port() as port:
         said = {"pool": "own", "address": "10.0.0.1:7001"}
-        for path in ("/backends/register", "/backends/unregister", "/nodes/add", "/nodes/remove"):
+        for path in ("/backends/register", "/backends/unregister", "/nodes/add", "/nodes/remove", "/register_worker"):
             assert (await port(path, said, headers=headers))[0] == 401
         assert (await port("/backends/registered", headers=headers))[0] == 401
         assert port.names() == {"fixed-0"}
@@ -110,6 +134,14 @@ async def test_nobody_announces_anything_without_a_key(headers: dict[str, str]) 
         ("/nodes/add", {"url": "a:1"}, "must be an address like http://host:8000"),
         ("/nodes/add", {"url": "http://me:pass@a:1"}, "no user and no password"),
         ("/nodes/remove", {}, "missing required field `url`"),
+        ("/register_worker", {"worker_name": "file:///etc/passwd"}, "a worker's name is its URL"),
+        (
+            "/register_worker",
+            {"worker_name": "http://w:1", "worker_status": {"model_names": "m"}},
+            "not what a FastChat",
+        ),
+        ("/receive_heart_beat", {"queue_length": 1}, "missing required field `worker_name`"),
+        ("/get_worker_address", [], "not what a FastChat worker sends"),
     ],
 )
 async def test_what_cannot_be_announced_is_refused_with_the_reason(path: str, body: Any, why: str) -> None:

@@ -6,16 +6,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from policies.errors import Overloaded
-from router.inbound.fastchat_controller import (
-    EXPIRES_AFTER_S,
-    MOST_WORKERS,
-    FastChatController,
-    Worker,
-    Workers,
-)
+from policies.errors import InvalidRequest, Overloaded
+from router.inbound.fastchat_controller import FastChatController
+from router.inbound.fastchat_workers import EXPIRES_AFTER_S, MOST_WORKERS, Worker, Workers
 from tests.shards.attached import eventually
 from tests.standins.fastchat import FastChatWorker
 from tests.standins.standin import running
@@ -53,10 +49,16 @@ def a_registration(address: str = "http://w:1", **fields: Any) -> dict[str, Any]
     return {"worker_name": address, "check_heart_beat": True, "worker_status": status, "multimodal": False, **fields}
 
 
+def an_app(workers: Workers, **parts: Any) -> web.Application:
+    app = web.Application()
+    FastChatController(workers, **parts).add_to(app)
+    return app
+
+
 @asynccontextmanager
 async def a_controller(**parts: Any) -> AsyncIterator[tuple[TestClient[Any, Any], Workers, Heard]]:
     workers, heard, _ = some_workers()
-    async with TestClient(TestServer(FastChatController(workers, **parts).app())) as client:
+    async with TestClient(TestServer(an_app(workers, **parts))) as client:
         yield client, workers, heard
         workers.check()
 
@@ -148,7 +150,7 @@ async def test_the_app_looks_for_those_that_went_silent() -> None:
         await ticks.get()
 
     workers, heard, clock = some_workers()
-    async with TestClient(TestServer(FastChatController(workers, sleep=tick).app())):
+    async with TestClient(TestServer(an_app(workers, sleep=tick))):
         workers.register(a_worker())
         clock.now = EXPIRES_AFTER_S + 1
         ticks.put_nowait(None)
@@ -156,18 +158,13 @@ async def test_the_app_looks_for_those_that_went_silent() -> None:
     assert heard.said[-1] == ("left", "http://w:1")
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/register_worker", b"{"),
-        ("/register_worker", b'{"worker_name": "file:///etc/passwd"}'),
-        ("/register_worker", b'{"worker_name": "http://w:1", "worker_status": {"model_names": "m"}}'),
-        ("/receive_heart_beat", b'{"queue_length": 1}'),
-        ("/get_worker_address", b"[]"),
-    ],
-)
-async def test_nonsense_is_refused_and_changes_nothing(path: str, body: bytes) -> None:
-    async with a_controller() as (client, workers, _):
-        reply = await client.post(path, data=body)
-        assert (reply.status, workers.known) == (400, {})
-        assert "detail" in await reply.json()
+def test_who_is_refused_by_the_listener_is_not_known() -> None:
+    class Unwelcoming(Heard):
+        def joined(self, worker: Worker) -> None:
+            raise InvalidRequest("no pool takes it")
+
+    workers = Workers(Unwelcoming(), Clock())
+    with pytest.raises(InvalidRequest):
+        workers.register(a_worker())
+    assert workers.known == {}
+    workers.check()
