@@ -3,7 +3,7 @@ PY   ?= python3
 VENV ?= .venv
 BIN  := $(VENV)/bin
 
-.PHONY: help demo up test check protos clean
+.PHONY: help demo up test clients check protos clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -27,6 +27,11 @@ up: $(VENV)/.ready     ## the same kept running, to play with
 test: $(VENV)/.ready   ## everything CI runs
 	@$(BIN)/python -m pytest -n auto --dist loadfile
 
+clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an environment of their own
+	@test -x $(VENV)-clients/bin/pytest || { $(PY) -m venv $(VENV)-clients && $(VENV)-clients/bin/python -m pip install -q \
+	    --disable-pip-version-check -c constraints.txt -e '.[clients]' anthropic hypothesis openai pytest pytest-asyncio transformers; }
+	@$(VENV)-clients/bin/python -m pytest -p no:unraisableexception tests/clients
+
 check: $(VENV)/.ready  ## ruff and mypy alone
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -35,4 +40,4 @@ protos: $(VENV)/.ready ## generate the code of proto/ again
 	    $$(cd proto && find * -name '*.proto' | sort)
 
 clean:           ## forget the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -114,7 +114,8 @@ class Ollama(HttpBackend):
         if self._options.keep_alive is not None:
             sent["keep_alive"] = _duration(self._options.keep_alive)
         counted = request.prompt_tokens if prompt.token_ids else None
-        answer = OllamaAnswer(self.name, prompt_tokens=request.prompt_tokens, counted=counted)
+        one_call = body.get("parallel_tool_calls") is False
+        answer = OllamaAnswer(self.name, prompt_tokens=request.prompt_tokens, counted=counted, one_call=one_call)
         path = "/api/chat" if is_chat else "/api/generate"
         return Exchange(Post(path, encoded(sent)), answer, error_of_ollama)
 

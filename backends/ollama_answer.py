@@ -24,10 +24,13 @@ class OllamaAnswer:
 
     `prompt_tokens` stand in where Ollama tells none. `counted` is the prompt's length if somebody counted it: where
     Ollama then tells less than half, as versions do that leave out what was in their cache, the rest was cached.
+    `one_call`: calls of tools after the first are left out, since Ollama cannot be asked for one at a time.
     """
 
-    def __init__(self, backend: str, *, prompt_tokens: int = 0, counted: int | None = None) -> None:
-        self.is_over = False
+    def __init__(
+        self, backend: str, *, prompt_tokens: int = 0, counted: int | None = None, one_call: bool = False
+    ) -> None:
+        self.is_over, self._one_call = False, one_call
         self._backend, self._prompt_tokens, self._counted = backend, prompt_tokens, counted
         self._lines, self._calls = FrameDecoder(b"\n"), 0
 
@@ -67,8 +70,11 @@ class OllamaAnswer:
         beside: dict[str, Any] = {}
         if message.get("thinking"):
             beside["reasoning"] = message["thinking"]
-        if message.get("tool_calls"):
-            beside["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+        calls = message.get("tool_calls") or ()
+        if self._one_call:
+            calls = calls[: 1 - min(1, self._calls)]
+        if calls:
+            beside["tool_calls"] = [self._call(call) for call in calls]
         return Delta(
             text=message.get("content") or "",
             logprobs=tuple(_logprobs(said.get("logprobs") or ())),

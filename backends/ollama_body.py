@@ -38,9 +38,6 @@ def chat_body(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise InvalidRequest("Ollama cannot be made to call a tool", hint="use 'auto' or 'none'", param="tool_choice")
-    if body.get("parallel_tool_calls") is False and body.get("tools"):
-        hint = "leave `parallel_tool_calls` out"
-        raise InvalidRequest("Ollama cannot keep to one call at a time", hint=hint, param="parallel_tool_calls")
     if body.get("tools") and choice != "none":
         sent["tools"] = body["tools"]
     return sent

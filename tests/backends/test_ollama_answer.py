@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ TEXT = (
 )
 
 
-def read(data: bytes, size: int = 1 << 20, *, prompt_tokens: int = 0, counted: int | None = None) -> list[Delta]:
-    answer = OllamaAnswer("b", prompt_tokens=prompt_tokens, counted=counted)
+def read(data: bytes, size: int = 1 << 20, **parts: Any) -> list[Delta]:
+    answer = OllamaAnswer("b", **parts)
     deltas = [delta for at in range(0, len(data), size) for delta in answer.feed(data[at : at + size])]
     return deltas + list(answer.end())
 
@@ -48,6 +49,17 @@ def test_lines_become_deltas_however_they_are_cut(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_a_text_is_read_to_its_end_though_no_newline_ends_it(size: int) -> None:
     assert read(TEXT, size) == [Delta(text="The"), Delta(finish_reason="length"), Delta(usage=Usage(26, 1))]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_who_wants_one_call_at_a_time_gets_the_first_alone(apart: bool) -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in "fgh"]
+    lines = [[one] for one in calls] if apart else [calls]
+    said = (a_line(message={"role": "assistant", "content": "", "tool_calls": some}, done=False) for some in lines)
+    first, *rest = read(b"".join(said) + the_end(), one_call=True)
+    assert first.message is not None
+    assert [call["function"]["name"] for call in first.message["tool_calls"]] == ["f"]
+    assert rest == [Delta(finish_reason="tool_calls"), Delta(usage=Usage())]
 
 
 def test_thinking_and_calls_come_beside_the_text_as_openais_clients_read_them() -> None:

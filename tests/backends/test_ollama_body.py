@@ -122,7 +122,6 @@ def a_message(**fields: Any) -> dict[str, Any]:
         ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
         ({"guided_json": {}, "mirostat_mode": 2}, "mirostat_mode"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"response_format": {"type": "regex"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         (a_message(name="ada"), "messages[0].name"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.serving import KEY, MODEL, PARAMETERS, a_router
+from tests.clients.serving import KEY, KINDS, MODEL, PARAMETERS, a_router
 from tests.standins.standin import TEXT
 
 langchain_openai: Any = pytest.importorskip("langchain_openai")
@@ -15,9 +15,10 @@ pytestmark = pytest.mark.filterwarnings("default")
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": PARAMETERS}}
 
 
+@KINDS
 @pytest.mark.parametrize("uses_responses", [False, True])
-async def test_a_chat_streams_with_calls_of_tools_and_usage(uses_responses: bool) -> None:
-    async with a_router() as url:
+async def test_a_chat_streams_with_calls_of_tools_and_usage(uses_responses: bool, kind: str) -> None:
+    async with a_router(kind) as url:
         chat = langchain_openai.ChatOpenAI(
             base_url=f"{url}/v1", api_key=KEY, model=MODEL, stream_usage=True, use_responses_api=uses_responses
         )
@@ -41,9 +42,10 @@ async def test_texts_are_embedded() -> None:
     assert vectors == [[0.0, 0.5], [1.0, 0.5]]
 
 
-async def test_anthropics_dialect_streams_with_calls_of_tools() -> None:
+@KINDS
+async def test_anthropics_dialect_streams_with_calls_of_tools(kind: str) -> None:
     langchain_anthropic: Any = pytest.importorskip("langchain_anthropic")
-    async with a_router() as url:
+    async with a_router(kind) as url:
         chat = langchain_anthropic.ChatAnthropic(base_url=url, api_key=KEY, model="claude", max_tokens=300)
         said = None
         async for piece in chat.bind_tools([WEATHER]).astream("Weather?"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.serving import KEY, MODEL, PARAMETERS, a_router
+from tests.clients.serving import KEY, KINDS, MODEL, PARAMETERS, a_router
 from tests.standins.standin import TEXT
 
 litellm: Any = pytest.importorskip("litellm")
@@ -17,9 +17,10 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARA
 MESSAGES = [{"role": "user", "content": "Weather?"}]
 
 
+@KINDS
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-async def test_a_chat_streams_with_calls_of_tools(dialect: str) -> None:
-    async with a_router() as url:
+async def test_a_chat_streams_with_calls_of_tools(dialect: str, kind: str) -> None:
+    async with a_router(kind) as url:
         base = f"{url}/v1" if dialect == "openai" else url
         model = MODEL if dialect == "openai" else "claude"
         asked: dict[str, Any] = {"model": f"{dialect}/{model}", "api_base": base, "api_key": KEY, "max_tokens": 300}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.serving import KEY, MODEL, a_router
+from tests.clients.serving import KEY, KINDS, MODEL, a_router
 from tests.standins.standin import TEXT
 
 openai_like: Any = pytest.importorskip("llama_index.llms.openai_like")
@@ -18,9 +18,10 @@ def weather(at: str) -> str:
     return f"wet at {at}"
 
 
-async def test_a_chat_streams_with_calls_of_tools() -> None:
+@KINDS
+async def test_a_chat_streams_with_calls_of_tools(kind: str) -> None:
     tools: Any = pytest.importorskip("llama_index.core.tools")
-    async with a_router() as url:
+    async with a_router(kind) as url:
         model = openai_like.OpenAILike(
             api_base=f"{url}/v1", api_key=KEY, model=MODEL, is_chat_model=True, is_function_calling_model=True
         )
