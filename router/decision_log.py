@@ -17,8 +17,8 @@ import msgspec
 
 from policies.errors import ConfigError
 from policies.nouns import ClusterView, Decision, Request
+from router.bid import Placed
 from router.decision_record import Ended, Made, record_of
-from router.dispatch import Placed
 from router.outcome import code_of, outcome_of
 from router.tracing import AttemptTrace, PromptTrace, Span, Target
 

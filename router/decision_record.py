@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from policies.nouns import BackendView, ClusterView, Decision, Request, Usage
-from router.dispatch import Placed
+from router.bid import Placed
 from router.flights import Flight
 
 VERSION = 1

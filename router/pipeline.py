@@ -30,9 +30,9 @@ from policies.rules import Facts, Ruling, classify
 from policies.shadow import differences
 from router.admission import Permit
 from router.ask import Ask
+from router.bid import Bid, Placed
 from router.caller import Caller, CallerGone, Placement
 from router.cluster import ServedModel
-from router.dispatch import Bid, Placed
 from router.gateway import Gateway
 from router.identify import identify
 from router.placing import Placer

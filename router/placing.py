@@ -9,7 +9,8 @@ from policies.errors import Overloaded, Unavailable
 from policies.nouns import Request
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.promise import fastest_prefill_s
-from router.dispatch import Bid, Dispatcher, Found, Placed
+from router.bid import Bid, Found, Placed
+from router.dispatch import Dispatcher
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from opentelemetry.util.types import AttributeValue
 
 from policies.nouns import ClusterView, Decision, Outcome, Prompt, Request, Usage
 from router.ask import Chat, Input
-from router.dispatch import Placed
+from router.bid import Placed
 from router.outcome import code_of, outcome_of
 from router.tracing import Answered, CallTrace, Target, TraceIds, Untraced
 

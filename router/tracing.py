@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, Self
 
 from policies.nouns import ClusterView, Decision, Outcome, Prompt, Request, Usage
 from router.ask import Input
-from router.dispatch import Placed
+from router.bid import Placed
 
 W3C = ("traceparent", "tracestate")
 """Headers of the W3C Trace Context recommendation, which go on to backends."""

@@ -14,8 +14,9 @@ from backends.fake import FakeBackend
 from policies.config import Config
 from policies.errors import BackendFailed, NoBackend, Overloaded
 from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
+from router.bid import Bid, Placed
 from router.cluster import Cluster
-from router.dispatch import PAUSE_S, Bid, Dispatcher, Placed
+from router.dispatch import PAUSE_S, Dispatcher
 from tests.policies.builders import a_request
 from tests.router.parts import MODEL, a_config, a_tenant
 from tests.virtual_time import run_virtually
