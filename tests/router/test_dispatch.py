@@ -334,22 +334,23 @@ def test_whatever_happens_every_request_is_placed_or_told_and_nothing_is_left(se
             bid = stage.bid(
                 rank=rng.randrange(2), tenant=rng.choice(("acme", "labs")), prompt_tokens=rng.choice((10, 900))
             )
-            placed = await stage.place(bid, rng.choice((None, 0.5, 2.0)))
-            while placed is not None:
-                try:
-                    await asyncio.sleep(rng.random())
-                    failed = rng.random() < 0.2 and not bid.avoiding
-                    stage.cluster.end(placed.flight, BackendFailed("x") if failed else None)
-                except asyncio.CancelledError:
-                    stage.cluster.end(placed.flight, asyncio.CancelledError())
-                    stage.dispatcher.correct(bid, 0.1)
-                    raise
-                if not failed:
-                    break
-                bid.avoiding = frozenset({placed.flight.backend})
-                placed = await stage.place(bid)
-            if bid.is_charged:
-                stage.dispatcher.correct(bid, rng.random())
+            try:
+                placed = await stage.place(bid, rng.choice((None, 0.5, 2.0)))
+                while placed is not None:
+                    try:
+                        await asyncio.sleep(rng.random())
+                        failed = rng.random() < 0.2 and not bid.avoiding
+                        stage.cluster.end(placed.flight, BackendFailed("x") if failed else None)
+                    except asyncio.CancelledError:
+                        stage.cluster.end(placed.flight, asyncio.CancelledError())
+                        raise
+                    if not failed:
+                        break
+                    bid.avoiding = frozenset({placed.flight.backend})
+                    placed = await stage.place(bid)
+            finally:
+                if bid.is_charged:
+                    stage.dispatcher.correct(bid, rng.random())
 
         lives = [asyncio.create_task(life()) for _ in range(40)]
         for _ in range(8):
