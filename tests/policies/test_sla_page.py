@@ -43,7 +43,7 @@ def test_every_word_of_the_file_is_in_the_reference(section: str) -> None:
 
 
 def test_the_examples_of_the_page_are_one_sound_file_in_the_order_of_its_sections() -> None:
-    examples = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    examples = re.findall(r"<!-- run: part -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
     text = "".join(examples)
     parsed = examine(text, source="sla.md", outside=outside_of(text))
     config = parsed.config

@@ -1,4 +1,4 @@
-"""Several processes at one address: they start, end and come back together, and none outlives the first."""
+"""Several processes at one address: they start, end and come back together, and none outlives the first. What docs/replicas.md tells to type."""
 
 from __future__ import annotations
 
