@@ -1,4 +1,4 @@
-"""A reader who does what a page says, in an empty directory of his own: runs commands, writes files, compares outputs."""
+"""A reader who does what a page says in an empty directory: runs commands, writes files, compares outputs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ _PROGRAM = """#!/bin/sh
 command=$1; shift
 case $command in
     up) set -- --http 127.0.0.1:$HTTP --grpc 127.0.0.1:$GRPC --admin 127.0.0.1:$ADMIN "$@" ;;
+    top) set -- --admin 127.0.0.1:$ADMIN "$@" ;;
     serve) set -- --http 127.0.0.1:$HTTP --grpc 127.0.0.1:$GRPC "$@" ;;
 esac
 exec {python} -c 'import sys; sys.argv[0] = "pointsman"; from router.cli import main; main()' "$command" "$@"
@@ -97,7 +98,7 @@ class Desk:
         for name in ("python", "python3"):
             (programs / name).symlink_to(sys.executable)
         # a refusal ends curl with 22, so that a page's command cannot fail unnoticed
-        (self.home / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
+        (self.home / ".curlrc").write_text("fail-with-body\nsilent\n")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,12 +119,15 @@ class Desk:
         # the environment that pytest was started with may name another checkout
         return {**kept, **plain, "PATH": path, "PYTHONPATH": str(ROOT)}
 
-    def script(self, command: str) -> list[str]:
-        """`command` in a shell that begins where the last one ended."""
+    def script(self, command: str, *, is_kept: bool = True) -> list[str]:
+        """`command` in a shell that begins where the last one ended, with what that one had exported and defined.
+
+        Where this one ends is where the next begins, if `is_kept`.
+        """
         state = self.home / "state"
         begin = f"set -eo pipefail; if [ -f {state} ]; then . {state}; fi"
-        end = f'trap \'export -p > {state}; printf "cd %q\\n" "$PWD" >> {state}\' EXIT'
-        return ["bash", "-c", f"{begin}; {end}\n{command}"]
+        keep = f'{{ export -p; declare -f; printf "cd %q\\n" "$PWD"; }} > {state}'
+        return ["bash", "-c", "\n".join([begin, *([f"trap '{keep}' EXIT"] if is_kept else ()), command])]
 
     def run(self, command: list[str], ports: Ports) -> tuple[int, str]:
         """Status and output, errors included, of `command`."""
@@ -154,7 +158,7 @@ class Desk:
         self.press_ctrl_c()
         log = self.home / "log"
         with log.open("wb") as out:
-            self.running = self._popen(["bash", "-c", command], self.ports, out)
+            self.running = self._popen(self.script(command, is_kept=False), self.ports, out)
         deadline = time.monotonic() + START_S
         while READY not in log.read_text():
             assert self.running.poll() is None, f"it ended: {log.read_text()}"
@@ -166,7 +170,7 @@ class Desk:
     def press_ctrl_c(self) -> None:
         """End what runs, and wait for it."""
         process, self.running = self.running, None
-        if process is None:
+        if process is None or process.poll() is not None:
             return
         os.killpg(process.pid, signal.SIGINT)
         try:
