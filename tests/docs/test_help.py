@@ -1,23 +1,24 @@
-"""What `--help` shows as an example runs, and what README.md says of a model of one's own."""
+"""Commands are understood wherever they stand, and the examples of `--help` run, as does README.md's own model."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 
 from router.cli import app as router_app
 from shards.__main__ import app as shard_app
 from shards.bundled import weights
-from tests.docs.blocks import PAGES, Block, PageError, blocks_of, commands_of
+from tests.docs.blocks import PAGES, ROOT, Block, PageError, blocks_of, commands_of
 from tests.docs.reader import Desk, can_read
 
-COMMANDS: dict[str, click.Command] = {
-    **typer.main.get_command(router_app).commands,  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = {
+    **vars(typer.main.get_command(router_app))["commands"],
     "shard": typer.main.get_command(shard_app),
 }
 EXAMPLES = [
@@ -26,11 +27,12 @@ EXAMPLES = [
     for line in (command.help or "").splitlines()
     if line.startswith("  pointsman ")
 ]
+OUR_FOLDERS = ("benchmarks", "examples", "tests", "shards", "router", "backends")
 FILE = "tenants: {acme: {anonymous: true}}\npools: {own: {kind: shard, local: 2, model: bundled}}\n"
 
 
 def understand(line: str) -> None:
-    """Have the command line read `line`, without running it. Raises click.UsageError."""
+    """Have the command line read `line`, without running it. Raises what click raises."""
     words = shlex.split(line, comments=True)
     while "=" in words[0]:
         words.pop(0)  # variables that are set for it alone
@@ -52,13 +54,41 @@ def lines_on_pages() -> list[tuple[Block, str]]:
     return found
 
 
+def spans_of(page: Path, program: str) -> list[str]:
+    """Every command that runs `program` and stands as code within a sentence of `page`."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(rf"`((?:\w+=[^ `]+ )*{program} [^`\n]+)`", text)
+
+
 @pytest.mark.parametrize(("block", "line"), lines_on_pages(), ids=lambda value: getattr(value, "where", None))
 def test_every_pointsman_command_on_a_page_is_understood_even_where_it_is_not_run(block: Block, line: str) -> None:
     try:
         # what comes behind a pipe is another program's
         understand(re.split(r" [|>&]", line)[0])
-    except click.UsageError as error:
-        pytest.fail(f"{block.where}: {line}\n{error.format_message()}")
+    except Exception as error:
+        # the class depends on the version of typer
+        pytest.fail(f"{block.where}: {line}\n{getattr(error, 'message', error)}")
+
+
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in spans_of(page, "pointsman")}))
+def test_every_pointsman_command_within_a_sentence_is_understood(line: str) -> None:
+    words = shlex.split(line)
+    if words[:1] == ["pointsman"] and len(words) == 2:
+        assert words[1] in COMMANDS, line  # it is spoken of, not typed
+    else:
+        with suppress(typer.Exit):  # --help
+            understand(line)
+
+
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in spans_of(page, "python")}))
+def test_every_program_of_ours_within_a_sentence_is_there_with_the_options_that_are_named(line: str) -> None:
+    _, first, *words = shlex.split(line)
+    name = f"{words[0].replace('.', '/')}.py" if first == "-m" else first
+    if (ROOT / name).parts[len(ROOT.parts)] in OUR_FOLDERS:
+        source = (ROOT / name).read_text()
+        assert [
+            word for word in words if word.startswith("--") and word != "--help" and f'"{word}"' not in source
+        ] == []
 
 
 @pytest.mark.parametrize("line", EXAMPLES)
@@ -69,7 +99,7 @@ def test_every_example_of_the_help_is_understood(line: str) -> None:
 def test_every_example_stands_on_a_line_of_its_own() -> None:
     # click joins lines to paragraphs unless told not to
     for name, command in COMMANDS.items():
-        shown = command.get_help(click.Context(command, info_name=name, terminal_width=100))
+        shown = command.make_context(name, [], resilient_parsing=True, terminal_width=100).get_help()
         examples = re.findall(r"pointsman (?:up|explain|shard)\b.*", command.help or "")
         assert [line for line in examples if f"  {line}\n" not in shown] == []
 
