@@ -52,3 +52,4 @@ def test_the_examples_of_the_page_are_one_sound_file_in_the_order_of_its_section
     assert list(config.on_miss) == ["interactive", "long-rag"]
     assert config.tenants["acme"].model_limits["llama-70b"].tokens_per_minute == 1_000_000
     assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == list(SECTIONS)
+    assert f"Sections, in this order: {', '.join(f'`{name}`' for name in SECTIONS)}." in PAGE
