@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,7 +42,8 @@ command=$1; shift
 case $command in
     up) set -- --http 127.0.0.1:$HTTP --grpc 127.0.0.1:$GRPC --admin 127.0.0.1:$ADMIN "$@" ;;
     top) set -- --admin 127.0.0.1:$ADMIN "$@" ;;
-    serve) set -- --http 127.0.0.1:$HTTP --grpc 127.0.0.1:$GRPC "$@" ;;
+    serve) set -- --grpc 127.0.0.1:$GRPC "$@"
+        grep -q '^ *http:' "$3" || set -- --http 127.0.0.1:$HTTP "$@" ;;
 esac
 exec {python} -c 'import sys; sys.argv[0] = "pointsman"; from router.cli import main; main()' "$command" "$@"
 """
@@ -64,7 +66,9 @@ class Ports:
 
     def inward(self, text: str) -> str:
         """`text` of a page with the ports that are used here."""
-        return re.sub(r"((?:127\.0\.0\.1|localhost):)(808[0-2])\b", lambda found: found[1] + self.free[found[2]], text)
+        return re.sub(
+            r"((?:127\.0\.0\.1|0\.0\.0\.0|localhost):)(808[0-2])\b", lambda found: found[1] + self.free[found[2]], text
+        )
 
     def outward(self, text: str) -> str:
         """Output with the ports that the page names."""
@@ -160,12 +164,20 @@ class Desk:
         with log.open("wb") as out:
             self.running = self._popen(self.script(command, is_kept=False), self.ports, out)
         deadline = time.monotonic() + START_S
-        while READY not in log.read_text():
+        # a router alone greets when it has reached its backends, which a page may bring later
+        while READY not in log.read_text() and not ("serve" in command and self._is_healthy()):
             assert self.running.poll() is None, f"it ended: {log.read_text()}"
             assert time.monotonic() < deadline, f"it never said {READY!r}: {log.read_text()}"
             # another process is waited for, which tells nobody but its log when it is ready
             time.sleep(0.05)
         return self.ports.outward(log.read_text())
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.ports.inward("http://127.0.0.1:8080/healthz"), timeout=2) as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
 
     def press_ctrl_c(self) -> None:
         """End what runs, and wait for it."""
