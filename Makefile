@@ -3,7 +3,7 @@ PY   ?= python3
 VENV ?= .venv
 BIN  := $(VENV)/bin
 
-.PHONY: help demo up test clients check protos clean
+.PHONY: help demo up test clients check protos site clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): once, one to two minutes ..."
 	@$(PY) -m venv $(VENV)
 	@$(BIN)/python .ci/torch_is_light.py
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[shard,triton,dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[shard,triton,dev,docs]'
 	@touch $@
 
 demo: $(VENV)/.ready   ## a RAG service's day in a minute: router, two shards, two tenants, HTTP and gRPC
@@ -38,6 +38,9 @@ check: $(VENV)/.ready  ## ruff and mypy alone
 protos: $(VENV)/.ready ## generate the code of proto/ again
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \
 	    $$(cd proto && find * -name '*.proto' | sort)
+
+site: $(VENV)/.ready   ## the pages of docs/ as a site, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 clean:           ## forget the virtual environment and caches
 	rm -rf $(VENV) $(VENV)-clients .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -58,9 +58,11 @@ def up(
 ) -> None:
     """Run router and shards together on this machine, until Ctrl-C.
 
-    Examples:  pointsman up
-               pointsman up sla.yaml
-               pointsman up --model ./Qwen3-0.6B --shards 1
+    \b
+    Examples:
+      pointsman up
+      pointsman up sla.yaml
+      pointsman up --model ./Qwen3-0.6B --shards 1
     """
     from router.logs import LogOptions
     from router.up import Files, run
@@ -186,7 +188,9 @@ def explain(
 
     Backends are taken to be well, idle, empty and to serve the model, unless told otherwise.
 
-    Examples:  pointsman explain sla.yaml --tenant acme --tokens 90k --cached own-0=60k --load own-0=8
+    \b
+    Example:
+      pointsman explain sla.yaml --tenant acme --tokens 90k --cached own-0=60k --load own-0=8
     """
     from policies.quantities import read_tokens
     from router.explanations import as_json, as_text

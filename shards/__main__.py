@@ -131,7 +131,9 @@ def shard(
 ) -> None:
     """Serve one replica of a model to routers.
 
-    Example: pointsman shard --model ./Qwen3-0.6B --listen 0.0.0.0:7001 --threads 8 --kv-memory 8
+    \b
+    Example:
+      pointsman shard --model ./Qwen3-0.6B --listen 0.0.0.0:7001 --threads 8 --kv-memory 8
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if supervised:

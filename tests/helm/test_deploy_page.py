@@ -20,7 +20,7 @@ from tests.helm.value_sets import SLA, VALUE_SETS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/deploy.md").read_text()
-COMMANDS = re.findall(r"^ {4}(\w+ .+)$", PAGE, re.MULTILINE)
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 
 

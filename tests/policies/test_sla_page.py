@@ -43,7 +43,7 @@ def test_every_word_of_the_file_is_in_the_reference(section: str) -> None:
 
 
 def test_the_examples_of_the_page_are_one_sound_file_in_the_order_of_its_sections() -> None:
-    examples = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    examples = re.findall(r"<!-- run: part -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
     text = "".join(examples)
     parsed = examine(text, source="sla.md", outside=outside_of(text))
     config = parsed.config
@@ -52,3 +52,4 @@ def test_the_examples_of_the_page_are_one_sound_file_in_the_order_of_its_section
     assert list(config.on_miss) == ["interactive", "long-rag"]
     assert config.tenants["acme"].model_limits["llama-70b"].tokens_per_minute == 1_000_000
     assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == list(SECTIONS)
+    assert f"Sections, in this order: {', '.join(f'`{name}`' for name in SECTIONS)}." in PAGE

@@ -1,4 +1,7 @@
-"""Several processes at one address: they start, end and come back together, and none outlives the first."""
+"""Several processes at one address: they start, end and come back together, and none outlives the first.
+
+This is what docs/replicas.md has people type.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,326 @@
+"""A reader who does what a page says in an empty directory: runs commands, writes files, compares outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+import yaml
+
+from policies.catalogue import builtin_catalogue
+from policies.parse import Parsed, examine, file_table
+from tests.docs.blocks import HOW, ROOT, Block, Command, PageError, commands_of, shows
+from tests.policies.examples import outside_of
+
+COMMAND_S = 60.0
+START_S = 90.0
+READY = "Ctrl-C ends it."
+"""What `pointsman up` and `serve` say last when they have started."""
+
+SECTIONS = set(file_table(builtin_catalogue()).keys)
+_CURL_FOUND_NOBODY = 7
+AT_HAND = ("examples", "helm")
+"""Folders of the repository that a page's commands may name."""
+
+_PROGRAM = """#!/bin/sh
+# the pointsman of this checkout; where it would listen at its usual ports, at free ones
+command=$1; shift
+case $command in
+    up) set -- --http 127.0.0.1:$HTTP --grpc 127.0.0.1:$GRPC --admin 127.0.0.1:$ADMIN "$@" ;;
+    top) set -- --admin 127.0.0.1:$ADMIN "$@" ;;
+    serve) set -- --grpc 127.0.0.1:$GRPC "$@"
+        grep -q '^ *http:' "$3" || set -- --http 127.0.0.1:$HTTP "$@" ;;
+esac
+exec {python} -c 'import sys; sys.argv[0] = "pointsman"; from router.cli import main; main()' "$command" "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Free ports for the usual ones, which pages name: 8080 for HTTP, 8081 for gRPC, 8082 for operators."""
+
+    free: dict[str, str]
+
+    @classmethod
+    def choose(cls) -> Ports:
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+            for one in sockets:
+                one.bind(("127.0.0.1", 0))
+            chosen = [str(one.getsockname()[1]) for one in sockets]
+        return cls(dict(zip(("8080", "8081", "8082"), chosen, strict=True)))
+
+    def inward(self, text: str) -> str:
+        """`text` of a page with the ports that are used here."""
+        return re.sub(
+            r"((?:127\.0\.0\.1|0\.0\.0\.0|localhost):)(808[0-2])\b", lambda found: found[1] + self.free[found[2]], text
+        )
+
+    def outward(self, text: str) -> str:
+        """Output with the ports that the page names."""
+        for usual, free in self.free.items():
+            text = text.replace(f":{free}", f":{usual}")
+        return text
+
+    def environment(self) -> dict[str, str]:
+        return dict(zip(("HTTP", "GRPC", "ADMIN"), self.free.values(), strict=True))
+
+
+@dataclass
+class Desk:
+    """A directory that is empty but for links to AT_HAND, a shell environment that lasts, and what goes on running.
+
+    A context manager: what still runs is ended at the end, as by Ctrl-C.
+    """
+
+    home: Path
+    ports: Ports = field(default_factory=Ports.choose)
+    running: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Desk:
+        self.directory.mkdir(parents=True)
+        for name in AT_HAND:
+            (self.directory / name).symlink_to(ROOT / name)
+        programs = self.home / "bin"
+        programs.mkdir()
+        (programs / "pointsman").write_text(_PROGRAM.format(python=sys.executable))
+        (programs / "pointsman").chmod(0o755)
+        for name in ("python", "python3"):
+            (programs / name).symlink_to(sys.executable)
+        # a refusal ends curl with 22, so that a page's command cannot fail unnoticed
+        (self.home / ".curlrc").write_text("fail-with-body\nsilent\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.press_ctrl_c()
+
+    @property
+    def directory(self) -> Path:
+        return self.home / "here"
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """Of a fresh shell, as far as the machine lets it be."""
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("POINTSMAN", "OTEL", "PYTEST"))
+        }
+        path = os.pathsep.join([str(self.home / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+        plain = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "HOME": str(self.home), "CURL_HOME": str(self.home)}
+        # the environment that pytest was started with may name another checkout
+        return {**kept, **plain, "PATH": path, "PYTHONPATH": str(ROOT)}
+
+    def script(self, command: str, *, is_kept: bool = True) -> list[str]:
+        """`command` in a shell that begins where the last one ended, with what that one had exported and defined.
+
+        Where this one ends is where the next begins, if `is_kept`.
+        """
+        state = self.home / "state"
+        begin = f"set -eo pipefail; if [ -f {state} ]; then . {state}; fi"
+        keep = f'{{ export -p; declare -f; printf "cd %q\\n" "$PWD"; }} > {state}'
+        return ["bash", "-c", "\n".join([begin, *([f"trap '{keep}' EXIT"] if is_kept else ()), command])]
+
+    def run(self, command: list[str], ports: Ports) -> tuple[int, str]:
+        """Status and output, errors included, of `command`."""
+        process = self._popen(command, ports, subprocess.PIPE)
+        try:
+            output, _ = process.communicate(timeout=COMMAND_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            said = f"it did not end within {COMMAND_S:.0f} s (if it is not to, write `<!-- run: stays -->`)"
+            return process.returncode, f"{output.decode()}\n{said}"
+        return process.returncode, ports.outward(output.decode())
+
+    def _popen(self, command: list[str], ports: Ports, out: int | BinaryIO) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            cwd=self.directory,
+            env={**self.environment, **ports.environment()},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            # a group of its own, so that all of it can be ended
+            start_new_session=True,
+        )
+
+    def start(self, command: str) -> str:
+        """What `command` says until it is ready; it goes on running, and what ran before is ended."""
+        self.press_ctrl_c()
+        log = self.home / "log"
+        with log.open("wb") as out:
+            self.running = self._popen(self.script(command, is_kept=False), self.ports, out)
+        deadline = time.monotonic() + START_S
+        # a router alone greets when it has reached its backends, which a page may bring later
+        while READY not in log.read_text() and not ("serve" in command and self._is_healthy()):
+            assert self.running.poll() is None, f"it ended: {log.read_text()}"
+            assert time.monotonic() < deadline, f"it never said {READY!r}: {log.read_text()}"
+            # another process is waited for, which tells nobody but its log when it is ready
+            time.sleep(0.05)
+        return self.ports.outward(log.read_text())
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.ports.inward("http://127.0.0.1:8080/healthz"), timeout=2) as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    def press_ctrl_c(self) -> None:
+        """End what runs, and wait for it."""
+        process, self.running = self.running, None
+        if process is None or process.poll() is not None:
+            return
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class SharedUp:
+    """`pointsman up` without a file, started when the first page needs it and left to all of them."""
+
+    command = "pointsman up"
+
+    def __init__(self, home: Path) -> None:
+        self._stack, self._home = ExitStack(), home
+
+    def __enter__(self) -> SharedUp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def ports(self) -> Ports:
+        desk = self._stack.enter_context(Desk(self._home))
+        desk.start(self.command)
+        return desk.ports
+
+
+class Reader:
+    """Does what blocks say, in order. Every method raises AssertionError or PageError with the block's place."""
+
+    def __init__(self, desk: Desk, up: SharedUp) -> None:
+        self._desk, self._up = desk, up
+        self._parts: list[Block] = []
+
+    def read(self, blocks: list[Block]) -> None:
+        """Do what all of a page's blocks say."""
+        for block in blocks:
+            if block.mark.checked_by:
+                continue
+            if block.mark.not_run:
+                self.look_at(block)
+            else:
+                self.follow(block)
+        if self._parts:
+            joined = "".join(block.text for block in self._parts)
+            sound(joined, self._parts[0].where)
+
+    def follow(self, block: Block) -> None:
+        """Do what `block` says, and save it where it is a file."""
+        text = block.text
+        if block.mark.file:
+            path = self._desk.directory / block.mark.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._desk.ports.inward(text))
+        match block.language:
+            case "sh" | "console" if not block.mark.file:
+                self._type(block)
+            case "python" if not block.mark.file:
+                self._run_python(block)
+            case "yaml":
+                self._load(block)
+            case "json":
+                json.loads(text)
+            case "toml":
+                tomllib.loads(text)
+
+    def look_at(self, block: Block) -> None:
+        """What can be told of a block that is not run: that it could be."""
+        if block.language == "python":
+            compile(block.text, block.where, "exec")
+        elif block.language == "yaml":
+            yaml.safe_load(block.text)
+        elif block.language in ("sh", "console"):
+            for command in commands_of(block):
+                self._expect(block, command, ["bash", "-n", "-c", command.text], self._desk.ports)
+
+    def _type(self, block: Block) -> None:
+        *first, last = commands_of(block)
+        for command in first:
+            self._shell(block, command)
+        if block.mark.stays and last.text.strip() == SharedUp.command:
+            self._desk.ports = self._up.ports
+        elif block.mark.stays:
+            said = self._desk.start(self._desk.ports.inward(last.text))
+            assert not last.shown or shows(last.shown, said), unlike(block, last, said)
+        else:
+            self._shell(block, last, exits=block.mark.exits)
+
+    def _shell(self, block: Block, command: Command, exits: int = 0) -> None:
+        ports = self._ports_of(block)
+        self._expect(block, command, self._desk.script(ports.inward(command.text)), ports, exits)
+
+    def _run_python(self, block: Block) -> None:
+        ports = self._ports_of(block)
+        line = [sys.executable, "-c", ports.inward(block.text)]
+        self._expect(block, Command(block.text), line, ports, block.mark.exits)
+
+    def _expect(self, block: Block, command: Command, line: list[str], ports: Ports, exits: int = 0) -> None:
+        status, output = self._desk.run(line, ports)
+        hint = " (does it need `<!-- run: with up -->`?)" if status == _CURL_FOUND_NOBODY else ""
+        assert status == exits, f"{block.where}: ended with {status}, not {exits}{hint}:\n{command.text}\n{output}"
+        assert not command.shown or shows(command.shown, output), unlike(block, command, output)
+
+    def _ports_of(self, block: Block) -> Ports:
+        return self._up.ports if block.mark.with_up else self._desk.ports
+
+    def _load(self, block: Block) -> None:
+        keys = set(yaml.safe_load(block.text) or {})
+        if not keys <= SECTIONS:
+            raise PageError(
+                f"{block.where}: this YAML is no SLA file ({', '.join(sorted(keys - SECTIONS))}): write before it "
+                f"`<!-- checked by: tests/... -->` or `<!-- not run: why -->`; {HOW}"
+            )
+        if block.mark.is_part:
+            self._parts.append(block)
+            return
+        parsed = sound(block.text, block.where)
+        if block.mark.file:
+            # whoever is to save it shall not meet warnings at once
+            assert not parsed.doubts, f"{block.where}: {parsed.doubts}"
+
+
+def sound(text: str, where: str) -> Parsed:
+    """What the SLA file `text` says. Raises AssertionError with its mistakes."""
+    try:
+        return examine(text, source=where, outside=outside_of(text))
+    except Exception as error:
+        raise AssertionError(f"{where}: {error} (is it one of several parts? write `<!-- run: part -->`)") from error
+
+
+def unlike(block: Block, command: Command, output: str) -> str:
+    """What to say when the page shows another output."""
+    return f"{block.where}: shown\n\n{command.shown}\n\nbut it says\n\n{output}\n\nfor\n\n{command.text}"
+
+
+def can_read() -> bool:
+    """Is there a shell and a curl?"""
+    return all(shutil.which(name) for name in ("bash", "curl"))
