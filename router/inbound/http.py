@@ -263,7 +263,7 @@ async def _count_tokens(request: web.Request) -> web.Response:
 
 
 async def _models(request: web.Request) -> web.Response:
-    entries = [_model_entry(model) for model in _allowed_models(request).values()]
+    entries = [model_entry(model) for model in _allowed_models(request).values()]
     return _json({"object": "list", "data": entries})
 
 
@@ -273,7 +273,7 @@ async def _model(request: web.Request) -> web.Response:
     if model is None:
         hint = "GET /v1/models lists the models"
         raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
-    return _json(_model_entry(model))
+    return _json(model_entry(model))
 
 
 def _allowed_models(request: web.Request) -> dict[str, ServedModel]:
@@ -281,7 +281,8 @@ def _allowed_models(request: web.Request) -> dict[str, ServedModel]:
     return gateway.models_for(identify(key_in(request.headers), gateway.config))
 
 
-def _model_entry(model: ServedModel) -> dict[str, Any]:
+def model_entry(model: ServedModel) -> dict[str, Any]:
+    """`model` as an entry of OpenAI's list."""
     entry: dict[str, Any] = {"id": model.name, "object": "model", "created": 0, "owned_by": "pointsman"}
     return entry | {"max_model_len": model.context_tokens, "backends": model.backends}
 

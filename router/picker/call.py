@@ -19,21 +19,23 @@ from router.caller import Placement
 from router.dispatch import Placed
 from router.explanations import as_header
 from router.gateway import Gateway
-from router.identify import key_in
+from router.identify import identify, key_in
 from router.inbound.dialect import Dialect
 from router.inbound.dialects import DIALECTS
-from router.inbound.http import INLINE_BYTES
+from router.inbound.http import INLINE_BYTES, model_entry
 from router.inbound.openai_dialect import openai_failure
 from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.reading import decode
 from router.inbound.status import retry_after
 from router.picker.answers import reader_of
 from router.picker.endpoints import Reach
-from router.picker.messages import OBJECTIVE, Destination, picked, refusal
+from router.picker.messages import OBJECTIVE, Destination, immediate, picked
 from router.picker.phases import Head, Phases, ResponseHead
 from router.tracing import w3c_headers
 
 T = TypeVar("T")
+
+MODELS_PATH = "/v1/models"
 
 _OURS = ("authorization", "x-api-key", "accept-encoding")
 """Headers that end here: keys of our tenants, and what would hide an answer from whoever counts it."""
@@ -52,12 +54,11 @@ class PickedCall:
         self._dialect: Dialect | None = DIALECTS[self._path]() if self._path in DIALECTS else None
         self._reach = Reach(self._path, head.subset, gateway.cluster.backend)
         self._body: Mapping[str, Any] = {}
-        self._offered: dict[str, str] = {}
         self._took: str | None = None
         self._is_moving = False
 
     def __repr__(self) -> str:
-        return f"<PickedCall {self.id} {self._path}, offered {list(self._offered) or 'nothing'}>"
+        return f"<PickedCall {self.id} {self._path}, offered {list(self._phases.names) or 'nothing'}>"
 
     async def read(self) -> Ask:
         """The body, parsed. Raises InvalidRequest, RequestTooLarge."""
@@ -88,9 +89,8 @@ class PickedCall:
         self._phases.adds["x-pointsman-decision"] = as_header(explanation)
 
     async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002
-        """Say in the head of the answer where it went."""
+        """Say in the head of the answer as what it was placed."""
         self._phases.adds |= {
-            "x-pointsman-backend": placement.backend,
             "x-pointsman-class": placement.request.service_class,
             "x-pointsman-tenant": placement.request.tenant,
         }
@@ -141,6 +141,17 @@ class PickedCall:
             for delta in reader.end():
                 yield delta
 
+    @property
+    def asks_for_models(self) -> bool:
+        """Is it a question that the router answers better than any endpoint?"""
+        return self._headers.get(":method") == "GET" and self._path.endswith(MODELS_PATH)
+
+    async def tell_models(self) -> None:
+        """Answer with the models that the client may use. Raises Unauthenticated."""
+        models = self._gateway.models_for(identify(self.key, self._gateway.config)).values()
+        body = encoded({"object": "list", "data": [model_entry(model) for model in models]})
+        await self._phases.say(immediate(200, body, {}, details="models"))
+
     async def fail(self, error: ExpectedError) -> bool:
         """Answer with `error` instead of an endpoint; False if an answer is on its way already, which goes on."""
         if self._phases.response.done() and not isinstance(error, DeadlineExceeded):
@@ -150,7 +161,7 @@ class PickedCall:
         headers = {"x-request-id": self.id, **self._phases.adds}
         if (after := retry_after(error)) is not None:
             headers["retry-after"] = after
-        await self._phases.say(refusal(status, failure.body, headers, details=error.code))
+        await self._phases.say(immediate(status, failure.body, headers, details=error.code))
         return True
 
     def _parsed(self, raw: bytes) -> tuple[Ask, Mapping[str, Any]]:
@@ -165,7 +176,7 @@ class PickedCall:
 
     async def _send(self, placed: Placed, forward: Forward, prompt: Prompt) -> None:
         phases = self._phases
-        self._offered = self._reach.named(placed.found.decision)
+        phases.names = self._reach.named(placed.found.decision)
         raw, ended_by = phases.body.result(), phases.ended_by
         assert ended_by is not None, "the body is whole"
         body = _rewritten(self._body, forward.fields)
@@ -175,13 +186,13 @@ class PickedCall:
             headers["content-length"] = str(len(body))
         # from here on whoever looks takes it for sent: the gateway may be faster than we are
         phases.is_sent = True
-        where = Destination(tuple(self._offered), headers, _OURS, body)
+        where = Destination(tuple(phases.names), headers, _OURS, body)
         for answer in picked(where, raw, phases.modes, ended_by=ended_by):
             await phases.say(answer)
 
     def _heed(self, head: ResponseHead, backend: HttpBackend) -> None:
         """Raise Unreached if the gateway has found another endpoint than that of `backend`, for it to count there."""
-        took = None if head.served is None else self._offered.get(head.served)
+        took = None if head.served is None else self._phases.names.get(head.served)
         if took is None or took == backend.name or self._took is not None:
             return
         self._took, self._is_moving = took, True

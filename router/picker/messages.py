@@ -143,8 +143,8 @@ def passed_on(piece: pb.HttpBody, modes: Modes) -> Answer:
     return Answer(response_body=_streamed(piece.body, is_last=piece.end_of_stream))
 
 
-def refusal(status: int, body: bytes, headers: Mapping[str, str], *, details: str) -> Answer:
-    """The answer that ends the request with `status`; `details` go to the gateway's log."""
+def immediate(status: int, body: bytes, headers: Mapping[str, str], *, details: str) -> Answer:
+    """The answer in the place of an endpoint's; `details` go to the gateway's log."""
     # an open enum: what Envoy knows and this subset does not passes all the same
     code = http.HttpStatus(code=status)  # type: ignore[arg-type]
     said = {"content-type": "application/json", **headers}

@@ -74,7 +74,7 @@ class Phases:
     """Takes a gateway's messages in their order, and gives `head`, the whole `body`, the `response` and its `pieces`.
 
     What needs no decision is answered at once by `say`, so that an answer flows whether or not it is understood here.
-    `adds` are headers for the response. `on_early` is called when a response comes before the request was sent
+    `adds` are headers for the response, `names` the backends behind the endpoints that were offered. `on_early` is called when a response comes before the request was sent
     anywhere: the gateway gave up on it and answered by itself.
     """
 
@@ -85,6 +85,7 @@ class Phases:
         self.ended_by: str | None = None
         self.is_sent = False
         self.adds: dict[str, str] = {}
+        self.names: dict[str, str] = {}
         self.pieces = Pieces()
         loop = asyncio.get_running_loop()
         self.body: asyncio.Future[bytes] = loop.create_future()
@@ -144,6 +145,8 @@ class Phases:
         self.response.set_result(ResponseHead(int(status) if status.isdecimal() else 0, headers, served))
         if not self.is_sent:
             self._on_early()
+        elif (backend := self.names.get(served or next(iter(self.names)))) is not None:
+            self.adds["x-pointsman-backend"] = backend
         await self.say(go_on("response_headers", self.adds))
         if message.response_headers.end_of_stream:
             await self.pieces.end()

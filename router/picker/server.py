@@ -91,7 +91,7 @@ class _Conversation:
         self._phases = Phases(self._say, most_bytes=most_bytes, on_early=self._give_up)
 
     async def hold(self, messages: AsyncIterator[bytes]) -> None:
-        """Until the gateway ends it, or the request was refused. Raises OutOfOrder."""
+        """Until the gateway ends it, or has got an answer instead of an endpoint. Raises OutOfOrder."""
         await self._hear(messages, most=1)
         if self._phases.head is None:
             return
@@ -100,8 +100,8 @@ class _Conversation:
         hearing = asyncio.create_task(self._hear(messages), name=f"gateway of {picking.id}")
         try:
             await asyncio.wait((call, hearing), return_when=asyncio.FIRST_COMPLETED)
-            is_refused = call.done() and not call.cancelled() and call.result()
-            if not is_refused:
+            is_answered = call.done() and not call.cancelled() and call.result()
+            if not is_answered:
                 await hearing
         finally:
             hearing.cancel()
@@ -123,8 +123,11 @@ class _Conversation:
                 return
 
     async def _serve(self, call: PickedCall) -> bool:
-        """Run the call; was it refused?"""
+        """Run the call; was it answered in the place of an endpoint?"""
         try:
+            if call.asks_for_models:
+                await call.tell_models()
+                return True
             await serve(call, self._gateway, call)
         except ExpectedError as error:
             return await call.fail(error)

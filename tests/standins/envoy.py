@@ -8,10 +8,10 @@ of the ext_proc filter, the `override_host` load balancing policy, and the endpo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import grpc
@@ -20,6 +20,8 @@ from router.picker.envoy import base_pb2 as core
 from router.picker.envoy import external_processor_pb2 as pb
 from router.picker.envoy.external_processor_pb2_grpc import ExternalProcessorStub
 from router.picker.envoy.processing_mode_pb2 import ProcessingMode
+
+T = TypeVar("T")
 
 DESTINATION = "x-gateway-destination-endpoint"
 DUPLEX, BUFFERED, STREAMED = (
@@ -54,8 +56,9 @@ class Refused(Exception):
 class Envoy:
     """One listener with the filter. `cut` is the size in which request bodies arrive; `metadata` is that of the route.
 
-    `tells_served`: it reports the endpoint that served. `holds_response` waits for an event before it asks the
-    endpoint; `gives_up`: instead of that the client leaves. `trailers`: the client sends some.
+    `picked` is set once it knows where to go; it reaches none of `unreachable`. `tells_served`: it reports the endpoint
+    that served. `trailers`: the client sends some; it leaves after so many pieces of the answer (`leaves_after`).
+    `timeout_s` is what the stream to the picker may take.
     """
 
     picker: str
@@ -67,26 +70,30 @@ class Envoy:
     tells_served: bool = True
     trailers: bool = False
     picked: asyncio.Event = field(default_factory=asyncio.Event)
-    gives_up: bool = False
+    unreachable: set[str] = field(default_factory=set)
     leaves_after: int | None = None
+    timeout_s: float | None = None
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[Any]:
         """A stream of the filter's own, for what no gateway would say."""
         async with grpc.aio.insecure_channel(self.picker) as channel:
             stub: Any = ExternalProcessorStub(channel)  # type: ignore[no-untyped-call]
-            yield stub.Process()
+            yield stub.Process(timeout=self.timeout_s)
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         """One request of a client, to the end of its response."""
-        async with self.stream() as stream:
+        async with self.stream() as call:
+            stream = _Stream(call)
             try:
                 return await self._forwarded(stream, path, body, dict(headers))
             except Refused as refused:
-                await stream.done_writing()
+                await call.done_writing()
                 return refused.reply
+            finally:
+                stream.close()
 
-    async def _forwarded(self, stream: Any, path: str, body: bytes, headers: dict[str, str]) -> Reply:
+    async def _forwarded(self, stream: _Stream, path: str, body: bytes, headers: dict[str, str]) -> Reply:
         pseudo = {":method": "POST", ":path": path, ":authority": "gateway", ":scheme": "http"}
         await stream.write(self.first({**pseudo, **headers}, is_last=False))
         answer, sent = await self._exchanged_body(stream, body)
@@ -99,18 +106,15 @@ class Envoy:
         metadata = {key: dict(value) for key, value in dict(answer.dynamic_metadata).items()}
         assert metadata["envoy.lb"][DESTINATION] == headers[DESTINATION], "header and metadata differ"
         self.picked.set()
-        if self.gives_up:
-            stream.cancel()
-            raise asyncio.CancelledError
         return await self._answered(stream, path, sent, headers, metadata)
 
-    async def _exchanged_body(self, stream: Any, body: bytes) -> tuple[Any, bytes]:
+    async def _exchanged_body(self, stream: _Stream, body: bytes) -> tuple[Any, bytes]:
         """The answer that names the endpoint, and the body as the picker wants it."""
         pieces = [body[at : at + self.cut] for at in range(0, max(1, len(body)), self.cut)]
         if self.request_mode == BUFFERED:
-            assert (await self._read(stream)).HasField("request_headers")
+            assert (await stream.read()).HasField("request_headers")
             await stream.write(pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=True)))
-            answer = await self._read(stream)
+            answer = await stream.read()
             mutation = answer.request_body.response.body_mutation
             return answer, mutation.body if mutation.HasField("body") else body
         for at, piece in enumerate(pieces):
@@ -118,11 +122,11 @@ class Envoy:
             await stream.write(pb.ProcessingRequest(request_body=pb.HttpBody(body=piece, end_of_stream=last)))
         if self.trailers:
             await stream.write(pb.ProcessingRequest(request_trailers=pb.HttpTrailers()))
-        answer = await self._read(stream)
+        answer = await stream.read()
         assert answer.HasField("request_headers"), answer
         sent, is_last = b"", False
         while not is_last:
-            said = await self._read(stream)
+            said = await stream.read()
             if said.HasField("request_trailers"):
                 break
             piece = said.request_body.response.body_mutation.streamed_response
@@ -132,20 +136,20 @@ class Envoy:
         return answer, sent
 
     async def _answered(
-        self, stream: Any, path: str, body: bytes, headers: dict[str, str], metadata: dict[str, Any]
+        self, stream: _Stream, path: str, body: bytes, headers: dict[str, str], metadata: dict[str, Any]
     ) -> Reply:
         endpoints = headers[DESTINATION].split(",")
         tried: list[str] = []
         async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["accept-encoding"]) as http:
             for endpoint in endpoints:
                 tried.append(endpoint)
-                try:
-                    upstream = await http.post(f"http://{endpoint}{path}", data=body, headers=headers)
+                if endpoint not in self.unreachable:
+                    sending = http.post(f"http://{endpoint}{path}", data=body, headers=headers)
+                    upstream = await stream.unless_refused(sending)
                     break
-                except aiohttp.ClientConnectorError:
-                    continue
             else:
-                return await self._reported(stream, 503, {"content-type": "text/plain"}, _once(b"no healthy upstream"), tried)
+                plain = {"content-type": "text/plain"}
+                return await self._reported(stream, 503, plain, _once(b"no healthy upstream"), tried)
             async with upstream:
                 named = {name.lower(): value for name, value in upstream.headers.items()}
                 reply = await self._reported(stream, upstream.status, named, upstream.content.iter_any(), tried)
@@ -153,7 +157,7 @@ class Envoy:
         return reply
 
     async def _reported(
-        self, stream: Any, status: int, headers: Mapping[str, str], pieces: AsyncIterator[bytes], tried: Sequence[str]
+        self, stream: _Stream, status: int, headers: Mapping[str, str], pieces: AsyncIterator[bytes], tried: Sequence[str]
     ) -> Reply:
         """Let the picker hear a response, and give the client what the picker lets pass."""
         served = {"envoy.lb": {f"{DESTINATION}-served": tried[-1]}} if self.tells_served else {}
@@ -161,7 +165,7 @@ class Envoy:
         await stream.write(
             pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=said), metadata_context=_metadata(served))
         )
-        answer = await self._read(stream)
+        answer = await stream.read()
         added = answer.response_headers.response.header_mutation.set_headers
         got = {**headers, **{one.header.key: one.header.raw_value.decode() for one in added}}
         body, count = b"", 0
@@ -169,16 +173,14 @@ class Envoy:
             body += await self._passed(stream, piece, is_last=False)
             count += 1
             if count == self.leaves_after:
-                stream.cancel()
                 raise asyncio.CancelledError
         body += await self._passed(stream, b"", is_last=True)
-        await stream.done_writing()
-        assert await stream.read() is grpc.aio.EOF
+        await stream.end()
         return Reply(status, got, body, list(tried))
 
-    async def _passed(self, stream: Any, piece: bytes, *, is_last: bool) -> bytes:
+    async def _passed(self, stream: _Stream, piece: bytes, *, is_last: bool) -> bytes:
         await stream.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=piece, end_of_stream=is_last)))
-        said = (await self._read(stream)).response_body.response
+        said = (await stream.read()).response_body.response
         if self.response_mode != DUPLEX:
             assert not said.HasField("body_mutation")
             return piece
@@ -198,14 +200,53 @@ class Envoy:
             protocol_config=modes if self.tells_modes else None,
         )
 
-    async def _read(self, stream: Any) -> Any:
-        answer = await stream.read()
+
+class _Stream:
+    """A stream to the picker, which may refuse at any time."""
+
+    def __init__(self, call: Any) -> None:
+        self._call, self._coming = call, None
+        self._coming: asyncio.Task[Any] | None
+
+    async def write(self, message: pb.ProcessingRequest) -> None:
+        # who was refused hears nothing that is said afterwards
+        with suppress(asyncio.InvalidStateError):
+            await self._call.write(message)
+
+    async def read(self) -> Any:
+        """The next answer. Raises Refused."""
+        answer = await self._next()
+        self._coming = None
         assert answer is not grpc.aio.EOF, "the picker left"
         if answer.HasField("immediate_response"):
             now = answer.immediate_response
             headers = {one.header.key: one.header.raw_value.decode() for one in now.headers.set_headers}
             raise Refused(Reply(now.status.code, headers, now.body))
         return answer
+
+    async def unless_refused(self, work: Awaitable[T]) -> T:
+        """What comes of `work`. Raises Refused."""
+        doing, coming = asyncio.ensure_future(work), self._next()
+        await asyncio.wait((doing, coming), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        doing.cancel()
+        await self.read()
+        raise AssertionError("the picker answered what nobody asked")
+
+    async def end(self) -> None:
+        """All was said; the picker has no more to say either."""
+        await self._call.done_writing()
+        assert await self._next() is grpc.aio.EOF
+
+    def close(self) -> None:
+        if self._coming is not None:
+            self._coming.cancel()
+
+    def _next(self) -> asyncio.Task[Any]:
+        if self._coming is None:
+            self._coming = asyncio.ensure_future(self._call.read())
+        return self._coming
 
 
 async def _once(piece: bytes) -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -57,7 +58,8 @@ def a_chat(text: str = "hello", **fields: Any) -> bytes:
 
 
 async def chat(envoy: Envoy, body: bytes | None = None, headers: Mapping[str, str] = AUTH, path: str = CHAT) -> Reply:
-    return await envoy.post(path, a_chat() if body is None else body, headers)
+    async with asyncio.timeout(10):
+        return await envoy.post(path, a_chat() if body is None else body, headers)
 
 
 def endpoint(engine: StandIn) -> str:
