@@ -74,8 +74,8 @@ class Phases:
     """Takes a gateway's messages in their order, and gives `head`, the whole `body`, the `response` and its `pieces`.
 
     What needs no decision is answered at once by `say`, so that an answer flows whether or not it is understood here.
-    `adds` are headers for the response, `names` the backends behind the endpoints that were offered. `on_early` is called when a response comes before the request was sent
-    anywhere: the gateway gave up on it and answered by itself.
+    `adds` are headers for the response, `names` the backends behind the endpoints that were offered. `on_early` is
+    called when a response comes before the request was sent anywhere: the gateway gave up on it and answered by itself.
     """
 
     def __init__(self, say: Say, *, most_bytes: int, on_early: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,8 +11,14 @@ from aiohttp import web
 from backends.base import Load
 from backends.http import Exchange, HttpOptions
 from backends.http_backend import HttpBackend
+from backends.mlc import MLC
+from backends.openai import OpenAI
+from backends.openai_compatible import OpenAICompatible
+from backends.tabby import Tabby
+from backends.vllm import VLLM, VLLMOptions
 from policies.errors import BackendFailed
 from policies.nouns import Prompt, Request
+from tests.backends.parts import a_request
 from tests.standins.standin import StandIn, running
 
 

@@ -1,8 +1,8 @@
 """Envoy with external processing and an endpoint picker, built from the documents of its filter as of 1.40.
 
 Speaks the documented order of messages to a picker, does what it answers to a real HTTP request, sends that to the
-endpoint that it named, and lets the picker hear the response. Sources: `external_processor.proto`, `processing_mode.proto`
-of the ext_proc filter, the `override_host` load balancing policy, and the endpoint picker protocol 1.0.0.
+endpoint that it named, and lets the picker hear the response. Sources: `external_processor.proto`, the filter's
+`processing_mode.proto`, the `override_host` load balancing policy, and the endpoint picker protocol 1.0.0.
 """
 
 from __future__ import annotations
@@ -157,7 +157,12 @@ class Envoy:
         return reply
 
     async def _reported(
-        self, stream: _Stream, status: int, headers: Mapping[str, str], pieces: AsyncIterator[bytes], tried: Sequence[str]
+        self,
+        stream: _Stream,
+        status: int,
+        headers: Mapping[str, str],
+        pieces: AsyncIterator[bytes],
+        tried: Sequence[str],
     ) -> Reply:
         """Let the picker hear a response, and give the client what the picker lets pass."""
         served = {"envoy.lb": {f"{DESTINATION}-served": tried[-1]}} if self.tells_served else {}

@@ -119,7 +119,9 @@ def test_headers_are_read_raw_and_joined() -> None:
     assert headers_in(headers) == {"accept": "a, b", "old": "plain", "odd": "é"}
 
 
-WHERE = Destination(("10.0.0.1:80", "10.0.0.2:80"), headers={"authorization": "Bearer k"}, removed=("authorization", "x"))
+WHERE = Destination(
+    ("10.0.0.1:80", "10.0.0.2:80"), headers={"authorization": "Bearer k"}, removed=("authorization", "x")
+)
 
 
 @pytest.mark.parametrize("ended_by", ["headers", "body", "trailers"])
@@ -148,9 +150,7 @@ def test_a_streamed_body_arrives_whole_and_ends_once(size: int, ended_by: str) -
 def test_a_buffered_body_is_left_alone_unless_it_changes() -> None:
     (same,) = picked(WHERE, b"{}", Modes(is_duplex=False), ended_by="body")
     assert not same.request_body.response.HasField("body_mutation")
-    (other,) = picked(
-        Destination(("10.0.0.1:80",), body=b"[]"), b"{}", Modes(is_duplex=False), ended_by="body"
-    )
+    (other,) = picked(Destination(("10.0.0.1:80",), body=b"[]"), b"{}", Modes(is_duplex=False), ended_by="body")
     assert other.request_body.response.body_mutation.body == b"[]"
 
 
