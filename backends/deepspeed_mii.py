@@ -27,6 +27,8 @@ class DeepSpeedMII(OpenAICompatible):
     """A server at `url`."""
 
     kind = "deepspeed_mii"
+    # what goes there depends on the client's body
+    own_paths = frozenset()
     capabilities = frozenset({Capability.CHOICES})
 
     async def probe(self) -> None:

@@ -136,6 +136,11 @@ class HttpClient:
     def __repr__(self) -> str:
         return f"<HttpClient of {self.name} at {self.url}: {self.open_requests} requests>"
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Those that every request to the server has; its key is among them."""
+        return self._headers({})
+
     def session(self) -> aiohttp.ClientSession:
         """The session, made when it is first needed; connections are opened when they are. Raises Unreached once it was
         closed."""

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from yarl import URL
 
 from backends.base import Description, Load
-from backends.http import Exchange, HttpClient, HttpOptions, base_url, bearer
+from backends.http import ErrorOf, Exchange, HttpClient, HttpOptions, base_url, bearer
+from backends.openai_errors import error_of
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Delta, Prompt, Request
+
+
+class Forward(NamedTuple):
+    """What a proxy changes in a client's own request on its way to a server, and what the server's errors mean.
+
+    `headers` are set, `fields` of the body too; one that is None is left out. `idle_s` is the longest silence in its
+    answer.
+    """
+
+    headers: Mapping[str, str]
+    fields: Mapping[str, Any]
+    error_of: ErrorOf
+    idle_s: float
 
 
 class HttpBackend(ABC):
@@ -26,6 +41,8 @@ class HttpBackend(ABC):
     kind: str
     options_type: ClassVar[type[HttpOptions]] = HttpOptions
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    own_paths: ClassVar[frozenset[str]] = frozenset()
+    """Endpoints of clients that the server has itself, so that a proxy may send their requests straight there."""
     _options: HttpOptions
 
     def __init__(
@@ -51,6 +68,16 @@ class HttpBackend(ABC):
         """host:port."""
         there = URL(self.url)
         return f"{there.host_subcomponent}:{there.port}"
+
+    @property
+    def endpoint(self) -> str | None:
+        """ip:port where a proxy reaches it over plain HTTP; None where it has a name, a path or TLS."""
+        there = URL(self.url)
+        try:
+            ipaddress.ip_address(there.host or "")
+        except ValueError:
+            return None
+        return self.address if there.scheme == "http" and there.path in ("", "/") else None
 
     @property
     def open_requests(self) -> int:
@@ -115,6 +142,11 @@ class HttpBackend(ABC):
     @abstractmethod
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """What to send for `prompt`, and what will read the answer. Raises InvalidRequest."""
+
+    def forward(self, request: Request, path: str) -> Forward:  # noqa: ARG002 - kinds that have own fields look at it
+        """What a proxy that sends the client's own body to `path` has to change."""
+        fields = {"model": self._backends_name(request)}
+        return Forward(self.client.headers, fields, error_of, self._options.idle_s)
 
     def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         """Stream the answer; closing the iterator closes the connection.

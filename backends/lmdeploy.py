@@ -51,6 +51,7 @@ class LMDeploy(OpenAICompatible):
     kind = "lmdeploy"
     capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS}
     options_type = LMDeployOptions
+    own_paths = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
     _options: LMDeployOptions
 
     async def probe(self) -> None:

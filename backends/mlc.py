@@ -33,6 +33,8 @@ class MLC(OpenAICompatible):
     """A server at `url`."""
 
     kind = "mlc"
+    # what goes there depends on the client's body
+    own_paths = frozenset()
     capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS}
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:

@@ -50,6 +50,8 @@ class OpenAI(OpenAICompatible):
     """OpenAI's API at `url` (https://api.openai.com/v1)."""
 
     kind = "openai"
+    # what goes there depends on the client's body
+    own_paths = frozenset()
     options_type = OpenAIAPIOptions
     _options: OpenAIAPIOptions
 

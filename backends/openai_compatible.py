@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.embeddings import EMBEDDINGS_PATH, EmbeddingsAnswer, embeddings_post
 from backends.http import Exchange, HttpOptions, decoded
-from backends.http_backend import HttpBackend
+from backends.http_backend import Forward, HttpBackend
 from backends.openai_answer import OpenAIAnswer
 from backends.openai_errors import error_of
 from backends.openai_prompt import post_of
@@ -36,6 +36,7 @@ class OpenAICompatible(HttpBackend):
     _options: OpenAIOptions
     # such a server refuses what it cannot do by itself
     capabilities = frozenset(Capability)
+    own_paths = frozenset({"/v1/chat/completions", "/v1/completions", EMBEDDINGS_PATH})
 
     async def probe(self) -> None:
         """Ask for the models; raises BackendFailed if they do not come."""
@@ -44,6 +45,14 @@ class OpenAICompatible(HttpBackend):
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's own body, read as OpenAI's answers are."""
         return self._openai_exchange(request, prompt, self._own_fields(request))
+
+    def forward(self, request: Request, path: str) -> Forward:
+        """Own fields are said here too: they decide whose KV is shared and who goes first."""
+        own = self._own_fields(request)
+        if path == EMBEDDINGS_PATH:
+            own = dict.fromkeys(own)
+        there = super().forward(request, path)
+        return there._replace(fields={**there.fields, **own}, error_of=self._error_of)
 
     def _openai_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
         if prompt.path == EMBEDDINGS_PATH and prompt.body is not None:

@@ -35,6 +35,8 @@ class Tabby(OpenAICompatible):
     """A TabbyAPI server at `url`."""
 
     kind = "tabby"
+    # what goes there depends on the client's body
+    own_paths = frozenset()
     _loaded: str | None = None
 
     async def probe(self) -> None:

@@ -45,6 +45,8 @@ class VLLM(OpenAICompatible):
 
     kind = "vllm"
     options_type = VLLMOptions
+    # its /v1/messages knows no salt
+    own_paths = OpenAICompatible.own_paths | {"/v1/responses"}
     _options: VLLMOptions
     _may_sleep = True
 

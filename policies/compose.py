@@ -43,8 +43,9 @@ class Policy:
         """The backend for `request`, with the reasons; `chosen` is None if nobody is left.
 
         Backends outside the pools that the rules gave are dropped as `in_pools`, those in `avoiding` as `avoided`, and
-        those that lack what the request needs as `incapable`, whatever the policy's own filters are. Who was
-        ill and gets no more requests yet is dropped as `warming`.
+        those that lack what the request needs as `incapable`, whatever the policy's own filters are; those that it
+        cannot go to at all for the reason that the view gives. Who was ill and gets no more requests yet is dropped as
+        `warming`.
         """
         kept, dropped = self._filtered(request, view, avoiding)
         if not kept:
@@ -72,6 +73,8 @@ class Policy:
             return "in_pools"
         if backend.name in avoiding:
             return "avoided"
+        if backend.unfit is not None:
+            return backend.unfit
         if not request.needs <= backend.capabilities:
             return "incapable"
         for name, passes in self.filters:

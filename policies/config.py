@@ -86,6 +86,7 @@ class ServerSettings:
     http: str = "127.0.0.1:8080"
     grpc: str | None = "127.0.0.1:8081"
     admin: str | None = None
+    picker: str | None = None
     admin_key_hashes: frozenset[str] = frozenset()
     max_body_bytes: int = 16 * 2**20
     max_concurrent: int = 4096

@@ -215,7 +215,8 @@ class BackendView(NamedTuple):
     `latency` says how long it takes, `queue_s` how long a prompt sent now would wait before its prefill. It takes
     `max_requests` at once; where it does not tell, `adaptive_limit` is what its speed tells. What is reclaimable is
     held by preemptible requests of a strictly worse rank, which would give way to the request. `may_take` more requests
-    it may get while it is on trial after an illness, or warms up; None: as many as it has room for.
+    it may get while it is on trial after an illness, or warms up; None: as many as it has room for. `unfit` is the
+    reason, in one word, why the request cannot go there whatever the backend's state.
     """
 
     name: str
@@ -240,6 +241,7 @@ class BackendView(NamedTuple):
     reclaimable_tokens: int = 0
     reclaimable_requests: int = 0
     may_take: int | None = None
+    unfit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from router.inbound.fastchat_controller import FastChatController, FastChatPools
 from router.inbound.fastchat_workers import Workers
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
+from router.picker.server import PickerServer
 from router.pools import finding, named_backends
 from router.reload import Reloader, as_shadow
 from router.store.base import QuotaStore
@@ -163,8 +164,8 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
 class Router:
     """A running router. An async context manager: entered it listens, left it has drained and let go of everything.
 
-    Takes what `build` takes. `http` and `grpc` are the addresses that it really has; `grpc` is None where the config
-    turns it off.
+    Takes what `build` takes. `http`, `grpc`, `admin` and `picker` are the addresses that it really has; None where the
+    config turns it off.
     """
 
     def __init__(self, config: Config, **parts: Unpack[Parts]) -> None:
@@ -181,6 +182,7 @@ class Router:
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
+        self.picker = None if config.server.picker is None else Address.parse(config.server.picker)
         self._shares_ports = parts.get("shares_ports", False)
         self._stack = AsyncExitStack()
 
@@ -246,7 +248,9 @@ class Router:
             if self.admin is not None:
                 self.admin = await self._listen_http(stack, self.admin, self._admin_app(self.admin))
             if self.grpc is not None:
-                await self._listen_grpc(stack, self.grpc)
+                self.grpc = await self._listen_grpc(stack, self.grpc, GrpcServer)
+            if self.picker is not None:
+                self.picker = await self._listen_grpc(stack, self.picker, PickerServer)
             # left first: requests run to their end before anything that they need is closed
             stack.push_async_callback(self._drain)
             self._stack = stack.pop_all()
@@ -303,13 +307,16 @@ class Router:
         FastChatController(Workers(FastChatPools(self.gateway), self.gateway.clock)).add_to(app)
         return app
 
-    async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
-        server = GrpcServer(self.gateway, str(address), shared=self._shares_ports)
+    async def _listen_grpc(
+        self, stack: AsyncExitStack, address: Address, kind: type[GrpcServer | PickerServer]
+    ) -> Address:
+        """Serve over gRPC at `address` until the stack is left; the address that it really has."""
+        server = kind(self.gateway, str(address), shared=self._shares_ports)
         stack.push_async_callback(server.stop, _LEFTOVERS_S)
         with _naming(address):
             await server.start()
-        self.grpc = Address(address.host, server.port)
-        self._own(stack, "gRPC health", lambda: _every(1.0, server.report_health))
+        self._own(stack, f"gRPC health at {address}", lambda: _every(1.0, server.report_health))
+        return Address(address.host, server.port)
 
     def _own(self, stack: AsyncExitStack, name: str, work: Callable[[], Awaitable[None]]) -> None:
         task = asyncio.create_task(

@@ -40,7 +40,7 @@ class Bid:
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error where nobody can
     take it; `sent` hears to which backend it goes. An answer of `new_tokens` is expected. Of `due_at`, when the first
     token is promised (None: whenever it comes), and `cost_s`, the backend time that it is predicted to take, the first
-    look tells. `tries` counts the backends that had it and failed.
+    look tells. `way` tells which backends its carrier can reach. `tries` counts the backends that had it and failed.
     """
 
     request: Request
@@ -53,6 +53,7 @@ class Bid:
     sent: Callable[[str], None]
     echo: str = ""
     tools: ToolSyntax | None = None
+    way: Hashable = None
     due_at: float | None = None
     cost_s: float | None = None
     avoiding: frozenset[str] = frozenset()
@@ -69,7 +70,7 @@ class Bid:
         """Bids of one shape need the same kind of room: where one finds none, the others need not look."""
         request = self.request
         size = request.prompt_tokens.bit_length()
-        return (request.pools, request.policy, request.needs, request.rank, size, self.avoiding)
+        return (request.pools, request.policy, request.needs, request.rank, size, self.avoiding, self.way)
 
     def measure(self, view: ClusterView, decision: Decision) -> None:
         """Predict `cost_s` and `due_at` from the first decision; later ones do not change what was promised."""

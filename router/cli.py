@@ -90,6 +90,9 @@ def serve(
         int, typer.Option(help="Routers on the same ports, sharing what FILE's store says.", min=1)
     ] = 1,
     process: Annotated[str | None, typer.Option(hidden=True)] = None,
+    picker: Annotated[
+        str | None, typer.Option(help="host:port where gateways ask which endpoint to take; the file's word otherwise.")
+    ] = None,
     decisions: Decisions = None,
     json_logs: JsonLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
@@ -99,7 +102,7 @@ def serve(
     from router.up import Files, run, run_many
 
     contents = started_with(file)
-    config = logging_decisions(listening(contents.config, http, grpc, admin), decisions)
+    config = logging_decisions(listening(contents.config, http, grpc, admin, picker), decisions)
     local = [pool.name for pool in config.pools.values() if pool.local]
     if local:
         fail(
@@ -264,7 +267,13 @@ def opened(file: Path) -> Contents:
 
 
 def listening(
-    config: Config, http: str | None, grpc: str | None, admin: str | None, *, usual_admin: bool = False
+    config: Config,
+    http: str | None,
+    grpc: str | None,
+    admin: str | None,
+    picker: str | None = None,
+    *,
+    usual_admin: bool = False,
 ) -> Config:
     """`config` with the addresses that the command line gave; `usual_admin`: operators are served
     somewhere in any case.
@@ -281,6 +290,7 @@ def listening(
         http=http or config.server.http,
         grpc=grpc or config.server.grpc,
         admin=None if operators == "off" else operators,
+        picker=picker or config.server.picker,
     )
     return replace(config, server=server)
 

@@ -299,6 +299,7 @@ class Cluster:
         member = self._members[name]
         timeout_s = member.health.rules.probe_timeout_s
         failure: BackendFailed | None = None
+        report = member.backend.load()
         try:
             async with asyncio.timeout(timeout_s):
                 await member.backend.probe()
@@ -307,6 +308,9 @@ class Cluster:
         except BackendFailed as error:
             failure = error
         member.probed(failure, now=self._clock())
+        if member.backend.load() != report:
+            # who waits for room may have waited for this report
+            self.changed(name)
         return member.health.may_serve
 
     def _member(self, backend: Backend, *, is_cold: bool) -> Member:

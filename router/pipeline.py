@@ -32,6 +32,7 @@ from router.admission import Permit
 from router.ask import Ask
 from router.bid import Bid, Placed
 from router.caller import Caller, CallerGone, Placement
+from router.carrier import Carrier, Ourselves
 from router.cluster import ServedModel
 from router.gateway import Gateway
 from router.identify import identify
@@ -39,7 +40,6 @@ from router.placing import Placer
 from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
 from router.telemetry import Account, Telemetry
 from router.tokenize import Tokens
-from router.tool_calls import heard
 from router.tracing import AttemptTrace, PromptTrace
 
 MOST_TRIES = 3
@@ -61,11 +61,12 @@ WANTED = {
 _log = logging.getLogger("pointsman.pipeline")
 
 
-async def serve(caller: Caller, gateway: Gateway) -> None:
+async def serve(caller: Caller, gateway: Gateway, carrier: Carrier | None = None) -> None:
     """Answer one call: identify, read, tokenize, classify, admit, choose, stream, settle. Reads in the order it runs.
 
     Tries another backend only while the client has seen nothing of that answer. Raises ExpectedError or CallerGone;
-    however it ends, the Outcome is counted once and every permit is settled.
+    however it ends, the Outcome is counted once and every permit is settled. Without a `carrier` the router itself
+    goes to the backends.
     """
     with (
         gateway.telemetry.account(caller.id, caller.trace) as account,
@@ -86,7 +87,7 @@ async def serve(caller: Caller, gateway: Gateway) -> None:
             account.service_class, account.rule = ruling.service_class.name, ruling.rule
             claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
             async with gateway.admission.permit(claim, caller.limited) as permit:
-                call = _Call(caller, ask, facts, ruling, config, gateway, permit, account)
+                call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier or Ourselves())
                 pairs = enumerate(zip(inputs, held, strict=True))
                 await together([call.answer(at, model, *pair) for at, pair in pairs])
 
@@ -141,6 +142,7 @@ class _Call:
     gateway: Gateway
     permit: Permit
     account: Account
+    carrier: Carrier
 
     async def answer(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int]) -> None:
         """Answer prompt number `at`, on another backend if one fails before the client has seen anything.
@@ -208,7 +210,7 @@ class _Call:
         self.gateway.telemetry.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
         await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
         with trace.sent(placed, backend) as attempt:
-            deltas = heard(backend, bid.request, attempt.stamped(bid.prompt), bid.tools)
+            deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
             await self._relay(at, placed, deltas, attempt)
 
     def _bid(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int], *, trace: PromptTrace) -> Bid:
@@ -222,7 +224,7 @@ class _Call:
             began_at, latest = gateway.clock(), next(beliefs, None)
             # whoever waited or comes back asks the index again
             latest = believed(tokens, gateway) if latest is None else latest
-            view = gateway.cluster.view(began_at, latest, rank=asked.rank)
+            view = self.carrier.seen(gateway.cluster.view(began_at, latest, rank=asked.rank))
             decision = self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
             trace.decided(asked, view, decision, began_at=began_at)
             return view, decision
@@ -242,6 +244,7 @@ class _Call:
             decide=decide,
             refusal=refusal,
             sent=lambda backend: gateway.beliefs.sent(backend, tokens.keys),
+            way=self.carrier.way,
         )
 
     async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace) -> Bid:

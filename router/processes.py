@@ -103,7 +103,8 @@ def place_of(process: str) -> tuple[int, int]:
 def require_ports(config: Config) -> None:
     """Every port is chosen: several processes cannot share one that the kernel chooses. Raises ConfigError."""
     server = config.server
-    for name, address in (("http", server.http), ("grpc", server.grpc), ("admin", server.admin)):
+    listeners = {"http": server.http, "grpc": server.grpc, "admin": server.admin, "picker": server.picker}
+    for name, address in listeners.items():
         if address is not None and address.endswith(":0"):
             raise ConfigError(f"server.{name} is {address}", hint="several processes need a port that they can share")
 

@@ -31,6 +31,7 @@ SERVER = Table(
         "http": Key(ADDRESS, "where HTTP is served; 127.0.0.1:8080 without it"),
         "grpc": Key(Either((word("off"), ADDRESS)), "where gRPC is served, or off; 127.0.0.1:8081 without it"),
         "admin": Key(ADDRESS, "where operators are served; nowhere without it"),
+        "picker": Key(ADDRESS, "where gateways ask which endpoint to take (Envoy's ext_proc); nowhere without it"),
         "admin_keys": Key(Many(API_KEY), "the operators' keys, as sha256:... or ${env:NAME}; not needed on 127.0.0.1"),
         "max_body": Key(read_bytes, "the largest request that is read; 16MiB without it"),
         "max_concurrent": Key(read_count, "requests that may be at backends at once; 4096 without it"),
@@ -55,6 +56,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
         http=section.read("http", usual.http),
         grpc=_read_grpc(section.get("grpc"), usual.grpc),
         admin=section.read("admin", usual.admin),
+        picker=section.read("picker", usual.picker),
         admin_key_hashes=frozenset(
             digest for one in section.items("admin_keys") if (digest := one.read(outside.key_hash))
         ),

@@ -10,7 +10,6 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from backends.embeddings import EMBEDDINGS_PATH
 from policies.budget import Standing
 from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
 from policies.explain import Explanation
@@ -23,16 +22,13 @@ from router.gateway import Gateway
 from router.identify import identify, key_in
 from router.inbound.answer import Answer, Head, usage_sum
 from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, counted_messages
-from router.inbound.anthropic_answers import MessagesDialect, anthropic_failure
+from router.inbound.anthropic_answers import anthropic_failure
 from router.inbound.counting import count_tokens
 from router.inbound.dialect import Dialect, Failure, Stream
-from router.inbound.embeddings import EmbeddingsDialect
-from router.inbound.openai import CHAT_PATH, COMPLETION_PATH
-from router.inbound.openai_dialect import chat_dialect, completion_dialect, openai_failure
+from router.inbound.dialects import DIALECTS
+from router.inbound.openai_dialect import openai_failure
 from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.reading import decode
-from router.inbound.responses import RESPONSES_PATH
-from router.inbound.responses_answers import ResponsesDialect
 from router.inbound.status import retry_after
 from router.pipeline import outer_edge, serve
 from router.tracing import w3c_headers
@@ -48,23 +44,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
-_DIALECTS: Mapping[str, Callable[[], Dialect]] = {
-    CHAT_PATH: chat_dialect,
-    COMPLETION_PATH: completion_dialect,
-    RESPONSES_PATH: ResponsesDialect,
-    EMBEDDINGS_PATH: EmbeddingsDialect,
-    MESSAGES_PATH: MessagesDialect,
-}
-"""Path -> what is spoken there."""
-
-_ROUTES_HINT = f"POST {', '.join(_DIALECTS)}, {COUNT_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
+_ROUTES_HINT = f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
 
 
 def http_app(gateway: Gateway) -> web.Application:
     """The application that serves `gateway`. Run it with `handler_cancellation=True`."""
     app = web.Application(middlewares=[_errors], client_max_size=gateway.config.server.max_body_bytes)
     app[_GATEWAY] = gateway
-    for path, dialect in _DIALECTS.items():
+    for path, dialect in DIALECTS.items():
         app.router.add_post(path, _endpoint(dialect))
     app.router.add_post(COUNT_PATH, _count_tokens)
     app.router.add_get("/v1/models", _models)
@@ -276,7 +263,7 @@ async def _count_tokens(request: web.Request) -> web.Response:
 
 
 async def _models(request: web.Request) -> web.Response:
-    entries = [_model_entry(model) for model in _allowed_models(request).values()]
+    entries = [model_entry(model) for model in _allowed_models(request).values()]
     return _json({"object": "list", "data": entries})
 
 
@@ -286,7 +273,7 @@ async def _model(request: web.Request) -> web.Response:
     if model is None:
         hint = "GET /v1/models lists the models"
         raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
-    return _json(_model_entry(model))
+    return _json(model_entry(model))
 
 
 def _allowed_models(request: web.Request) -> dict[str, ServedModel]:
@@ -294,7 +281,8 @@ def _allowed_models(request: web.Request) -> dict[str, ServedModel]:
     return gateway.models_for(identify(key_in(request.headers), gateway.config))
 
 
-def _model_entry(model: ServedModel) -> dict[str, Any]:
+def model_entry(model: ServedModel) -> dict[str, Any]:
+    """`model` as an entry of OpenAI's list."""
     entry: dict[str, Any] = {"id": model.name, "object": "model", "created": 0, "owned_by": "pointsman"}
     return entry | {"max_model_len": model.context_tokens, "backends": model.backends}
 

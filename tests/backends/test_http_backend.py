@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,8 +11,14 @@ from aiohttp import web
 from backends.base import Load
 from backends.http import Exchange, HttpOptions
 from backends.http_backend import HttpBackend
+from backends.mlc import MLC
+from backends.openai import OpenAI
+from backends.openai_compatible import OpenAICompatible
+from backends.tabby import Tabby
+from backends.vllm import VLLM, VLLMOptions
 from policies.errors import BackendFailed
 from policies.nouns import Prompt, Request
+from tests.backends.parts import a_request
 from tests.standins.standin import StandIn, running
 
 
@@ -111,3 +117,34 @@ def test_an_alias_is_known_once_what_it_stands_for_is_served() -> None:
 
 def test_it_shows_what_it_is() -> None:
     assert repr(Counted("c", "http://h:1/v1", pool="p")) == "<Counted c of p at http://h:1: 0 requests>"
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("http://10.0.0.1:8000", "10.0.0.1:8000"),
+        ("http://10.0.0.1:8000/v1", "10.0.0.1:8000"),
+        ("http://10.0.0.1", "10.0.0.1:80"),
+        ("http://[fd00::1]:8000", "[fd00::1]:8000"),
+        ("http://vllm-0.vllm:8000", None),
+        ("https://10.0.0.1:8000", None),
+        ("http://10.0.0.1:8000/below", None),
+    ],
+)
+def test_a_proxy_reaches_an_address_over_plain_http_and_nothing_else(url: str, endpoint: str | None) -> None:
+    assert OpenAICompatible("b0", url, pool="p").endpoint == endpoint
+
+
+def test_a_proxy_is_told_the_backends_key_its_name_of_the_model_and_the_fields_that_are_not_the_clients() -> None:
+    backend = VLLM("b0", "http://10.0.0.1:8000", pool="p", options=VLLMOptions(key="k", models={"m": "theirs"}))
+    request = replace(a_request(), model="m", domain="acme")
+    forward = backend.forward(request, "/v1/chat/completions")
+    assert forward.headers == {"authorization": "Bearer k"}
+    assert (forward.fields["model"], forward.fields["cache_salt"]) == ("theirs", "acme")
+    assert forward.fields["kv_transfer_params"] is None
+    assert backend.forward(request, "/v1/embeddings").fields["cache_salt"] is None
+
+
+@pytest.mark.parametrize("kind", [MLC, Tabby, OpenAI])
+def test_what_depends_on_the_clients_body_is_nothing_for_a_proxy(kind: type[OpenAICompatible]) -> None:
+    assert not kind.own_paths

@@ -1,6 +1,7 @@
-"""What the chart uses of three custom resources, as JSON Schema, from the API documents of their operators.
+"""What the chart uses of four custom resources, as JSON Schema, from the API documents of their operators.
 
-monitoring.coreos.com/v1 of the Prometheus operator, keda.sh/v1alpha1 of KEDA 2. A key that is not here is refused: it
+monitoring.coreos.com/v1 of the Prometheus operator, keda.sh/v1alpha1 of KEDA 2, inference.networking.k8s.io/v1 of the
+Gateway API Inference Extension. A key that is not here is refused: it
 is either misspelt or has to be looked up first.
 """
 
@@ -54,6 +55,8 @@ _TRIGGER = _object(
     metadata=_object("serverAddress threshold query", serverAddress=TEXT, threshold=TEXT, query=TEXT),
 )
 
+_PORT = _object("number", number={"type": "integer", "minimum": 1, "maximum": 65535})
+
 SPECS: dict[tuple[str, str], Schema] = {
     ("monitoring.coreos.com/v1", "ServiceMonitor"): _object(
         "selector endpoints",
@@ -63,6 +66,13 @@ SPECS: dict[tuple[str, str], Schema] = {
     ),
     ("monitoring.coreos.com/v1", "PrometheusRule"): _object(
         "groups", groups=_list(_object("name rules", name=TEXT, rules=_list(_RULE)))
+    ),
+    ("inference.networking.k8s.io/v1", "InferencePool"): _object(
+        "selector targetPorts",
+        selector=_object("matchLabels", matchLabels=TEXTS),
+        targetPorts={**_list(_PORT), "maxItems": 8},
+        # group "" and kind Service are what it is without them, and a Service needs a port
+        endpointPickerRef=_object("name port", name=TEXT, port=_PORT, failureMode={"enum": ["FailOpen", "FailClose"]}),
     ),
     ("keda.sh/v1alpha1", "ScaledObject"): _object(
         "scaleTargetRef triggers",

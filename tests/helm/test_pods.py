@@ -275,3 +275,16 @@ def test_pods_of_a_kind_are_spread_over_nodes_and_zones() -> None:
     for pod in pods(render_set("production file")).values():
         keys = [one["topologyKey"] for one in pod["topologySpreadConstraints"]]
         assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+
+
+def test_a_gateway_finds_the_picker_where_the_pool_says_it_is() -> None:
+    rendered = render(VALUE_SETS["endpoint picker"])
+    reference = rendered.one("InferencePool")["spec"]["endpointPickerRef"]
+    service = rendered.one("Service", reference["name"])
+    (port,) = (one for one in service["spec"]["ports"] if one["port"] == reference["port"]["number"])
+    assert port["appProtocol"] == "kubernetes.io/h2c"
+    pod = container(pods(rendered)[reference["name"]])
+    (named,) = (one for one in pod["ports"] if one["name"] == port["targetPort"])
+    assert f"--picker=0.0.0.0:{named['containerPort']}" in pod["args"]
+    (clients, _) = rendered.one("NetworkPolicy", "router")["spec"]["ingress"]
+    assert {"port": port["targetPort"], "protocol": "TCP"} in clients["ports"]

@@ -45,6 +45,19 @@ CHANGES: dict[str, list[str]] = {
         ROUTER + "metadata.annotations, spec.containers",
         EGRESS,
     ],
+    "endpoint picker": [
+        *(f"- {name.format('own')}" for name in POOL),
+        "+ InferencePool prod-pointsman",
+        NEW_FILE,
+        ROUTER + "metadata.annotations, spec.containers",
+        "~ NetworkPolicy prod-pointsman-router: spec.ingress",
+        "~ Service prod-pointsman-router: spec.ports",
+    ],
+    "endpoint picker of a pool elsewhere": [
+        ROUTER + "spec.containers",
+        "~ NetworkPolicy prod-pointsman-router: spec.ingress",
+        "~ Service prod-pointsman-router: spec.ports",
+    ],
     "several routers": [
         "+ HorizontalPodAutoscaler prod-pointsman-router",
         *REDIS,

@@ -129,3 +129,9 @@ def test_the_chart_says_what_it_is() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["name"] == CHART.name
     assert json.loads((CHART / "values.schema.json").read_text())["$schema"].endswith("draft-07/schema#")
+
+
+def test_a_pool_has_at_most_eight_ports_and_fails_one_of_two_ways() -> None:
+    for wrong in ({"targetPorts": list(range(1, 10))}, {"targetPorts": []}, {"failureMode": "FailSafe"}):
+        with pytest.raises(jsonschema.ValidationError):
+            render({"picker": {"enabled": True, "inferencePool": wrong}})

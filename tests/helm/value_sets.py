@@ -39,6 +39,12 @@ VALUE_SETS: dict[str, Values] = {
         "shards": [],
         "networkPolicy": {"egress": [{"to": [{"podSelector": {"matchLabels": {"app": "vllm"}}}]}]},
     },
+    "endpoint picker": {
+        "sla": ELSEWHERE,
+        "shards": [],
+        "picker": {"enabled": True, "inferencePool": {"matchLabels": {"app": "vllm"}, "targetPorts": [8000, 8001]}},
+    },
+    "endpoint picker of a pool elsewhere": {"picker": {"enabled": True}},
     "several routers": {
         "router": {
             "autoscaling": {"enabled": True, "min": 3},

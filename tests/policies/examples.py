@@ -9,7 +9,7 @@ from policies.parse import Parsed, examine
 from policies.sla.secrets import Outside
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "examples").rglob("*.yaml"))
+FILES = sorted(set((ROOT / "examples").rglob("*.yaml")) - {ROOT / "examples/gateway/envoy.yaml"})
 
 
 def outside_of(text: str) -> Outside:

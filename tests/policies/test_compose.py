@@ -57,6 +57,12 @@ def test_a_backend_that_failed_this_request_is_avoided() -> None:
     assert (decision.chosen, decision.dropped) == ("a", (("b", "avoided"),))
 
 
+def test_a_backend_that_the_request_cannot_go_to_is_dropped_with_the_views_own_reason() -> None:
+    view = a_cluster(a_backend("a"), a_backend("b", unfit="no_endpoint"))
+    decision = a_policy().decide(a_request(), view, rng())
+    assert (decision.chosen, decision.dropped) == ("a", (("b", "no_endpoint"),))
+
+
 def test_nobody_left_is_a_decision_with_reasons() -> None:
     decision = a_policy().decide(a_request(), a_cluster(a_backend("a", healthy=False)), rng())
     assert (decision.chosen, decision.dropped, decision.scores) == (None, (("a", "healthy"),), ())

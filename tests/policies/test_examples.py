@@ -43,6 +43,10 @@ NAMES = {
         ({"tenant": "chat", "max_new_tokens": 63}, (4, "interactive", ("vllm", "own"))),
         ({"tenant": "chat", "model": "llama-1b"}, (2, "interactive", ("rented",))),
     ],
+    "gateway/sla": [
+        ({"tenant": "acme", "priority": "batch"}, (1, "batch", None)),
+        ({"tenant": "acme"}, (2, "interactive", None)),
+    ],
     "demo/sla": [
         ({"tenant": "acme", "prompt_tokens": 1000}, (1, "long-rag", ("own",))),
         ({"tenant": "acme", "prompt_tokens": 999}, (2, "interactive", ("own",))),

@@ -154,6 +154,31 @@ async def test_the_most_that_is_held_is_that_of_a_backend_that_may_serve() -> No
         assert cluster.most_held("nobody's", held) == 0
 
 
+async def test_a_probe_that_brings_another_report_may_have_made_room() -> None:
+    class Reporting(FakeBackend):
+        running = 1
+
+        def load(self) -> Load:
+            return Load(running=self.running)
+
+        async def probe(self) -> None:
+            await super().probe()
+            self.running = max(0, self.running - 1)
+
+    heard: list[str] = []
+    cluster = Cluster([Reporting("b0", "own")])
+    await cluster.probe("b0")
+    await cluster.probe("b0")
+    cluster.heed(heard.append)
+    await cluster.probe("b0")
+    assert heard == []
+    backend = cluster.backend("b0")
+    assert isinstance(backend, Reporting)
+    backend.running = 2
+    await cluster.probe("b0")
+    assert heard == ["b0"]
+
+
 async def test_whatever_may_make_room_is_told_with_the_backends_name() -> None:
     heard: list[str] = []
     cluster = Cluster([a_backend("b0"), a_backend("b1")])
