@@ -36,7 +36,7 @@ class Call:
     ended_s: float | None = None
     outcome: Outcome | None = None
     code: str = ""
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def ttft_s(self) -> float | None:
@@ -64,15 +64,11 @@ class SimulatedCaller:
     """The Caller of `call`. Its key is its tenant's name: see `router.simulation.fleet.with_named_keys`."""
 
     id: str
+    key: str | None
     call: Call
     clock: Callable[[], float]
     trace: Mapping[str, str] = field(default_factory=dict)
     seen: bool = False
-
-    @property
-    def key(self) -> str | None:
-        """Whom the trace says it is."""
-        return self.call.arrival.tenant
 
     async def read(self) -> Ask:
         """What the arrival asks for."""
@@ -91,6 +87,8 @@ class SimulatedCaller:
             priority=arrival.priority,
             session=arrival.session,
             deadline_s=arrival.deadline_s,
+            headers=arrival.headers,
+            metadata=arrival.metadata,
         )
 
     def limited(self, standing: Standing) -> None:
@@ -129,5 +127,3 @@ class Listening:
     def missed(self, service_class: str, step: str) -> None:
         """A promise could not be kept."""
         self.steps[service_class, step] = self.steps.get((service_class, step), 0) + 1
-
-

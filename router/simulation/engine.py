@@ -72,7 +72,9 @@ class Work:
 class SimulatedEngine:
     """Serves as `shards.engine.Engine` does, on a clock that is told to it. `model` and domain name its blocks.
 
-    `cost` is what it believes of its speed at first; without it, what a shard that has warmed up knows. `begin` a step, and `end` it at `ends_s`; in between requests come and go. Nothing waits and nothing is random.
+    `cost` is what it believes of its speed at first; without it, what a shard that has warmed up knows.
+
+    `begin` a step, and `end` it at `ends_s`; in between requests come and go. Nothing waits and nothing is random.
     """
 
     def __init__(self, machine: Machine, *, model: str, cost: CostModel | None = None) -> None:
@@ -243,5 +245,7 @@ class SimulatedEngine:
 
 
 def _warm(speed: Speed) -> tuple[float, float, float, float]:
-    step, token, pair, context = (max(1e-12, one) for one in (speed.step_s, speed.token_s, speed.pair_s, speed.context_s))
+    step, token, pair, context = (
+        max(1e-12, one) for one in (speed.step_s, speed.token_s, speed.pair_s, speed.context_s)
+    )
     return step, token, pair, context

@@ -40,9 +40,7 @@ class Fleet:
         """This one with `count` backends in `pool`."""
         return replace(self, counts={**self.counts, pool: count})
 
-    def _made(
-        self, config: Config, listener: CacheListener, clock: Callable[[], float]
-    ) -> Iterator[SimulatedBackend]:
+    def _made(self, config: Config, listener: CacheListener, clock: Callable[[], float]) -> Iterator[SimulatedBackend]:
         for pool in config.pools.values():
             served = self._served(pool)
             for number in range(self.counts[pool.name]):

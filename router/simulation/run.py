@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from backends.base import CacheListener
 from policies.config import Config
 from policies.errors import ExpectedError
 from router.app import build
@@ -63,14 +64,17 @@ def simulate(
     return run_virtually(_run(with_named_keys(config), fleet, arrivals, seed=seed, on_progress=on_progress))
 
 
-async def _run(
-    config: Config, fleet: Fleet, arrivals: Sequence[Arrival], *, seed: int, on_progress: Progress
-) -> Run:
+async def _run(config: Config, fleet: Fleet, arrivals: Sequence[Arrival], *, seed: int, on_progress: Progress) -> Run:
     clock = asyncio.get_running_loop().time
     made: list[SimulatedBackend] = []
+
+    def make(listener: CacheListener) -> list[SimulatedBackend]:
+        made.extend(fleet.backends(config, listener, clock))
+        return made
+
     gateway = build(
         config,
-        backends=lambda listener: made.extend(fleet.backends(config, listener, clock)) or made,
+        backends=make,
         clock=clock,
         unix_time=clock,
         rng=random.Random(seed),
@@ -101,7 +105,7 @@ async def _answered(gateway: Gateway, calls: dict[str, Call], on_progress: Progr
         nonlocal ended
         # how it ended the call knows
         with suppress(ExpectedError):
-            await serve(SimulatedCaller(id, call, clock), gateway)
+            await serve(SimulatedCaller(id, call.arrival.tenant, call, clock), gateway)
         ended += 1
         on_progress(ended, clock())
 

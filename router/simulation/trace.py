@@ -30,6 +30,8 @@ class Line(msgspec.Struct, frozen=True):
     priority: str | None = None
     session: str | None = None
     max_output_length: int | None = None
+    headers: dict[str, str] = {}
+    metadata: dict[str, str] = {}
 
 
 def read_trace(path: Path, *, most: int | None = None) -> list[Arrival]:
@@ -96,5 +98,7 @@ def _arrival(line: Line, number: int, at: int) -> Arrival:
         priority=line.priority,
         session=line.session,
         max_new_tokens=line.max_output_length,
+        headers={name.lower(): value for name, value in line.headers.items()},
+        metadata=line.metadata,
         line=at,
     )

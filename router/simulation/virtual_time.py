@@ -46,6 +46,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(_Jumping(self))
 
     def time(self) -> float:
+        """Now."""
         return self.now
 
 
