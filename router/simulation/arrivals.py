@@ -96,7 +96,8 @@ def settled(arrival: Arrival, config: Config, models: Sequence[str], usual: Usua
 def sped_up(arrivals: Sequence[Arrival], speed: float) -> list[Arrival]:
     """`arrivals` at `speed` times their rate; the first one comes at 0."""
     first_s = min((one.at_s for one in arrivals), default=0.0)
-    return [replace(one, at_s=(one.at_s - first_s) / speed) for one in arrivals]
+    # to the microsecond, as logs are: a time of day has no more
+    return [replace(one, at_s=round((one.at_s - first_s) / speed, 6)) for one in arrivals]
 
 
 def _tenants(config: Config) -> list[str]:

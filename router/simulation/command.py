@@ -139,8 +139,8 @@ def _find(wanted: Wanted, pool: str, coming: _Coming) -> None:
     with _progress(name, None) as on_progress:
         found = find_backends(pool, config, fleet, arrivals, seed=wanted.seed, on_trial=tell, on_progress=on_progress)
     if wanted.json is not None:
-        tried = [{"backends": trial.backends, **_fields(trial.summary)} for trial in trials]
-        _write(wanted.json, as_json({"pool": pool, "backends": found.backends, "trials": tried}))
+        tried = [{"count": trial.backends, **_fields(trial.summary)} for trial in trials]
+        _write(wanted.json, as_json({"pool": pool, "found": found.backends, "trials": tried}))
     if not wanted.is_for_machines:
         _print(f"\n{found.backends} in '{pool}' keep every target:\n")
         _print(shown(tables(found.summary)))
