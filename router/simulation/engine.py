@@ -17,8 +17,8 @@ from shards.sched.limits import Limits, Refusal
 from shards.scheduler import Scheduler, Step
 
 LEAP_S = 0.25
-"""Steps that only draw are taken together, up to this long: nothing is decided in them, what others see of the engine is
-as old as that at most, and it learns its speed from the first of them. Many times faster than each by itself."""
+"""Steps that only draw are taken together, up to this long: nothing is decided in them, what others see of the engine
+is as old as that at most, and it learns its speed from the first of them. Many times faster than each by itself."""
 
 _VOCABULARY = 2**32
 

@@ -43,6 +43,11 @@ NAMES = {
         ({"tenant": "chat", "max_new_tokens": 63}, (4, "interactive", ("vllm", "own"))),
         ({"tenant": "chat", "model": "llama-1b"}, (2, "interactive", ("rented",))),
     ],
+    "capacity/sla": [
+        ({"tenant": "search", "priority": "batch"}, (1, "batch", None)),
+        ({"tenant": "search", "prompt_tokens": 9000, "uncached_tokens": 9000}, (2, "long-rag", None)),
+        ({"tenant": "search", "prompt_tokens": 9000, "uncached_tokens": 300}, (3, "chat", None)),
+    ],
     "demo/sla": [
         ({"tenant": "acme", "prompt_tokens": 1000}, (1, "long-rag", ("own",))),
         ({"tenant": "acme", "prompt_tokens": 999}, (2, "interactive", ("own",))),
