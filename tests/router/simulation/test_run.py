@@ -65,7 +65,7 @@ def test_a_machine_that_is_alone_and_idle_takes_what_its_speed_says() -> None:
 
 
 def test_what_waits_at_one_server_waits_as_long_as_in_an_m_d_1_queue() -> None:
-    rho, service_s, count = 0.5, 1.0, 2000
+    rho, service_s, count = 0.5, 1.0, 1000
     rng, now_s, coming = random.Random(5), 0.0, []
     for number in range(count):
         now_s += rng.expovariate(rho / service_s)
@@ -79,8 +79,9 @@ def test_what_waits_at_one_server_waits_as_long_as_in_an_m_d_1_queue() -> None:
     for before, after in pairwise(coming):
         expected.append(max(0.0, expected[-1] + service_s - (after.at_s - before.at_s)))
     assert waits == [pytest.approx(one, abs=0.1) for one in expected]
-    # Pollaczek and Khinchine: Poisson arrivals and equal services of D wait D rho / (2 (1 - rho)) on average
-    assert sum(waits) / count == pytest.approx(service_s * rho / (2 * (1 - rho)), rel=0.15)
+    # Pollaczek and Khinchine: Poisson arrivals and equal services of D wait D rho / (2 (1 - rho)) on average, and a
+    # thousand of them come within a quarter of that
+    assert sum(waits) / count == pytest.approx(service_s * rho / (2 * (1 - rho)), rel=0.25)
     assert summary_of(run).backends[0].utilisation == pytest.approx(rho, rel=0.05)
 
 
