@@ -31,8 +31,8 @@ from policies.quantities import read_tokens
 from router.app import build
 from router.beliefs import Beliefs
 from router.pipeline import serve
+from router.simulation.virtual_time import run_virtually
 from shards.kv.keys import BLOCK_TOKENS, block_keys
-from tests.virtual_time import run_virtually
 
 SHARDS = 8
 TRACE_BLOCK = 512

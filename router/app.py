@@ -88,6 +88,7 @@ class Parts(TypedDict, total=False):
 
     backends: Callable[[CacheListener], Sequence[Backend]]
     clock: Callable[[], float]
+    unix_time: Callable[[], float]
     rng: random.Random
     health: HealthRules
     file: Contents
@@ -99,8 +100,8 @@ class Parts(TypedDict, total=False):
 
 def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     """The parts of a router for `config`, put together and not started."""
-    clock = parts.get("clock", time.monotonic)
-    telemetry = Telemetry(clock, tracing=parts.get("tracing"))
+    clock, unix_time = parts.get("clock", time.monotonic), parts.get("unix_time", time.time)
+    telemetry = Telemetry(clock, tracing=parts.get("tracing"), unix_time=unix_time)
     if config.server.decision_log is not None:
         telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
     telemetry.config(config.version)

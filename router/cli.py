@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -217,6 +217,82 @@ def explain(
         raise typer.BadParameter(str(error)) from error
     told = explain_on_paper(described, config)
     print(as_json(told).decode() if json else as_text(told))  # noqa: T201
+
+
+@app.command()
+def simulate(
+    file: SlaFile,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Requests to come: JSON lines in Mooncake's format, see docs/capacity.md."),
+    ] = None,
+    decisions: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Requests to come again: a decision log of `serve`.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE2", help="A second SLA file for the same requests, side by side.")
+    ] = None,
+    find_backends: Annotated[
+        str | None, typer.Option(metavar="POOL", help="Find the fewest backends of POOL that keep every target.")
+    ] = None,
+    backends: Annotated[
+        list[str] | None, typer.Option(metavar="POOL=N,...", help="Backends of a pool; the file's number otherwise.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Speed and KV of each pool (YAML); an 8B model on one H200 without it."),
+    ] = None,
+    speed: Annotated[float, typer.Option(help="Requests come so many times as fast: 2 doubles the load.")] = 1.0,
+    requests: Annotated[int | None, typer.Option(help="Only the first so many lines.", min=1)] = None,
+    tenant: Annotated[str | None, typer.Option(help="Who asks, where a line does not say so.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model, where a line does not say so.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every draw; the same seed gives the same result.")] = 0,
+    json: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write the results there as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Say what FILE would make of a day of requests: TTFT of each class against its target, who is refused, who pays,
+    how busy each backend is. Starts nothing.
+
+    The router's own pipeline and the shards' own scheduler run on a virtual clock; only the models' work is simulated.
+
+    Examples:  pointsman simulate sla.yaml --trace day.jsonl
+               pointsman simulate sla.yaml --trace day.jsonl --speed 2 --backends own=8
+               pointsman simulate sla.yaml --decisions decisions.jsonl --against changed.yaml
+               pointsman simulate sla.yaml --trace day.jsonl --find-backends own
+    """
+    from router.simulation.command import Wanted, run
+
+    if not speed > 0:
+        raise typer.BadParameter("--speed must be above 0")
+    if find_backends is not None and against is not None:
+        raise typer.BadParameter("--find-backends is for one file; leave --against out")
+    run(
+        Wanted(
+            file=(str(file), started_with(file).config),
+            against=(str(against), started_with(against).config) if against else None,
+            trace=trace,
+            decisions=decisions,
+            profile=profile,
+            counts=_counts(backends or ()),
+            speed=speed,
+            most=requests,
+            tenant=tenant,
+            model=model,
+            seed=seed,
+            find=find_backends,
+            json=json,
+        )
+    )
+
+
+def _counts(texts: Iterable[str]) -> dict[str, int]:
+    from policies.quantities import read_count
+
+    try:
+        return {name: read_count(value) for text in texts for name, value in map(_pair, text.split(","))}
+    except ValueError as error:
+        raise typer.BadParameter(f"--backends: {error}") from error
 
 
 @app.command()

@@ -150,6 +150,7 @@ class LoggedPrompt:
         log: DecisionLog,
         *,
         clock: Callable[[], float],
+        unix_time: Callable[[], float] = time.time,
         arrived_at: float,
         rule: int,
         config: str,
@@ -157,7 +158,7 @@ class LoggedPrompt:
     ) -> None:
         self._trace, self._log, self._clock = trace, log, clock
         self._arrived_at, self._rule, self._config, self._trace_id = arrived_at, rule, config, trace_id
-        self._arrived_unix_s = time.time() - (clock() - arrived_at)
+        self._arrived_unix_s = unix_time() - (clock() - arrived_at)
         self._made: list[Made] = []
         self._last: tuple[Request, Made] | None = None
 

@@ -84,8 +84,9 @@ class Telemetry:
         *,
         tracing: Tracing | None = None,
         decisions: DecisionLog | None = None,
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
-        self._clock, self._tracing, self.decisions = clock, tracing, decisions
+        self._clock, self._unix_time, self._tracing, self.decisions = clock, unix_time, tracing, decisions
         self.registry = CollectorRegistry()
         made = self.metrics = Metrics(self.registry)
         who = ("tenant", "service_class")
@@ -175,6 +176,7 @@ class Telemetry:
             trace,
             self.decisions,
             clock=self._clock,
+            unix_time=self._unix_time,
             arrived_at=account.started_at,
             rule=account.rule,
             config=config_version,

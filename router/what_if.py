@@ -89,11 +89,11 @@ def _tenant(name: str | None, config: Config) -> Tenant:
 
 
 def _first_model(tenant: Tenant, config: Config) -> str:
-    named = (name for pool in config.pools.values() for name in _models_of(pool))
+    named = (name for pool in config.pools.values() for name in models_of(pool))
     return next((name for name in named if not tenant.models or name in tenant.models), min(tenant.models, default="?"))
 
 
-def _models_of(pool: PoolSpec) -> list[str]:
+def models_of(pool: PoolSpec) -> list[str]:
     """What clients call the models of a pool, as far as the file says so: shards say themselves what they serve."""
     if pool.kind == "shard":
         return [*pool.models, *([BUNDLED_NAME] if pool.model == BUNDLED else [])]
@@ -111,7 +111,7 @@ def _backends(described: WhatIf, model: str, config: Config) -> Iterator[Backend
     for name in (*described.held_tokens, *described.running):
         _known(name, names, what="backend")
     for name, pool in names.items():
-        named = _models_of(pool)
+        named = models_of(pool)
         yield BackendView(
             name,
             pool=pool.name,

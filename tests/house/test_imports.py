@@ -9,6 +9,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SIMULATION = ROOT / "router/simulation"
+
+SCHEDULER = (
+    "shards.exec.request",
+    "shards.exec.sequence",
+    "shards.kv.pool",
+    "shards.kv.table",
+    "shards.nouns",
+    "shards.options",
+    "shards.sched",
+    "shards.scheduler",
+)
 
 MAY_IMPORT = {
     "policies": (),
@@ -16,6 +28,9 @@ MAY_IMPORT = {
     "backends": ("policies.nouns", "policies.errors", "shards.wire", "shards.nouns", "shards.kv.keys"),
     "router": ("policies", "backends", "shards.wire", "shards.kv.keys", "shards.bundled"),
 }
+
+SIMULATION_MAY_IMPORT = (*MAY_IMPORT["router"], *SCHEDULER)
+"""What the simulation needs of the engine to run its scheduler: nothing of it knows torch."""
 
 PURE = {"socket", "asyncio", "time", "random", "os", "threading", "subprocess", "grpc", "aiohttp", "redis", "torch"}
 
@@ -49,7 +64,15 @@ def test_imports_between_packages_point_one_way(package: str) -> None:
         for name in imports_of(file):
             other = name.split(".")[0]
             if other in MAY_IMPORT and other != package:
-                assert name.startswith(MAY_IMPORT[package]), f"{file.relative_to(ROOT)}: may not import {name}"
+                allowed = SIMULATION_MAY_IMPORT if file.is_relative_to(SIMULATION) else MAY_IMPORT[package]
+                assert name.startswith(allowed), f"{file.relative_to(ROOT)}: may not import {name}"
+
+
+def test_only_the_command_line_knows_the_simulation_and_only_when_it_is_asked_for() -> None:
+    for file in files_of("router"):
+        if not file.is_relative_to(SIMULATION):
+            names = {name for name in imports_of(file) if name.startswith("router.simulation")}
+            assert not names or file.name == "cli.py", f"{file.relative_to(ROOT)} imports {names}"
 
 
 def test_policies_do_no_io_and_have_no_clock() -> None:
@@ -85,6 +108,7 @@ def test_the_scheduler_does_not_know_torch() -> None:
 
 
 def test_importing_the_router_imports_neither_torch_nor_transformers() -> None:
-    script = "import sys, router.app, router.cli; print(sorted({'torch', 'transformers', 'triton'} & set(sys.modules)))"
+    modules = "router.app, router.cli, router.simulation.command"
+    script = f"import sys, {modules}; print(sorted({{'torch', 'transformers', 'triton'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

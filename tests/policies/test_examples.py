@@ -47,6 +47,11 @@ NAMES = {
         ({"tenant": "acme", "priority": "batch"}, (1, "batch", None)),
         ({"tenant": "acme"}, (2, "interactive", None)),
     ],
+    "capacity/sla": [
+        ({"tenant": "search", "priority": "batch"}, (1, "batch", None)),
+        ({"tenant": "search", "prompt_tokens": 9000, "uncached_tokens": 9000}, (2, "long-rag", None)),
+        ({"tenant": "search", "prompt_tokens": 9000, "uncached_tokens": 300}, (3, "chat", None)),
+    ],
     "demo/sla": [
         ({"tenant": "acme", "prompt_tokens": 1000}, (1, "long-rag", ("own",))),
         ({"tenant": "acme", "prompt_tokens": 999}, (2, "interactive", ("own",))),
