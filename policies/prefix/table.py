@@ -143,15 +143,16 @@ class KeyTable:
             free = self._flat[here] == 0
             # of several keys that want the same row, one gets it
             self._flat[here[free]] = wanted[free]
-            filled.append(np.unique(here[free]))
+            filled.append(here[free])
             got = self._flat[here] == wanted
             places[left[got]] = here[got] + 1
             left = left[~got]
             at[left] = self._next(at[left])
-        rows = np.concatenate(filled) // (2 * self.segment_rows)
-        for segment, used in zip(*np.unique(rows, return_counts=True), strict=True):
+        filled_rows = np.unique(np.concatenate(filled))
+        segments = filled_rows // (2 * self.segment_rows)
+        for segment, used in zip(*np.unique(segments, return_counts=True), strict=True):
             self._used[int(segment)] += int(used)
-        self._total += len(rows)
+        self._total += len(filled_rows)
         for one in left.tolist():
             places[one] = self.claim(int(keys[one]))
         return places
