@@ -32,6 +32,7 @@ from backends.tabby import Tabby
 from backends.tensorrt_llm import TensorRTLLM
 from backends.tgi import TGI
 from backends.triton_server import TritonServer
+from backends.turns import Turns
 from backends.vllm import VLLM
 from policies.errors import ConfigError
 
@@ -55,11 +56,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the router gives to all its backends. `on_load` is told the name of one that reported its load."""
+    """What the router gives to all its backends. `on_load` is told the name of one that reported its load.
+
+    `listener` hears large snapshots of caches in pieces, in `turns`.
+    """
 
     router: str = "router"
     listener: CacheListener | None = None
     on_load: Callable[[str], None] = lambda _: None
+    turns: Turns = field(default_factory=Turns)
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
 
@@ -83,6 +88,7 @@ def _make_shard(place: Place, surroundings: Surroundings) -> Backend:
         models=place.models,
         listener=surroundings.listener,
         on_load=surroundings.on_load,
+        turns=surroundings.turns,
         options=_options(place, LinkOptions, router=surroundings.router),
         clock=surroundings.clock,
         rng=surroundings.rng,

@@ -12,6 +12,7 @@ from backends.base import CacheListener, Description, Load
 from backends.link import LinkOptions, ShardLink
 from backends.shard_answer import ShardAnswer
 from backends.shard_messages import submit_of
+from backends.turns import Turns
 from policies.nouns import Capability, Delta, Prompt, Request
 from shards.kv.keys import TOKEN_BYTES
 from shards.wire.v1 import shard_pb2 as wire
@@ -20,8 +21,8 @@ from shards.wire.v1 import shard_pb2 as wire
 class ShardBackend:
     """One shard at `address` (host:port).
 
-    `models` maps clients' names of the model to the shard's. `listener` hears what its cache holds, `on_load` that it
-    reported its load.
+    `models` maps clients' names of the model to the shard's. `listener` hears what its cache holds, large
+    snapshots in pieces for each of which it takes one of the `turns`; `on_load` hears that it reported its load.
     """
 
     kind = "shard"
@@ -35,6 +36,7 @@ class ShardBackend:
         models: Mapping[str, str] = MappingProxyType({}),
         listener: CacheListener | None = None,
         on_load: Callable[[str], None] = lambda _: None,
+        turns: Turns | None = None,
         options: LinkOptions = LinkOptions(),  # noqa: B008
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -47,6 +49,7 @@ class ShardBackend:
             *(name, address),
             listener=listener,
             on_load=on_load,
+            turns=turns,
             options=options,
             clock=clock,
             rng=rng,

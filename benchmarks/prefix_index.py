@@ -1,16 +1,18 @@
-"""The prefix index against a chained-key table and a token radix tree in pure Python, then a long life of events.
+"""The prefix index against a chained-key table and a token radix tree in pure Python.
 
 Loads `--blocks` blocks in documents of 200,000 tokens, each held by some of 100 backends, and looks prompts of the same
-length up: held whole by three backends, by all, to 8 and to 100 different depths, and by none. Beside it in the same
-process: a dict from chained key to holders, walked and searched by halves, and a radix tree over tokens. The prompts
-are looked up in turn, so that each finds the caches as another left them. The tree holds `--tree-share` of the
+length up: held whole by three backends, by all, to 8 and to 100 different depths, and by none. Where a dozen prompts
+are held by the same backends to the same depths, how many blocks have a set of holders says nothing of how deep they
+go, and the index must halve. Beside it in the same process: a dict from chained key to holders, walked and searched by
+halves, a radix tree over tokens, and what the answer alone costs, its depths known. The prompts are looked up in turn,
+so that each finds the caches as another left them. `--tiers` puts one block into host memory, since then all depths
+are kept by tier. The tree holds `--tree-share` of the
 documents: it keeps the tokens themselves.
 
-`--soak EVENTS` sends so many events of 100 backends, each evicting its oldest prompts leaf first, through an index
-that is far too small for all of them, and shows that memory stays where it is. All times are those of the processor.
+All times are those of the processor. A long life of events is in `index_soak.py`.
 
     python benchmarks/prefix_index.py
-    python benchmarks/prefix_index.py --blocks 1000000 --soak 200000
+    python benchmarks/prefix_index.py --blocks 1000000
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import gc
 import random
 import statistics
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,8 @@ PROMPT_TOKENS = 200_000
 BLOCKS = PROMPT_TOKENS // 64
 BACKENDS = [f"b{number}" for number in range(100)]
 PAGE = 4096
+ALIKE = 12
+SPECIAL = 3 + 2 * ALIKE
 
 
 def resident_bytes() -> int:
@@ -181,8 +184,19 @@ def documents(blocks: int) -> Iterator[Document]:
     yield Document(0, everywhere)
     yield Document(1, {name: BLOCKS - 300 * (place % 8) for place, name in enumerate(BACKENDS)})
     yield Document(2, {name: BLOCKS - 30 * place for place, name in enumerate(BACKENDS)})
-    for seed in range(3, max(4, blocks // BLOCKS)):
+    # other backends than those of the two above go deepest, or the sets would be the same
+    for seed in range(3, 3 + ALIKE):
+        yield Document(seed, {name: BLOCKS - 300 * (place // 13) for place, name in enumerate(BACKENDS)})
+    for seed in range(3 + ALIKE, 3 + 2 * ALIKE):
+        yield Document(seed, {name: BLOCKS - 30 * (99 - place) for place, name in enumerate(BACKENDS)})
+    for seed in range(SPECIAL, max(SPECIAL + 1, blocks // BLOCKS)):
         yield Document(seed, dict.fromkeys(rng.sample(BACKENDS, 3 if seed % 8 == 3 else rng.choice((1, 1, 2))), BLOCKS))
+
+
+def answered(depths: dict[str, int]) -> dict[str, Match]:
+    """The floor of any answer: as many Matches as there are depths, and a dict of names."""
+    matches = {depth: Match(depth, depth, float(depth)) for depth in set(depths.values())}
+    return {name: matches[depth] for name, depth in depths.items()}
 
 
 def timed_ms(call: Callable[[], object]) -> float:
@@ -201,11 +215,13 @@ def depths_of(matches: dict[str, Match]) -> dict[str, int]:
     return {name: match.blocks for name, match in matches.items()}
 
 
-def compare(blocks: int, rounds: int, tree_share: float) -> None:
+def compare(blocks: int, rounds: int, tree_share: float, *, has_tiers: bool) -> None:
     made = list(documents(blocks))
     pairs = sum(sum(document.depths.values()) for document in made)
     print(f"{len(made) * BLOCKS:,} blocks of {len(made):,} documents, {pairs:,} (block, backend) pairs, 100 backends")
     index, table, tree = PrefixIndex(max_bytes=2**30), KeyedDict(), RadixTree()
+    if has_tiers:
+        index.store(BACKENDS[0], [1], "host")
     before = resident_bytes()
     stores = 0.0
     worst = 0.0
@@ -226,17 +242,21 @@ def compare(blocks: int, rounds: int, tree_share: float) -> None:
             seconds += timed_ms(lambda: table.store(name, keys[:depth]))  # noqa: B023
     used = resident_bytes() - before
     print(f"dict:  {1e6 * seconds / pairs:.0f} ns per pair stored; {used / (len(made) * BLOCKS):.1f} bytes per block")
-    for document in made[: 3 + int(tree_share * len(made))]:
+    for document in made[: SPECIAL + int(tree_share * len(made))]:
         tokens = document.tokens
         for name, depth in document.depths.items():
             tree.store(name, tokens[: 256 * depth])
     print(f"tree:  {tree.bytes / 2**20:.0f} MiB of tokens for {tree_share:.0%} of the documents")
-    warm = random.Random(2).sample(made[3 : 3 + int(tree_share * len(made))], min(rounds, int(tree_share * len(made))))
+    warm = random.Random(2).sample(
+        made[SPECIAL : SPECIAL + int(tree_share * len(made))], min(rounds, int(tree_share * len(made)))
+    )
     cases = {
         "1 to 3 backends hold it whole": warm,
         "all 100 hold it whole": [made[0]] * rounds,
         "100 hold it to 8 depths": [made[1]] * rounds,
         "100 hold it to 100 depths": [made[2]] * rounds,
+        "8 depths, a dozen prompts alike": (made[3 : 3 + ALIKE] * rounds)[:rounds],
+        "100 depths, a dozen alike": (made[3 + ALIKE : SPECIAL] * rounds)[:rounds],
         "nobody holds it": [Document(10**6 + at, {}) for at in range(rounds)],
     }
     for cold in (False, True):
@@ -246,10 +266,10 @@ def compare(blocks: int, rounds: int, tree_share: float) -> None:
 def look_up(cases: dict[str, list[Document]], parts: tuple[PrefixIndex, KeyedDict, RadixTree], *, cold: bool) -> None:
     """A row for each case, every answer checked."""
     index, table, tree = parts
-    names = ("keys known", "with hashing", "dict walked", "by halves", "radix tree")
+    names = ("keys known", "with hashing", "dict walked", "by halves", "radix tree", "answer alone")
     print(f"\n{'us, P50 and P99' + (', caches flushed' if cold else ''):32}" + "  ".join(f"{one:>19}" for one in names))
     for name, asked in cases.items():
-        columns: list[list[float]] = [[], [], [], [], []]
+        columns: list[list[float]] = [[] for _ in names]
         for document in asked:
             tokens = document.tokens
             keys = block_keys(tokens, 1)
@@ -261,6 +281,7 @@ def look_up(cases: dict[str, list[Document]], parts: tuple[PrefixIndex, KeyedDic
                 lambda: table.walk(keys),  # noqa: B023
                 lambda: table.halve(keys),  # noqa: B023
                 lambda: tree.longest(tokens),  # noqa: B023
+                lambda: answered(document.depths),  # noqa: B023
             )
             for column, call in zip(columns, calls, strict=True):
                 if cold:
@@ -277,66 +298,14 @@ def flush() -> None:
     FLUSHED.sum()
 
 
-def soak(events: int, max_bytes: int) -> None:
-    """Stores of one to eight blocks that continue a prompt; what a backend has no room for goes leaf first."""
-    rng, index = random.Random(3), PrefixIndex(max_bytes=max_bytes)
-    room, stored, slowest_ms, spent_ms = 20_000, 0, 0.0, 0.0
-    prompts: list[OrderedDict[int, list[int]]] = [OrderedDict() for _ in BACKENDS]
-    held = [0] * len(BACKENDS)
-    popular = [[rng.getrandbits(64) for _ in range(64)] for _ in range(200)]
-    sent = 0
-    print(f"\n{events:,} events of 100 backends with {room:,} blocks each; an index of {max_bytes / 2**20:.0f} MiB")
-    print("   events    resident MiB   index MiB    blocks    sets   us/event   slowest ms")
-    start = 0
-    while sent < events:
-        at = rng.randrange(len(BACKENDS))
-        mine, name = prompts[at], BACKENDS[at]
-        if rng.random() < 0.0001:
-            index.clear(name)
-            mine.clear()
-            held[at] = 0
-        if not mine or rng.random() < 0.1:
-            stored += 1
-            mine[stored] = list(rng.choice(popular)) if rng.random() < 0.5 else []
-            fresh = mine[stored]
-        else:
-            newest = next(reversed(mine))
-            fresh = [rng.getrandbits(64) for _ in range(rng.randrange(1, 9))]
-            mine[newest] += fresh
-        ms = timed_ms(lambda: index.store(name, fresh)) if fresh else 0.0  # noqa: B023
-        held[at] += len(fresh)
-        sent += 1
-        while held[at] > room:
-            oldest, keys = next(iter(mine.items()))
-            gone = keys[-8:]
-            del keys[-8:]
-            held[at] -= len(gone)
-            if not keys:
-                del mine[oldest]
-            ms = max(ms, one := timed_ms(lambda: index.evict(name, gone[::-1])))  # noqa: B023
-            spent_ms += one
-            sent += 1
-        spent_ms, slowest_ms = spent_ms + ms, max(slowest_ms, ms)
-        if sent - start >= events // 10:
-            start = sent
-            row = f"{sent:9,} {resident_bytes() / 2**20:15.1f} {index.size_bytes() / 2**20:11.1f} {len(index):9,}"
-            print(f"{row} {len(index._sets):7,} {1000 * spent_ms / sent:10.1f} {slowest_ms:12.1f}")
-            slowest_ms = 0.0
-    index.check()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--tree-share", type=float, default=0.1)
-    parser.add_argument("--soak", type=int, default=2_000_000)
-    parser.add_argument("--soak-bytes", type=int, default=32 * 2**20)
+    parser.add_argument("--tiers", action="store_true")
     asked = parser.parse_args()
-    if asked.blocks:
-        compare(asked.blocks, asked.rounds, asked.tree_share)
-    if asked.soak:
-        soak(asked.soak, asked.soak_bytes)
+    compare(asked.blocks, asked.rounds, asked.tree_share, has_tiers=asked.tiers)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,9 @@ class Beliefs:
         whole: dict[str, Match] = {}
         for name, match in told.items():
             backend = name.partition("/")[0]
-            ranks = self._ranks.get(backend, 0)
-            one = match._replace(p_hit=match.p_hit / ranks) if ranks > 1 else match
-            whole = best(whole, {backend: one})
+            ranks = self._ranks.get(backend, 1)
+            one = match if ranks == 1 else match._replace(p_hit=match.p_hit / ranks)
+            known = whole.get(backend)
+            if known is None or one.expected_blocks > known.expected_blocks:
+                whole[backend] = one
         return whole

@@ -18,6 +18,8 @@ _SWEPT_AT_ONCE = 256
 class HolderSets:
     """Bit masks by number, counted by how many blocks have them. Blocks with equal holders share one mask.
 
+    `masks` and `counts` are for readers; a number that is not in use has a mask and a count of 0.
+
     At most `most` sets, and no more than `max_bytes` of them beside those of one bit. `retire` takes bits out of all
     sets a few at a time, so until `sweep` has passed a mask may still have some: readers take them out themselves.
     Numbers whose masks have become empty, or equal to others', are stale; `renewed` says which to use instead.
@@ -25,7 +27,7 @@ class HolderSets:
 
     def __init__(self, max_bytes: int, most: int) -> None:
         self.masks = [0]
-        self._counts = [1]
+        self.counts = [1]
         self._numbers = {0: NOBODY}
         self._free: list[int] = []
         self._max_bytes, self._most = max_bytes, most
@@ -59,14 +61,14 @@ class HolderSets:
         else:
             number = len(self.masks)
             self.masks.append(mask)
-            self._counts.append(0)
+            self.counts.append(0)
         self._numbers[mask] = number
         self._bytes += _bytes_of(mask)
         return number
 
     def move(self, old: int, new: int, blocks: int = 1) -> None:
         """`blocks` blocks that had set `old` have `new` now. A set that no block has is forgotten."""
-        counts = self._counts
+        counts = self.counts
         if new:
             counts[new] += blocks
             if new in self._stale:
@@ -91,7 +93,7 @@ class HolderSets:
 
     def blocks_of(self, mask: int) -> int:
         """How many blocks have a set with any bit of `mask`."""
-        return sum(count for held, count in zip(self.masks, self._counts, strict=True) if held & mask)
+        return sum(count for held, count in zip(self.masks, self.counts, strict=True) if held & mask)
 
     def retire(self, bits: int) -> None:
         """Take `bits` out of every set in time; none of them is in a mask that is added from now on."""
@@ -118,10 +120,10 @@ class HolderSets:
         free = set(self._free)
         assert len(free) == len(self._free), "a number is free twice"
         for number, mask in enumerate(self.masks[1:], start=1):
-            assert (number in free) == (self._counts[number] == 0), "a set that no block has lingers, or one is lost"
+            assert (number in free) == (self.counts[number] == 0), "a set that no block has lingers, or one is lost"
             assert number not in free or not mask, "a free number has a mask"
         assert all(self.masks[number] == mask for mask, number in self._numbers.items()), "a mask has a wrong number"
-        assert self.stale_blocks == sum(self._counts[number] for number in self._stale), "stale blocks are miscounted"
+        assert self.stale_blocks == sum(self.counts[number] for number in self._stale), "stale blocks are miscounted"
         assert all(
             number in self._stale or self._numbers.get(self.masks[number]) == number
             for number in range(1, len(self.masks))
@@ -150,7 +152,7 @@ class HolderSets:
     def _mark(self, number: int, *, is_stale: bool) -> None:
         if is_stale != (number in self._stale):
             self._stale ^= {number}
-            self.stale_blocks += self._counts[number] if is_stale else -self._counts[number]
+            self.stale_blocks += self.counts[number] if is_stale else -self.counts[number]
 
 
 def _bytes_of(mask: int) -> int:

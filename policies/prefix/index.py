@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from types import MappingProxyType
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from policies.prefix.holders import NOBODY, HolderSets
 from policies.prefix.match import Match
 from policies.prefix.members import TIERS, Members, level_of
-from policies.prefix.search import Falls, search, walk
+from policies.prefix.search import Falls, Masks, search, walk
 from policies.prefix.table import MOST_STAMP, MOST_VALUE, VALUE_BITS, Keys, KeyTable, Values, as_keys
 
 TIER_WEIGHTS: Mapping[str, float] = MappingProxyType({"device": 1.0, "host": 0.75, "disk": 0.25})
@@ -25,6 +24,8 @@ _VECTOR_FROM = 256
 
 _STALE_SHARE = 8
 """From 1/8 of stale rows on, segments are cleaned one by one."""
+
+_ALL_TIERS = (1 << len(TIERS)) - 1
 
 _STRIDE = 512
 """Blocks that are looked up at once for backends with holes."""
@@ -119,7 +120,10 @@ class PrefixIndex:
         """What is known of `backend` is true with this probability, until it is said anew or the backend is cleared."""
         if not 0.0 <= p_hit <= 1.0:
             raise ValueError(f"{p_hit} is not a probability")
-        self._p_hit[backend] = p_hit
+        if p_hit < 1.0:
+            self._p_hit[backend] = p_hit
+        else:
+            self._p_hit.pop(backend, None)
 
     def expect_holes(self, backend: str) -> None:
         """`backend` evicts blocks before their children, so that its depth must be walked, until it is cleared."""
@@ -129,12 +133,13 @@ class PrefixIndex:
         """Backend -> how much of the prompt with blocks `keys` it holds; those that hold nothing are left out."""
         if not keys or not self._members.live:
             return {}
-        holes = 0
+        members, masks, holes = self._members, self._reached(), 0
         for name in self._holes:
-            holes |= self._members.bits(name)
-        falls = search(self._looker(keys, ~holes), len(keys))
+            holes |= members.bits(name)
+        wanted = members.live if members.has_slower else members.firsts
+        falls = search(self._sets_of(keys), masks, self._sets.counts, count=len(keys), wanted=wanted & ~holes)
         if holes:
-            falls += walk(self._changes(keys, holes), holes, len(keys))
+            falls += walk(self._changes(keys, masks), wanted & holes, len(keys))
         return self._matches(falls)
 
     def check(self) -> None:
@@ -220,47 +225,42 @@ class PrefixIndex:
                 self._sets.move(old, new, blocks)
         return np.array(renewed, np.int64)[inverse]
 
-    def _looker(self, keys: Sequence[int], wanted: int) -> Callable[[int], int]:
-        """Who of `wanted` holds the block at a depth, each tier with all faster ones."""
-        find, cells, masks, reach = self._table.find, self._table.cells, self._sets.masks, self._members.reach
-        reached: dict[int, int] = {}
+    def _reached(self) -> Masks:
+        """Who holds blocks of a set, each tier with all faster ones; with bits of who is gone."""
+        return _Reached(self._sets.masks, self._members.reach) if self._members.has_slower else self._sets.masks
 
-        def mask_at(depth: int) -> int:
-            place = find(keys[depth] or 1)
-            if place is None:
-                return 0
-            number = cells[place] & MOST_VALUE
-            mask = reached.get(number)
-            if mask is None:
-                mask = reached[number] = reach(masks[number] & wanted)
-            return mask
+    def _sets_of(self, keys: Sequence[int]) -> Callable[[int], int]:
+        """The number of the set of the block at a depth."""
+        seek, cells = self._table.seek, self._table.cells
+        return lambda depth: cells[seek(keys[depth] or 1)] & MOST_VALUE
 
-        return mask_at
-
-    def _changes(self, keys: Sequence[int], wanted: int) -> Iterator[tuple[int, int]]:
-        """(depth, who of `wanted` holds the block there) wherever that differs from the depth before."""
-        masks, reach = self._sets.masks, self._members.reach
+    def _changes(self, keys: Sequence[int], masks: Masks) -> Iterator[tuple[int, int]]:
+        """(depth, who holds the block there) wherever that differs from the depth before."""
         for start in range(0, len(keys), _STRIDE):
             places = self._table.find_many(as_keys(keys[start : start + _STRIDE]))
             numbers = np.where(places < 0, NOBODY, self._table.values_at(places))
             for depth in [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]:
-                yield start + depth, reach(masks[int(numbers[depth])] & wanted)
+                yield start + depth, masks[int(numbers[depth])]
 
     def _matches(self, falls: Falls) -> dict[str, Match]:
         """What the depths of bits say of backends; those with equal depths share one Match."""
         members, matches = self._members, dict[str, Match]()
-        if not members.has_slower:
-            for depth, bits in falls:
-                if depth:
-                    matches |= dict.fromkeys(members.names(bits), self._match(depth, depth, depth))
-        else:
-            levels: list[dict[str, int]] = [{} for _ in TIERS]
-            for depth, bits in falls:
+        names, firsts, has_slower, weight = members.names, members.firsts, members.has_slower, self._weights[0]
+        levels: list[dict[str, int]] = [{} for _ in TIERS]
+        for depth, bits in falls:
+            # whose tiers all end here: nearly everybody's
+            whole = bits & bits >> 1 & bits >> 2 & firsts if has_slower else bits
+            if whole and depth:
+                match = Match(depth, depth, depth * weight)
+                for name in names(whole):
+                    matches[name] = match
+            if has_slower and (apart := bits & ~(whole * _ALL_TIERS)):
                 for level, depth_of in enumerate(levels):
-                    depth_of.update(dict.fromkeys(members.names(bits >> level & members.firsts), depth))
-            device, host, disk = levels
-            match = cache(self._match)
-            matches = {n: match(device.get(n, 0), host.get(n, 0), depth) for n, depth in disk.items() if depth}
+                    depth_of.update(dict.fromkeys(names(apart >> level & firsts), depth))
+        device, host, disk = levels
+        for name, depth in disk.items():
+            if depth:
+                matches[name] = self._match(device.get(name, 0), host.get(name, 0), depth)
         for name in self._p_hit.keys() & matches.keys():
             matches[name] = matches[name]._replace(p_hit=self._p_hit[name])
         return matches
@@ -269,6 +269,18 @@ class PrefixIndex:
         """Of blocks held on the device, there or on the host, and in any tier."""
         weights = self._weights
         return Match(disk, device, device * weights[0] + (host - device) * weights[1] + (disk - host) * weights[2])
+
+
+class _Reached(dict[int, int]):
+    """Masks by number as `reach` makes them, when they are first asked for."""
+
+    def __init__(self, masks: Sequence[int], reach: Callable[[int], int]) -> None:
+        super().__init__()
+        self._masks, self._reach = masks, reach
+
+    def __missing__(self, number: int) -> int:
+        mask = self[number] = self._reach(self._masks[number])
+        return mask
 
 
 class _Change:

@@ -32,11 +32,10 @@ _SPLIT_FROM, _SPLIT_TO = 0.55, 0.7
 _DROPPED_SHARE = 8
 """A full segment drops the oldest 1/8 of its rows at once, so that moving the others is paid by many stores."""
 
-_WINDOW = np.arange(8)
-"""Neighbouring rows that a batch looks at together: all but a few keys in a hundred are no further from home."""
+_LEAST_ROWS = 8
 
-_ROUNDS = 6
-"""Steps from home that a batch goes together."""
+_FEW = 16
+"""So many keys of a batch that are not yet where they belong are faster one by one."""
 
 
 def _unchanged(values: Values) -> Values:
@@ -66,7 +65,7 @@ class KeyTable:
         dropped: Callable[[Values], None] = _nothing,
     ) -> None:
         rows = max_bytes // ROW_BYTES
-        if rows < len(_WINDOW):
+        if rows < _LEAST_ROWS:
             raise ValueError(f"a table of {max_bytes} bytes holds nothing")
         self._most_segments = 1 << max(0, (rows // _SEGMENT_ROWS).bit_length() - 1)
         self.segment_rows = rows // self._most_segments
@@ -95,43 +94,39 @@ class KeyTable:
         """What its segments take."""
         return len(self._used) * self.segment_rows * ROW_BYTES
 
+    def seek(self, key: int) -> int:
+        """The place in `cells` of `key`, or of an empty cell, 0, if it is not known."""
+        cells, row = self.cells, key % self._rows_split_from
+        if row < self._split_rows:
+            row = key % self._rows_split_to
+        at = 2 * row
+        found = cells[at]
+        if found != key and found:
+            end = 2 * self.segment_rows * (row // self.segment_rows + 1)
+            while found != key and found:
+                at += 2
+                if at == end:
+                    at -= 2 * self.segment_rows
+                found = cells[at]
+        return at + 1
+
     def find(self, key: int) -> int | None:
         """The place in `cells` of what is known of `key`."""
-        cells, rows, segment = self.cells, self.segment_rows, key & self._low
-        if segment < self._split:
-            segment = key & self._low_split
-        at = 2 * (segment * rows + ((key >> 40) * rows >> 24))
-        found = cells[at]
-        while found != key:
-            if not found:
-                return None
-            at += 2
-            if at == 2 * (segment + 1) * rows:
-                at = 2 * segment * rows
-            found = cells[at]
-        return at + 1
+        place = self.seek(key)
+        return place if self.cells[place - 1] else None
 
     def claim(self, key: int) -> int:
         """The place in `cells` of `key`, with an empty cell if it was not known."""
-        cells, rows, segment = self.cells, self.segment_rows, key & self._low
-        if segment < self._split:
-            segment = key & self._low_split
-        at = 2 * (segment * rows + ((key >> 40) * rows >> 24))
-        found = cells[at]
-        while found != key:
-            if not found:
-                if self._used[segment] >= self._most_used or self._total >= self._split_at:
-                    self._make_room(np.array([key], np.uint64))
-                    return self.claim(key)
-                cells[at] = key
-                self._used[segment] += 1
-                self._total += 1
-                break
-            at += 2
-            if at == 2 * (segment + 1) * rows:
-                at = 2 * segment * rows
-            found = cells[at]
-        return at + 1
+        place = self.seek(key)
+        if not self.cells[place - 1]:
+            segment = place // (2 * self.segment_rows)
+            if self._used[segment] >= self._most_used or self._total >= self._split_at:
+                self._make_room(np.array([key], np.uint64))
+                return self.claim(key)
+            self.cells[place - 1] = key
+            self._used[segment] += 1
+            self._total += 1
+        return place
 
     @property
     def batch(self) -> int:
@@ -141,40 +136,39 @@ class KeyTable:
     def claim_many(self, keys: Keys) -> Values:
         """The places of `keys`, at most `batch` and hardly any of them known; the vector form of `claim`."""
         self._make_room(keys)
-        segments, places = self._segments(keys), np.full(len(keys), -1, np.int64)
-        at, ends = segments * self.segment_rows + self._homes(keys), (segments + 1) * self.segment_rows
+        places, at = np.full(len(keys), -1, np.int64), 2 * self._homes(keys)
         left, filled = np.arange(len(keys)), [at[:0]]
-        for _ in range(_ROUNDS):
-            here, wanted = 2 * at[left], keys[left]
+        while len(left) > _FEW:
+            here, wanted = at[left], keys[left]
             free = self._flat[here] == 0
             # of several keys that want the same row, one gets it
             self._flat[here[free]] = wanted[free]
-            filled.append(np.unique(here[free]))
+            filled.append(here[free])
             got = self._flat[here] == wanted
             places[left[got]] = here[got] + 1
             left = left[~got]
-            at[left] += 1
-            at[left] -= self.segment_rows * (at[left] == ends[left])
-        rows = np.concatenate(filled) // (2 * self.segment_rows)
-        for segment, used in zip(*np.unique(rows, return_counts=True), strict=True):
+            at[left] = self._next(at[left])
+        filled_rows = np.unique(np.concatenate(filled))
+        segments = filled_rows // (2 * self.segment_rows)
+        for segment, used in zip(*np.unique(segments, return_counts=True), strict=True):
             self._used[int(segment)] += int(used)
-        self._total += len(rows)
+        self._total += len(filled_rows)
         for one in left.tolist():
             places[one] = self.claim(int(keys[one]))
         return places
 
     def find_many(self, keys: Keys) -> Values:
         """The places of all `keys` in `cells`, -1 where one is not known; the vector form of `find`."""
-        starts, homes = self._segments(keys) * self.segment_rows, self._homes(keys)
-        # the last homes share the last window that does not wrap
-        firsts = starts + np.minimum(homes, self.segment_rows - len(_WINDOW))
-        found = self._flat[2 * (firsts[:, None] + _WINDOW)]
-        hits = found == keys[:, None]
-        is_hit = hits.any(1)
-        places = np.where(is_hit, 2 * (firsts + hits.argmax(1)) + 1, -1)
-        is_open = ~is_hit & ((found != 0).all(1) | (homes > self.segment_rows - len(_WINDOW)))
-        for at in np.flatnonzero(is_open).tolist():
-            places[at] = -1 if (place := self.find(int(keys[at]))) is None else place
+        places, at = np.full(len(keys), -1, np.int64), 2 * self._homes(keys)
+        left, wanted = np.arange(len(keys)), keys
+        while len(left) > _FEW:
+            found = self._flat[at]
+            is_here = found == wanted
+            places[left[is_here]] = at[is_here] + 1
+            is_open = ~is_here & (found != 0)
+            left, wanted, at = left[is_open], wanted[is_open], self._next(at[is_open])
+        for one in left.tolist():
+            places[one] = -1 if (place := self.find(int(keys[one]))) is None else place
         return places
 
     def put_many(self, keys: Keys, values: Values, stamps: Keys) -> None:
@@ -215,21 +209,29 @@ class KeyTable:
             assert len(np.unique(keys)) == len(keys), "a key is there twice"
         assert not self._rows[len(self._used) * self.segment_rows :].any(), "a row beyond the last segment is used"
 
-    def _segments(self, keys: Keys) -> Values:
-        segments = keys & np.uint64(self._low)
-        if self._split:
-            segments = np.where(segments < self._split, keys & np.uint64(self._low_split), segments)
-        return segments.astype(np.int64)
-
     def _homes(self, keys: Keys) -> Values:
-        return ((keys >> np.uint64(40)) * np.uint64(self.segment_rows) >> np.uint64(24)).astype(np.int64)
+        """The rows where `keys` would be if each were alone."""
+        rows = keys % np.uint64(self._rows_split_from)
+        if self._split_rows:
+            rows = np.where(rows < self._split_rows, keys % np.uint64(self._rows_split_to), rows)
+        return rows.astype(np.int64)
+
+    def _next(self, at: Values) -> Values:
+        """The places of the next rows in the same segments."""
+        after, whole = at + 2, 2 * self.segment_rows
+        return np.where(after % whole == 0, after - whole, after)
+
+    def _segments(self, keys: Keys) -> Values:
+        return self._homes(keys) // self.segment_rows
 
     def _plan(self, split: int) -> None:
         """`split` segments of this generation are split: how keys find theirs, and how many rows call for another."""
         generation = len(self._used) - split
         if split == generation:
             generation, split = 2 * generation, 0
-        self._split, self._low, self._low_split = split, generation - 1, 2 * generation - 1
+        self._split, self._split_rows = split, split * self.segment_rows
+        self._rows_split_from = generation * self.segment_rows
+        self._rows_split_to = 2 * self._rows_split_from
         share = _SPLIT_FROM + (_SPLIT_TO - _SPLIT_FROM) * split / generation
         self._split_at = math.inf if generation == self._most_segments else share * self.segment_rows * generation
 
@@ -269,7 +271,8 @@ class KeyTable:
 
     def _fill(self, segment: int, rows: Keys) -> None:
         """Write `rows` into `segment`, which has none of them, as if one came after another in the order of homes."""
-        start, steps, homes = segment * self.segment_rows, np.arange(len(rows)), self._homes(rows[:, 0])
+        start, steps = segment * self.segment_rows, np.arange(len(rows))
+        homes = self._homes(rows[:, 0]) - start
         order = np.argsort(homes, kind="stable")
         places = steps + np.maximum.accumulate(homes[order] - steps)
         inside = places < self.segment_rows

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -266,6 +267,45 @@ async def test_evicted_and_cleared_blocks_are_told_in_order(tmp_path: Path) -> N
     async with a_shard(Forgetful()) as server, a_backend(server, listener=notebook):
         await eventually(lambda: len(notebook.heard) == 4)
     assert notebook.heard == [("clear", "b", ()), ("store", "b", (1, 2)), ("evict", "b", (2,)), ("clear", "b", ())]
+
+
+async def test_a_large_snapshot_is_heard_in_pieces_in_order_while_the_loop_turns() -> None:
+    class Large(ScriptedEngine):
+        def snapshot(self) -> tuple[CacheEvent, ...]:
+            stored = (CacheEvent(CacheChange.STORED, tuple(range(start, start + 300))) for start in range(0, 9000, 300))
+            return (
+                *stored,
+                CacheEvent(CacheChange.STORED, tuple(range(9000, 20_500))),
+                CacheEvent(CacheChange.EVICTED, tuple(range(20_000, 20_500))),
+            )
+
+    class Rounds(Notebook):
+        """Writes down how many keys it heard in each round of the loop."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.round, self.keys = 0, Counter[int]()
+
+        def store(self, backend: str, keys: Sequence[int], tier: str = "device") -> None:
+            super().store(backend, keys, tier)
+            self.keys[self.round] += len(keys)
+
+        async def turn(self) -> None:
+            while True:
+                self.round += 1
+                await asyncio.sleep(0)
+
+    notebook = Rounds()
+    async with a_shard(Large()) as server:
+        turning = asyncio.create_task(notebook.turn())
+        async with a_backend(server, listener=notebook):
+            await eventually(lambda: notebook.heard[-1:] and notebook.heard[-1][0] == "evict")
+        turning.cancel()
+    stored = [key for what, _, keys in notebook.heard[1:-1] for key in keys if what == "store"]
+    assert stored == list(range(20_500))
+    assert notebook.heard[-1] == ("evict", "b", tuple(range(20_000, 20_500)))
+    assert max(notebook.keys.values()) <= 1000
+    assert len(notebook.heard) < 60
 
 
 async def test_a_shard_says_what_it_is_and_how_busy(tmp_path: Path) -> None:

@@ -126,6 +126,9 @@ def test_trust_is_told_with_each_match_until_the_backend_starts_again() -> None:
         "a": (0.5, 1.0),
         "b": (1.0, 2.0),
     }
+    index.trust("b", 0.5)
+    index.trust("b", 1.0)
+    assert index.longest([1, 2])["b"].p_hit == 1.0
     index.clear("a")
     index.store("a", [1])
     assert index.longest([1])["a"].p_hit == 1.0

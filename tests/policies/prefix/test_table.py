@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from policies.prefix.table import MOST_VALUE, VALUE_BITS, KeyTable, as_keys
+from policies.prefix.table import MOST_VALUE, ROW_BYTES, VALUE_BITS, KeyTable, as_keys
 
 
 def some_keys(count: int, seed: int = 0) -> list[int]:
@@ -78,7 +78,8 @@ def test_rows_whose_value_has_become_nothing_go_when_their_segment_is_moved() ->
 
 def test_keys_that_crowd_one_place_are_found_and_cost_only_their_own_segment() -> None:
     table = KeyTable(2**20)
-    crowd = [0xFFFFFF << 40 | number << 8 for number in range(1, 1500)]
+    # the last row of a segment, however many there are
+    crowd = [number * 2**20 // ROW_BYTES + table.segment_rows - 1 for number in range(1, 1500)]
     table.put_many(as_keys(crowd[:500]), np.ones(500, np.int64), np.ones(500, np.uint64))
     put(table, crowd[500:], 1, 2)
     table.check()
