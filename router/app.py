@@ -328,12 +328,14 @@ def _quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedS
 
 def _replicas(url: str, gateway: Gateway) -> Replicas:
     from router.replicas.replicas import Replicas
+    from router.replicas.shelf import RedisShelf
     from router.replicas.stream import RedisStream
 
     # not of the router's rng: two routers with one seed would take each other for themselves
     by, telemetry = uuid.uuid4().hex, gateway.telemetry
     return Replicas(
         RedisStream(url, by),
+        RedisShelf(url),
         by,
         beliefs=gateway.beliefs,
         cluster=gateway.cluster,
