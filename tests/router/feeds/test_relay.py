@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -26,10 +27,11 @@ async def relay(request: pytest.FixtureRequest) -> AsyncIterator[Relay]:
     if request.param == "memory":
         yield MemoryRelay(asyncio.get_running_loop().time)
         return
-    redis = Redis.from_url(request.getfixturevalue("server").url)
-    await redis.flushall()
-    yield RedisRelay(redis)
-    await redis.aclose()
+    server: RedisServer = request.getfixturevalue("server")
+    server.clean()
+    relay = RedisRelay.at(server.url)
+    yield relay
+    await relay.close()
 
 
 async def heard(relay: Relay, count: int, *, after: str | None = None) -> list[Relayed]:
