@@ -82,7 +82,7 @@ class Replicas:
         self._news: deque[tuple[float, News]] = deque()
         self._told_traffic: dict[str, Traffic] = {}
         self._told_at = self._heard_all_at = -1e9
-        self._after, self._is_known, self._offset_ms = START, False, 0.0
+        self._after, self._is_known = START, False
         self._is_current = self._is_whole = False
         self._listens_since = clock()
         self._covered: Mapping[str, str] = {}
@@ -168,10 +168,9 @@ class Replicas:
                 await asyncio.sleep(self._options.every_s if self._is_known else self._backoff())
 
     async def _find(self) -> None:
-        """Learn the server's time and whether the stream still has all that follows what was heard; if not, and at
-        first, take over the snapshot."""
+        """Learn whether the stream still has all that follows what was heard; if not, and at first, take over the
+        snapshot."""
         there = await self._calls.run(self._stream.state())
-        self._offset_ms = there.now_ms - self._clock() * 1000
         if is_after(self._after, there.newest):
             # Redis lost it: what comes now may have smaller numbers
             self._after = START
@@ -232,16 +231,16 @@ class Replicas:
             if told.by != self._by:
                 # one entry is a few hundred microseconds of work: requests go in between
                 await asyncio.sleep(0)
-                self._hear_one(told, now)
+                # two clocks drift apart, so that both times are the server's
+                self._hear_one(told, now - max(0, found.now_ms - told.at_ms) / 1000)
         self._cluster.hear_elsewhere(self._peers.together(now))
 
-    def _hear_one(self, told: Told, now: float) -> None:
+    def _hear_one(self, told: Told, written_at: float) -> None:
         try:
             batch = decode(told.payload)
         except ValueError:  # of a router that speaks otherwise, or of somebody else
             self._on_event("replicas_unreadable")
             return
-        written_at = min(now, (told.at_ms - self._offset_ms) / 1000)
         self._peers.hear(told.by, batch.traffic, written_at)
         for age_ms, news in batch.news:
             if self._is_awaited(news.backend) and not self._is_covered(news, told.number):

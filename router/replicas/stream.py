@@ -29,12 +29,11 @@ class Told(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What the stream has at `now_ms` on the server's clock: its `oldest` and `newest` entries, START if there is none.
+    """What the stream has: numbers of its `oldest` and `newest` entry, START if there is none.
 
     `is_cut`: older ones had to go.
     """
 
-    now_ms: int
     oldest: str = START
     newest: str = START
     is_cut: bool = False
@@ -45,9 +44,11 @@ class Standing(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """What was read, oldest first, and why what was to be written may not have been; None: it was."""
+    """What was read, oldest first, at `now_ms` on the server's clock, and why what was to be written may not have been;
+    None: it was."""
 
     told: Sequence[Told]
+    now_ms: int
     unwritten: StoreFailed | None = None
 
 
@@ -79,15 +80,14 @@ class RedisStream:
     async def state(self) -> Standing:
         """See Stream."""
         async with self._line.pipe() as pipe:
-            pipe.time()
             pipe.xrange(self._key, count=1)
             pipe.xrevrange(self._key, count=1)
             pipe.xlen(self._key)
-            (seconds, micros), *ends, length = await pipe.execute()
+            *ends, length = await pipe.execute()
             oldest, newest = (end[0][0].decode() if end else START for end in ends)
             _place(oldest), _place(newest)
             # it is cut to so many or a few more, never to fewer
-            return Standing(seconds * 1000 + micros // 1000, oldest, newest, length >= self._most)
+            return Standing(oldest, newest, length >= self._most)
 
     async def exchange(self, payloads: Sequence[bytes], after: str) -> Exchanged:
         """See Stream. One round trip."""
@@ -97,11 +97,14 @@ class RedisStream:
                 pipe.xadd(self._key, entry, maxlen=self._most, approximate=True)
             pipe.expire(self._key, KEPT_S)
             pipe.xread({self._key: after}, count=AT_ONCE)
-            *written, _, read = await pipe.execute(raise_on_error=False)
-            if isinstance(read, Exception):
-                raise read
+            pipe.time()
+            *written, _, read, time = await pipe.execute(raise_on_error=False)
+            for failed in (read, time):
+                if isinstance(failed, Exception):
+                    raise failed
+            seconds, micros = time
             told = [_entry(number.decode(), fields) for _, entries in read or () for number, fields in entries]
-            return Exchanged(told, _unwritten(written))
+            return Exchanged(told, seconds * 1000 + micros // 1000, _unwritten(written))
 
     async def close(self) -> None:
         """See Stream."""
