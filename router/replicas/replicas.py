@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,12 +14,15 @@ from router.cluster import Cluster
 from router.flights import Traffic
 from router.replicas.news import Learnt, News, batches, decode, encode
 from router.replicas.peers import Peers
-from router.replicas.scribe import Scribe
+from router.replicas.scribe import Scribe, Taken
 from router.replicas.shelf import Shelf
-from router.replicas.stream import AT_ONCE, START, Exchanged, Standing, Stream, Told, is_after
+from router.replicas.stream import AT_ONCE, START, Exchanged, Standing, Stream, Told, earlier, is_after
 from router.store.base import Fault, StoreFailed
 from router.store.calls import Calls
 from router.supervise import supervise
+
+_JUST_SENT_S = 10.0
+"""Older prompts are no longer believed where they were sent, unless their answers taught it."""
 
 _LEAST_TRUST = 0.5
 """What was learnt is never believed less for others being out of hearing: what this router sent itself stays true."""
@@ -85,7 +88,7 @@ class Replicas:
         self._after, self._is_known = START, False
         self._is_current = self._is_whole = False
         self._listens_since = clock()
-        self._covered: Mapping[str, str] = {}
+        self._taken = Taken(START, {})
         self._awaited: set[str] = set()
         self._backoff_s = options.first_backoff_s
         self._task: asyncio.Task[None] | None = None
@@ -189,7 +192,9 @@ class Replicas:
     async def _take_over(self, there: Standing) -> None:
         taken = await self._scribe.read(there.lacks)
         if taken is not None:
-            self._after, self._covered, self._is_whole = taken.position, taken.covered, True
+            self._taken, self._is_whole = taken, True
+            # what was just sent is not in it
+            self._after = earlier(taken.position, _JUST_SENT_S)
             self._awaited = {name for name in taken.covered if name not in self._cluster}
             self._listens_since = self._clock()
 
@@ -248,9 +253,8 @@ class Replicas:
 
     def _is_covered(self, news: News, number: str) -> bool:
         """Did the snapshot have it already?"""
-        if not isinstance(news, Learnt) or news.backend not in self._covered:
-            return False
-        return not is_after(number, self._covered[news.backend])
+        taken = self._taken
+        return isinstance(news, Learnt) and not is_after(number, taken.covered.get(news.backend, taken.position))
 
     def _caught_up(self) -> None:
         if not self._is_current:

@@ -116,6 +116,11 @@ def is_after(number: str, other: str) -> bool:
     return _place(number) > _place(other)
 
 
+def earlier(number: str, by_s: float) -> str:
+    """The place in the stream that was `by_s` before the entry `number`: numbers begin with the server's time."""
+    return f"{max(0, _place(number)[0] - round(by_s * 1000))}-0"
+
+
 def _place(number: str) -> tuple[int, ...]:
     return tuple(int(part) for part in number.split("-"))
 
