@@ -19,8 +19,9 @@ from tests.shards.attached import eventually
 
 SNAPSHOT = f"{KEY}:snapshot"
 MOST = 20
-WRITING = replace(QUICK, snapshot_every_s=0.02, every_s=0.002)
-QUIET = replace(QUICK, snapshot_every_s=1e9, every_s=0.002)
+# nothing here is slow but the machine
+WRITING = replace(QUICK, snapshot_every_s=0.02, every_s=0.002, deadline_s=2.0, patience_s=1.0)
+QUIET = replace(WRITING, snapshot_every_s=1e9)
 
 
 @pytest.fixture(scope="module")
