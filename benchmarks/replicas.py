@@ -1,12 +1,18 @@
 """What 1, 2, 4 and 8 routers that share a Redis hit in the caches of eight simulated shards, against one router alone.
 
-    python benchmarks/replicas.py [--routers 1 2 4 8] [--kinds learnt exact] [--ways shared stopped unshared]
+    python benchmarks/replicas.py [--routers 1 2 4 8] [--kinds learnt exact] [--ways shared stopped unshared] [--pace 1]
 
 Routers are whole gateways in one process on a real Redis (the one of the tests); each turn of a conversation goes to
-any of them, as a load balancer would deal it. Time is real but faster: shards, think times and the routers' clock run
-at `--pace`, so that 150 s take 15; the 15 ms between two exchanges with Redis are then 150 ms, which is harder than
-life. `stopped`: Redis is killed for 60 of these seconds in the middle and comes back empty. `unshared` has no Redis.
-Shards report no load and, where they are `learnt`, no cache: only how much of an answered prompt was cached.
+any of them, as a load balancer would deal it. Time is real; with a `--pace` of 10 it is ten times as fast for shards,
+think times and the routers' clock, so that 150 s take 15, and the 15 ms between two exchanges with Redis are 150 ms,
+which is harder than life. `stopped`: Redis is killed for 60 of these seconds in the middle and comes back empty.
+`unshared` has no Redis. Shards report no load and, where they are `learnt`, no cache: only how much of an answered
+prompt was cached.
+
+Time in which the process got no processor does not pass (`steady_loop.py`); `stalled` says how much that was. A router
+measures how long answers take, and what a machine's stalls add to that, times the pace, makes it spread prompts over
+shards: with `--count-stalls` hit rates depend on what else the machine does. `news late`: when the others heard what
+one router told, median and 99th percentile, in seconds of the shards.
 """
 
 from __future__ import annotations
@@ -26,9 +32,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.simulated_shards import Cache, SimulatedCaller, SimulatedShard, a_config
+from benchmarks.steady_loop import run_steadily
 from router.app import build
 from router.gateway import Gateway
 from router.pipeline import serve
+from router.replicas.news import News
 from shards.kv.keys import BLOCK_TOKENS
 from tests.router.store.parts import RedisServer, a_redis
 
@@ -47,12 +55,15 @@ class Turn(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What came of one run. `outage_rate` is the hit rate of what was asked while Redis was away."""
+    """What came of one run. `outage_rate` is the hit rate of what was asked while Redis was away, `late_s` how late
+    news were, `took_s` how long it ran, of which the process computed for `cpu_s`."""
 
     rate: float
     outage_rate: float
     failed: int
-    requests: int
+    late_s: Sequence[float]
+    took_s: float
+    cpu_s: float
 
 
 def conversations(seconds: float) -> list[Turn]:
@@ -83,10 +94,13 @@ async def run(
     async with AsyncExitStack() as stack:
         config = a_config(None if server is None else server.url, routers)
         gateways = [await _started(stack, caches, kind, config, number, pace) for number in range(routers)]
-        began, marks = time.monotonic(), list[tuple[int, int]]()
+        loop, late_s = asyncio.get_running_loop(), list[float]()
+        for gateway in gateways:
+            _measure(gateway, late_s)
+        began, marks, real, cpu = loop.time(), list[tuple[int, int]](), time.monotonic(), time.process_time()
 
         async def ask(number: int, turn: Turn) -> None:
-            await asyncio.sleep(turn.at_s / pace - (time.monotonic() - began))
+            await asyncio.sleep(turn.at_s / pace - (loop.time() - began))
             await serve(SimulatedCaller(str(number), turn.tokens, NEW_TOKENS), dealer.choice(gateways))
 
         async def mark(at_s: float, act: str) -> None:
@@ -98,21 +112,34 @@ async def run(
         acts = (mark(outage[0], "stop"), mark(outage[1], "start"))
         done = await asyncio.gather(*(ask(*one) for one in enumerate(turns)), *acts, return_exceptions=True)
         hits, asked = _counts(caches)
+        took_s, cpu_s = time.monotonic() - real, time.process_time() - cpu
     for failure in [one for one in done if one is not None][:3]:
         print("  failed:", repr(failure))
     (hits_then, asked_then), (hits_later, asked_later) = marks
     during = (hits_later - hits_then) / max(1, asked_later - asked_then)
-    return Run(hits / asked, during, sum(one is not None for one in done), len(turns))
+    return Run(hits / asked, during, sum(one is not None for one in done), late_s, took_s, cpu_s)
+
+
+def _measure(gateway: Gateway, late_s: list[float]) -> None:
+    """Note how late `gateway` hears what others tell."""
+    hear = gateway.beliefs.hear
+
+    def timed(news: News, at: float) -> None:
+        late_s.append(gateway.clock() - at)
+        hear(news, at)
+
+    gateway.beliefs.hear = timed  # type: ignore[method-assign]
 
 
 async def _started(
     stack: AsyncExitStack, caches: Sequence[Cache], kind: str, config: object, number: int, pace: float
 ) -> Gateway:
+    loop = asyncio.get_running_loop()
     shards = [SimulatedShard(cache, tells=kind == "exact") for cache in caches]
     gateway = build(
         config,  # type: ignore[arg-type]
         backends=lambda _: shards,
-        clock=lambda: time.monotonic() * pace,
+        clock=lambda: loop.time() * pace,
         rng=random.Random(number),
     )
     if kind == "exact":
@@ -145,7 +172,8 @@ def main() -> None:
     options.add_argument("--kinds", nargs="+", default=["learnt", "exact"])
     options.add_argument("--ways", nargs="+", default=["shared", "stopped", "unshared"])
     options.add_argument("--seconds", type=float, default=150.0)
-    options.add_argument("--pace", type=float, default=10.0)
+    options.add_argument("--pace", type=float, default=1.0)
+    options.add_argument("--count-stalls", action="store_true")
     chosen = options.parse_args()
     turns = conversations(chosen.seconds)
     print(f"{len(turns)} turns of conversations in {chosen.seconds:.0f} s, at {chosen.pace:g} times the speed")
@@ -154,11 +182,15 @@ def main() -> None:
         for kind, way, count in cases(chosen.kinds, chosen.ways, chosen.routers):
             server.clean()
             redis = None if way == "unshared" else server
-            found = asyncio.run(run(turns, count, kind, pace=chosen.pace, server=redis, stop=way == "stopped"))
+            work = run(turns, count, kind, pace=chosen.pace, server=redis, stop=way == "stopped")
+            found, stalled_s = run_steadily(work, counts_stalls=chosen.count_stalls)
             one = base.setdefault(kind, found)
             words = f"hit rate {found.rate:6.1%}  {found.rate / one.rate:5.3f} of one router's"
             during = f"in the middle {found.outage_rate:6.1%}  {found.outage_rate / one.outage_rate:5.3f}"
-            print(f"{kind:6}  {way:8}  {count} routers  {words}   {during}   {found.failed} failed", flush=True)
+            late = "{:.3f} {:.3f} s".format(*np.quantile(found.late_s or [0.0], (0.5, 0.99)))
+            machine = f"stalled {stalled_s / found.took_s:4.0%}  computed {found.cpu_s / found.took_s:4.0%}"
+            print(f"{kind:6}  {way:8}  {count} routers  {words}   {during}   {found.failed} failed   ", end="")
+            print(f"news late {late}   {machine}", flush=True)
 
 
 if __name__ == "__main__":

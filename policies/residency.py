@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from policies.cached_hints import Hint
 from policies.capacity import CapacityModel
 from policies.prefix.match import Match, faded
-from policies.prefix.table import MOST_STAMP, VALUE_BITS, KeyTable, as_keys
+from policies.prefix.table import MOST_STAMP, VALUE_BITS, Keys, KeyTable, as_keys
 
 _SAMPLES = 8
 """Depths of a prompt at which its chances are looked at."""
@@ -58,6 +58,30 @@ class Guess:
     distances: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What `backend` was sent, or a part of it, for another router to take over.
+
+    `keys` are blocks, each with its age: how many blocks were computed there since it was used. `capacity_blocks` is
+    what the backend is believed to keep, and nothing was sent there for `idle_s`.
+    """
+
+    backend: str
+    keys: Keys
+    ages: Keys
+    capacity_blocks: float
+    idle_s: float
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def parts(self, most_keys: int) -> Iterator[Picture]:
+        """It in pieces of at most `most_keys` keys each; at least one, for what it says of the capacity."""
+        for start in range(0, max(1, len(self)), most_keys):
+            part = slice(start, start + most_keys)
+            yield replace(self, keys=self.keys[part], ages=self.ages[part])
+
+
 @dataclass(slots=True)
 class _Cache:
     """What one backend was sent. `clock` counts the blocks that it computed."""
@@ -103,6 +127,28 @@ class _Cache:
         else:
             stamps = (self.clock - np.arange(len(keys))).astype(np.uint64)
             self.table.put_many(as_keys(keys), np.ones(len(keys), np.int64), stamps)
+
+    def picture(self, backend: str, most_keys: int, now: float) -> Picture:
+        """The `most_keys` newest blocks."""
+        keys, _, stamps = self.table.used()
+        ages = np.uint64(self.clock) - np.minimum(stamps, np.uint64(self.clock))
+        if len(keys) > most_keys:
+            newest = np.argpartition(ages, most_keys - 1)[:most_keys] if most_keys else np.arange(0)
+            keys, ages = keys[newest], ages[newest]
+        return Picture(backend, keys, ages, self.capacity.blocks, max(0.0, now - self.sent_at))
+
+    def take_over(self, picture: Picture, now: float) -> None:
+        """Blocks are as new here as they are there, or as they were here if that is newer."""
+        keys, first = np.unique(np.maximum(picture.keys, np.uint64(1)), return_index=True)
+        ages = picture.ages[first]
+        kept = ages < _CLOCK_FROM
+        keys, stamps = keys[kept], np.uint64(self.clock) - ages[kept]
+        places = self.table.find_many(keys)
+        known = places >= 0
+        stamps[known] = np.maximum(stamps[known], self.table.stamps_at(places[known]))
+        self.table.put_many(keys, np.ones(len(keys), np.int64), stamps)
+        self.capacity = CapacityModel(picture.capacity_blocks)
+        self.sent_at = max(self.sent_at, now - picture.idle_s)
 
 
 class Residency:
@@ -174,6 +220,22 @@ class Residency:
         """The cache of `backend` is empty; its capacity is what it was."""
         if cache := self._caches.get(backend):
             self._caches[backend] = _Cache(self._new_cache().table, cache.capacity)
+
+    def backends(self) -> tuple[str, ...]:
+        """Those of which anything was learnt, the one with the fewest blocks first."""
+        return tuple(sorted(self._caches, key=lambda name: len(self._caches[name].table)))
+
+    def picture(self, backend: str, most_keys: int, now: float) -> Picture | None:
+        """What `backend` was sent: at most so many blocks, the newest; a copy. None if nothing was."""
+        cache = self._caches.get(backend)
+        return None if cache is None else cache.picture(backend, most_keys, now)
+
+    def take_over(self, picture: Picture, now: float) -> None:
+        """Believe what another router believed of a backend when it made `picture`, beside what is known here."""
+        cache = self._caches.get(picture.backend)
+        if cache is None:
+            cache = self._caches[picture.backend] = self._new_cache()
+        cache.take_over(picture, now)
 
     def forget(self, backend: str) -> None:
         """`backend` is no longer there."""

@@ -29,6 +29,7 @@ from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.feeds.feeds import Feeds
 from router.feeds.folding import FoldingSink
+from router.feeds.relay import Relay
 from router.gateway import Gateway
 from router.inbound.admin import admin_app
 from router.inbound.announcements import announcements
@@ -116,9 +117,13 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     )
     made = parts["backends"](beliefs.index) if "backends" in parts else tuple(named_backends(config, surroundings))
 
+    def model_at(name: str) -> str | None:
+        return _model_of(gateway.config, cluster.backend(name))
+
     def forget(name: str) -> None:
+        sources = gateway.feeds.leave(name)
         beliefs.forget(name)
-        telemetry.forget(name)
+        telemetry.forget(name, sources)
 
     cluster = Cluster(
         made,
@@ -130,6 +135,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         on_in_flight=telemetry.in_flight,
         on_predicted=telemetry.predicted,
         on_learnt=telemetry.learnt,
+        on_reached=lambda backend: gateway.feeds.join(backend.name, backend.pool, backend.address),
         on_gone=forget,
     )
     gateway = Gateway(
@@ -154,6 +160,14 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
             rng=rng,
             telemetry=telemetry,
         ),
+        feeds=Feeds(
+            config.pools.values(),
+            FoldingSink(beliefs, model_at),
+            relay=_relay(config.store.redis),
+            clock=clock,
+            rng=rng,
+            on_failure=lambda _: telemetry.event("task_failed"),
+        ),
     )
     telemetry.listen(gateway.board)
     cluster.heed(lambda _: gateway.dispatcher.changed())
@@ -173,13 +187,6 @@ class Router:
         self.gateway = build(config, **parts)
         self.reloader = Reloader(self.gateway, parts["file"]) if "file" in parts else None
         self._shadow = Reloader(self.gateway, parts["shadow"], take=as_shadow) if "shadow" in parts else None
-        self._feeds = Feeds(
-            config.pools.values(),
-            FoldingSink(self.gateway.beliefs, self._model_at),
-            clock=self.gateway.clock,
-            rng=self.gateway.rng,
-            on_failure=lambda _: self.gateway.telemetry.event("task_failed"),
-        )
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
@@ -232,8 +239,9 @@ class Router:
             stack.push_async_callback(self.gateway.tokenizers.close)
             stack.push_async_callback(self.gateway.admission.store.close)
             await self.gateway.admission.store.start()
+            # backends join the feeds as soon as the cluster has reached them
+            await stack.enter_async_context(self.gateway.feeds)
             await stack.enter_async_context(self.gateway.cluster)
-            await stack.enter_async_context(self._feeds)
             if self.gateway.replicas is not None:
                 stack.push_async_callback(self.gateway.replicas.close)
                 await self.gateway.replicas.start()
@@ -269,17 +277,9 @@ class Router:
                     await gateway.tokenizers.model(model.name, model.assets)
             await gateway.cluster.health_changed()
 
-    def _model_at(self, name: str) -> str | None:
-        """What backend `name` calls its model; None if it has several, or was never reached."""
-        backend = self.gateway.cluster.backend(name)
-        pool, description = self.gateway.config.pools[backend.pool], backend.describe()
-        served = description.models if description else frozenset()
-        names = set(pool.models.values()) or ({pool.model} if pool.model else served)
-        return next(iter(names)) if len(names) == 1 else None
-
     async def _weigh_feeds(self) -> None:
         """Let the index know how far each feed may be trusted, and operators see it."""
-        for health in self._feeds.health():
+        for health in self.gateway.feeds.health():
             backend, _, rank = health.source.partition("/")
             self.gateway.beliefs.trust(backend, int(rank or 0), health.confidence)
             self.gateway.telemetry.feed(health)
@@ -337,14 +337,32 @@ def _quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedS
     return GuardedStore(RedisStore(shared.redis), clock=time.time, options=options, on_event=telemetry.event)
 
 
+def _relay(url: str | None) -> Relay | None:
+    if url is None:
+        return None
+    from router.feeds.relay_redis import RedisRelay
+
+    return RedisRelay.at(url)
+
+
+def _model_of(config: Config, backend: Backend) -> str | None:
+    """What `backend` calls its model; None if it has several, or was never reached."""
+    pool, description = config.pools[backend.pool], backend.describe()
+    served = description.models if description else frozenset()
+    names = set(pool.models.values()) or ({pool.model} if pool.model else served)
+    return next(iter(names)) if len(names) == 1 else None
+
+
 def _replicas(url: str, gateway: Gateway) -> Replicas:
     from router.replicas.replicas import Replicas
+    from router.replicas.shelf import RedisShelf
     from router.replicas.stream import RedisStream
 
     # not of the router's rng: two routers with one seed would take each other for themselves
     by, telemetry = uuid.uuid4().hex, gateway.telemetry
     return Replicas(
         RedisStream(url, by),
+        RedisShelf(url),
         by,
         beliefs=gateway.beliefs,
         cluster=gateway.cluster,

@@ -10,7 +10,7 @@ from policies.cached_hints import Hint, from_ttft, from_usage
 from policies.nouns import BackendView
 from policies.prefix.index import PrefixIndex
 from policies.prefix.match import Match, best
-from policies.residency import Guess, Residency
+from policies.residency import Guess, Picture, Residency
 from policies.speculation import Speculation
 from router.flights import Flight
 from router.replicas.news import MOST_KEYS, Learnt, Lost, News, Sent
@@ -93,6 +93,25 @@ class Beliefs:
                 self._hear_learnt(news, at)
             case Lost():
                 self._speculation.forget(news.backend)
+
+    def learnt_of(self) -> tuple[str, ...]:
+        """Backends of which something was learnt, since their events do not tell; those of few blocks first."""
+        return tuple(name for name in self._residency.backends() if not self._is_told(name))
+
+    def picture(self, backend: str, most_keys: int) -> Picture | None:
+        """What was learnt of `backend`: a copy, for routers that were not there."""
+        return self._residency.picture(backend, most_keys, self._clock())
+
+    def counts_cached(self, backend: str) -> bool:
+        """Has `backend` told of cached tokens before, so that its zeros can be believed?"""
+        return backend in self._exact
+
+    def take_over(self, picture: Picture, *, counts: bool) -> None:
+        """Believe what another router had learnt, and that the backend counts cached tokens, if it `counts`."""
+        if not self._is_told(picture.backend):
+            self._residency.take_over(picture, self._clock())
+            if counts:
+                self._exact.add(picture.backend)
 
     def doubt(self, trust: float) -> None:
         """What was learnt is to be believed so much, in (0, 1]: less while nobody hears what other routers send."""

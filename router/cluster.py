@@ -55,8 +55,8 @@ class Cluster:
 
     `rules` say when a backend is ill; `pool_rules` have others for some pools. Called by backend: `on_health` with a
     change of health, `on_in_flight` with a count of requests, `on_predicted` with the seconds to a first token as
-    predicted and as seen, `on_learnt` with what is known of its latency and its adaptive limit, if it needs one, and
-    `on_gone` when it was removed.
+    predicted and as seen, `on_learnt` with what is known of its latency and its adaptive limit, if it needs one,
+    `on_reached` when it first said what it serves, and `on_gone` when it was removed.
     """
 
     def __init__(
@@ -71,12 +71,13 @@ class Cluster:
         on_in_flight: Callable[[str, int], None] = lambda *_: None,
         on_predicted: Callable[[str, float, float], None] = lambda *_: None,
         on_learnt: Callable[[str, Latency, int | None], None] = lambda *_: None,
+        on_reached: Callable[[Backend], None] = lambda _: None,
         on_gone: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock, self._rng = clock, rng or random.Random()
         self._rules, self._pool_rules = rules, pool_rules
         self._on_health, self._on_in_flight, self._on_learnt = on_health, on_in_flight, on_learnt
-        self._on_predicted, self._on_gone = on_predicted, on_gone
+        self._on_predicted, self._on_reached, self._on_gone = on_predicted, on_reached, on_gone
         self._members = {backend.name: self._member(backend, is_cold=False) for backend in backends}
         assert len(self._members) == len(backends), "two backends have one name"
         self._flying: dict[Flight, Member] = {}
@@ -324,10 +325,12 @@ class Cluster:
         self._probes[name] = asyncio.create_task(work, name=f"probe of {name}")
 
     async def _keep_probing(self, member: Member) -> None:
-        rules = member.health.rules
+        rules, reached = member.health.rules, False
         while True:
             await self.probe(member.backend.name)
-            reached = member.backend.describe() is not None
+            if not reached and member.backend.describe() is not None:
+                reached = True
+                self._on_reached(member.backend)
             await asyncio.sleep(rules.probe_every_s if reached else rules.first_probe_every_s)
 
     def _tell(self, member: Member) -> None:

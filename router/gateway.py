@@ -17,6 +17,7 @@ from router.cluster import Cluster, ServedModel
 from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
+from router.feeds.feeds import Feeds
 from router.pools import Finding
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
@@ -47,6 +48,7 @@ class Gateway:
     clock: Callable[[], float]
     rng: random.Random
     finding: Finding
+    feeds: Feeds
     shadow: Config | None = None
     replicas: Replicas | None = None
 

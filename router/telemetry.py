@@ -302,9 +302,11 @@ class Telemetry:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def forget(self, backend: str) -> None:
-        """`backend` is no part of the cluster any more: nothing is told of it."""
+    def forget(self, backend: str, sources: Sequence[str] = ()) -> None:
+        """`backend` is no part of the cluster any more: nothing is told of it, nor of its `sources` of cache events."""
         self.metrics.forget("backend", backend)
+        for source in sources:
+            self.metrics.forget("source", source)
 
     def _count(self, account: Account, failure: BaseException | None) -> None:
         now, who, usage = self._clock(), (account.tenant, account.service_class), account.usage

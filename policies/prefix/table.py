@@ -181,6 +181,16 @@ class KeyTable:
             some = missing[start : start + batch]
             self.write(self.claim_many(keys[some]), values[some], stamps[some])
 
+    def used(self) -> tuple[Keys, Values, Keys]:
+        """Every key with its value and stamp, in no order; a copy."""
+        rows = self._rows[: len(self._used) * self.segment_rows]
+        rows = rows[rows[:, 0] != 0]
+        return rows[:, 0].copy(), (rows[:, 1] & _VALUE).astype(np.int64), rows[:, 1] >> _STAMP_SHIFT
+
+    def stamps_at(self, places: Values) -> Keys:
+        """The stamps in the cells at `places`."""
+        return self._flat[places] >> _STAMP_SHIFT
+
     def values_at(self, places: Values) -> Values:
         """The values in the cells at `places`."""
         return (self._flat[places] & _VALUE).astype(np.int64)

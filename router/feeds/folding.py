@@ -51,6 +51,11 @@ class FoldingSink:
             case Stored():
                 self._store(source, cache, event)
 
+    def forget(self, backend: str) -> None:
+        """See EventSink. What the index knows of it is for its owner to forget."""
+        for source in [one for one in self._caches if one.backend == backend]:
+            del self._caches[source]
+
     def _store(self, source: Source, cache: _Cache, event: Stored) -> None:
         model = self._model_of(source.backend)
         begins = event.parent is None and bool(event.token_ids)

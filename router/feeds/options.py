@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from policies.config import Option, PoolSpec
@@ -69,6 +69,19 @@ def feed_specs(pool: PoolSpec, backends: tuple[str, ...]) -> tuple[FeedSpec, ...
         for backend, at, again in zip(backends, events, replay, strict=True)
         for rank in range(ranks)
     )
+
+
+def found_specs(pool: PoolSpec, backend: str, address: str) -> tuple[FeedSpec, ...]:
+    """The feeds of a `backend` that was found at `address` while the router runs; none if `pool` names no events.
+
+    Of such a backend nothing is known but its host, so that is what `*` must stand for. Raises ConfigError.
+    """
+    for name in ("events", "replay"):
+        value = pool.options.get(name, "://*")
+        if not (isinstance(value, str) and "://*" in value):
+            hint = "write * for the host, such as tcp://*:5557, or name the backends in at"
+            raise ConfigError(f"{pool.name} finds backends while the router runs: {name} must fit all", hint=hint)
+    return feed_specs(replace(pool, at=(address,)), (backend,))
 
 
 def _engine(pool: PoolSpec) -> str:

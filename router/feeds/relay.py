@@ -46,6 +46,10 @@ class Relay(Protocol):
         """What was published behind position `after` and is still kept, then what will be, without end."""
         ...
 
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
 
 @dataclass(slots=True)
 class _Channel:
@@ -106,3 +110,6 @@ class MemoryRelay:
                 yield await queue.get()
         finally:
             there.hearers.discard(queue)
+
+    async def close(self) -> None:
+        """See Relay."""

@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from router.feeds.relay import Relayed
+from router.store.redis import MUTE_S
 
 _CLAIM = """
 local owner = redis.call('HGET', KEYS[1], 'owner')
@@ -39,7 +42,7 @@ _MOST_AT_ONCE = 100
 
 
 class RedisRelay:
-    """A relay for routers that share a Redis (6.2 or newer). `redis` answers with bytes and is closed by its owner.
+    """A relay for routers that share a Redis (6.2 or newer). `redis` answers with bytes and is closed with the relay.
 
     Of each channel the last `most_kept` drains are kept, approximately.
     """
@@ -51,6 +54,12 @@ class RedisRelay:
 
     def __repr__(self) -> str:
         return f"<RedisRelay at {self._prefix}>"
+
+    @classmethod
+    def at(cls, url: str) -> RedisRelay:
+        """A relay at `url`, which need not be there yet."""
+        retry, mute_s = Retry(NoBackoff(), 0), MUTE_S
+        return cls(Redis.from_url(url, retry=retry, socket_timeout=mute_s, socket_connect_timeout=mute_s))
 
     async def claim(self, channel: str, owner: str, ttl_s: float) -> int | None:
         """See Relay."""
@@ -79,6 +88,10 @@ class RedisRelay:
                 for number, entry in entries:
                     last = number.decode()
                     yield Relayed(int(entry[b"token"]), entry[b"payload"], last)
+
+    async def close(self) -> None:
+        """See Relay."""
+        await self._redis.aclose()
 
     def _lease(self, channel: str) -> str:
         return f"{self._prefix}{{{channel}}}:lease"

@@ -29,3 +29,7 @@ class EventSink(Protocol):
     def hear(self, source: Source, event: CacheEvent) -> None:
         """`source` says `event`."""
         ...
+
+    def forget(self, backend: str) -> None:
+        """`backend` is no longer there, and nothing more is heard of its sources."""
+        ...

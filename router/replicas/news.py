@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import msgspec
 
@@ -63,7 +63,19 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     traffic: dict[str, Traffic] | None = None
 
 
+class _Loose(msgspec.Struct, frozen=True, array_like=True):
+    news: tuple[tuple[Count, msgspec.Raw], ...] = ()
+    traffic: dict[str, Traffic] | None = None
+
+
+class _Kind(msgspec.Struct, array_like=True):
+    kind: str
+
+
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Batch)
+_loose, _kind = msgspec.msgpack.Decoder(_Loose), msgspec.msgpack.Decoder(_Kind)
+_one: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(News)
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(News))
 
 
 def encode(batch: Batch) -> bytes:
@@ -72,8 +84,16 @@ def encode(batch: Batch) -> bytes:
 
 
 def decode(payload: bytes) -> Batch:
-    """The batch in `payload`. Raises ValueError if there is none."""
-    return _decoder.decode(payload)
+    """The batch in `payload`, without news of kinds that only later versions know. Raises ValueError if there is none.
+
+    What is added to the end of a struct is passed over too, so that routers of two versions can share a stream.
+    """
+    try:
+        return _decoder.decode(payload)
+    except msgspec.ValidationError:
+        loose = _loose.decode(payload)
+        known = ((age_ms, raw) for age_ms, raw in loose.news if _kind.decode(raw).kind in _KINDS)
+        return Batch(tuple((age_ms, _one.decode(raw)) for age_ms, raw in known), loose.traffic)
 
 
 def batches(news: Sequence[tuple[float, News]], traffic: Mapping[str, Traffic] | None, now: float) -> Iterator[Batch]:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from policies.prefix.match import faded
 from router.beliefs import Beliefs
 from router.cluster import Cluster
 from router.flights import Traffic
-from router.replicas.news import News, batches, decode, encode
+from router.replicas.news import Learnt, News, batches, decode, encode
 from router.replicas.peers import Peers
-from router.replicas.stream import AT_ONCE, START, Exchanged, Stream, Told, is_after
+from router.replicas.scribe import Scribe, Taken
+from router.replicas.shelf import Shelf
+from router.replicas.stream import AT_ONCE, START, Exchanged, Standing, Stream, Told, earlier, is_after
 from router.store.base import Fault, StoreFailed
+from router.store.calls import Calls
 from router.supervise import supervise
+
+_JUST_SENT_S = 10.0
+"""Older prompts are no longer believed where they were sent, unless their answers taught it."""
 
 _LEAST_TRUST = 0.5
 """What was learnt is never believed less for others being out of hearing: what this router sent itself stays true."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,9 @@ class ReplicaOptions:
     Every `every_s` what is new is written and read. Without an answer within `deadline_s` the stream counts as away,
     and is looked for after `first_backoff_s`, then ever less often. `patience_s`: how long starting waits until it has
     caught up. At most `most_kept` news wait to be told; the oldest go first. What is under way is said again every
-    `again_s`, and who says nothing for `silent_s` is gone.
+    `again_s`, and who says nothing for `silent_s` is gone. One of the routers writes a snapshot every
+    `snapshot_every_s`. Who came too late to hear everything and found no snapshot counts as exact after `settled_s`,
+    and so long backends of a snapshot that are not there may come.
     """
 
     every_s: float = 0.015
@@ -43,22 +48,27 @@ class ReplicaOptions:
     most_kept: int = 4096
     again_s: float = 1.0
     silent_s: float = 4.0
+    snapshot_every_s: float = 8.0
+    settled_s: float = 60.0
 
 
 class Replicas:
     """Tells `stream` what `beliefs` hears and what `cluster` has under way, and both what other routers tell.
 
-    A request only appends to a buffer; one background task writes and reads. `is_exact`: everything that the stream has
-    is known here; until then, and while it is away, placement is approximate and requests are served all the same.
-    `by` is this router's name, unlike any other's. `clock` is that of `beliefs`.
+    A request only appends to a buffer; one background task writes and reads. The stream keeps only the last of what was
+    told; what came before is in a snapshot on `shelf`. `is_exact`: both together are known here; until then, and while
+    they are away, placement is approximate and requests are served all the same. `by` is this router's name, unlike any
+    other's. `clock` is that of `beliefs`.
 
     `on_event` hears of `replicas_<fault>`, `replicas_back`, `replicas_forgotten` (the stream began anew),
-    `replicas_news_dropped` and `replicas_unreadable`; `on_state` of `is_exact` and how many other routers are heard.
+    `replicas_missed` (the stream no longer had all that came since it was last heard), `replicas_news_dropped`,
+    `replicas_unreadable`, and what Scribe tells; `on_state` of `is_exact` and how many other routers are heard.
     """
 
     def __init__(
         self,
         stream: Stream,
+        shelf: Shelf,
         by: str,
         *,
         beliefs: Beliefs,
@@ -75,17 +85,26 @@ class Replicas:
         self._news: deque[tuple[float, News]] = deque()
         self._told_traffic: dict[str, Traffic] = {}
         self._told_at = self._heard_all_at = -1e9
-        self._after, self._is_known, self._offset_ms = START, False, 0.0
+        self._after, self._is_known = START, False
+        self._is_current = self._is_whole = False
+        self._listens_since = clock()
+        self._taken = Taken(START, {})
+        self._awaited: set[str] = set()
         self._backoff_s = options.first_backoff_s
-        self._calls: set[asyncio.Task[Any]] = set()
         self._task: asyncio.Task[None] | None = None
         self._has_caught_up = asyncio.Event()
-        self.is_exact = False
+        self._calls = Calls(options.deadline_s)
+        self._scribe = Scribe(shelf, by, beliefs, clock, self._calls, options.snapshot_every_s, on_event)
         beliefs.share(self.tell)
 
     def __repr__(self) -> str:
         state = "exact" if self.is_exact else "approximate"
         return f"<Replicas {self._by} {state}, {len(self._news)} news to tell, {self._peers!r}>"
+
+    @property
+    def is_exact(self) -> bool:
+        """Is all that others told known here?"""
+        return self._is_current and self._is_whole
 
     @property
     def state(self) -> str:
@@ -113,12 +132,12 @@ class Replicas:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        if self.is_exact:
+        if self._is_current:
             with suppress(StoreFailed):
-                await self._in_time(self._stream.exchange(self._payloads({}), self._after))
+                await self._calls.run(self._stream.exchange(self._payloads({}), self._after))
         await self._stream.close()
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=self._options.deadline_s)
+        await self._scribe.close()
+        await self._calls.end()
 
     async def turn(self) -> bool:
         """Write what is new and read once; is there more to read? Never raises StoreFailed."""
@@ -127,7 +146,7 @@ class Replicas:
                 await self._find()
             count = len(self._news)
             payloads = self._payloads(self._new_traffic())
-            found = await self._in_time(self._stream.exchange(payloads, self._after))
+            found = await self._calls.run(self._stream.exchange(payloads, self._after))
         except StoreFailed as failure:
             self._lost(failure.fault)
             return False
@@ -138,6 +157,8 @@ class Replicas:
             self._lost(found.unwritten.fault)
         elif len(found.told) < AT_ONCE:
             self._caught_up()
+            if self.is_exact:
+                await self._scribe.write(self._after)
         return self._is_known and len(found.told) == AT_ONCE
 
     def check(self) -> None:
@@ -150,14 +171,45 @@ class Replicas:
                 await asyncio.sleep(self._options.every_s if self._is_known else self._backoff())
 
     async def _find(self) -> None:
-        """Learn the server's time, and whether the stream is still the one that was read."""
-        now_ms, newest = await self._in_time(self._stream.state())
-        self._offset_ms = now_ms - self._clock() * 1000
-        if is_after(self._after, newest):
+        """Learn whether the stream still has all that follows what was heard; if not, and at first, take over the
+        snapshot."""
+        there = await self._calls.run(self._stream.state())
+        if is_after(self._after, there.newest):
             # Redis lost it: what comes now may have smaller numbers
             self._after = START
             self._on_event("replicas_forgotten")
+        is_missed = there.lacks(self._after)
+        if is_missed and self._after != START:
+            self._on_event("replicas_missed")
+        if is_missed:
+            self._is_whole, self._listens_since = False, self._clock()
+        elif self._after == START:
+            self._is_whole = True
+        if is_missed or self._after == START:
+            await self._take_over(there)
         self._is_known = True
+
+    async def _take_over(self, there: Standing) -> None:
+        taken = await self._scribe.read(there.lacks)
+        if taken is not None:
+            self._taken, self._is_whole = taken, True
+            # what was just sent is not in it
+            self._after = earlier(taken.position, _JUST_SENT_S)
+            self._awaited = {name for name in taken.covered if name not in self._cluster}
+            self._listens_since = self._clock()
+
+    def _is_awaited(self, backend: str) -> bool:
+        """Is it here, or may it be found soon, as another router has found it?"""
+        return backend in self._cluster or backend in self._awaited
+
+    def _settle(self) -> None:
+        """Whoever has listened for long knows what counts, and whoever has not come by now is not awaited any more."""
+        if self._clock() - self._listens_since >= self._options.settled_s:
+            self._is_whole = True
+            for name in self._awaited:
+                if name not in self._cluster:
+                    self._beliefs.forget(name)
+            self._awaited.clear()
 
     def _payloads(self, traffic: dict[str, Traffic] | None) -> list[bytes]:
         now = self._clock()
@@ -184,32 +236,38 @@ class Replicas:
             if told.by != self._by:
                 # one entry is a few hundred microseconds of work: requests go in between
                 await asyncio.sleep(0)
-                self._hear_one(told, now)
+                # two clocks drift apart, so that both times are the server's
+                self._hear_one(told, now - max(0, found.now_ms - told.at_ms) / 1000)
         self._cluster.hear_elsewhere(self._peers.together(now))
 
-    def _hear_one(self, told: Told, now: float) -> None:
+    def _hear_one(self, told: Told, written_at: float) -> None:
         try:
             batch = decode(told.payload)
         except ValueError:  # of a router that speaks otherwise, or of somebody else
             self._on_event("replicas_unreadable")
             return
-        written_at = min(now, (told.at_ms - self._offset_ms) / 1000)
         self._peers.hear(told.by, batch.traffic, written_at)
         for age_ms, news in batch.news:
-            if news.backend in self._cluster:
+            if self._is_awaited(news.backend) and not self._is_covered(news, told.number):
                 self._beliefs.hear(news, written_at - age_ms / 1000)
 
+    def _is_covered(self, news: News, number: str) -> bool:
+        """Did the snapshot have it already?"""
+        taken = self._taken
+        return isinstance(news, Learnt) and not is_after(number, taken.covered.get(news.backend, taken.position))
+
     def _caught_up(self) -> None:
-        if not self.is_exact:
+        if not self._is_current:
             self._on_event("replicas_back")
             self._beliefs.doubt(1.0)
-        self.is_exact, self._heard_all_at = True, self._clock()
+        self._is_current, self._heard_all_at = True, self._clock()
+        self._settle()
         self._has_caught_up.set()
         self._backoff_s = self._options.first_backoff_s
-        self._on_state(True, len(self._peers))
+        self._on_state(self.is_exact, len(self._peers))
 
     def _lost(self, fault: Fault) -> None:
-        self.is_exact = self._is_known = False
+        self._is_current = self._is_known = False
         self._on_event(f"replicas_{fault}")
         now = self._clock()
         self._beliefs.doubt(max(_LEAST_TRUST, faded(now - self._heard_all_at)))
@@ -220,23 +278,3 @@ class Replicas:
         backoff_s = self._backoff_s
         self._backoff_s = min(self._options.most_backoff_s, 2 * backoff_s)
         return backoff_s
-
-    async def _in_time(self, call: Coroutine[object, object, _T]) -> _T:
-        """What `call` returns, within the deadline. In a task of its own: a client that swallows its cancellation must
-        hold up neither the deadline nor whoever cancels."""
-        task = asyncio.create_task(call)
-        self._calls.add(task)
-        task.add_done_callback(self._ended)
-        try:
-            await asyncio.wait({task}, timeout=self._options.deadline_s)
-        finally:
-            if not task.done():
-                task.cancel()
-        if not task.done():
-            raise StoreFailed(Fault.SLOW, f"no answer within {self._options.deadline_s} s")
-        return task.result()
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._calls.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever stopped waiting for it does not want to know

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
-from router.store.base import Fault, StoreFailed
-from router.store.redis import MUTE_S, faults
+from router.replicas.line import KEPT_S, RedisLine
+from router.store.base import StoreFailed
+from router.store.redis import faults
 
 START = "0-0"
 """Before everything that a stream can hold."""
@@ -21,9 +17,6 @@ MOST_ENTRIES = 20_000
 
 AT_ONCE = 64
 """Entries that are read in one go."""
-
-_KEPT_S = 3600
-"""A stream that nobody writes to any more goes after so long."""
 
 
 class Told(NamedTuple):
@@ -35,18 +28,35 @@ class Told(NamedTuple):
     payload: bytes
 
 
+class Standing(NamedTuple):
+    """What the stream has: numbers of its `oldest` and `newest` entry, START if there is none.
+
+    `is_cut`: older ones had to go.
+    """
+
+    oldest: str = START
+    newest: str = START
+    is_cut: bool = False
+
+    def lacks(self, after: str) -> bool:
+        """Is any of what came after `after` missing, or may be?"""
+        return is_after(after, self.newest) or (self.is_cut and is_after(self.oldest, after))
+
+
 class Exchanged(NamedTuple):
-    """What was read, oldest first, and why what was to be written may not have been; None: it was."""
+    """What was read, oldest first, at `now_ms` on the server's clock, and why what was to be written may not have been;
+    None: it was."""
 
     told: Sequence[Told]
+    now_ms: int
     unwritten: StoreFailed | None = None
 
 
 class Stream(Protocol):
     """Carries what routers tell each other. Everything but `close` may raise StoreFailed."""
 
-    async def state(self) -> tuple[int, str]:
-        """Its time, in ms, and the number of its newest entry, START if there is none."""
+    async def state(self) -> Standing:
+        """What it has now."""
         ...
 
     async def exchange(self, payloads: Sequence[bytes], after: str) -> Exchanged:
@@ -62,64 +72,53 @@ class RedisStream:
     """A stream at `url`, on one connection. `by` is the name of who writes. It knows no deadline and does not retry."""
 
     def __init__(self, url: str, by: str, *, key: str = "pointsman:replicas", most: int = MOST_ENTRIES) -> None:
-        self._redis = redis.asyncio.Redis.from_url(
-            url, retry=Retry(NoBackoff(), 0), socket_timeout=MUTE_S, socket_connect_timeout=MUTE_S
-        )
-        self._by, self._key, self._most = by, key, most
+        self._line, self._by, self._key, self._most = RedisLine(url), by, key, most
 
     def __repr__(self) -> str:
         return f"<RedisStream {self._key}>"
 
-    async def state(self) -> tuple[int, str]:
+    async def state(self) -> Standing:
         """See Stream."""
-        async with self._line() as pipe:
-            pipe.time()
+        async with self._line.pipe() as pipe:
+            pipe.xrange(self._key, count=1)
             pipe.xrevrange(self._key, count=1)
-            (seconds, micros), newest = await pipe.execute()
-            number = newest[0][0].decode() if newest else START
-            _place(number)
-            return seconds * 1000 + micros // 1000, number
+            pipe.xlen(self._key)
+            *ends, length = await pipe.execute()
+            oldest, newest = (end[0][0].decode() if end else START for end in ends)
+            _place(oldest), _place(newest)
+            # it is cut to so many or a few more, never to fewer
+            return Standing(oldest, newest, length >= self._most)
 
     async def exchange(self, payloads: Sequence[bytes], after: str) -> Exchanged:
         """See Stream. One round trip."""
-        async with self._line() as pipe:
+        async with self._line.pipe() as pipe:
             for payload in payloads:
                 entry: dict[Any, Any] = {"by": self._by, "news": payload}
                 pipe.xadd(self._key, entry, maxlen=self._most, approximate=True)
-            pipe.expire(self._key, _KEPT_S)
+            pipe.expire(self._key, KEPT_S)
             pipe.xread({self._key: after}, count=AT_ONCE)
-            *written, _, read = await pipe.execute(raise_on_error=False)
-            if isinstance(read, Exception):
-                raise read
+            pipe.time()
+            *written, _, read, time = await pipe.execute(raise_on_error=False)
+            for failed in (read, time):
+                if isinstance(failed, Exception):
+                    raise failed
+            seconds, micros = time
             told = [_entry(number.decode(), fields) for _, entries in read or () for number, fields in entries]
-            return Exchanged(told, _unwritten(written))
+            return Exchanged(told, seconds * 1000 + micros // 1000, _unwritten(written))
 
     async def close(self) -> None:
         """See Stream."""
-        await self._redis.aclose()
-
-    @asynccontextmanager
-    async def _line(self) -> AsyncIterator[Any]:
-        """A pipeline whose failures, and whatever is wrong with its answers, are StoreFailed."""
-        try:
-            with faults():
-                async with self._redis.pipeline(transaction=False) as pipe:
-                    yield pipe
-        except StoreFailed:
-            await self._hang_up()
-            raise
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
-            await self._hang_up()
-            raise StoreFailed(Fault.NONSENSE, f"it answers otherwise than Redis: {error}") from error
-
-    async def _hang_up(self) -> None:
-        # what still comes on this connection answers questions of the past
-        await self._redis.connection_pool.disconnect()
+        await self._line.close()
 
 
 def is_after(number: str, other: str) -> bool:
     """Was the entry `number` written after `other`?"""
     return _place(number) > _place(other)
+
+
+def earlier(number: str, by_s: float) -> str:
+    """The place in the stream that was `by_s` before the entry `number`: numbers begin with the server's time."""
+    return f"{max(0, _place(number)[0] - round(by_s * 1000))}-0"
 
 
 def _place(number: str) -> tuple[int, ...]:

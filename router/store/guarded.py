@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from policies.budget import Descriptor, Refused, Reservation, Standing, meters, share
 from policies.charge import Charge
 from policies.errors import Overloaded
 from policies.ledger import KEPT_S, Ledger
 from router.store.base import Fault, QuotaStore, StoreFailed
+from router.store.calls import Calls
 from router.supervise import supervise
 
 PATIENCE_S = 1.0
@@ -22,8 +22,6 @@ PATIENCE_S = 1.0
 AT_ONCE = 4
 """Most reservations that ask the shared store at once: a burst of them would look like a slow store. More would not be
 faster, since a router and Redis are one thread each, and opening a connection costs several round trips."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +74,9 @@ class GuardedStore:
         self._shared, self._clock, self._on_event = shared, clock, on_event
         self._options = options or GuardOptions()
         self._local = Ledger()
+        self._calls = Calls(self._options.deadline_s)
         self._open: dict[str, Reservation] = {}
         self._owed: deque[_Owed] = deque()
-        self._calls: set[asyncio.Task[Any]] = set()
         self._has_work = asyncio.Event()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._backoff_s = self._options.first_backoff_s
@@ -100,7 +98,9 @@ class GuardedStore:
         """Begin to look after the shared store, once it answers on as many connections as are used at once: a router
         that began with its share while others had all of the limit already would let in more than there is."""
         try:
-            await asyncio.gather(*(self._in_time(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE)))
+            await asyncio.gather(
+                *(self._calls.run(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE))
+            )
         except StoreFailed as failure:
             self._lost(failure.fault)
         self._renew_at = _now() + self._options.renew_every_s
@@ -116,8 +116,7 @@ class GuardedStore:
             async with asyncio.timeout(PATIENCE_S):
                 await self._pay()
         await self._shared.close()
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=PATIENCE_S)
+        await self._calls.end(within_s=PATIENCE_S)
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
         """See QuotaStore; never raises StoreFailed. Raises Overloaded if it is strict and the shared store is away."""
@@ -128,7 +127,7 @@ class GuardedStore:
             if self.is_away:
                 return self._alone(asked)
             try:
-                answer = await self._in_time(self._shared.reserve(asked))
+                answer = await self._calls.run(self._shared.reserve(asked))
             except StoreFailed as failure:
                 self._lost(failure.fault)
                 return self._after_failure(asked)
@@ -154,7 +153,7 @@ class GuardedStore:
         """See QuotaStore; of this router's share while the shared store is away."""
         if not self.is_away:
             try:
-                return await self._in_time(self._shared.standing(descriptors))
+                return await self._calls.run(self._shared.standing(descriptors))
             except StoreFailed as failure:
                 self._lost(failure.fault)
         return self._local.standing(self._shares(descriptors), now=self._clock())
@@ -207,27 +206,6 @@ class GuardedStore:
         self._owed.append(_Owed(reservation, charge))
         self._has_work.set()
 
-    async def _in_time(self, call: Coroutine[object, object, _T], *, within_s: float | None = None) -> _T:
-        """What `call` returns, within the deadline. In a task of its own: a client that swallows its cancellation, as
-        asyncio.wait_for of Python 3.11 can, must hold up neither the deadline nor whoever cancels."""
-        within_s = self._options.deadline_s if within_s is None else within_s
-        task = asyncio.create_task(call)
-        self._calls.add(task)
-        task.add_done_callback(self._ended)
-        try:
-            await asyncio.wait({task}, timeout=within_s)
-        finally:
-            if not task.done():
-                task.cancel()
-        if not task.done():
-            raise StoreFailed(Fault.SLOW, f"no answer within {within_s} s")
-        return task.result()
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._calls.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever stopped waiting for it does not want to know
-
     def _lost(self, fault: Fault) -> None:
         self.is_away = True
         self._on_event(f"quota_store_{fault}")
@@ -264,7 +242,7 @@ class GuardedStore:
             if not reservation.is_local:
                 by_tenant.setdefault(reservation.descriptors[0].tenant, []).append(reservation)
         for reservations in by_tenant.values() or ([],):
-            await self._in_time(self._shared.renew(reservations))
+            await self._calls.run(self._shared.renew(reservations))
         self._renew_at = _now() + self._options.renew_every_s
 
     async def _pay(self) -> None:
@@ -275,7 +253,7 @@ class GuardedStore:
                 self._on_event("quota_settlement_dropped")
             else:
                 owed.tried_at = owed.tried_at or _now()
-                await self._in_time(self._shared.settle(owed.reservation, owed.charge))
+                await self._calls.run(self._shared.settle(owed.reservation, owed.charge))
             # only once it arrived; meanwhile the oldest may have had to make room
             if self._owed and self._owed[0] is owed:
                 self._owed.popleft()

