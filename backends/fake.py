@@ -74,8 +74,8 @@ class FakeBackend:
             self.models,
             context_tokens=self.context_tokens,
             speaks_tokens=self.speaks_tokens,
-            # a script may say anything
-            capabilities=frozenset(Capability),
+            # a script may say anything, but it has no cache
+            capabilities=frozenset(Capability) - {Capability.PINS},
         )
 
     def load(self) -> Load:

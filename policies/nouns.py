@@ -38,6 +38,9 @@ class Capability(enum.StrEnum):
     EMBEDDINGS = "embeddings"
     """Vectors for texts, instead of an answer to them."""
 
+    PINS = "pins"
+    """Prefixes that stay in the cache for a time, and cache domains that are cleared."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
