@@ -18,6 +18,7 @@ from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.pools import Finding
+from router.prefixes.prefixes import Prefixes
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
 
@@ -47,6 +48,7 @@ class Gateway:
     clock: Callable[[], float]
     rng: random.Random
     finding: Finding
+    prefixes: Prefixes
     shadow: Config | None = None
     replicas: Replicas | None = None
 
@@ -85,7 +87,7 @@ class Gateway:
         """Nothing is left of any request; for an idle router."""
         discovery = self.finding.discovery
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
-        for part in parts:
+        for part in (*parts, self.prefixes):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

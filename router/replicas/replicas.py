@@ -13,6 +13,7 @@ from policies.prefix.match import faded
 from router.beliefs import Beliefs
 from router.cluster import Cluster
 from router.flights import Traffic
+from router.prefixes.prefix import Dropped, Prefix, PrefixNews
 from router.replicas.news import News, batches, decode, encode
 from router.replicas.peers import Peers
 from router.replicas.stream import AT_ONCE, START, Exchanged, Stream, Told, is_after
@@ -53,7 +54,8 @@ class Replicas:
     `by` is this router's name, unlike any other's. `clock` is that of `beliefs`.
 
     `on_event` hears of `replicas_<fault>`, `replicas_back`, `replicas_forgotten` (the stream began anew),
-    `replicas_news_dropped` and `replicas_unreadable`; `on_state` of `is_exact` and how many other routers are heard.
+    `replicas_news_dropped` and `replicas_unreadable`; `on_state` of `is_exact` and how many other routers are heard;
+    `on_prefix` of the prefixes that others keep.
     """
 
     def __init__(
@@ -67,10 +69,11 @@ class Replicas:
         options: ReplicaOptions = ReplicaOptions(),
         on_event: Callable[[str], None] = lambda _: None,
         on_state: Callable[[bool, int], None] = lambda *_: None,
+        on_prefix: Callable[[PrefixNews], None] = lambda _: None,
     ) -> None:
         self._stream, self._by, self._clock, self._options = stream, by, clock, options
         self._beliefs, self._cluster = beliefs, cluster
-        self._on_event, self._on_state = on_event, on_state
+        self._on_event, self._on_state, self._on_prefix = on_event, on_state, on_prefix
         self._peers = Peers(silent_s=options.silent_s)
         self._news: deque[tuple[float, News]] = deque()
         self._told_traffic: dict[str, Traffic] = {}
@@ -196,7 +199,9 @@ class Replicas:
         written_at = min(now, (told.at_ms - self._offset_ms) / 1000)
         self._peers.hear(told.by, batch.traffic, written_at)
         for age_ms, news in batch.news:
-            if news.backend in self._cluster:
+            if isinstance(news, Prefix | Dropped):
+                self._on_prefix(news)
+            elif news.backend in self._cluster:
                 self._beliefs.hear(news, written_at - age_ms / 1000)
 
     def _caught_up(self) -> None:

@@ -1,0 +1,103 @@
+"""A document is computed and pinned over HTTP, outlives a flood of other prompts, and goes when it is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from shards.bundled.documents import document, facts_within, prompt
+from shards.engine import EngineOptions
+from shards.kv.options import PoolOptions
+from tests.e2e.cluster import KEYS, MODEL, TWO_TENANTS, Whole, a_whole
+
+OPTIONS = EngineOptions(kv_blocks=96, pool=PoolOptions(pin_share=0.4))
+"""6,144 tokens of KV, 2,432 of which may be pinned."""
+
+WITH_ADMIN = TWO_TENANTS.replace('grpc: "127.0.0.1:0"', 'grpc: "127.0.0.1:0", admin: "127.0.0.1:0"')
+
+
+class Service:
+    """A RAG service of one tenant, and an operator."""
+
+    def __init__(self, whole: Whole, http: aiohttp.ClientSession, tenant: str = "acme") -> None:
+        self._whole, self._http, self._tenant = whole, http, tenant
+
+    def of(self, tenant: str) -> Service:
+        return Service(self._whole, self._http, tenant)
+
+    async def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {KEYS[self._tenant]}"}
+        url = self._whole.router.http_url + path
+        async with self._http.request(method, url, json=body, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def operate(self, method: str, path: str) -> tuple[int, Any]:
+        async with self._http.request(method, f"http://{self._whole.router.admin}{path}") as reply:
+            return reply.status, await reply.json()
+
+    async def keep(self, text: str, **more: Any) -> Any:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
+        status, told = await self.call("POST", "/v1/prefixes", body)
+        assert status == 200, told
+        return told
+
+    async def ask(self, text: str) -> tuple[str, int]:
+        """The backend and the cached tokens of an answer to `text`."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
+        headers = {"Authorization": f"Bearer {KEYS[self._tenant]}"}
+        url = f"{self._whole.router.http_url}/v1/chat/completions"
+        async with self._http.post(url, json=body, headers=headers) as reply:
+            told = await reply.json()
+            assert reply.status == 200, told
+            return reply.headers["x-pointsman-backend"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    async def flood(self, papers: int = 14) -> None:
+        """Other documents, more than every shard has room for."""
+        seeds = [random.Random(f"{self._tenant} {number}") for number in range(papers)]
+        texts = [document(seed, facts_within(1000)).text for seed in seeds]
+        for text in texts:
+            await asyncio.gather(*(self.ask(f"{text}\n\nQuestion: {number}?") for number in range(2)))
+
+
+@asynccontextmanager
+async def a_service(shards: int = 1) -> AsyncIterator[Service]:
+    async with a_whole(shards, sla=WITH_ADMIN, options=OPTIONS) as whole, aiohttp.ClientSession() as http:
+        yield Service(whole, http)
+        await whole.check_idle()
+
+
+PAPER = document(random.Random(42), facts_within(1200))
+QUESTION = prompt(PAPER.text, PAPER.questions[3].question)
+
+
+async def test_a_pinned_document_outlives_a_flood_and_goes_once_it_is_deleted() -> None:
+    async with a_service() as service:
+        told = await service.keep(PAPER.text, ttl="5m")
+        assert told["state"] == "ready"
+        (place,) = told["backends"]
+        assert place["held_tokens"] == place["pinned_tokens"] == told["tokens"] > 1000
+        await service.flood()
+        _, cached = await service.ask(QUESTION)
+        assert cached >= told["tokens"]
+        _, listed = await service.call("GET", "/v1/prefixes")
+        assert [one["id"] for one in listed["data"]] == [told["id"]]
+        assert await service.of("labs").call("GET", f"/v1/prefixes/{told['id']}") != (200, told)
+        assert await service.call("DELETE", f"/v1/prefixes/{told['id']}") == (
+            200,
+            {"id": told["id"], "object": "prefix", "deleted": True},
+        )
+        await service.flood()
+        _, cached = await service.ask(QUESTION)
+        assert cached == 0
+
+
+async def test_a_document_on_two_shards_is_served_by_both() -> None:
+    async with a_service(2) as service:
+        told = await service.keep(PAPER.text, shards=2)
+        assert (told["state"], {place["backend"] for place in told["backends"]}) == ("ready", {"own-0", "own-1"})
+        assert all(place["pinned_tokens"] == told["tokens"] for place in told["backends"])
