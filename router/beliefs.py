@@ -80,6 +80,10 @@ class Beliefs:
         self._speculation.forget(backend)
         self._tell(Lost(backend))
 
+    def cleared(self, backend: str) -> None:
+        """Part of what `backend` held was cleared: it tells which, but what was just sent there may be part of it."""
+        self.failed(backend)
+
     def share(self, tell: Callable[[Belief], None]) -> None:
         """Call `tell` with whatever other routers should hear. What it does must be cheap."""
         self._tell = tell

@@ -20,9 +20,6 @@ from router.prefixes.prefix import Dropped, Prefix, PrefixNews, prefix_id
 from router.prefixes.warmer import Measure, Warmer
 from router.supervise import supervise
 
-MOST_KNOWN = 10_000
-"""Prefixes of all tenants and routers that one router knows of."""
-
 _Key = tuple[str, str]
 
 
@@ -32,7 +29,8 @@ class PrefixRules:
     lost what it had. What could not be made again is tried after `first_backoff_s`, then ever less often.
 
     Other routers are told of a prefix again every `again_s`, for those that came later. One that was dropped is not
-    heard of again for `silent_s`: what was said of it before may still be on its way.
+    heard of again for `silent_s`: what was said of it before may still be on its way. One router knows of at most
+    `most_known` prefixes, of all tenants and routers.
     """
 
     every_s: float = 2.0
@@ -41,6 +39,7 @@ class PrefixRules:
     most_backoff_s: float = 300.0
     again_s: float = 30.0
     silent_s: float = 10.0
+    most_known: int = 10_000
 
 
 @dataclass(eq=False, slots=True)
@@ -157,7 +156,7 @@ class Prefixes:
             if known is not None:
                 self._spawn(self._let_go(known))
         elif known is None:
-            if news.expires_at > self._now() and len(self._known) < MOST_KNOWN and key not in self._gone:
+            if news.expires_at > self._now() and len(self._known) < self._rules.most_known and key not in self._gone:
                 self._known[key] = news
         elif known.changed_at < news.changed_at:
             self._known[key] = news
@@ -181,7 +180,7 @@ class Prefixes:
     def check(self) -> None:
         """Everything that is looked after is known, and only a task that runs has anything under way."""
         assert self._charges.keys() <= self._known.keys(), f"{self!r}: looks after what it does not know"
-        assert len(self._known) <= MOST_KNOWN, f"{self!r}: knows too many"
+        assert len(self._known) <= self._rules.most_known, f"{self!r}: knows too many"
         for key, charge in self._charges.items():
             assert charge.task is None or not charge.task.done(), f"{key} has a task that is over"
             assert charge.task is not None or not charge.under_way, f"{key} is under way without a task"
@@ -208,8 +207,8 @@ class Prefixes:
                 f"tenant '{tenant.name}' would keep {tokens:,} tokens of prefixes, more than {limit}",
                 hint="DELETE a prefix, keep it on fewer shards, or wait until one is over",
             )
-        if wanted.key not in self._known and len(self._known) >= MOST_KNOWN:
-            raise QuotaExceeded(f"{MOST_KNOWN:,} prefixes are kept already", hint="DELETE one")
+        if wanted.key not in self._known and len(self._known) >= self._rules.most_known:
+            raise QuotaExceeded(f"{self._rules.most_known:,} prefixes are kept already", hint="DELETE one")
         self._gone.pop(wanted.key, None)
         self._known[wanted.key] = wanted
         return wanted.key

@@ -101,3 +101,27 @@ async def test_a_document_on_two_shards_is_served_by_both() -> None:
         told = await service.keep(PAPER.text, shards=2)
         assert (told["state"], {place["backend"] for place in told["backends"]}) == ("ready", {"own-0", "own-1"})
         assert all(place["pinned_tokens"] == told["tokens"] for place in told["backends"])
+
+
+async def test_a_tenants_cache_is_cleared_and_another_keeps_every_hit() -> None:
+    async with a_service(2) as service:
+        labs = service.of("labs")
+        for one in (service, labs):
+            await one.ask(QUESTION)
+            _, cached = await one.ask(QUESTION)
+            assert cached > 1000
+        other = document(random.Random(43), facts_within(600)).text
+        kept = await service.keep(other)
+        _, told = await service.operate("GET", "/admin/prefixes")
+        assert [(one["tenant"], one["id"]) for one in told["prefixes"]] == [("acme", kept["id"])]
+        status, told = await service.operate("DELETE", "/admin/tenants/acme/cache")
+        assert (status, told["complete"], told["domain"], told["tenants"]) == (200, True, "acme", ["acme"])
+        assert told["prefixes"] == [kept["id"]]
+        assert sum(backend["tokens"] for backend in told["backends"]) >= 1600
+        assert (await service.call("GET", "/v1/prefixes"))[1]["data"] == []
+        _, cached = await service.ask(QUESTION)
+        assert cached == 0
+        _, cached = await service.ask(f"{other} Why?")
+        assert cached == 0
+        _, cached = await labs.ask(QUESTION)
+        assert cached > 1000
