@@ -161,7 +161,8 @@ class ShardLink:
         if not session.outgoing.has_room:
             raise Unreached(f"{self.name} takes no commands: its stream is stuck")
         call = next(free for free in self._candidates() if free not in self._answers)
-        answer = self._answers[call] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[wire.CacheAnswer] = asyncio.get_running_loop().create_future()
+        self._answers[call] = answer
         getattr(command, command.WhichOneof("command") or "").call = call
         session.outgoing.say(command)
         session.spoken.set()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import re
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from shards.bundled.documents import document, facts_within, prompt
 from shards.engine import EngineOptions
@@ -125,3 +130,39 @@ async def test_a_tenants_cache_is_cleared_and_another_keeps_every_hit() -> None:
         assert cached == 0
         _, cached = await labs.ask(QUESTION)
         assert cached > 1000
+
+
+PAGE = (Path(__file__).parents[2] / "docs/prefixes.md").read_text()
+ALONE = """
+pools: {own: {kind: shard, at: ["127.0.0.1:1"], model: bundled}}
+server: {http: "127.0.0.1:0", grpc: "127.0.0.1:0", admin: "127.0.0.1:0"}
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="the page uses curl and jq")
+async def test_what_the_page_shows_is_what_happens(tmp_path: Path) -> None:
+    async with a_whole(2, sla=ALONE, options=OPTIONS) as whole:
+        addresses = {"127.0.0.1:8080": whole.router.http, "127.0.0.1:8082": whole.router.admin}
+        script = "set -eu\n" + "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
+        for shown, real in addresses.items():
+            script = script.replace(shown, str(real))
+        shell = await asyncio.create_subprocess_exec("bash", "-c", script, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
+        said, _ = await shell.communicate()
+        assert shell.returncode == 0
+        kept, usage, _, state, deleted, cleared = several(said.decode())
+        shown = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
+        times = {"created": shown["created"], "expires_at": shown["expires_at"]}
+        assert {**kept, "backends": len(kept["backends"]), **times} == {**shown, "backends": 2}
+        assert usage["prompt_tokens_details"]["cached_tokens"] == kept["tokens"]
+        assert (state, deleted["deleted"], cleared["complete"]) == ("ready", True, True)
+        await whole.check_idle()
+
+
+def several(text: str) -> list[Any]:
+    """The JSON values in `text`, one after the other."""
+    found, decoder = [], json.JSONDecoder()
+    while text := text.strip():
+        value, end = decoder.raw_decode(text)
+        found.append(value)
+        text = text[end:]
+    return found
