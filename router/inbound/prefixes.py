@@ -28,6 +28,7 @@ MOST_TTL_S = 7 * 86400.0
 Identify = Callable[[web.Request], Tenant]
 Read = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
+_SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
 _OWN_FIELDS = ("shards", "ttl", "pin", "wait")
 _HINTS = {
     "model": "GET /v1/models lists the models",
@@ -65,7 +66,9 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     plain |= {"max_tokens": 1, "stream": False}
     for name in ("max_completion_tokens", "min_tokens", "n", "response_format"):
         plain.pop(name, None)
-    ask = _chat(plain, headers) if "messages" in plain else _text(plain, headers)
+    # the wish is remembered for as long as the prefix is kept, and a key is not to be
+    kept = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
+    ask = _chat(plain, kept) if "messages" in plain else _text(plain, kept)
     return Wish(as_warm_up(ask, plain, must_pin=bool(fields.pin)), fields.shards, _seconds(fields.ttl), fields.wait)
 
 

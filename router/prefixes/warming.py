@@ -107,6 +107,7 @@ def as_warm_up(ask: Ask, body: Mapping[str, object], *, must_pin: bool) -> Ask:
         sampling=Sampling(temperature=0.0),
         max_new_tokens=1,
         stream=False,
+        explain=False,
         echo=False,
         needs=ask.needs | {Capability.PINS} if must_pin else ask.needs,
         yields=True,

@@ -19,6 +19,7 @@ from shards.bundled.documents import document, facts_within, prompt
 from shards.engine import EngineOptions
 from shards.kv.options import PoolOptions
 from tests.e2e.cluster import KEYS, MODEL, TWO_TENANTS, Whole, a_whole
+from tests.shards.attached import eventually
 
 OPTIONS = EngineOptions(kv_blocks=96, pool=PoolOptions(pin_share=0.4))
 """6,144 tokens of KV, 2,432 of which may be pinned."""
@@ -30,19 +31,19 @@ class Service:
     """A RAG service of one tenant, and an operator."""
 
     def __init__(self, whole: Whole, http: aiohttp.ClientSession, tenant: str = "acme") -> None:
-        self._whole, self._http, self._tenant = whole, http, tenant
+        self.whole, self._http, self._tenant = whole, http, tenant
 
     def of(self, tenant: str) -> Service:
-        return Service(self._whole, self._http, tenant)
+        return Service(self.whole, self._http, tenant)
 
     async def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {KEYS[self._tenant]}"}
-        url = self._whole.router.http_url + path
+        url = self.whole.router.http_url + path
         async with self._http.request(method, url, json=body, headers=headers) as reply:
             return reply.status, await reply.json()
 
     async def operate(self, method: str, path: str) -> tuple[int, Any]:
-        async with self._http.request(method, f"http://{self._whole.router.admin}{path}") as reply:
+        async with self._http.request(method, f"http://{self.whole.router.admin}{path}") as reply:
             return reply.status, await reply.json()
 
     async def keep(self, text: str, **more: Any) -> Any:
@@ -55,7 +56,7 @@ class Service:
         """The backend and the cached tokens of an answer to `text`."""
         body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
         headers = {"Authorization": f"Bearer {KEYS[self._tenant]}"}
-        url = f"{self._whole.router.http_url}/v1/chat/completions"
+        url = f"{self.whole.router.http_url}/v1/chat/completions"
         async with self._http.post(url, json=body, headers=headers) as reply:
             told = await reply.json()
             assert reply.status == 200, told
@@ -108,8 +109,25 @@ async def test_a_document_on_two_shards_is_served_by_both() -> None:
         assert all(place["pinned_tokens"] == told["tokens"] for place in told["backends"])
 
 
-async def test_a_tenants_cache_is_cleared_and_another_keeps_every_hit() -> None:
+async def test_a_document_moves_on_when_its_shard_is_drained() -> None:
     async with a_service(2) as service:
+        told = await service.keep(PAPER.text)
+        (place,) = told["backends"]
+        gateway = service.whole.router.gateway
+        gateway.cluster.drain(place["backend"])
+        await gateway.prefixes.turn()
+        await eventually(lambda: gateway.prefixes.of("acme")[0].state == "ready")
+        _, moved = await service.call("GET", f"/v1/prefixes/{told['id']}")
+        (other,) = moved["backends"]
+        assert {place["backend"], other["backend"]} == {"own-0", "own-1"}
+        assert other["pinned_tokens"] == told["tokens"]
+        backend, cached = await service.ask(QUESTION)
+        assert backend == other["backend"]
+        assert cached >= told["tokens"]
+
+
+async def test_a_tenants_cache_is_cleared_and_another_keeps_every_hit() -> None:
+    async with a_service() as service:
         labs = service.of("labs")
         for one in (service, labs):
             await one.ask(QUESTION)

@@ -82,6 +82,11 @@ def test_neither_conversation_nor_text_is_nothing_to_keep() -> None:
         wish_of({"model": MODEL, "prompt": ["a", "b"]}, {})
 
 
+def test_no_key_is_remembered_with_what_is_kept() -> None:
+    headers = {"authorization": "Bearer secret", "x-api-key": "secret", "x-team": "search"}
+    assert wish_of(a_wish(), headers).ask.headers == {"x-team": "search"}
+
+
 async def test_a_prefix_is_kept_listed_shown_and_deleted() -> None:
     async with a_service() as (client, _):
         status, told = await client.answer(PATH, a_wish(shards=2, ttl="10m"))
