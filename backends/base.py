@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from policies.nouns import Capability, Delta, Prompt, Request
 
@@ -33,7 +33,8 @@ class Load:
     (`free_tokens` of `total_tokens`).
 
     None means that the backend does not tell. `reported_at` is in seconds of the clock that the backend was given.
-    `draining`: it is about to stop and takes no new requests.
+    So many more tokens of prompts may be pinned: `pinnable_tokens`. `draining`: it is about to stop and takes no new
+    requests.
     """
 
     running: int | None = None
@@ -45,6 +46,15 @@ class Load:
     prefill_s_per_token: float | None = None
     reported_at: float | None = None
     draining: bool = False
+    pinnable_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Of the blocks that were to be pinned, in order: so many first ones are `held` in the cache, and `pinned` stay."""
+
+    held: int
+    pinned: int
 
 
 class CacheListener(Protocol):
@@ -106,4 +116,24 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Cancel what runs and let go of every connection and task."""
+        ...
+
+
+@runtime_checkable
+class CacheKeeper(Protocol):
+    """What a backend with Capability.PINS does beside answering. All of it raises BackendFailed."""
+
+    async def pin(self, name: str, keys: Sequence[int], *, domain: str, for_s: float) -> Pinned:
+        """Keep the blocks `keys` of cache `domain`, parents before children, from eviction for so long.
+
+        `name` is the pin's, for all routers; pinning it again adds to it and may prolong it.
+        """
+        ...
+
+    async def unpin(self, name: str) -> int:
+        """End the pin `name`; how many blocks nobody pins any more."""
+        ...
+
+    async def clear_domain(self, domain: str) -> int:
+        """Forget all that is cached of `domain`, pinned or not; how many blocks that was."""
         ...

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
-from backends.base import Description, Load
+from backends.base import Description, Load, Pinned
 from policies.errors import BackendFailed, ExpectedError, Unreached
 from policies.nouns import Capability, Delta, Prompt, Request, Usage
+from shards.kv.keys import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ Script = Answer | Sequence[Answer] | Callable[[Request, Prompt], Answer]
 class FakeBackend:
     """Answers by `script`. Records what it `received`, and counts how generations ended.
 
-    Attributes may be changed at any time: `is_well` is what `probe` looks at, `reported` is its load.
+    Attributes may be changed at any time: `is_well` is what `probe` looks at, `reported` is its load. One that `pins`
+    has a cache: blocks of prompts that it answered, by key, each with its domain; at most `most_pinned` of them stay.
     """
 
     name: str
@@ -60,6 +63,10 @@ class FakeBackend:
     cancelled: int = 0
     failed: int = 0
     is_started: bool = False
+    pins: bool = False
+    most_pinned: int = 1000
+    cache: dict[int, str] = field(default_factory=dict)
+    pinned: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __repr__(self) -> str:
@@ -75,12 +82,14 @@ class FakeBackend:
             context_tokens=self.context_tokens,
             speaks_tokens=self.speaks_tokens,
             # a script may say anything
-            capabilities=frozenset(Capability),
+            capabilities=frozenset(Capability) - (frozenset() if self.pins else {Capability.PINS}),
         )
 
     def load(self) -> Load:
-        """What the test says."""
-        return self.reported
+        """What the test says, and the room for pins."""
+        if not self.pins:
+            return self.reported
+        return replace(self.reported, pinnable_tokens=BLOCK_TOKENS * (self.most_pinned - self._pinned_blocks()))
 
     def assets(self) -> Mapping[str, bytes]:
         """What the test says."""
@@ -110,6 +119,7 @@ class FakeBackend:
             await self._stumble(answer, len(answer.texts))
             # before the last yield: whoever has the last Delta need not ask for another
             ended = "finished"
+            self.cache.update(dict.fromkeys(request.block_keys, request.domain))
             usage = self._usage(request, answer)
             yield Delta(finish_reason=answer.finish_reason, message=answer.message, usage=usage, body=answer.body)
         except ExpectedError:
@@ -119,6 +129,27 @@ class FakeBackend:
             self.open_requests -= 1
             setattr(self, ended, getattr(self, ended) + 1)
 
+    async def pin(self, name: str, keys: Sequence[int], *, domain: str, for_s: float) -> Pinned:
+        """See CacheKeeper. No time ends it."""
+        self._require_well()
+        held = tuple(takewhile(lambda key: self.cache.get(key) == domain, keys))
+        room = max(0, self.most_pinned - self._pinned_blocks(but=name))
+        self.pinned[name] = (held[:room], for_s)
+        return Pinned(len(held), len(held[:room]))
+
+    async def unpin(self, name: str) -> int:
+        """See CacheKeeper."""
+        self._require_well()
+        return len(self.pinned.pop(name, ((), 0.0))[0])
+
+    async def clear_domain(self, domain: str) -> int:
+        """See CacheKeeper."""
+        self._require_well()
+        gone = {key for key, of in self.cache.items() if of == domain}
+        self.cache = {key: of for key, of in self.cache.items() if of != domain}
+        self.pinned = {name: pin for name, pin in self.pinned.items() if gone.isdisjoint(pin[0])}
+        return len(gone)
+
     async def close(self) -> None:
         """End what hangs."""
         self.closed.set()
@@ -127,6 +158,13 @@ class FakeBackend:
         """Raise AssertionError if a generation was lost count of."""
         ended = self.finished + self.cancelled + self.failed
         assert len(self.received) == ended + self.open_requests, "a generation was lost count of"
+
+    def _pinned_blocks(self, but: str = "") -> int:
+        return len({key for name, (keys, _) in self.pinned.items() if name != but for key in keys})
+
+    def _require_well(self) -> None:
+        if not self.is_well:
+            raise BackendFailed(f"{self.name} is not well")
 
     def _answer(self, request: Request, prompt: Prompt) -> Answer:
         if isinstance(self.script, Answer):

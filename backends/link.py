@@ -38,13 +38,15 @@ _KEYS_AT_ONCE = 1000
 class LinkOptions:
     """How a router attaches: who it says it is, TLS if any, and how patient it is.
 
-    `attach_s` bounds connecting, greeting and fetching the model's files; `probe_s` one health check.
+    `attach_s` bounds connecting, greeting and fetching the model's files; `probe_s` one health check, `answer_s` the
+    answer to one command on the cache.
     """
 
     router: str = "router"
     credentials: grpc.ChannelCredentials | None = None
     attach_s: float = 30.0
     probe_s: float = 2.0
+    answer_s: float = 10.0
     first_backoff_s: float = 0.1
     longest_backoff_s: float = 10.0
 
@@ -102,6 +104,7 @@ class ShardLink:
         )
         self._numbers = itertools.count()
         self._inboxes: dict[int, Inbox] = {}
+        self._answers: dict[int, asyncio.Future[wire.CacheAnswer]] = {}
         self._session: _Session | None = None
         self._trouble = "nobody has tried to reach it yet"
         self._settled = asyncio.Event()
@@ -160,9 +163,28 @@ class ShardLink:
             self._session.outgoing.cancel(number)
             self._session.spoken.set()
 
+    async def ask(self, command: wire.Command) -> wire.CacheAnswer:
+        """The answer to `command`, a Pin, Unpin or Clear without a call number. Raises BackendFailed."""
+        session = self._attached()
+        if not session.outgoing.has_room:
+            raise Unreached(f"{self.name} takes no commands: its stream is stuck")
+        call = next(free for free in self._candidates() if free not in self._answers)
+        answer: asyncio.Future[wire.CacheAnswer] = asyncio.get_running_loop().create_future()
+        self._answers[call] = answer
+        getattr(command, command.WhichOneof("command") or "").call = call
+        session.outgoing.say(command)
+        session.spoken.set()
+        try:
+            async with asyncio.timeout(self._options.answer_s):
+                return await answer
+        except TimeoutError as error:
+            raise BackendFailed(f"{self.name} did not answer within {self._options.answer_s:g} s") from error
+        finally:
+            del self._answers[call]
+
     def check(self) -> None:
         """Raise AssertionError if a request is left that has ended, or that no stream carries."""
-        assert self._session or not self._inboxes, "requests without a stream"
+        assert self._session or not (self._inboxes or self._answers), "requests without a stream"
         assert not any(inbox.is_over for inbox in self._inboxes.values()), "a request that has ended is left"
         if self._session:
             self._session.outgoing.check()
@@ -263,6 +285,10 @@ class ShardLink:
                     inbox.hear_tokens(drawn)
         for end in report.finished:
             self._hear_end(end, session.outgoing)
+        for answer in report.answers:
+            waiting = self._answers.get(answer.call)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
         if report.HasField("load"):
             self._on_load(self.name)
 
@@ -301,6 +327,7 @@ class ShardLink:
             prefill_s_per_token=load.prefill_s_per_token or None,
             reported_at=self._clock(),
             draining=load.draining,
+            pinnable_tokens=load.blocks_pinnable * welcome.block_tokens if welcome.keeps_cache else None,
         )
 
     def _lose(self, trouble: str) -> None:
@@ -310,6 +337,9 @@ class ShardLink:
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
             inbox.fail(BackendFailed(f"{self.name} was lost: {trouble}"))
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(BackendFailed(f"{self.name} was lost: {trouble}"))
 
 
 async def _speak(call: Any, session: _Session) -> None:

@@ -43,6 +43,10 @@ class Outgoing:
         self._commands.append(wire.Command(submit=submit))
         self._uploads[submit.request] = _Upload(memoryview(token_ids), 0, self._window_bytes)
 
+    def say(self, command: wire.Command) -> None:
+        """Say `command`, which belongs to no request."""
+        self._commands.append(command)
+
     def grant(self, request: int, computed_tokens: int) -> None:
         """The shard has computed so much of a prompt: more of it may be sent."""
         if upload := self._uploads.get(request):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from backends.base import CacheListener, Description, Load
+from backends.base import CacheListener, Description, Load, Pinned
 from backends.link import LinkOptions, ShardLink
 from backends.shard_answer import ShardAnswer
 from backends.shard_messages import submit_of
 from backends.turns import Turns
 from policies.nouns import Capability, Delta, Prompt, Request
 from shards.kv.keys import TOKEN_BYTES
+from shards.wire.limits import PIN_PIECE_KEYS
+from shards.wire.translate import pack_keys
 from shards.wire.v1 import shard_pb2 as wire
+
+_ALWAYS = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.CHOICES})
+_MOST_MS = 2**32 - 1
 
 
 class ShardBackend:
@@ -117,6 +123,28 @@ class ShardBackend:
         finally:
             self._link.forget(number)
 
+    async def pin(self, name: str, keys: Sequence[int], *, domain: str, for_s: float) -> Pinned:
+        """See CacheKeeper."""
+        held = pinned = 0
+        for start in range(0, len(keys), PIN_PIECE_KEYS):
+            piece = keys[start : start + PIN_PIECE_KEYS]
+            pin = wire.Pin(
+                name=name, domain=domain, keys=pack_keys(piece), for_ms=min(math.ceil(for_s * 1000), _MOST_MS)
+            )
+            answer = await self._link.ask(wire.Command(pin=pin))
+            held, pinned = held + answer.held_blocks, pinned + answer.blocks
+            if answer.blocks < len(piece):
+                break
+        return Pinned(held, pinned)
+
+    async def unpin(self, name: str) -> int:
+        """See CacheKeeper."""
+        return (await self._link.ask(wire.Command(unpin=wire.Unpin(name=name)))).blocks
+
+    async def clear_domain(self, domain: str) -> int:
+        """See CacheKeeper."""
+        return (await self._link.ask(wire.Command(clear=wire.Clear(domain=domain)))).blocks
+
     async def close(self) -> None:
         """Detach, which cancels whatever still runs on the shard."""
         await self._link.close()
@@ -134,5 +162,5 @@ class ShardBackend:
             speaks_tokens=True,
             reports_cache=True,
             preempts=True,
-            capabilities=frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.CHOICES}),
+            capabilities=_ALWAYS | {Capability.PINS} if welcome.keeps_cache else _ALWAYS,
         )

@@ -32,6 +32,12 @@ class ContextExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class UnknownPrefix(ExpectedError):
+    """The tenant has no prefix of this name."""
+
+    code = "prefix_not_found"
+
+
 class RequestTooLarge(ExpectedError):
     """The body is larger than the router reads."""
 

@@ -38,6 +38,9 @@ class Capability(enum.StrEnum):
     EMBEDDINGS = "embeddings"
     """Vectors for texts, instead of an answer to them."""
 
+    PINS = "pins"
+    """Prefixes that stay in the cache for a time, and cache domains that are cleared."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
@@ -76,12 +79,17 @@ class Prices:
     output: float = 4.0
 
 
+USUAL_PINNED_TOKENS = 256_000
+"""What a tenant may have pinned where the file does not say."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Who pays and whose data must not mix.
 
     `key_hashes` are sha256 hex digests. Empty `models` or `classes` allow all. `domain` is the cache domain: tenants
     with equal domains share KV. `limits` are those of the whole tenant, `model_limits` of one model beside them.
+    At most `pinned_tokens` of its prefixes are kept at a time, each counted once for every backend.
     """
 
     name: str
@@ -92,6 +100,7 @@ class Tenant:
     classes: frozenset[str] = frozenset()
     limits: Limits = Limits()
     model_limits: Mapping[str, Limits] = field(default_factory=dict)
+    pinned_tokens: int = USUAL_PINNED_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

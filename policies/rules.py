@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
@@ -159,6 +159,12 @@ def classify(facts: Facts, rulebook: Rulebook) -> Ruling:
         f"no rule gives tenant '{tenant.name}' a service class for this request",
         hint=f"it may use {', '.join(sorted(tenant.classes))}: ask for one with x-pointsman-priority",
     )
+
+
+def yielding(ruling: Ruling, rulebook: Rulebook) -> Ruling:
+    """The same pools and policy for work that nobody waits for: below every class, and it gives its place to any."""
+    last = max(rulebook.classes.values(), key=lambda one: one.rank)
+    return replace(ruling, service_class=replace(last, rank=last.rank + 1, preemptible=True))
 
 
 def may_use(tenant: Tenant, service_class: str) -> bool:

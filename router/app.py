@@ -39,6 +39,8 @@ from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
 from router.picker.server import PickerServer
 from router.pools import finding, named_backends
+from router.prefixes.prefixes import Prefixes
+from router.prefixes.warming import GatewayWarmer
 from router.reload import Reloader, as_shadow
 from router.store.base import QuotaStore
 from router.store.guarded import GuardedStore, GuardOptions
@@ -152,6 +154,14 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         clock=clock,
         rng=rng,
         shadow=parts["shadow"].config if "shadow" in parts else None,
+        prefixes=Prefixes(
+            cluster,
+            beliefs.index,
+            GatewayWarmer(lambda: gateway),
+            by=uuid.uuid4().hex,
+            now=time.time,
+            on_failure=lambda: telemetry.event("task_failed"),
+        ),
         finding=finding(
             config,
             surroundings,
@@ -242,6 +252,7 @@ class Router:
             # backends join the feeds as soon as the cluster has reached them
             await stack.enter_async_context(self.gateway.feeds)
             await stack.enter_async_context(self.gateway.cluster)
+            await stack.enter_async_context(self.gateway.prefixes)
             if self.gateway.replicas is not None:
                 stack.push_async_callback(self.gateway.replicas.close)
                 await self.gateway.replicas.start()
@@ -360,7 +371,7 @@ def _replicas(url: str, gateway: Gateway) -> Replicas:
 
     # not of the router's rng: two routers with one seed would take each other for themselves
     by, telemetry = uuid.uuid4().hex, gateway.telemetry
-    return Replicas(
+    replicas = Replicas(
         RedisStream(url, by),
         RedisShelf(url),
         by,
@@ -369,7 +380,10 @@ def _replicas(url: str, gateway: Gateway) -> Replicas:
         clock=gateway.clock,
         on_event=telemetry.event,
         on_state=telemetry.replicas,
+        on_prefix=gateway.prefixes.hear,
     )
+    gateway.prefixes.share(replicas.tell)
+    return replicas
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Ask:
 
     `max_new_tokens` None: as many as fit, but no more than `usual_new_tokens`. `bodies` has one OpenAI body per input,
     for backends that speak that dialect. `headers` have lower-case names. `deadline_s` is in seconds from when the call
-    was read.
+    was read. It goes to no backend in `avoiding`.
     """
 
     model: str
@@ -54,6 +54,9 @@ class Ask:
     priority: str | None = None
     session: str | None = None
     deadline_s: float | None = None
+    avoiding: frozenset[str] = frozenset()
+    yields: bool = False
+    """Nobody waits for its answer: whatever its class, it goes behind everybody, gives way and is never shed."""
     explain: bool = False
     """The client wants to know why its prompt went where it went."""
     metadata: Mapping[str, str] = field(default_factory=dict)

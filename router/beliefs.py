@@ -13,7 +13,7 @@ from policies.prefix.match import Match, best
 from policies.residency import Guess, Picture, Residency
 from policies.speculation import Speculation
 from router.flights import Flight
-from router.replicas.news import MOST_KEYS, Learnt, Lost, News, Sent
+from router.replicas.news import MOST_KEYS, Belief, Learnt, Lost, Sent
 from shards.kv.keys import BLOCK_TOKENS
 
 
@@ -32,7 +32,7 @@ class Beliefs:
         self._ranks: Counter[str] = Counter()
         self._live: set[str] = set()
         self._exact: set[str] = set()
-        self._tell: Callable[[News], None] = lambda _: None
+        self._tell: Callable[[Belief], None] = lambda _: None
         self._trust = 1.0
 
     def __repr__(self) -> str:
@@ -80,11 +80,15 @@ class Beliefs:
         self._speculation.forget(backend)
         self._tell(Lost(backend))
 
-    def share(self, tell: Callable[[News], None]) -> None:
+    def cleared(self, backend: str) -> None:
+        """Part of what `backend` held was cleared: it tells which, but what was just sent there may be part of it."""
+        self.failed(backend)
+
+    def share(self, tell: Callable[[Belief], None]) -> None:
         """Call `tell` with whatever other routers should hear. What it does must be cheap."""
         self._tell = tell
 
-    def hear(self, news: News, at: float) -> None:
+    def hear(self, news: Belief, at: float) -> None:
         """Another router told this, of the time `at`."""
         match news:
             case Sent():

@@ -176,6 +176,10 @@ class Cluster:
         """The backend of this name."""
         return self._members[name].backend
 
+    def names(self) -> Collection[str]:
+        """All backends by name."""
+        return self._members.keys()
+
     def tells_cache(self, name: str) -> bool:
         """Does this backend itself tell what its cache holds?"""
         description = self._members[name].backend.describe() if name in self._members else None
@@ -221,6 +225,10 @@ class Cluster:
         """
         held = held or {}
         return ClusterView(tuple(member.view(now, held, rank) for member in self._members.values()), now)
+
+    def may_serve(self, name: str, model: str) -> bool:
+        """Is `name` there, well, not draining, and does it serve `model`?"""
+        return name in self._members and self._members[name].may_serve(model)
 
     def most_held(self, model: str, held: Mapping[str, int]) -> int:
         """The most tokens in `held` of any backend that is well, not draining and serves `model`; 0 without one."""

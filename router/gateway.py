@@ -19,6 +19,7 @@ from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.feeds.feeds import Feeds
 from router.pools import Finding
+from router.prefixes.prefixes import Prefixes
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
 
@@ -49,6 +50,7 @@ class Gateway:
     rng: random.Random
     finding: Finding
     feeds: Feeds
+    prefixes: Prefixes
     shadow: Config | None = None
     replicas: Replicas | None = None
 
@@ -87,7 +89,7 @@ class Gateway:
         """Nothing is left of any request; for an idle router."""
         discovery = self.finding.discovery
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
-        for part in parts:
+        for part in (*parts, self.prefixes):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

@@ -31,6 +31,19 @@ def identify(key: str | None, config: Config) -> Tenant:
     raise Unauthenticated("the API key is not known", hint="ask the operator for a key of this router")
 
 
+def on_behalf_of(name: str, config: Config) -> Tenant:
+    """The tenant `name`, who was identified before, for what the router goes on doing for it.
+
+    Raises Unauthenticated.
+    """
+    tenant = config.tenants.get(name)
+    if tenant is None and config.anonymous is not None and config.anonymous.name == name:
+        return config.anonymous
+    if tenant is None:
+        raise Unauthenticated(f"there is no tenant '{name}' any more", hint="the SLA file has changed")
+    return tenant
+
+
 def key_in(headers: Mapping[str, str]) -> str | None:
     """The key in `authorization: Bearer KEY`, else the one in `x-api-key`; names are in lower case or indifferent.
 

@@ -26,7 +26,7 @@ from policies.explain import explain, without_secrets
 from policies.filters import is_worth_waiting
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.promise import answer_s
-from policies.rules import Facts, Ruling, classify
+from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from router.admission import Permit
 from router.ask import Ask
@@ -35,7 +35,7 @@ from router.caller import Caller, CallerGone, Placement
 from router.carrier import Carrier, Ourselves
 from router.cluster import ServedModel
 from router.gateway import Gateway
-from router.identify import identify
+from router.identify import identify, on_behalf_of
 from router.placing import Placer
 from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
 from router.telemetry import Account, Telemetry
@@ -44,6 +44,9 @@ from router.tracing import AttemptTrace, PromptTrace
 
 MOST_TRIES = 3
 """Backends that one prompt may be tried on; those that it never reached do not count."""
+
+YIELDING = "yielding"
+"""In place of a class, for telemetry: what nobody waits for keeps no promise and breaks none."""
 
 WANTED = {
     Capability.STRUCTURED_OUTPUT: (
@@ -54,6 +57,7 @@ WANTED = {
     Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
     Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
     Capability.EMBEDDINGS: ("make embeddings", "model", "ask for a model that embeds"),
+    Capability.PINS: ("keep prefixes for a time", "pin", "leave `pin` out: the prefix is computed there all the same"),
     Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
 }
 """Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
@@ -61,12 +65,14 @@ WANTED = {
 _log = logging.getLogger("pointsman.pipeline")
 
 
-async def serve(caller: Caller, gateway: Gateway, carrier: Carrier | None = None) -> None:
+async def serve(
+    caller: Caller, gateway: Gateway, carrier: Carrier | None = None, *, tenant_name: str | None = None
+) -> None:
     """Answer one call: identify, read, tokenize, classify, admit, choose, stream, settle. Reads in the order it runs.
 
     Tries another backend only while the client has seen nothing of that answer. Raises ExpectedError or CallerGone;
     however it ends, the Outcome is counted once and every permit is settled. Without a `carrier` the router itself
-    goes to the backends.
+    goes to the backends. `tenant_name` is whose call it is, where that is known already.
     """
     with (
         gateway.telemetry.account(caller.id, caller.trace) as account,
@@ -74,7 +80,7 @@ async def serve(caller: Caller, gateway: Gateway, carrier: Carrier | None = None
         gateway.doors.entered(),
     ):
         config = gateway.config
-        tenant = identify(caller.key, config)
+        tenant = identify(caller.key, config) if tenant_name is None else on_behalf_of(tenant_name, config)
         account.tenant = tenant.name
         ask = await caller.read()
         async with within(ask.deadline_s):
@@ -85,6 +91,8 @@ async def serve(caller: Caller, gateway: Gateway, carrier: Carrier | None = None
             facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
             ruling = classify(facts, config)
             account.service_class, account.rule = ruling.service_class.name, ruling.rule
+            if ask.yields:
+                ruling, account.service_class = yielding(ruling, config), YIELDING
             claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
             async with gateway.admission.permit(claim, caller.limited) as permit:
                 call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier or Ourselves())
@@ -156,7 +164,7 @@ class _Call:
         placer = Placer(
             self.gateway.dispatcher,
             self.gateway.clock,
-            steps=self.config.on_miss.get(self.ruling.service_class.name, ()),
+            steps=() if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ()),
             degraded=lambda other, name: self._degraded(at, other, name, trace),
             on_step=partial(self.gateway.telemetry.missed, self.ruling.service_class.name),
             on_shed=lambda shed, found: self._record(at, shed.request, found.view, found.decision, is_late=True),
@@ -200,7 +208,8 @@ class _Call:
             where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
             actual_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
             gateway.beliefs.answered(flight.backend, bid.request.block_keys, flight, where)
-            gateway.lengths.learn(bid.request.tenant, bid.request.service_class, told.completion_tokens)
+            if not self.ask.yields:
+                gateway.lengths.learn(bid.request.tenant, bid.request.service_class, told.completion_tokens)
         gateway.dispatcher.correct(bid, actual_s)
 
     async def _answered(self, at: int, placed: Placed, trace: PromptTrace) -> None:
@@ -245,6 +254,7 @@ class _Call:
             refusal=refusal,
             sent=lambda backend: gateway.beliefs.sent(backend, tokens.keys),
             way=self.carrier.way,
+            avoiding=ask.avoiding,
         )
 
     async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace) -> Bid:

@@ -45,6 +45,12 @@ async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gatewa
     return await gateway.tokenizers.tokens(ask, text, root=root, vocabulary=model.vocabulary)
 
 
+def roots_of(domain: str, gateway: Gateway) -> frozenset[int]:
+    """The keys that all block keys of cache `domain` come from, one for each model that is served."""
+    models = gateway.cluster.models().values()
+    return frozenset(root_key(_backends_name(model, gateway.config), domain) for model in models)
+
+
 def believed(tokens: Tokens, gateway: Gateway) -> dict[str, int]:
     """Backend -> tokens of this prompt's beginning that it is expected to hold: how many, times how likely that is."""
     return {

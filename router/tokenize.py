@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -72,6 +72,12 @@ class ChunkCache:
             while self.bytes > self.most_bytes:
                 (_, old), gone = self._ids.popitem(last=False)
                 self.bytes -= _size(old, gone)
+
+    def forget(self, is_gone: Callable[[Hashable], bool]) -> None:
+        """Forget the text of every owner that `is_gone`."""
+        with self._lock:
+            for key in [key for key in self._ids if is_gone(key[0])]:
+                self.bytes -= _size(key[1], self._ids.pop(key))
 
     def check(self) -> None:
         """`bytes` is what the chunks take, and within the bound."""
@@ -247,6 +253,10 @@ class Tokenizers:
 
         size = sum(map(size_of, ask.inputs))
         return work() if size <= INLINE_CHARACTERS else await self._in_thread(work, size)
+
+    def forget(self, roots: Collection[int]) -> None:
+        """Forget the text that was tokenized for the cache domains of `roots`."""
+        self._cache.forget(lambda owner: isinstance(owner, tuple) and owner[1] in roots)
 
     async def close(self) -> None:
         """End the threads."""

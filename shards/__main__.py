@@ -19,6 +19,7 @@ from shards.threads import default_threads, use_threads
 
 if TYPE_CHECKING:
     from shards.engine import EngineOptions
+    from shards.kv.options import PoolOptions
     from shards.model import Model
     from shards.tracing import ShardTraces
 
@@ -55,6 +56,16 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, a
     if asked_gib is not None or room is None:
         return int((0.5 if asked_gib is None else asked_gib) * 2**30)
     return int(room(batch_tokens=options.batch_tokens, rows=options.max_running))
+
+
+def pool_options(model: Model, asked_share: float | None, options: EngineOptions) -> PoolOptions:
+    """What may be pinned: what was asked for, or what suits the pool. Raises ValueError if there is no block."""
+    from shards.kv.options import PoolOptions, usual_pin_share
+    from shards.kv.table import blocks_for
+
+    blocks, context_blocks = options.blocks(model.network.block_bytes), blocks_for(model.network.context_tokens)
+    usual = usual_pin_share(blocks, context_blocks=context_blocks)
+    return PoolOptions(pin_share=usual if asked_share is None else asked_share)
 
 
 def traces_of(name: str) -> ShardTraces | None:
@@ -106,6 +117,14 @@ def shard(
     host_memory: Annotated[
         float, typer.Option(help="Host memory, in GiB, for KV that was evicted or preempted.", min=0)
     ] = 0,
+    pin_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the KV pool that pinned prefixes may keep; default: 0.25, less where a prompt needs it.",
+            min=0,
+            max=0.99,
+        ),
+    ] = None,
     max_running: Annotated[int, typer.Option(help="Sequences that run side by side.", min=1)] = 64,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait here.", min=1)] = 512,
     step_ms: Annotated[float, typer.Option(help="Time that one step aims at; sizes prefill chunks.", min=1)] = 50,
@@ -157,7 +176,7 @@ def shard(
     )
     options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
     try:
-        engine = Engine(loaded, options)
+        engine = Engine(loaded, replace(options, pool=pool_options(loaded, pin_share, options)))
     except ValueError as error:
         print(error, file=sys.stderr)  # noqa: T201
         raise typer.Exit(2) from error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from shards.exec.network import DrawingNetwork, HostedNetwork, Network
 from shards.exec.request import Request
@@ -18,7 +19,7 @@ from shards.kv.keys import TOKEN_BYTES
 from shards.kv.pool import BlockPool
 from shards.kv.table import BlockTable
 from shards.model import Model
-from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Load, Report, Submission
+from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Load, Pinned, Report, Submission
 from shards.options import EngineOptions
 from shards.sched.limits import MOST_CHOICES, Limits, Refusal
 from shards.scheduler import Scheduler, Step
@@ -175,17 +176,35 @@ class Engine:
             self._is_settled = False
             self._end(request, FinishReason.CANCELLED)
 
-    def clear_cache(self) -> None:
-        """Forget all that is cached; the next report says so. What runs goes on, and shares nothing any more."""
-        self._pool.clear()
+    def clear_cache(self, domain: str | None = None) -> int:
+        """Forget all that is cached, or all of `domain`; how many blocks that was. The next report says which.
+
+        What runs there goes on, and shares nothing any more.
+        """
+        cleared = self._pool.clear(domain)
         parked = [one for one in self._roster.waiting.values() if one.table.is_parked]
         for one in (*self._roster.running.values(), *parked):
-            one.table.unchain()
+            if domain is None or one.table.domain == domain:
+                one.table.unchain()
+        self._is_settled = False
+        return cleared
 
-    def pin(self, keys: Iterable[int], *, domain: str, for_s: float) -> int:
-        """Keep cached blocks that `keys` name for `for_s`, as far as `pin_share` goes; says how many are kept."""
+    def pin(self, name: str, keys: Collection[int], *, domain: str, for_s: float) -> Pinned:
+        """Keep cached blocks that `keys` name for `for_s`, as far as `pin_share` goes, under `name`.
+
+        A second pin of a name adds to the first, and never shortens it.
+        """
         now_s = self._clock()
-        return self._pool.pin(keys, domain=domain, until_s=now_s + for_s, now_s=now_s)
+        held = takewhile(lambda key: self._pool.prefix.named(key, domain=domain) is not None, keys)
+        pinned = self._pool.pins.pin(name, keys, domain=domain, until_s=now_s + for_s, now_s=now_s)
+        # the next report's load says how much may still be pinned
+        self._is_settled = False
+        return Pinned(sum(1 for _ in held), pinned)
+
+    def unpin(self, name: str) -> int:
+        """End the pin `name`, if there is one; how many blocks nobody pins any more."""
+        self._is_settled = False
+        return self._pool.pins.unpin(name)
 
     def close(self) -> None:
         """End what copies KV to the host. No step may follow."""
@@ -366,6 +385,7 @@ class Engine:
             waiting_tokens=sum(one.submission.prompt_tokens - one.computed_tokens for one in requests),
             blocks_total=self._pool.size,
             blocks_free=self._pool.available,
+            blocks_pinnable=self._pool.pins.room,
             prefill_s_per_token=self._scheduler.cost.prefill_s_per_token,
             step_s=self._step_s,
         )

@@ -7,10 +7,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Protocol, TypeVar
 
-from shards.nouns import CacheEvent, Report, Submission
+from shards.nouns import CacheEvent, Pinned, Report, Submission
 
 T = TypeVar("T")
 
@@ -47,6 +47,18 @@ class Engine(Protocol):
 
     def cancel(self, key: Hashable) -> None:
         """End a request; its choices finish as cancelled in the next report."""
+        ...
+
+    def pin(self, name: str, keys: Collection[int], *, domain: str, for_s: float) -> Pinned:
+        """Keep the cached blocks that `keys` name for `for_s`, as far as there is room for pins."""
+        ...
+
+    def unpin(self, name: str) -> int:
+        """End a pin; how many blocks nobody pins any more."""
+        ...
+
+    def clear_cache(self, domain: str | None = None) -> int:
+        """Forget all that is cached, or all of `domain`; how many blocks that was."""
         ...
 
     def step(self) -> Report:
@@ -142,12 +154,11 @@ class EngineLoop:
 
     def ask(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> None:
         """Put `question` to the engine between two steps; `answer` hears the result between their reports."""
+        self.post(self._asking(question, answer))
 
-        def command(engine: Engine) -> None:
-            result = question(engine)
-            self._loop.call_soon_threadsafe(answer, result)
-
-        self.post(command)
+    async def ask_in_turn(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> None:
+        """As `ask`, for what nothing else bounds: waits for room among the commands, not for the answer."""
+        await self.put(self._asking(question, answer))
 
     async def check(self) -> None:
         """Raise AssertionError if an invariant of the engine is broken, EngineError if it has failed."""
@@ -160,6 +171,9 @@ class EngineLoop:
         broken = answered.result() if answered.done() else _find_broken(self._engine)
         if broken is not None:
             raise broken
+
+    def _asking(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> Command:
+        return lambda engine: self._call_soon(answer, question(engine))
 
     @property
     def _is_over(self) -> bool:

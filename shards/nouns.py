@@ -134,7 +134,7 @@ class CacheEvent:
 class Load:
     """How busy the engine is. `waiting_tokens`: prompt tokens not computed yet, over all requests.
 
-    `draining`: its server is about to stop and refuses new ones.
+    `blocks_pinnable` more blocks may be pinned. `draining`: its server is about to stop and refuses new ones.
     """
 
     running: int
@@ -145,6 +145,15 @@ class Load:
     prefill_s_per_token: float
     step_s: float
     draining: bool = False
+    blocks_pinnable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Of the blocks that were to be pinned, in order: so many first ones are `held` in the cache, and `pinned` stay."""
+
+    held: int
+    pinned: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Scheduler:
     def next_step(self, now_s: float) -> Step:
         """Start and preempt whom it is time for, share what is cached, and plan."""
         self._stepped_s = now_s
-        self.pool.expire_pins(now_s)
+        self.pool.pins.expire(now_s)
         self._admit(now_s)
         running = self.roster.running
         for one in running.values():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys, root_key
@@ -15,6 +16,7 @@ from shards.nouns import (
     Finished,
     FinishReason,
     Load,
+    Pinned,
     Progress,
     Report,
     Submission,
@@ -73,7 +75,7 @@ class ScriptedEngine:
     """Answers by `answer`, one token per step and choice; remembers prompts' full blocks like a prefix cache.
 
     An answer shorter than `max_new_tokens` ends with STOP. `is_held` keeps every request from drawing. A `failure` is
-    raised by the next step.
+    raised by the next step. At most `pinnable` blocks may be pinned; nothing is ever evicted but by `clear_cache`.
     """
 
     def __init__(
@@ -90,17 +92,20 @@ class ScriptedEngine:
         self.cancelled: list[Hashable] = []
         self.paced: list[tuple[Hashable, int | None, int | None, bool | None]] = []
         self.sequences: dict[Hashable, _Sequence] = {}
+        self.pinnable = 512
+        self.pins: dict[str, dict[int, float]] = {}
         self._answer = answer
         self._ended: list[Finished] = []
-        self._cache: dict[int, None] = {}
+        self._events: list[CacheEvent] = []
+        self._cache: dict[int, str] = {}
         self._step = 0
 
     def __repr__(self) -> str:
         return f"<ScriptedEngine {len(self.sequences)} requests, {len(self._cache)} blocks, step {self._step}>"
 
-    def remember(self, keys: Iterable[int]) -> None:
-        """Hold blocks `keys` in the cache, as if earlier prompts had brought them."""
-        self._cache.update(dict.fromkeys(keys))
+    def remember(self, keys: Iterable[int], domain: str = "") -> None:
+        """Hold blocks `keys` in the cache, as if earlier prompts of `domain` had brought them."""
+        self._cache.update(dict.fromkeys(keys, domain))
 
     def submit(self, submission: Submission) -> None:
         """Open a request, or reject what does not fit the context."""
@@ -139,10 +144,38 @@ class ScriptedEngine:
             self.cancelled.append(key)
             self._end(sequence, FinishReason.CANCELLED)
 
+    def pin(self, name: str, keys: Collection[int], *, domain: str, for_s: float) -> Pinned:
+        """Note the pin, as far as its keys are held and there is room; time does not end it."""
+        held = list(takewhile(lambda key: self._cache.get(key) == domain, keys))
+        elsewhere = {key for other, pinned in self.pins.items() if other != name for key in pinned}
+        room = max(0, self.pinnable - len(elsewhere))
+        self.pins.setdefault(name, {}).update(dict.fromkeys(held[:room], for_s))
+        return Pinned(len(held), len(held[:room]))
+
+    def unpin(self, name: str) -> int:
+        """Forget the pin."""
+        return len(self.pins.pop(name, {}))
+
+    def clear_cache(self, domain: str | None = None) -> int:
+        """Forget what `domain` holds, or everything."""
+        gone = tuple(key for key, of in self._cache.items() if domain in (None, of))
+        for key in gone:
+            del self._cache[key]
+        for pinned in self.pins.values():
+            for key in gone:
+                pinned.pop(key, None)
+        if gone:
+            self._events.append(CacheEvent(CacheChange.EVICTED, gone))
+        return len(gone)
+
     @property
     def has_work(self) -> bool:
         """Would a step do or report anything?"""
-        return bool(self._ended) or self.failure is not None or any(map(self._can_run, self.sequences.values()))
+        return (
+            bool(self._ended or self._events)
+            or self.failure is not None
+            or any(map(self._can_run, self.sequences.values()))
+        )
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -156,7 +189,7 @@ class ScriptedEngine:
         self._step += 1
         drawn: list[Drawn] = []
         progress: list[Progress] = []
-        stored: list[CacheEvent] = []
+        stored, self._events = self._events, []
         for sequence in list(self.sequences.values()):
             if not self._can_run(sequence):
                 continue
@@ -201,7 +234,7 @@ class ScriptedEngine:
         sequence.computed_tokens = min(arrived, sequence.computed_tokens + self.options.prefill_tokens)
         full = keys[: sequence.computed_tokens // BLOCK_TOKENS]
         new = tuple(key for key in full if key not in self._cache)
-        self._cache.update(dict.fromkeys(new))
+        self._cache.update(dict.fromkeys(new, submission.domain))
         return [CacheEvent(CacheChange.STORED, new)] if new else []
 
     def _draw(self, sequence: _Sequence) -> list[Drawn]:
@@ -239,7 +272,9 @@ class ScriptedEngine:
         running = sum(sequence.computed_tokens > 0 for sequence in sequences)
         to_compute = sum(one.submission.prompt_tokens - one.computed_tokens for one in sequences)
         waiting = len(self.sequences) - running
-        return Load(running, waiting, to_compute, 1024, 1024 - len(self._cache), 0.001, 0.001)
+        pinned = len({key for keys in self.pins.values() for key in keys})
+        free, pinnable = 1024 - len(self._cache), self.pinnable - pinned
+        return Load(running, waiting, to_compute, 1024, free, 0.001, 0.001, blocks_pinnable=pinnable)
 
 
 def _logprobs(token: int, top: int | None) -> tuple[TokenLogprobs, ...]:

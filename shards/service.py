@@ -8,17 +8,19 @@ import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from shards.loop import Engine, EngineLoop
-from shards.nouns import CacheEvent, Cause, Load, Report
-from shards.wire import translate
+from shards.nouns import CacheEvent, Cause, Load, Pinned, Report
+from shards.wire import limits, translate
 from shards.wire.assets import asset_pieces
 from shards.wire.attachment import Attachment, OpenRequest
 from shards.wire.facts import Facts, Fault
+from shards.wire.limits import KEY_BYTES
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
 
@@ -162,6 +164,14 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             await self._pace(attachment, command.pace)
         elif kind == "cancel":
             await self._cancel(attachment, command.cancel.request)
+        elif kind == "pin":
+            await self._pin(attachment, command.pin)
+        elif kind == "unpin":
+            name, call = command.unpin.name, command.unpin.call
+            await self._loop.ask_in_turn(lambda engine: engine.unpin(name), partial(attachment.answer, call))
+        elif kind == "clear":
+            domain, call = command.clear.domain, command.clear.call
+            await self._loop.ask_in_turn(lambda engine: engine.clear_cache(domain), partial(attachment.answer, call))
         else:
             raise ProtocolViolation("this shard does not know the command; is it older than the router?")
 
@@ -213,6 +223,17 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         if request in attachment.requests:
             key = translate.RequestKey(attachment.stream, request)
             await self._loop.put(lambda engine: engine.cancel(key))
+
+    async def _pin(self, attachment: Attachment, pin: wire.Pin) -> None:
+        if len(pin.name) > limits.PIN_NAME_CHARACTERS or len(pin.keys) % KEY_BYTES:
+            raise ProtocolViolation("a pin's name is too long, or its keys are not whole uint64s")
+        name, domain, for_s = pin.name, pin.domain, pin.for_ms / 1000
+        keys = translate.unpack_keys(pin.keys)
+
+        def answer(found: Pinned) -> None:
+            attachment.answer(pin.call, found.pinned, held=found.held)
+
+        await self._loop.ask_in_turn(lambda engine: engine.pin(name, keys, domain=domain, for_s=for_s), answer)
 
     def _detach(self, attachment: Attachment) -> None:
         del self._attachments[attachment.stream]

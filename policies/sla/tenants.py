@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from policies.fields import Field, Section
-from policies.nouns import Limits, Tenant
-from policies.quantities import read_count, read_weight, read_yes
+from policies.nouns import USUAL_PINNED_TOKENS, Limits, Tenant
+from policies.quantities import read_count, read_tokens, read_weight, read_yes
 from policies.shapes import TEXT, Key, Many, Named, Table
 from policies.sla.secrets import API_KEY, Outside
 
@@ -22,6 +22,7 @@ _LIMIT_FIELDS = {key: "cost_per_day" if key == "budget_per_day" else key for key
 LIMITS = Table(
     {
         **LIMIT_KEYS,
+        "pinned_tokens": Key(read_tokens, "tokens of prefixes kept at a time, once for every backend; 256k without it"),
         "models": Key(Named(Table(LIMIT_KEYS), free=True), "limits for one model, which hold beside the tenant's own"),
     }
 )
@@ -76,6 +77,7 @@ def _read_tenant(section: Section, name: str, classes: Collection[str], outside:
         classes=frozenset(section.some_of("classes", classes, what="class")),
         limits=_read_limits(limits),
         model_limits=_read_model_limits(limits),
+        pinned_tokens=limits.read("pinned_tokens", USUAL_PINNED_TOKENS),
     )
     _check_model_limits(limits, tenant)
     return tenant

@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from policies.budget import Standing
 from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
 from policies.explain import Explanation
-from policies.nouns import Delta, Usage
+from policies.nouns import Delta, Tenant, Usage
 from router.ask import Ask
 from router.caller import CallerGone, Placement
 from router.cluster import ServedModel
@@ -27,6 +27,7 @@ from router.inbound.counting import count_tokens
 from router.inbound.dialect import Dialect, Failure, Stream
 from router.inbound.dialects import DIALECTS
 from router.inbound.openai_dialect import openai_failure
+from router.inbound.prefixes import PREFIXES_PATH, add_prefixes
 from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.reading import decode
 from router.inbound.status import retry_after
@@ -44,7 +45,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
-_ROUTES_HINT = f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
+_ROUTES_HINT = (
+    f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, {PREFIXES_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
+)
 
 
 def http_app(gateway: Gateway) -> web.Application:
@@ -56,6 +59,7 @@ def http_app(gateway: Gateway) -> web.Application:
     app.router.add_post(COUNT_PATH, _count_tokens)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{id:.+}", _model)
+    add_prefixes(app, gateway, _tenant, _body)
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)
     app.router.add_get("/metrics", _metrics)
@@ -256,10 +260,18 @@ def _endpoint(dialect: Callable[[], Dialect]) -> Handler:
 
 
 async def _count_tokens(request: web.Request) -> web.Response:
-    gateway = request.app[_GATEWAY]
-    tenant = identify(key_in(request.headers), gateway.config)
-    ask = counted_messages(decode(await read_body(request, gateway)), lowered(request))
-    return _json({"input_tokens": await count_tokens(ask, tenant, gateway)})
+    tenant = _tenant(request)
+    ask = counted_messages(await _body(request), lowered(request))
+    return _json({"input_tokens": await count_tokens(ask, tenant, request.app[_GATEWAY])})
+
+
+def _tenant(request: web.Request) -> Tenant:
+    return identify(key_in(request.headers), request.app[_GATEWAY].config)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    raw = await read_body(request, request.app[_GATEWAY])
+    return await asyncio.to_thread(decode, raw) if len(raw) > INLINE_BYTES else decode(raw)
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -277,8 +289,7 @@ async def _model(request: web.Request) -> web.Response:
 
 
 def _allowed_models(request: web.Request) -> dict[str, ServedModel]:
-    gateway = request.app[_GATEWAY]
-    return gateway.models_for(identify(key_in(request.headers), gateway.config))
+    return request.app[_GATEWAY].models_for(_tenant(request))
 
 
 def model_entry(model: ServedModel) -> dict[str, Any]:

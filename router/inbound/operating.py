@@ -14,6 +14,8 @@ from policies.nouns import Outcome
 from policies.suggest import did_you_mean
 from router.dashboard.routes import json_reply, read_json
 from router.gateway import Gateway
+from router.inbound.prefixes import shown
+from router.prefixes.clearing import clear_cache, named_tenant
 
 _MOST_WEIGHT = 1000.0
 
@@ -31,6 +33,13 @@ def add_operating(app: web.Application, gateway: Gateway) -> None:
         view = next(one for one in gateway.cluster.view(gateway.clock()).backends if one.name == name)
         return json_reply({"backend": name, "draining": view.draining, "weight": view.weight})
 
+    async def clear(request: web.Request) -> web.Response:
+        cleared = await clear_cache(named_tenant(request.match_info["tenant"], gateway), gateway)
+        return json_reply(cleared.shown())
+
+    async def prefixes(_: web.Request) -> web.Response:
+        return json_reply({"prefixes": [{"tenant": one.tenant, **shown(one)} for one in gateway.prefixes.of()]})
+
     async def usage(_: web.Request) -> web.Response:
         up_s = gateway.clock() - gateway.board.started_at
         since = gateway.unix_time() - up_s
@@ -41,6 +50,8 @@ def add_operating(app: web.Application, gateway: Gateway) -> None:
         return web.Response(text=_as_csv(list(_usage(gateway))), content_type="text/csv", headers=headers)
 
     app.router.add_patch("/admin/backends/{name}", change_backend)
+    app.router.add_delete("/admin/tenants/{tenant}/cache", clear)
+    app.router.add_get("/admin/prefixes", prefixes)
     app.router.add_get("/admin/usage", usage)
     app.router.add_get("/admin/usage.csv", usage_csv)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from router.flights import Traffic
+from router.prefixes.prefix import Dropped, Prefix
 
 MOST_KEYS = 4096
 """Blocks of one prompt that are told (262,144 tokens, 36 KiB). What lies beyond is believed nowhere but where it was
@@ -50,7 +51,8 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
     backend: str
 
 
-News = Sent | Learnt | Lost
+Belief = Sent | Learnt | Lost
+News = Belief | Prefix | Dropped
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -116,5 +118,7 @@ def _size(news: News) -> int:
             return 64 + 9 * len(news.noted)
         case Learnt():
             return 64 + 9 * len(news.keys)
-        case Lost():
+        case Prefix():
+            return 256 + 64 * len(news.places)
+        case Lost() | Dropped():
             return 64

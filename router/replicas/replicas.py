@@ -12,6 +12,7 @@ from policies.prefix.match import faded
 from router.beliefs import Beliefs
 from router.cluster import Cluster
 from router.flights import Traffic
+from router.prefixes.prefix import Dropped, Prefix, PrefixNews
 from router.replicas.news import Learnt, News, batches, decode, encode
 from router.replicas.peers import Peers
 from router.replicas.scribe import Scribe, Taken
@@ -62,7 +63,8 @@ class Replicas:
 
     `on_event` hears of `replicas_<fault>`, `replicas_back`, `replicas_forgotten` (the stream began anew),
     `replicas_missed` (the stream no longer had all that came since it was last heard), `replicas_news_dropped`,
-    `replicas_unreadable`, and what Scribe tells; `on_state` of `is_exact` and how many other routers are heard.
+    `replicas_unreadable`, and what Scribe tells; `on_state` of `is_exact` and how many other routers are heard;
+    `on_prefix` of the prefixes that others keep.
     """
 
     def __init__(
@@ -77,10 +79,11 @@ class Replicas:
         options: ReplicaOptions = ReplicaOptions(),
         on_event: Callable[[str], None] = lambda _: None,
         on_state: Callable[[bool, int], None] = lambda *_: None,
+        on_prefix: Callable[[PrefixNews], None] = lambda _: None,
     ) -> None:
         self._stream, self._by, self._clock, self._options = stream, by, clock, options
         self._beliefs, self._cluster = beliefs, cluster
-        self._on_event, self._on_state = on_event, on_state
+        self._on_event, self._on_state, self._on_prefix = on_event, on_state, on_prefix
         self._peers = Peers(silent_s=options.silent_s)
         self._news: deque[tuple[float, News]] = deque()
         self._told_traffic: dict[str, Traffic] = {}
@@ -248,7 +251,9 @@ class Replicas:
             return
         self._peers.hear(told.by, batch.traffic, written_at)
         for age_ms, news in batch.news:
-            if self._is_awaited(news.backend) and not self._is_covered(news, told.number):
+            if isinstance(news, Prefix | Dropped):
+                self._on_prefix(news)
+            elif self._is_awaited(news.backend) and not self._is_covered(news, told.number):
                 self._beliefs.hear(news, written_at - age_ms / 1000)
 
     def _is_covered(self, news: News, number: str) -> bool:

@@ -111,13 +111,15 @@ class HostTier:
         if cached.parent is not None and cached.parent in self._idle and not cached.parent.children:
             self._idle.ripen(cached.parent)
 
-    def clear(self) -> None:
-        """Forget all that is cached. Held slots stay with their holders, uncached."""
-        for slot in self._cached.keys() - self._holders.keys():
-            self._free.give(slot)
-        self._cached.clear()
-        self._doubles.clear()
-        self._idle.clear()
+    def forget(self, cached: CachedBlock) -> None:
+        """`cached` is about to be cached nowhere. Its slot, if it has one, stays with its holders, or is free."""
+        if cached.slot is None:
+            return
+        del self._cached[cached.slot]
+        self._doubles.pop(cached, None)
+        self._idle.remove(cached)
+        if cached.slot not in self._holders:
+            self._free.give(cached.slot)
 
     def check(self) -> None:
         """Prove that no slot is lost or in two places, and that this and the prefix cache agree."""

@@ -99,13 +99,6 @@ class IdleBlocks:
         tops = [heap[0] for group in groups if (heap := self._settled(group))]
         return min(tops)[2] if tops else None
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._entries.clear()
-        for group, heap in self._heaps.items():
-            heap.clear()
-            self._counts[group] = 0
-
     def check(self) -> None:
         """Prove that members are counted and that each ripe one has its entry."""
         counts = dict.fromkeys(self._counts, 0)

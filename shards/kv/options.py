@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+USUAL_PIN_SHARE = 0.25
+
+
+def usual_pin_share(blocks: int, *, context_blocks: int) -> float:
+    """What pins may keep of a pool of so many blocks where nobody says: a quarter, but never so much that a prompt of
+    the whole context would not fit any more that did without.
+    """
+    return max(0.0, min(USUAL_PIN_SHARE, 1 - context_blocks / blocks))
+
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:

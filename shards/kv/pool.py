@@ -40,8 +40,8 @@ class BlockPool:
         self.size, self.options = size, options or PoolOptions()
         self.guaranteed = self.options.guaranteed(size)
         self.prefix = PrefixCache(model)
-        self._pins = Pins(int(self.options.pin_share * size))
-        self.host = HostTier(self.prefix, self._pins, copier)
+        self.pins = Pins(int(self.options.pin_share * size), self.prefix, self._settle_pinned)
+        self.host = HostTier(self.prefix, self.pins, copier)
         self._free = FreeBlocks(size)
         self._draining: set[int] = set()
         self._idle = IdleBlocks(self.options.floors)
@@ -54,7 +54,7 @@ class BlockPool:
     def __repr__(self) -> str:
         return (
             f"BlockPool({len(self._free) + len(self._draining)} free, {len(self._idle)} idle, "
-            f"{len(self._pins)} pinned, {len(self._holders)} owned of {self.size}; {self.host!r})"
+            f"{len(self.pins)} pinned, {len(self._holders)} owned of {self.size}; {self.host!r})"
         )
 
     @property
@@ -174,7 +174,7 @@ class BlockPool:
             del self._holders[block]
             if cached is None:
                 self._vacate(block)
-            elif cached not in self._pins:
+            elif cached not in self.pins:
                 self._idle.add(cached, is_leaf=not cached.device_children)
 
     def park(self, path: Sequence[CachedBlock], blocks: Sequence[int], *, rank: int) -> list[int] | None:
@@ -218,28 +218,6 @@ class BlockPool:
         for slot in reversed(slots):
             self.host.release(slot)
 
-    def pin(self, keys: Iterable[int], *, domain: str, until_s: float, now_s: float, keep: int = 0) -> int:
-        """How many of the blocks that `keys` name, and all before them, are now not evicted before `until_s`.
-
-        Stops at the first that is not cached in `domain`, at the share that pins may have, and before fewer than `keep`
-        blocks (what running sequences were promised) would be available.
-        """
-        self.expire_pins(now_s)
-        pinned = 0
-        for key in keys:
-            cached = self.prefix.named(key, domain=domain)
-            if until_s <= now_s or cached is None or not self._pin_path(cached, until_s, keep):
-                break
-            pinned += 1
-        return pinned
-
-    def expire_pins(self, now_s: float) -> None:
-        """Let go of the blocks whose pins have ended by `now_s`. Without it they stay, within their share."""
-        for cached in self._pins.expire(now_s):
-            if cached.block is not None and cached.block not in self._holders:
-                self._idle.add(cached, is_leaf=not cached.device_children)
-            self.host.settle(cached)
-
     def distrust(self, path: Sequence[CachedBlock]) -> None:
         """Uncache the end of `path`, which the caller holds, as far as nobody else holds or continues it."""
         for cached in reversed(path):
@@ -247,30 +225,37 @@ class BlockPool:
             assert block is not None, "what the caller holds is on the device"
             if self._holders[block] > 1 or cached.children or self.host.is_held(cached.slot):
                 break
-            self._pins.discard(cached)
+            self.pins.discard(cached)
             if cached.slot is not None:
                 self.host.discard(cached)
             self._cached.leave(cached, block)
             self.prefix.displace(cached)
 
-    def clear(self) -> None:
-        """Forget all that is cached. Blocks and slots that are held stay with their holders, uncached."""
-        for block in self._cached.keys() - self._holders.keys():
-            self._vacate(block)
-        self._idle.clear()
-        self._pins.clear()
-        self._cached.clear()
-        self.host.clear()
-        self.prefix.clear()
+    def clear(self, domain: str | None = None) -> int:
+        """Forget all that is cached, or all of `domain`; how many blocks that was, in whichever tier.
+
+        Blocks and slots that are held stay with their holders, uncached.
+        """
+        gone = [cached for cached in self.prefix if domain is None or cached.domain == domain]
+        for cached in reversed(gone):
+            self.pins.discard(cached)
+            self._idle.remove(cached)
+            self.host.forget(cached)
+            if cached.block is not None:
+                self._cached.leave(cached, cached.block)
+                if cached.block not in self._holders:
+                    self._vacate(cached.block)
+        self.prefix.clear(domain)
+        return len(gone)
 
     def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
         """Prove that no block is lost or in two places in either tier, that parents are cached and pins are kept.
 
         With `holders` (each one's blocks), that they are who holds.
         """
-        for part in (self._free, self._idle, self._pins, self._cached, self.prefix, self.host):
+        for part in (self._free, self._idle, self.pins, self._cached, self.prefix, self.host):
             part.check()
-        kept = {block for block, cached in self._cached.items() if cached in self._pins} - self._holders.keys()
+        kept = {block for block, cached in self._cached.items() if cached in self.pins} - self._holders.keys()
         idle = [cached.block for cached in self._idle if cached.block is not None]
         places = [*self._free.ids(), *self._draining, *idle, *kept, *self._holders]
         assert sorted(places) == list(range(self.size)), "a block is lost or in two places"
@@ -280,19 +265,18 @@ class BlockPool:
             "pool and prefix cache disagree"
         )
         for cached in self._idle:
-            assert cached not in self._pins, "a pinned block could be evicted"
+            assert cached not in self.pins, "a pinned block could be evicted"
             assert self._idle.is_ripe(cached) == (not cached.device_children), (
                 "a parent could be evicted before its child"
             )
-        for cached in self._pins_and_parents_of_held():
-            assert cached in self.prefix, "a pinned block or the parent of a held one was evicted"
+        for cached in self._parents_of_held():
+            assert cached in self.prefix, "the parent of a held block was evicted"
         assert all(count > 0 for count in self._holders.values()), "an owned block has no holder"
         if holders is not None:
             held = Counter(block for blocks in holders for block in blocks)
             assert held == Counter(self._holders), "holders are miscounted"
 
-    def _pins_and_parents_of_held(self) -> Iterator[CachedBlock]:
-        yield from self._pins
+    def _parents_of_held(self) -> Iterator[CachedBlock]:
         for block in self._holders.keys() & self._cached.keys():
             parent = self._cached[block].parent
             if parent is not None:
@@ -367,7 +351,7 @@ class BlockPool:
     def _move_out(self, cached: CachedBlock, block: int) -> None:
         """`cached` leaves the device: for the host tier if it is worth it, or if its children are there."""
         assert block not in self._holders, "a held block is never evicted"
-        assert cached not in self._pins, "a pinned block is never evicted"
+        assert cached not in self.pins, "a pinned block is never evicted"
         self._idle.remove(cached)
         self._cached.leave(cached, block)
         slot = None
@@ -387,14 +371,10 @@ class BlockPool:
         if parent is not None and not parent.device_children and parent in self._idle:
             self._idle.ripen(parent)
 
-    def _pin_path(self, cached: CachedBlock, until_s: float, keep: int) -> bool:
-        """Pin `cached` and all before it, first to last; False if not all of them could be."""
-        path = [cached]
-        while (parent := path[-1].parent) is not None and not self._pins.holds_until(parent, until_s):
-            path.append(parent)
-        for one in reversed(path):
-            if (one in self._idle and self.available <= keep) or not self._pins.hold(one, until_s):
-                return False
-            self._idle.remove(one)
-            self.host.settle(one)
-        return True
+    def _settle_pinned(self, cached: CachedBlock) -> None:
+        """Put `cached` where it belongs, now that it is pinned or is not any more."""
+        if cached in self.pins:
+            self._idle.remove(cached)
+        elif cached.block is not None and cached.block not in self._holders:
+            self._idle.add(cached, is_leaf=not cached.device_children)
+        self.host.settle(cached)

@@ -138,11 +138,18 @@ class PrefixCache:
         self._tell(CacheChange.EVICTED, HOST, cached.key)
         self._forget_unless_held(cached)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._by_key.clear()
-        self._last_of.clear()
-        self._changes.append((CacheChange.CLEARED, DEVICE, []))
+    def clear(self, domain: str | None = None) -> None:
+        """Forget everything, or everything of `domain`: no chain crosses domains."""
+        if domain is None:
+            self._by_key.clear()
+            self._last_of.clear()
+            self._changes.append((CacheChange.CLEARED, DEVICE, []))
+            return
+        for cached in [one for one in self._by_key.values() if one.domain == domain]:
+            del self._by_key[cached.key]
+            for tier, place in ((DEVICE, cached.block), (HOST, cached.slot)):
+                if place is not None:
+                    self._tell(CacheChange.EVICTED, tier, cached.key)
 
     def snapshot(self) -> tuple[CacheEvent, ...]:
         """All that is cached, one event for each tier that holds something, parents before children."""

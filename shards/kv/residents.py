@@ -24,11 +24,6 @@ class Residents(dict[int, CachedBlock]):
         del self[block]
         self.of_domain[cached.domain] -= 1
 
-    def clear(self) -> None:
-        """Nothing is held."""
-        super().clear()
-        self.of_domain.clear()
-
     def check(self) -> None:
         """Prove that the domains are counted right."""
         counts = Counter(cached.domain for cached in self.values())

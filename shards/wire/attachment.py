@@ -89,6 +89,12 @@ class Attachment:
         end = Finished(key, 0, FinishReason.REJECTED, 0, 0, 0, message=fault.message, cause=fault.cause)
         self._push(wire.StepReport(epoch=self.epoch, step=step, finished=[translate.finished(end)]))
 
+    def answer(self, call: int, blocks: int, *, held: int = 0) -> None:
+        """Queue the answer to a command on the cache."""
+        if self.is_listening:
+            answer = wire.CacheAnswer(call=call, blocks=blocks, held_blocks=held)
+            self._push(wire.StepReport(epoch=self.epoch, answers=[answer]))
+
     def end(self, code: grpc.StatusCode, message: str) -> None:
         """Give the stream up. The first verdict stands."""
         if not self.verdict.done():

@@ -37,6 +37,7 @@ class Facts:
             device=self.device,
             dtype=self.dtype,
             snapshot_follows=bool(snapshot),
+            keeps_cache=True,
         )
 
 

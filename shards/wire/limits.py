@@ -14,6 +14,15 @@ ASSET_PIECE_BYTES = 256 << 10
 CACHE_PIECE_KEYS = 8192
 """Keys in one cache event: whoever stores them does so in one go, on an event loop."""
 
+PIN_PIECE_KEYS = 65536
+"""Keys in one `Pin`: 512 KiB, four million tokens."""
+
+PIN_NAME_CHARACTERS = 512
+"""Of a pin's name."""
+
+KEY_BYTES = 8
+"""Block keys travel as little-endian uint64."""
+
 TEXT_CHARACTERS = 4096
 """Of a message for people; the rest is cut."""
 

@@ -234,6 +234,7 @@ def load(now: Load) -> wire.Load:
         prefill_s_per_token=now.prefill_s_per_token,
         step_s=now.step_s,
         draining=now.draining,
+        blocks_pinnable=now.blocks_pinnable,
     )
 
 

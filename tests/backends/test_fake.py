@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
+from backends.base import Pinned
 from backends.fake import Answer, FakeBackend
 from policies.errors import BackendFailed, BackendRefused
 from policies.nouns import Delta, Usage
@@ -69,3 +70,22 @@ async def test_one_that_is_not_well_fails_probe_and_requests() -> None:
     with pytest.raises(BackendFailed):
         await everything(fake)
     assert "1 failed" in repr(fake)
+
+
+async def test_one_that_pins_keeps_what_it_answered_as_far_as_it_has_room() -> None:
+    fake = FakeBackend("f", pins=True, most_pinned=3)
+    await everything(fake, a_request(block_keys=(1, 2), domain="acme"), a_prompt())
+    await everything(fake, a_request(block_keys=(3, 4), domain="labs"), a_prompt())
+    assert await fake.pin("p", (1, 2, 9), domain="acme", for_s=5.0) == Pinned(held=2, pinned=2)
+    assert await fake.pin("q", (3, 4), domain="labs", for_s=5.0) == Pinned(held=2, pinned=1)
+    assert fake.load().pinnable_tokens == 0
+    assert await fake.clear_domain("acme") == 2
+    assert fake.pinned.keys() == {"q"}
+    assert await fake.unpin("q") == 1
+    assert fake.load().pinnable_tokens == 3 * 64
+
+
+async def test_one_that_pins_does_not_while_it_is_not_well() -> None:
+    fake = FakeBackend("f", pins=True, is_well=False)
+    with pytest.raises(BackendFailed):
+        await fake.pin("p", (1,), domain="acme", for_s=5.0)

@@ -5,11 +5,13 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backends.base import CacheKeeper, Pinned
 from backends.link import LinkOptions
 from backends.shard import ShardBackend
 from policies.errors import (
@@ -21,11 +23,14 @@ from policies.errors import (
     Overloaded,
     Unreached,
 )
-from policies.nouns import Delta, Sampling, TokenLogprob, Usage
+from policies.nouns import Capability, Delta, Sampling, TokenLogprob, Usage
 from shards.nouns import CacheChange, CacheEvent, Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
 from shards.server import ServerOptions, ShardServer
+from shards.wire.facts import Facts
+from shards.wire.limits import PIN_PIECE_KEYS
 from shards.wire.translate import pack_ids
+from shards.wire.v1 import shard_pb2 as wire
 from tests.backends.parts import END, a_model_folder, a_prompt, a_request, everything, ids_of, text_of
 from tests.shards.attached import a_shard, eventually
 
@@ -420,3 +425,77 @@ async def test_the_real_engine_answers_with_the_bundled_model() -> None:
         await eventually(lambda: not server.service.open_requests)
         await server.check()
     await server.close()
+
+
+async def test_a_prefix_is_pinned_and_let_go(tmp_path: Path) -> None:
+    engine = an_engine(tmp_path)
+    engine.remember([1, 2, 3], "acme")
+    async with a_shard(engine) as server, a_backend(server) as backend:
+        await eventually(lambda: backend.load().pinnable_tokens == 512 * 64)
+        assert isinstance(backend, CacheKeeper)
+        assert await backend.pin("p", [1, 2, 3, 4], domain="acme", for_s=0.5) == Pinned(held=3, pinned=3)
+        assert engine.pins == {"p": {1: 0.5, 2: 0.5, 3: 0.5}}
+        assert await backend.unpin("p") == 3
+        assert await backend.unpin("p") == 0
+
+
+async def test_more_keys_than_a_message_holds_go_in_several(tmp_path: Path) -> None:
+    engine, keys = an_engine(tmp_path), list(range(1, 2 * PIN_PIECE_KEYS))
+    engine.pinnable = len(keys)
+    engine.remember(keys, "acme")
+    async with a_shard(engine) as server, a_backend(server) as backend:
+        found = await backend.pin("p", keys, domain="acme", for_s=1e9)
+        assert found == Pinned(len(keys), len(keys))
+        assert len(engine.pins["p"]) == len(keys)
+
+
+async def test_a_domain_is_cleared_and_the_listener_hears_what_went(tmp_path: Path) -> None:
+    engine, notebook = an_engine(tmp_path), Notebook()
+    engine.remember([1, 2], "acme")
+    engine.remember([3], "labs")
+    async with a_shard(engine) as server, a_backend(server, listener=notebook) as backend:
+        assert await backend.clear_domain("acme") == 2
+        await eventually(lambda: ("evict", "b", (1, 2)) in notebook.heard)
+
+
+async def test_a_command_fails_when_its_stream_is_lost(tmp_path: Path) -> None:
+    engine = an_engine(tmp_path)
+    async with a_shard(engine) as server, a_backend(server) as backend:
+        engine.unpin = lambda _: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        with pytest.raises(BackendFailed, match="lost"):
+            await backend.unpin("p")
+
+
+async def test_a_command_that_is_never_answered_fails_in_time(tmp_path: Path) -> None:
+    async with a_shard(an_engine(tmp_path)) as server:
+        options = LinkOptions(answer_s=0.02)
+        async with a_backend(server, options=options) as backend:
+            server.loop.ask_in_turn = lambda *_: asyncio.sleep(0)  # type: ignore[method-assign, assignment]
+            with pytest.raises(BackendFailed, match=r"did not answer within 0\.02 s"):
+                await backend.clear_domain("acme")
+
+
+async def test_nobody_attached_is_no_place_for_a_pin(tmp_path: Path) -> None:
+    async with a_shard(an_engine(tmp_path)) as server:
+        backend = ShardBackend("b", server.address, pool="p")
+        with pytest.raises(BackendFailed):
+            await backend.pin("p", [1], domain="", for_s=1.0)
+
+
+class OlderFacts(Facts):
+    """What a shard of the time before these commands says of itself."""
+
+    def welcome(self, snapshot: tuple[CacheEvent, ...]) -> wire.Welcome:
+        welcome = super().welcome(snapshot)
+        welcome.ClearField("keeps_cache")
+        return welcome
+
+
+async def test_a_shard_that_does_not_know_pins_is_never_asked_for_any(tmp_path: Path) -> None:
+    async with a_shard(an_engine(tmp_path)) as server:
+        server.service.facts = OlderFacts(**asdict(server.service.facts))
+        async with a_backend(server) as backend:
+            description = backend.describe()
+            assert description is not None
+            assert Capability.PINS not in description.capabilities
+            assert backend.load().pinnable_tokens is None

@@ -313,3 +313,11 @@ def test_mutated_files_are_refused_politely(text: str, changes: list[tuple[int, 
         at = place % (len(text) + 1)
         text = text[:at] + put + text[at + cut :]
     refused_or_config(text)
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens"), [("", 256_000), ("{pinned_tokens: 2M}", 2_000_000), ("{pinned_tokens: 0}", 0)]
+)
+def test_a_tenant_keeps_as_many_tokens_of_prefixes_as_the_file_says(limits: str, tokens: int) -> None:
+    config = parse(f"tenants: {{a: {{anonymous: true, limits: {limits or '{}'}}}}}")
+    assert config.tenants["a"].pinned_tokens == tokens

@@ -6,7 +6,7 @@ from policies.config import Config
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
 from policies.nouns import Tenant
 from policies.parse import parse
-from policies.rules import Facts, Mismatch, Range, When, classify
+from policies.rules import Facts, Mismatch, Range, When, classify, yielding
 
 CONFIG = parse(
     "classes: {chat: {}, rag: {}, night: {}}\n"
@@ -105,3 +105,9 @@ def test_metadata_that_does_not_hold_is_told_by_its_name() -> None:
         Mismatch("metadata.team", ("ads",), "search"),
         Mismatch("metadata.tier", ("pro",), None),
     ]
+
+
+def test_what_yields_goes_where_it_was_ruled_to_behind_every_class_and_gives_way() -> None:
+    ruling = yielding(classify(facts(prompt_tokens=16000), CONFIG), CONFIG)
+    assert (ruling.pools, ruling.policy, ruling.rule) == (None, "least_load", 2)
+    assert (ruling.service_class.name, ruling.rank, ruling.service_class.preemptible) == ("night", 3, True)

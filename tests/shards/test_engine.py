@@ -8,7 +8,8 @@ import torch
 from shards.exec.batch import Batch
 from shards.exec.fake import FakeNetwork
 from shards.kv.keys import BLOCK_TOKENS, block_keys, root_key
-from shards.nouns import Cause, FinishReason
+from shards.kv.options import PoolOptions
+from shards.nouns import Cause, FinishReason, Pinned
 from tests.shards.driver import EOS, Driver, a_tokenizer, packed, some_tokens
 
 
@@ -552,4 +553,79 @@ def test_nothing_leaks_or_stalls_in_a_random_life(seed):
         assert answer == driver.network.answer(prompts[key], len(answer))
         assert finished.output_tokens == len(answer)
     assert {key for key, _ in driver.ended} == set(prompts)
+    driver.assert_nothing_is_held()
+
+
+def flood(driver: Driver, prompts: int = 12) -> None:
+    """Ask so much else that whatever may be evicted is."""
+    for _ in range(prompts):
+        driver.ask(("flood", len(driver.ended)), some_tokens(600, 100 + len(driver.ended)))
+        driver.run()
+
+
+def a_pinning_driver(**options: object) -> Driver:
+    return Driver(**{"pool": PoolOptions(pin_share=0.5), **options})
+
+
+def test_a_pinned_prefix_outlives_a_flood_until_its_time_is_over():
+    driver, prompt = a_pinning_driver(), some_tokens(640)
+    driver.ask("cold", prompt, domain="acme")
+    driver.run()
+    keys = block_keys(packed(prompt), root_key("m", "acme"))
+    assert driver.engine.pin("p", keys, domain="acme", for_s=60.0) == Pinned(held=10, pinned=10)
+    assert driver.engine.step().load.blocks_pinnable == 22
+    flood(driver)
+    driver.ask("warm", [*prompt, 1], domain="acme")
+    driver.run()
+    assert driver.ended["warm", 0].cached_tokens == 640
+    driver.clock.now_s = 60.0
+    flood(driver, 13)
+    driver.ask("late", [*prompt, 1], domain="acme")
+    driver.run()
+    assert driver.ended["late", 0].cached_tokens == 0
+    driver.assert_nothing_is_held()
+
+
+def test_what_is_unpinned_is_evicted_like_anything_else():
+    driver, prompt = a_pinning_driver(), some_tokens(640)
+    driver.ask("cold", prompt)
+    driver.run()
+    driver.engine.pin("p", block_keys(packed(prompt), root_key("m", "")), domain="", for_s=60.0)
+    assert driver.engine.unpin("p") == 10
+    flood(driver)
+    driver.ask("again", prompt)
+    driver.run()
+    assert driver.ended["again", 0].cached_tokens == 0
+
+
+def test_only_what_is_cached_and_has_room_is_pinned():
+    driver, prompt = a_pinning_driver(pool=PoolOptions(pin_share=0.1)), some_tokens(640)
+    driver.ask("cold", prompt)
+    driver.run()
+    keys = block_keys(packed(some_tokens(700)), root_key("m", ""))
+    assert driver.engine.pin("p", [*keys, 5], domain="", for_s=60.0) == Pinned(held=10, pinned=6)
+    assert driver.engine.pin("q", keys, domain="another", for_s=60.0) == Pinned(held=0, pinned=0)
+
+
+@pytest.mark.parametrize("host_bytes", [0, 64 * FakeNetwork().block_bytes])
+def test_a_cleared_domain_misses_another_one_hits_and_what_runs_goes_on(host_bytes: int):
+    driver, prompt = a_pinning_driver(host_bytes=host_bytes, kv_blocks=32), some_tokens(200)
+    for domain in ("acme", "labs"):
+        driver.ask(("first", domain), prompt, domain=domain)
+        driver.run()
+    driver.engine.pin("p", block_keys(packed(prompt), root_key("m", "acme")), domain="acme", for_s=60.0)
+    running = some_tokens(300, 7)
+    driver.ask("running", running, new=100, domain="acme")
+    driver.step()
+    driver.step()
+    assert driver.engine.clear_cache("acme") >= 3
+    assert driver.engine.has_work
+    driver.step()
+    for domain in ("acme", "labs"):
+        driver.ask(("second", domain), prompt, domain=domain)
+    driver.run()
+    assert driver.ended[("second", "acme"), 0].cached_tokens == 0
+    assert driver.ended[("second", "labs"), 0].cached_tokens == 192
+    assert driver.drawn["running", 0] == driver.network.answer(running, 100)
+    assert driver.engine.step().load.blocks_pinnable == 16
     driver.assert_nothing_is_held()

@@ -306,7 +306,7 @@ def test_everybody_finishes_right_in_a_random_life(seed):
         elif roll < 0.21:
             driver.engine.clear_cache()
         elif roll < 0.25:
-            driver.engine.pin(driver.held, domain=rng.choice("ab"), for_s=3.0)
+            driver.engine.pin(rng.choice("pq"), driver.held, domain=rng.choice("ab"), for_s=3.0)
         else:
             driver.step(check=rng.random() < 0.3)
     for key in prompts:

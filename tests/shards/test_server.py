@@ -18,7 +18,7 @@ from shards.nouns import FinishReason, Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
 from shards.server import SERVICE, ServerOptions, ShardServer, serve
 from shards.wire import limits
-from shards.wire.translate import unpack_ids, unpack_keys
+from shards.wire.translate import pack_keys, unpack_ids, unpack_keys
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
 from tests.shards.attached import HandRouter, a_channel, a_shard, eventually
@@ -379,3 +379,41 @@ def test_the_scripted_engine_ends_every_choice_once() -> None:
     reasons = {end.choice: end.reason for end in ends}
     assert len(ends) == 3
     assert reasons == {0: FinishReason.STOP, 1: FinishReason.STOP, 2: FinishReason.CANCELLED}
+
+
+async def test_pins_are_answered_with_what_is_held_and_kept() -> None:
+    engine = ScriptedEngine()
+    engine.remember(range(1, 6), "acme")
+    engine.pinnable = 4
+    async with a_shard(engine) as server, a_router(server) as router:
+        keys = pack_keys([1, 2, 3, 4, 5, 6])
+        await router.say(pin=wire.Pin(call=7, name="p", domain="acme", keys=keys, for_ms=60_000))
+        report = await router.until(lambda report: bool(report.answers))
+        assert list(report.answers) == [wire.CacheAnswer(call=7, blocks=4, held_blocks=5)]
+        assert engine.pins == {"p": {1: 60.0, 2: 60.0, 3: 60.0, 4: 60.0}}
+        await router.say(unpin=wire.Unpin(call=8, name="p"))
+        report = await router.until(lambda report: bool(report.answers))
+        assert list(report.answers) == [wire.CacheAnswer(call=8, blocks=4)]
+
+
+async def test_a_cleared_domain_is_answered_and_told_to_every_router() -> None:
+    engine = ScriptedEngine()
+    engine.remember([1, 2], "acme")
+    engine.remember([3], "labs")
+    async with a_shard(engine) as server, a_router(server) as router, a_router(server) as other:
+        await router.say(clear=wire.Clear(call=1, domain="acme"))
+        report = await router.until(lambda report: bool(report.answers))
+        assert list(report.answers) == [wire.CacheAnswer(call=1, blocks=2)]
+        for one in (router, other):
+            gone = await one.until(
+                lambda report: bool(report.cache) and report.cache[0].kind == wire.CacheEvent.EVICTED
+            )
+            assert unpack_keys(gone.cache[0].keys) == (1, 2)
+        assert not any(report.answers for report in other.reports)
+
+
+async def test_a_pin_of_broken_keys_ends_the_stream() -> None:
+    async with a_shard() as server, a_router(server) as router:
+        await router.say(pin=wire.Pin(call=1, name="p", keys=b"123"))
+        code, message = await status_of(router)
+        assert (code, "whole uint64s" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)

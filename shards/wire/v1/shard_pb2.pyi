@@ -8,18 +8,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("hello", "submit", "prompt", "pace", "cancel")
+    __slots__ = ("hello", "submit", "prompt", "pace", "cancel", "pin", "unpin", "clear")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
     prompt: Prompt
     pace: Pace
     cancel: Cancel
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+    pin: Pin
+    unpin: Unpin
+    clear: Clear
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router",)
@@ -118,8 +124,38 @@ class Cancel(_message.Message):
     request: int
     def __init__(self, request: _Optional[int] = ...) -> None: ...
 
+class Pin(_message.Message):
+    __slots__ = ("call", "name", "domain", "keys", "for_ms")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    FOR_MS_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    name: str
+    domain: str
+    keys: bytes
+    for_ms: int
+    def __init__(self, call: _Optional[int] = ..., name: _Optional[str] = ..., domain: _Optional[str] = ..., keys: _Optional[bytes] = ..., for_ms: _Optional[int] = ...) -> None: ...
+
+class Unpin(_message.Message):
+    __slots__ = ("call", "name")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    name: str
+    def __init__(self, call: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Clear(_message.Message):
+    __slots__ = ("call", "domain")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    domain: str
+    def __init__(self, call: _Optional[int] = ..., domain: _Optional[str] = ...) -> None: ...
+
 class StepReport(_message.Message):
-    __slots__ = ("epoch", "step", "welcome", "tokens", "progress", "finished", "load", "cache", "predictions")
+    __slots__ = ("epoch", "step", "welcome", "tokens", "progress", "finished", "load", "cache", "predictions", "answers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +165,7 @@ class StepReport(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     welcome: Welcome
@@ -138,10 +175,21 @@ class StepReport(_message.Message):
     load: Load
     cache: _containers.RepeatedCompositeFieldContainer[CacheEvent]
     predictions: _containers.RepeatedCompositeFieldContainer[Prediction]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ...) -> None: ...
+    answers: _containers.RepeatedCompositeFieldContainer[CacheAnswer]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[CacheAnswer, _Mapping]]] = ...) -> None: ...
+
+class CacheAnswer(_message.Message):
+    __slots__ = ("call", "blocks", "held_blocks")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    blocks: int
+    held_blocks: int
+    def __init__(self, call: _Optional[int] = ..., blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("shard", "model", "block_tokens", "context_tokens", "vocabulary", "window_tokens", "max_requests", "version", "device", "dtype", "snapshot_follows")
+    __slots__ = ("shard", "model", "block_tokens", "context_tokens", "vocabulary", "window_tokens", "max_requests", "version", "device", "dtype", "snapshot_follows", "keeps_cache")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +201,7 @@ class Welcome(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_CACHE_FIELD_NUMBER: _ClassVar[int]
     shard: str
     model: str
     block_tokens: int
@@ -164,7 +213,8 @@ class Welcome(_message.Message):
     device: str
     dtype: str
     snapshot_follows: bool
-    def __init__(self, shard: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary: _Optional[int] = ..., window_tokens: _Optional[int] = ..., max_requests: _Optional[int] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., snapshot_follows: _Optional[bool] = ...) -> None: ...
+    keeps_cache: bool
+    def __init__(self, shard: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary: _Optional[int] = ..., window_tokens: _Optional[int] = ..., max_requests: _Optional[int] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., snapshot_follows: _Optional[bool] = ..., keeps_cache: _Optional[bool] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request", "choice", "count", "token_ids", "logprobs")
@@ -261,7 +311,7 @@ class Finished(_message.Message):
     def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[Finished.Reason, str]] = ..., stop: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., message: _Optional[str] = ..., cause: _Optional[_Union[Finished.Cause, str]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining")
+    __slots__ = ("running", "waiting", "waiting_tokens", "blocks_total", "blocks_free", "prefill_s_per_token", "step_s", "draining", "blocks_pinnable")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +320,7 @@ class Load(_message.Message):
     PREFILL_S_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_PINNABLE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -278,7 +329,8 @@ class Load(_message.Message):
     prefill_s_per_token: float
     step_s: float
     draining: bool
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ...) -> None: ...
+    blocks_pinnable: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., prefill_s_per_token: _Optional[float] = ..., step_s: _Optional[float] = ..., draining: _Optional[bool] = ..., blocks_pinnable: _Optional[int] = ...) -> None: ...
 
 class CacheEvent(_message.Message):
     __slots__ = ("kind", "keys", "tier")

@@ -79,3 +79,21 @@ async def test_usage_is_told_per_tenant_and_model_as_json_and_as_a_sheet() -> No
         ("acme", "2", str(acme["cost"])),
         ("everyone", "1", str(everyone["cost"])),
     ]
+
+
+async def test_a_cache_that_cannot_be_cleared_is_said_to_be_there_still() -> None:
+    async with an_operator(PacedBackend("own-0")) as operator:
+        status, told = await operator.call("DELETE", "/admin/tenants/acme/cache")
+        assert (status, told["complete"], told["tenants"]) == (200, False, ["acme"])
+        assert told["backends"][0]["cleared"] is False
+        assert await operator.get("/admin/prefixes") == (200, {"prefixes": []})
+
+
+async def test_the_cache_of_a_tenant_that_is_not_there_is_not_cleared() -> None:
+    async with an_operator() as operator:
+        status, told = await operator.call("DELETE", "/admin/tenants/acmee/cache")
+        assert (status, told["error"]["param"], "did you mean 'acme'?" in told["error"]["message"]) == (
+            400,
+            "tenant",
+            True,
+        )

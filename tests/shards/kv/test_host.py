@@ -319,11 +319,11 @@ def test_a_pinned_block_is_not_pushed_out_of_the_host_tier():
     house.leave(1)
     house.pool.release(house.pool.take(4))
     keys = [one.key for one in house.pool.prefix]
-    assert house.pool.pin(keys, domain="", until_s=60.0, now_s=0.0) == 1
+    assert house.pool.pins.pin("p", keys, domain="", until_s=60.0, now_s=0.0) == 1
     assert house.pool.host.room == 1
     assert not house.table(2, 3).park()
     house.pool.check()
-    house.pool.expire_pins(60.0)
+    house.pool.pins.expire(60.0)
     assert house.pool.host.room == 2
 
 

@@ -184,14 +184,14 @@ def test_a_pin_keeps_a_path_until_it_ends():
     pool = BlockPool(8, model="m", options=PoolOptions(pin_share=0.5))
     path = leave(pool, 1, 2)
     leave(pool, 3)
-    assert pool.pin([path[-1].key], domain="", until_s=60.0, now_s=0.0) == 1
+    assert pool.pins.pin("p", [path[-1].key], domain="", until_s=60.0, now_s=0.0) == 1
     taken = pool.take(6)
     assert cached(pool) == {1, 2}
     with pytest.raises(OutOfBlocks):
         pool.take(1)
-    pool.expire_pins(59.0)
+    pool.pins.expire(59.0)
     assert pool.available == 0
-    pool.expire_pins(60.0)
+    pool.pins.expire(60.0)
     taken += pool.take(2)
     assert not cached(pool)
     pool.check([taken])
@@ -200,10 +200,10 @@ def test_a_pin_keeps_a_path_until_it_ends():
 def test_a_pin_on_what_is_held_counts_once_it_is_let_go():
     pool = BlockPool(4, model="m", options=PoolOptions(pin_share=0.5))
     table = a_table(pool, 1)
-    assert pool.pin([table.path[0].key], domain="", until_s=60.0, now_s=0.0)
+    assert pool.pins.pin("p", [table.path[0].key], domain="", until_s=60.0, now_s=0.0)
     table.release()
     assert pool.available == 3
-    pool.expire_pins(60.0)
+    pool.pins.expire(60.0)
     assert pool.available == 4
     pool.check([])
 
@@ -212,47 +212,40 @@ def test_pins_never_take_more_than_their_share():
     pool = BlockPool(8, model="m", options=PoolOptions(pin_share=0.25))
     path = leave(pool, 1, 2, 3)
     keys = [one.key for one in path]
-    assert pool.pin(keys, domain="", until_s=60.0, now_s=0.0) == 2
+    assert pool.pins.pin("p", keys, domain="", until_s=60.0, now_s=0.0) == 2
     assert pool.guaranteed == 6 == pool.available
     pool.check([])
-
-
-def test_pins_do_not_take_what_running_sequences_were_promised():
-    pool = BlockPool(4, model="m", options=PoolOptions(pin_share=0.5))
-    path = leave(pool, 1, 2)
-    assert pool.pin([one.key for one in path], domain="", until_s=60.0, now_s=0.0, keep=3) == 1
-    assert pool.available == 3
 
 
 def test_a_key_of_another_domain_and_a_time_that_is_over_pin_nothing():
     pool = BlockPool(4, model="m", options=PoolOptions(pin_share=0.5))
     keys = [one.key for one in leave(pool, 1, domain="a")]
-    assert pool.pin(keys, domain="b", until_s=60.0, now_s=0.0) == 0
-    assert pool.pin(keys, domain="a", until_s=60.0, now_s=60.0) == 0
-    assert pool.pin([12345], domain="a", until_s=60.0, now_s=0.0) == 0
+    assert pool.pins.pin("p", keys, domain="b", until_s=60.0, now_s=0.0) == 0
+    assert pool.pins.pin("p", keys, domain="a", until_s=60.0, now_s=60.0) == 0
+    assert pool.pins.pin("p", [12345], domain="a", until_s=60.0, now_s=0.0) == 0
 
 
 def test_nothing_can_be_pinned_unless_the_operator_gave_a_share():
     pool = BlockPool(4, model="m")
-    assert pool.pin([one.key for one in leave(pool, 1)], domain="", until_s=60.0, now_s=0.0) == 0
+    assert pool.pins.pin("p", [one.key for one in leave(pool, 1)], domain="", until_s=60.0, now_s=0.0) == 0
 
 
 def test_a_second_pin_lengthens_and_never_shortens():
     pool = BlockPool(4, model="m", options=PoolOptions(pin_share=0.5))
     keys = [one.key for one in leave(pool, 1)]
     for until_s in (60.0, 90.0, 30.0):
-        pool.pin(keys, domain="", until_s=until_s, now_s=0.0)
-    pool.expire_pins(60.0)
+        pool.pins.pin("p", keys, domain="", until_s=until_s, now_s=0.0)
+    pool.pins.expire(60.0)
     pool.check([])
     assert pool.available == 3
-    pool.expire_pins(90.0)
+    pool.pins.expire(90.0)
     assert pool.available == 4
 
 
 def test_a_cleared_pool_has_no_pins():
     pool = BlockPool(4, model="m", options=PoolOptions(pin_share=0.5))
-    pool.pin([one.key for one in leave(pool, 1)], domain="", until_s=60.0, now_s=0.0)
+    pool.pins.pin("p", [one.key for one in leave(pool, 1)], domain="", until_s=60.0, now_s=0.0)
     pool.clear()
-    pool.expire_pins(90.0)
+    pool.pins.expire(90.0)
     pool.check([])
     assert pool.available == 4

@@ -18,6 +18,7 @@ from shards.nouns import CacheChange
 
 FLOORS = {"a": 5}
 DOMAINS = ("a", "b", "c")
+PINS = ("p", "q", "r")
 STEPS = 10_000
 
 
@@ -72,7 +73,7 @@ class Machine:
         self.pool = BlockPool(blocks, model="m", options=options, copier=self.copier if slots else None)
         self.tables: list[tuple[BlockTable, list[int]]] = []
         self.partial: dict[int, object] = {}
-        self.pinned: dict[CachedBlock, float] = {}
+        self.pinned: dict[str, tuple[float, set[CachedBlock]]] = {}
         self.now_s = 0.0
         self.told: dict[str, set[int]] = {"device": set(), "host": set()}
         self.seen: Counter[str] = Counter()
@@ -86,8 +87,9 @@ class Machine:
         if kind == "clear":
             return
         assert kind == "distrust" or all(one in self.pool.prefix for one in held), "a held block was evicted"
-        self.pinned = {one: until_s for one, until_s in self.pinned.items() if until_s > self.now_s}
-        assert all(cached in self.pool.prefix for cached in self.pinned), "a pinned block was evicted"
+        self.pinned = {name: pin for name, pin in self.pinned.items() if pin[0] > self.now_s}
+        kept = (cached for _, blocks in self.pinned.values() for cached in blocks)
+        assert all(cached in self.pool.prefix for cached in kept), "a pinned block was evicted"
         after = Counter(cached.domain for cached in self.pool.prefix if cached.block is not None)
         for name, floor in FLOORS.items():
             if name != domain and kind != "distrust":
@@ -119,7 +121,7 @@ class Machine:
         for table, _ in self.tables:
             table.release()
         self.tables.clear()
-        self.pool.expire_pins(float("inf"))
+        self.pool.pins.expire(float("inf"))
         self.check()
         assert self.pool.available_for("a") == self.pool.size
         assert self.pool.host.room == self.pool.host.size
@@ -127,12 +129,17 @@ class Machine:
     def _act(self) -> tuple[str, str]:
         roll = self.rng.random()
         if roll < 0.002:
-            self.pool.clear()
-            self.pinned.clear()
-            for table, _ in self.tables:
-                table.unchain()
+            self._clear(None)
             return "clear", ""
-        if roll < 0.05:
+        if roll < 0.006:
+            self._clear(self.rng.choice(DOMAINS))
+            return "clear", ""
+        if roll < 0.015:
+            name = self.rng.choice(PINS)
+            self.pool.pins.unpin(name)
+            self.pinned.pop(name, None)
+            return "unpin", ""
+        if roll < 0.06:
             return "pin", self._pin()
         if not self.tables or (roll < 0.15 and len(self.tables) < 6):
             return "start", self._start()
@@ -145,20 +152,31 @@ class Machine:
             return ("park" if table.park() else "no room to park"), table.domain
         return self._grow(table, tokens), table.domain
 
+    def _clear(self, domain: str | None) -> None:
+        others = {cached for cached in self.pool.prefix if domain is not None and cached.domain != domain}
+        self.pool.clear(domain)
+        assert set(self.pool.prefix) == others, "another domain lost something, or this one did not"
+        for _, blocks in self.pinned.values():
+            blocks &= others
+        for table, _ in self.tables:
+            if domain is None or table.domain == domain:
+                table.unchain()
+
     def _pin(self) -> str:
         self.now_s += self.rng.random()
         domain = self.rng.choice(DOMAINS)
         known = [cached for cached in self.pool.prefix if cached.domain == domain]
         if known:
             cached, until_s = self.rng.choice(known), self.now_s + self.rng.random() * 20
-            keep = self.rng.choice([0, 8])
-            had = self.pool.available
-            if self.pool.pin([cached.key], domain=domain, until_s=until_s, now_s=self.now_s, keep=keep):
+            name, promised = self.rng.choice(PINS), self.pool.guaranteed - self.pool.owned
+            if self.pool.pins.pin(name, [cached.key], domain=domain, until_s=until_s, now_s=self.now_s):
+                known_s, blocks = self.pinned.setdefault(name, (until_s, set()))
                 path: CachedBlock | None = cached
                 while path is not None:
-                    self.pinned[path] = max(until_s, self.pinned.get(path, 0))
+                    blocks.add(path)
                     path = path.parent
-            assert self.pool.available >= min(had, keep), "pins took what was promised"
+                self.pinned[name] = (max(known_s, until_s), blocks)
+            assert self.pool.available_for("a") + self.pool.available_for("b") >= promised, "pins took what is promised"
         return domain
 
     def _start(self) -> str:
@@ -176,7 +194,8 @@ class Machine:
             mine = set(table.path)
             table.distrust()
             gone = {one for one in mine if one not in self.pool.prefix}
-            self.pinned = {one: until_s for one, until_s in self.pinned.items() if one not in gone}
+            for _, blocks in self.pinned.values():
+                blocks -= gone
         table.release()
         return kind, table.domain
 

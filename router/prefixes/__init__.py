@@ -1,0 +1,1 @@
+"""Prefixes that are computed ahead of the questions, and kept for a time."""

@@ -1,0 +1,95 @@
+"""A prefix that is kept: what clients see of it, and what routers tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """One backend where it was computed: so many of its tokens were cached there, and so many of them stay.
+
+    `can_pin`: the backend keeps what it is told to keep; of any other nobody knows for how long it will hold it.
+    """
+
+    backend: str
+    pool: str
+    held_tokens: Count
+    pinned_tokens: Count = 0
+    can_pin: bool = False
+
+    @property
+    def is_pinned(self) -> bool:
+        """Does all that is held stay?"""
+        return self.can_pin and 0 < self.held_tokens <= self.pinned_tokens
+
+
+class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
+    """The beginning of prompts of `tenant` that is to be kept on `shards` backends until `expires_at`.
+
+    Times are Unix times. `domain` is the tenant's cache domain. `tokens` are those of its whole blocks. `by` is the
+    router that looks after it, `changed_at` when that one said so. `trouble` says why it is not where it should be.
+    """
+
+    id: str
+    tenant: str
+    model: str
+    domain: str
+    tokens: Count
+    shards: Count
+    created_at: float
+    expires_at: float
+    by: str = ""
+    changed_at: float = 0.0
+    is_warming: bool = False
+    trouble: str = ""
+    places: tuple[Place, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its name among all tenants' prefixes."""
+        return (self.tenant, self.id)
+
+    @property
+    def pin(self) -> str:
+        """What its pins are called, by whichever router."""
+        return f"{self.tenant}/{self.id}"
+
+    @property
+    def backends(self) -> frozenset[str]:
+        """Where it is."""
+        return frozenset(place.backend for place in self.places)
+
+    @property
+    def charge(self) -> int:
+        """What it counts of its tenant's limit, in tokens."""
+        return self.tokens * self.shards
+
+    @property
+    def state(self) -> str:
+        """`warming`, `ready`, `partial` (on fewer backends than it should be) or `lost` (on none)."""
+        if self.is_warming:
+            return "warming"
+        if not self.places:
+            return "lost"
+        return "ready" if len(self.places) >= self.shards else "partial"
+
+
+class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="prefix_dropped"):
+    """The prefix `id` of `tenant` is to be kept no longer."""
+
+    tenant: str
+    id: str
+
+
+PrefixNews = Prefix | Dropped
+"""What one router tells the others of prefixes."""
+
+
+def prefix_id(keys: Sequence[int]) -> str:
+    """The name of the prefix with blocks `keys`: the same for equal prompts, whichever router is asked."""
+    return f"prefix-{keys[-1]:016x}"
