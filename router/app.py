@@ -34,6 +34,9 @@ from router.inbound.admin import admin_app
 from router.inbound.announcements import announcements
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
+from router.keys.base import KeyStore
+from router.keys.file import FileKeys
+from router.keys.ring import KeyRing
 from router.pools import finding, named_backends
 from router.reload import Reloader, as_shadow
 from router.store.base import QuotaStore
@@ -134,6 +137,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         beliefs=beliefs,
         tokenizers=Tokenizers(),
         admission=Admission(parts.get("quotas") or _quota_store(config, telemetry)),
+        keys=KeyRing(_key_store(config, telemetry), clock=time.time, on_event=telemetry.event),
         telemetry=telemetry,
         board=Board(clock, lambda: gateway.config.prices),
         doors=Doors(),
@@ -227,6 +231,9 @@ class Router:
             stack.push_async_callback(self.gateway.tokenizers.close)
             stack.push_async_callback(self.gateway.admission.store.close)
             await self.gateway.admission.store.start()
+            stack.push_async_callback(self.gateway.keys.close)
+            await self.gateway.keys.start()
+            self._own(stack, "API keys", self.gateway.keys.watch)
             await stack.enter_async_context(self.gateway.cluster)
             await stack.enter_async_context(self._feeds)
             if self.gateway.replicas is not None:
@@ -324,6 +331,14 @@ def _quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedS
 
     options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
     return GuardedStore(RedisStore(shared.redis), clock=time.time, options=options, on_event=telemetry.event)
+
+
+def _key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
+    if config.store.redis is None:
+        return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
+    from router.keys.redis import RedisKeys
+
+    return RedisKeys(config.store.redis, on_event=telemetry.event)
 
 
 def _replicas(url: str, gateway: Gateway) -> Replicas:

@@ -17,6 +17,7 @@ from router.cluster import Cluster, ServedModel
 from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
+from router.keys.ring import KeyRing
 from router.pools import Finding
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
@@ -39,6 +40,7 @@ class Gateway:
     beliefs: Beliefs
     tokenizers: Tokenizers
     admission: Admission
+    keys: KeyRing
     telemetry: Telemetry
     board: Board
     doors: Doors

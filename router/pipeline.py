@@ -73,7 +73,7 @@ async def serve(caller: Caller, gateway: Gateway) -> None:
         gateway.doors.entered(),
     ):
         config = gateway.config
-        tenant = identify(caller.key, config)
+        tenant = identify(caller.key, config, gateway.keys)
         account.tenant = tenant.name
         ask = await caller.read()
         async with within(ask.deadline_s):

@@ -270,7 +270,7 @@ def _endpoint(dialect: Callable[[], Dialect]) -> Handler:
 
 async def _count_tokens(request: web.Request) -> web.Response:
     gateway = request.app[_GATEWAY]
-    tenant = identify(key_in(request.headers), gateway.config)
+    tenant = identify(key_in(request.headers), gateway.config, gateway.keys)
     ask = counted_messages(decode(await read_body(request, gateway)), lowered(request))
     return _json({"input_tokens": await count_tokens(ask, tenant, gateway)})
 
@@ -291,7 +291,7 @@ async def _model(request: web.Request) -> web.Response:
 
 def _allowed_models(request: web.Request) -> dict[str, ServedModel]:
     gateway = request.app[_GATEWAY]
-    return gateway.models_for(identify(key_in(request.headers), gateway.config))
+    return gateway.models_for(identify(key_in(request.headers), gateway.config, gateway.keys))
 
 
 def _model_entry(model: ServedModel) -> dict[str, Any]:

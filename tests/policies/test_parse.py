@@ -189,6 +189,7 @@ MISTAKES = {
     "classes: {a b: {}}": "'a b' is no name",
     "classes: 3": "must be a mapping (name: value), not '3'",
     "tenants: {a: {}}": "has no keys",
+    "server: {keys_file: k}\nstore: {redis: 'redis://h:1'}": "server.keys_file: keys lie in store.redis",
     "tenants: {a: {keys: []}}": "empty list",
     "tenants: {a: {keys: 'sha256:12'}}": "64 hexadecimal digits",
     "tenants: {a: {keys: '${env:NOPE}'}}": "no environment variable NOPE",
@@ -313,3 +314,9 @@ def test_mutated_files_are_refused_politely(text: str, changes: list[tuple[int, 
         at = place % (len(text) + 1)
         text = text[:at] + put + text[at + cut :]
     refused_or_config(text)
+
+
+@pytest.mark.parametrize("place", ["server: {keys_file: /keys}", "store: {redis: 'redis://h:1'}"])
+def test_a_tenant_needs_no_key_in_the_file_where_keys_can_be_issued(place: str) -> None:
+    config = parse(f"tenants: {{a: {{}}}}\n{place}\n")
+    assert (config.tenants["a"].key_hashes, config.anonymous) == (frozenset(), None)

@@ -24,5 +24,5 @@
 {{- define "pointsman.fixedChecksum" -}}
 {{- $file := include "pointsman.sla" . | fromJson -}}
 {{- $server := default dict (get $file "server") -}}
-{{- dict "pools" (get $file "pools") "server" (pick $server "http" "grpc" "admin" "max_body" "decision_log") | toJson | sha256sum -}}
+{{- dict "pools" (get $file "pools") "server" (pick $server "http" "grpc" "admin" "keys_file" "max_body" "decision_log") | toJson | sha256sum -}}
 {{- end -}}
