@@ -21,7 +21,7 @@ import pytest
 from policies.config import ServerSettings
 from policies.errors import ConfigError
 from router import processes
-from router.processes import Processes, as_process, place_of, require_ports
+from router.processes import Processes, as_process, place_of, require_shareable
 from tests.router.parts import a_config
 from tests.shards.attached import eventually
 
@@ -94,7 +94,20 @@ def test_a_place_that_nobody_gave_is_refused(wrong: str) -> None:
 
 def test_a_port_that_the_kernel_chooses_cannot_be_shared() -> None:
     with pytest.raises(ConfigError, match=r"server\.http is 127\.0\.0\.1:0"):
-        require_ports(a_config())
+        require_shareable(a_config())
+
+
+def test_processes_that_would_mingle_their_lines_are_refused() -> None:
+    ports = {"http": "127.0.0.1:1", "grpc": "127.0.0.1:2"}
+    require_shareable(a_config(decision_log="decisions.jsonl", **ports))
+    with pytest.raises(ConfigError, match=r"mingle their decisions on standard output \(name a file"):
+        require_shareable(a_config(decision_log="-", **ports))
+
+
+def test_each_process_logs_decisions_to_a_file_of_its_own() -> None:
+    for log, own in (("/log/decisions.jsonl", "/log/decisions-1.jsonl"), ("decisions", "decisions-1")):
+        assert as_process(a_config(decision_log=log), 1, 2).server.decision_log == own
+    assert as_process(a_config(), 1, 2).server.decision_log is None
 
 
 FILE = """
