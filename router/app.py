@@ -50,8 +50,8 @@ from router.tracing import Tracing
 if TYPE_CHECKING:
     from router.replicas.replicas import Replicas
 
-_LEFTOVERS_S = 0.25
-"""How long requests that were cancelled at the end of a drain may take to clean up."""
+_LEFTOVERS_S = 2.0
+"""How long requests may take, after the drain, to let go of what they have and to tell their clients how they ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,7 @@ class Router:
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
+        self._grpc_server: GrpcServer | None = None
         self._shares_ports = parts.get("shares_ports", False)
         self._stack = AsyncExitStack()
 
@@ -285,8 +286,13 @@ class Router:
             self.gateway.telemetry.feed(health)
 
     async def _drain(self) -> None:
-        self.gateway.doors.close()
-        await self.gateway.doors.emptied(self.gateway.config.server.drain_s)
+        doors = self.gateway.doors
+        doors.close()
+        if self._grpc_server is not None:
+            await self._grpc_server.report_health()
+        if not await doors.emptied(self.gateway.config.server.drain_s):
+            doors.turn_out()
+            await doors.emptied(_LEFTOVERS_S)
 
     async def _listen_http(
         self, stack: AsyncExitStack, address: Address, app: web.Application, *, shared: bool = False
@@ -308,7 +314,7 @@ class Router:
         return app
 
     async def _listen_grpc(self, stack: AsyncExitStack, address: Address) -> None:
-        server = GrpcServer(self.gateway, str(address), shared=self._shares_ports)
+        server = self._grpc_server = GrpcServer(self.gateway, str(address), shared=self._shares_ports)
         stack.push_async_callback(server.stop, _LEFTOVERS_S)
         with _naming(address):
             await server.start()

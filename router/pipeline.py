@@ -67,28 +67,29 @@ async def serve(caller: Caller, gateway: Gateway) -> None:
     Tries another backend only while the client has seen nothing of that answer. Raises ExpectedError or CallerGone;
     however it ends, the Outcome is counted once and every permit is settled.
     """
-    with (
-        gateway.telemetry.account(caller.id, caller.trace) as account,
-        outer_edge(gateway.telemetry),
-        gateway.doors.entered(),
-    ):
-        config = gateway.config
-        tenant = identify(caller.key, config, gateway.keys)
-        account.tenant = tenant.name
-        ask = await caller.read()
-        async with within(ask.deadline_s):
-            model = find_model(ask.model, tenant, gateway)
-            account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
-            inputs = await tokenize(ask, model, tenant, gateway)
-            held = [believed(tokens, gateway) for tokens in inputs]
-            facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
-            ruling = classify(facts, config)
-            account.service_class, account.rule = ruling.service_class.name, ruling.rule
-            claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
-            async with gateway.admission.permit(claim, caller.limited) as permit:
-                call = _Call(caller, ask, facts, ruling, config, gateway, permit, account)
-                pairs = enumerate(zip(inputs, held, strict=True))
-                await together([call.answer(at, model, *pair) for at, pair in pairs])
+    with gateway.telemetry.account(caller.id, caller.trace) as account, outer_edge(gateway.telemetry):
+        async with gateway.doors.entered():
+            await _answer(caller, gateway, account)
+
+
+async def _answer(caller: Caller, gateway: Gateway, account: Account) -> None:
+    config = gateway.config
+    tenant = identify(caller.key, config, gateway.keys)
+    account.tenant = tenant.name
+    ask = await caller.read()
+    async with within(ask.deadline_s):
+        model = find_model(ask.model, tenant, gateway)
+        account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
+        inputs = await tokenize(ask, model, tenant, gateway)
+        held = [believed(tokens, gateway) for tokens in inputs]
+        facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
+        ruling = classify(facts, config)
+        account.service_class, account.rule = ruling.service_class.name, ruling.rule
+        claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
+        async with gateway.admission.permit(claim, caller.limited) as permit:
+            call = _Call(caller, ask, facts, ruling, config, gateway, permit, account)
+            pairs = enumerate(zip(inputs, held, strict=True))
+            await together([call.answer(at, model, *pair) for at, pair in pairs])
 
 
 @contextmanager

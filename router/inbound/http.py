@@ -72,6 +72,7 @@ def http_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)
     app.router.add_get("/metrics", _metrics)
+    app.on_response_prepare.append(_hang_up_where_closed)
     return app
 
 
@@ -227,6 +228,13 @@ def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping
     if (after := retry_after(error)) is not None:
         all_headers["Retry-After"] = after
     return web.Response(body=failure.body, status=failure.status, content_type="application/json", headers=all_headers)
+
+
+async def _hang_up_where_closed(request: web.Request, response: web.StreamResponse) -> None:
+    """Have clients of a router that shuts down come back by another connection, to another router."""
+    if not request.app[_GATEWAY].doors.open:
+        response.headers["Connection"] = "close"
+        response.force_close()
 
 
 @web.middleware
