@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_a_port_that_the_kernel_chooses_cannot_be_shared() -> None:
 
 
 def test_processes_that_would_mingle_their_lines_are_refused() -> None:
-    ports = {"http": "127.0.0.1:1", "grpc": "127.0.0.1:2"}
+    ports: dict[str, Any] = {"http": "127.0.0.1:1", "grpc": "127.0.0.1:2"}
     require_shareable(a_config(decision_log="decisions.jsonl", **ports))
     with pytest.raises(ConfigError, match=r"mingle their decisions on standard output \(name a file"):
         require_shareable(a_config(decision_log="-", **ports))
