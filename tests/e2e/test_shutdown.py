@@ -27,7 +27,7 @@ from tests.standins.openai_compatible import OpenAIServer
 from tests.standins.standin import running
 
 CHAT, MESSAGES, GRPC = "chat", "messages", "grpc"
-STARTS_WITHIN_S = 60
+STARTS_WITHIN_S = 90
 CHART_SPARES_S = 10
 """What the chart allows a router beyond `server.drain` before it is killed."""
 
