@@ -152,6 +152,8 @@ async def test_two_routers_serve_one_port_and_end_together(tmp_path: Path) -> No
         while not all([await asyncio.to_thread(answers, url) for url in urls]):
             assert time.monotonic() < deadline, "they do not listen"
             assert parent.poll() is None, "they do not start"
+            # asked without a pause, a port on which nobody listens yet is soon taken by the question itself
+            await asyncio.sleep(0.1)
         parent.send_signal(signal.SIGTERM)
         _, told = await asyncio.to_thread(parent.communicate, timeout=20)
         assert parent.returncode == 0, told
