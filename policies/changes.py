@@ -13,6 +13,7 @@ FIXED_SERVER = {
     "http": "http",
     "grpc": "grpc",
     "admin": "admin",
+    "keys_file": "keys_file",
     "max_body": "max_body_bytes",
     "decision_log": "decision_log",
 }

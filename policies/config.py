@@ -81,6 +81,7 @@ class ServerSettings:
     """Where the router listens and what it accepts. Addresses are host:port; None turns that server off.
 
     `admin_key_hashes` are sha256 hex digests of the operators' keys. `decision_log` is a file, `-` standard output.
+    `keys_file` holds the keys that they issued, where no Redis does.
     """
 
     http: str = "127.0.0.1:8080"
@@ -88,6 +89,7 @@ class ServerSettings:
     admin: str | None = None
     picker: str | None = None
     admin_key_hashes: frozenset[str] = frozenset()
+    keys_file: str | None = None
     max_body_bytes: int = 16 * 2**20
     max_concurrent: int = 4096
     max_queued: int = 4096

@@ -107,6 +107,12 @@ class DeadlineExceeded(ExpectedError):
     code = "deadline_exceeded"
 
 
+class CutOff(ExpectedError):
+    """The router ended, and its grace was over before the answer was."""
+
+    code = "cut_off"
+
+
 class ConfigError(ExpectedError):
     """A file that cannot take effect. `problems` has one entry per mistake, with line and path."""
 

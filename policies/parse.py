@@ -104,18 +104,24 @@ def json_schema(catalogue: Catalogue) -> dict[str, Any]:
 def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
     top = root.section(file_table(catalogue))
     classes = read_classes(top.get("classes"))
-    tenants, anonymous = read_tenants(top.get("tenants"), classes=classes, outside=outside)
+    queue: Section = top.section("queue")
+    server = read_server(top.get("server"), queue=queue, outside=outside)
+    store = read_store(top.get("store"), outside=outside)
+    issues_keys = server.keys_file is not None or store.redis is not None
+    tenants, anonymous = read_tenants(top.get("tenants"), classes=classes, outside=outside, issues_keys=issues_keys)
+    if server.keys_file is not None and store.redis is not None:
+        contradiction = "keys lie in store.redis, and a file would contradict it (remove one of them)"
+        root.find("server", "keys_file").complain(contradiction)
     pools = read_pools(top.get("pools"), outside=outside)
     policies = read_policies(top.get("policies"), catalogue=catalogue)
-    queue: Section = top.section("queue")
     return Config(
         classes=classes,
         tenants=tenants,
         rules=read_rules(top.get("rules"), Names(classes, tenants, pools, policies)),
         policies=policies,
         pools=pools,
-        server=read_server(top.get("server"), queue=queue, outside=outside),
-        store=read_store(top.get("store"), outside=outside),
+        server=server,
+        store=store,
         version="",
         tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
         anonymous=anonymous,

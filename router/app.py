@@ -37,6 +37,9 @@ from router.inbound.fastchat_controller import FastChatController, FastChatPools
 from router.inbound.fastchat_workers import Workers
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
+from router.keys.base import KeyStore
+from router.keys.file import FileKeys
+from router.keys.ring import KeyRing
 from router.picker.server import PickerServer
 from router.pools import finding, named_backends
 from router.prefixes.prefixes import Prefixes
@@ -53,8 +56,8 @@ from router.tracing import Tracing
 if TYPE_CHECKING:
     from router.replicas.replicas import Replicas
 
-_LEFTOVERS_S = 0.25
-"""How long requests that were cancelled at the end of a drain may take to clean up."""
+_LEFTOVERS_S = 2.0
+"""How long requests may take, after the drain, to let go of what they have and to tell their clients how they ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         beliefs=beliefs,
         tokenizers=Tokenizers(),
         admission=Admission(parts.get("quotas") or _quota_store(config, telemetry)),
+        keys=KeyRing(_key_store(config, telemetry), clock=time.time, on_event=telemetry.event),
         telemetry=telemetry,
         board=Board(clock, lambda: gateway.config.prices),
         doors=Doors(),
@@ -201,6 +205,7 @@ class Router:
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
         self.picker = None if config.server.picker is None else Address.parse(config.server.picker)
+        self._servers: list[GrpcServer | PickerServer] = []
         self._shares_ports = parts.get("shares_ports", False)
         self._stack = AsyncExitStack()
 
@@ -249,6 +254,9 @@ class Router:
             stack.push_async_callback(self.gateway.tokenizers.close)
             stack.push_async_callback(self.gateway.admission.store.close)
             await self.gateway.admission.store.start()
+            stack.push_async_callback(self.gateway.keys.close)
+            await self.gateway.keys.start()
+            self._own(stack, "API keys", self.gateway.keys.watch)
             # backends join the feeds as soon as the cluster has reached them
             await stack.enter_async_context(self.gateway.feeds)
             await stack.enter_async_context(self.gateway.cluster)
@@ -296,8 +304,13 @@ class Router:
             self.gateway.telemetry.feed(health)
 
     async def _drain(self) -> None:
-        self.gateway.doors.close()
-        await self.gateway.doors.emptied(self.gateway.config.server.drain_s)
+        doors = self.gateway.doors
+        doors.close()
+        for server in self._servers:
+            await server.report_health()
+        if not await doors.emptied(self.gateway.config.server.drain_s):
+            doors.turn_out()
+            await doors.emptied(_LEFTOVERS_S)
 
     async def _listen_http(
         self, stack: AsyncExitStack, address: Address, app: web.Application, *, shared: bool = False
@@ -324,6 +337,7 @@ class Router:
     ) -> Address:
         """Serve over gRPC at `address` until the stack is left; the address that it really has."""
         server = kind(self.gateway, str(address), shared=self._shares_ports)
+        self._servers.append(server)
         stack.push_async_callback(server.stop, _LEFTOVERS_S)
         with _naming(address):
             await server.start()
@@ -362,6 +376,14 @@ def _model_of(config: Config, backend: Backend) -> str | None:
     served = description.models if description else frozenset()
     names = set(pool.models.values()) or ({pool.model} if pool.model else served)
     return next(iter(names)) if len(names) == 1 else None
+
+
+def _key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
+    if config.store.redis is None:
+        return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
+    from router.keys.redis import RedisKeys
+
+    return RedisKeys(config.store.redis, on_event=telemetry.event)
 
 
 def _replicas(url: str, gateway: Gateway) -> Replicas:

@@ -18,6 +18,7 @@ from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
 from router.feeds.feeds import Feeds
+from router.keys.ring import KeyRing
 from router.pools import Finding
 from router.prefixes.prefixes import Prefixes
 from router.telemetry import Telemetry
@@ -41,6 +42,7 @@ class Gateway:
     beliefs: Beliefs
     tokenizers: Tokenizers
     admission: Admission
+    keys: KeyRing
     telemetry: Telemetry
     board: Board
     doors: Doors

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 from policies.config import Config
-from policies.errors import Unauthenticated
+from policies.errors import Unauthenticated, Unavailable
+from policies.keys import PREFIX, IssuedKey, hash_of
 from policies.nouns import Tenant
+from router.keys.ring import KeyRing
 
 
-def identify(key: str | None, config: Config) -> Tenant:
-    """The tenant whose key this is; the anonymous one, where the file has it, for calls without a key.
+def identify(key: str | None, config: Config, issued: KeyRing) -> Tenant:
+    """The tenant whose key this is, of the file or `issued`; the anonymous one, where the file has it, without a key.
 
     Keys are looked up by their sha256, so the time of a lookup says nothing about keys that exist.
-    Raises Unauthenticated.
+    Raises Unauthenticated, and Unavailable for what may be an issued key while nobody knows these.
     """
     if key:
-        tenant = config.tenant_by_key_hash.get(hashlib.sha256(key.encode()).hexdigest())
+        digest = hash_of(key)
+        tenant = config.tenant_by_key_hash.get(digest)
         if tenant is not None:
             return tenant
+        if (found := issued.find(digest)) is not None:
+            return _owner(found, config, issued.now())
     # without any tenant that has keys there is nobody to tell apart: clients that must send some key may
-    if config.anonymous is not None and (not key or not config.tenant_by_key_hash):
+    if config.anonymous is not None and (not key or not _tells_apart(key, config, issued)):
         return config.anonymous
     if not key:
         raise Unauthenticated("no API key was sent", hint="send the header 'Authorization: Bearer YOUR_KEY'")
+    if key.startswith(PREFIX) and not issued.is_known:
+        raise Unavailable("API keys cannot be looked up now", hint="try again in a moment", retry_after_s=1.0)
     raise Unauthenticated("the API key is not known", hint="ask the operator for a key of this router")
 
 
@@ -42,6 +49,21 @@ def on_behalf_of(name: str, config: Config) -> Tenant:
     if tenant is None:
         raise Unauthenticated(f"there is no tenant '{name}' any more", hint="the SLA file has changed")
     return tenant
+
+
+def _owner(key: IssuedKey, config: Config, now: float) -> Tenant:
+    if key.expires is not None and key.has_expired(now):
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(key.expires))
+        raise Unauthenticated(f"the API key {key.id} expired at {when}", hint="ask the operator for a new one")
+    if key.tenant not in config.tenants:
+        hint = "ask the operator for a key of another tenant"
+        raise Unauthenticated(f"the tenant of the API key {key.id} is not there any more", hint=hint)
+    return config.tenants[key.tenant]
+
+
+def _tells_apart(key: str, config: Config, issued: KeyRing) -> bool:
+    """Is there somebody else whom this key might mean? What was issued and revoked is nobody's any more."""
+    return bool(config.tenant_by_key_hash) or not issued.is_empty or key.startswith(PREFIX)
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:

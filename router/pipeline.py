@@ -74,30 +74,31 @@ async def serve(
     however it ends, the Outcome is counted once and every permit is settled. Without a `carrier` the router itself
     goes to the backends. `tenant_name` is whose call it is, where that is known already.
     """
-    with (
-        gateway.telemetry.account(caller.id, caller.trace) as account,
-        outer_edge(gateway.telemetry),
-        gateway.doors.entered(),
-    ):
-        config = gateway.config
-        tenant = identify(caller.key, config) if tenant_name is None else on_behalf_of(tenant_name, config)
-        account.tenant = tenant.name
-        ask = await caller.read()
-        async with within(ask.deadline_s):
-            model = find_model(ask.model, tenant, gateway)
-            account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
-            inputs = await tokenize(ask, model, tenant, gateway)
-            held = [believed(tokens, gateway) for tokens in inputs]
-            facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
-            ruling = classify(facts, config)
-            account.service_class, account.rule = ruling.service_class.name, ruling.rule
-            if ask.yields:
-                ruling, account.service_class = yielding(ruling, config), YIELDING
-            claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
-            async with gateway.admission.permit(claim, caller.limited) as permit:
-                call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier or Ourselves())
-                pairs = enumerate(zip(inputs, held, strict=True))
-                await together([call.answer(at, model, *pair) for at, pair in pairs])
+    with gateway.telemetry.account(caller.id, caller.trace) as account, outer_edge(gateway.telemetry):
+        async with gateway.doors.entered():
+            await _serve(caller, gateway, carrier or Ourselves(), account, tenant_name)
+
+
+async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Account, tenant_name: str | None) -> None:
+    config = gateway.config
+    tenant = identify(caller.key, config, gateway.keys) if tenant_name is None else on_behalf_of(tenant_name, config)
+    account.tenant = tenant.name
+    ask = await caller.read()
+    async with within(ask.deadline_s):
+        model = find_model(ask.model, tenant, gateway)
+        account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
+        inputs = await tokenize(ask, model, tenant, gateway)
+        held = [believed(tokens, gateway) for tokens in inputs]
+        facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
+        ruling = classify(facts, config)
+        account.service_class, account.rule = ruling.service_class.name, ruling.rule
+        if ask.yields:
+            ruling, account.service_class = yielding(ruling, config), YIELDING
+        claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
+        async with gateway.admission.permit(claim, caller.limited) as permit:
+            call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
+            pairs = enumerate(zip(inputs, held, strict=True))
+            await together([call.answer(at, model, *pair) for at, pair in pairs])
 
 
 @contextmanager

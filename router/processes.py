@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from policies.config import Config
 from policies.errors import ConfigError
+from router.decision_log import STANDARD_OUTPUT
 
 SETTLED_S = 3.0
 """A process that ends so soon, the first time, will end each time: all end with it."""
@@ -100,19 +102,28 @@ def place_of(process: str) -> tuple[int, int]:
     raise ConfigError(f"'{process}' is no process", hint="it is written by `pointsman serve --processes` alone")
 
 
-def require_ports(config: Config) -> None:
-    """Every port is chosen: several processes cannot share one that the kernel chooses. Raises ConfigError."""
+def require_shareable(config: Config) -> None:
+    """Every port is chosen, and no line can be torn by another process. Raises ConfigError."""
     server = config.server
     listeners = {"http": server.http, "grpc": server.grpc, "admin": server.admin, "picker": server.picker}
     for name, address in listeners.items():
         if address is not None and address.endswith(":0"):
             raise ConfigError(f"server.{name} is {address}", hint="several processes need a port that they can share")
+    if server.decision_log == STANDARD_OUTPUT:
+        # a pipe keeps writes whole up to 4 KiB alone (POSIX, PIPE_BUF), and a decision may be longer
+        hint = "name a file: each process then has its own"
+        raise ConfigError("several processes would mingle their decisions on standard output", hint=hint)
 
 
 def as_process(config: Config, number: int, count: int) -> Config:
-    """`config` as process `number` of so many reads it: an admin port of its own, and its part of each limit."""
+    """`config` as process `number` of so many reads it: an admin port and a decision log of its own, and its part of
+    each limit."""
     server, store = config.server, config.store
     if server.admin is not None:
         host, _, port = server.admin.rpartition(":")
         server = replace(server, admin=f"{host}:{int(port) + number}")
+    if server.decision_log is not None:
+        log = Path(server.decision_log)
+        # not behind the name: there the log numbers what is full
+        server = replace(server, decision_log=str(log.with_stem(f"{log.stem}-{number}")))
     return replace(config, server=server, store=replace(store, replicas=store.replicas * count))

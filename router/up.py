@@ -23,7 +23,7 @@ from router.config_file import Contents
 from router.export import begin_metrics, begin_tracing
 from router.local_shards import LocalShards, ShardCommand
 from router.logs import LogOptions, log_to
-from router.processes import as_process, place_of, require_ports, run_processes
+from router.processes import as_process, place_of, require_shareable, run_processes
 
 USUAL_ADMIN = "127.0.0.1:8082"
 """Where operators are served by `pointsman up` unless told otherwise."""
@@ -64,7 +64,7 @@ def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: 
 def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
     """Serve `config` by so many processes of `pointsman` with `arguments`; did it go well?"""
     console = Console(stderr=True)
-    require_ports(config)
+    require_shareable(config)
     if config.store.redis is None:
         console.print(
             f"[bold]{count} processes without `store:`[/] know nothing of each other: limits count for each of them "

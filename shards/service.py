@@ -76,7 +76,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     @property
     def is_quiet(self) -> bool:
         """Has every request ended, and every router been told?"""
-        return all(not (one.requests or one.outbox.queued_bytes) for one in self._attachments.values())
+        return all(one.is_quiet for one in self._attachments.values())
 
     async def Attach(self, request_iterator: AsyncIterable[wire.Command], context: Context) -> None:  # noqa: N802
         """Serve one router until either side ends the stream."""
@@ -148,7 +148,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     async def _write(self, attachment: Attachment, context: Context) -> None:
         while True:
-            await context.write(await attachment.outbox.take())
+            report = await attachment.outbox.take()
+            attachment.is_writing = True
+            await context.write(report)
+            attachment.is_writing = False
 
     async def _obey(self, attachment: Attachment, command: wire.Command) -> None:
         kind = command.WhichOneof("command")

@@ -33,6 +33,7 @@ SERVER = Table(
         "admin": Key(ADDRESS, "where operators are served; nowhere without it"),
         "picker": Key(ADDRESS, "where gateways ask which endpoint to take (Envoy's ext_proc); nowhere without it"),
         "admin_keys": Key(Many(API_KEY), "the operators' keys, as sha256:... or ${env:NAME}; not needed on 127.0.0.1"),
+        "keys_file": Key(TEXT, "where the hashes of issued keys are kept; with store.redis they lie there"),
         "max_body": Key(read_bytes, "the largest request that is read; 16MiB without it"),
         "max_concurrent": Key(read_count, "requests that may be at backends at once; 4096 without it"),
         "decision_log": Key(TEXT, "the file that decisions are logged to, - is standard output; nowhere without it"),
@@ -60,6 +61,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
         admin_key_hashes=frozenset(
             digest for one in section.items("admin_keys") if (digest := one.read(outside.key_hash))
         ),
+        keys_file=section.read("keys_file", usual.keys_file),
         max_body_bytes=section.read("max_body", usual.max_body_bytes),
         max_concurrent=section.read("max_concurrent", usual.max_concurrent),
         max_queued=queue.read("most", usual.max_queued),

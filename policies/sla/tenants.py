@@ -45,11 +45,12 @@ TENANTS = Named(TENANT)
 
 
 def read_tenants(
-    field: Field | None, *, classes: Collection[str], outside: Outside
+    field: Field | None, *, classes: Collection[str], outside: Outside, issues_keys: bool = False
 ) -> tuple[dict[str, Tenant], Tenant | None]:
     """Tenants by name, and the one of requests without a key.
 
-    Where the file has no tenants there is one, `local`, that needs no key.
+    Where the file has no tenants there is one, `local`, that needs no key. `issues_keys`: a tenant may get its first
+    key while the router runs.
     """
     fields = field.named_entries() if field else {}
     if not fields:
@@ -62,7 +63,7 @@ def read_tenants(
         for name, section in sections.items()
     }
     _refuse_shared_keys(fields, tenants)
-    return tenants, _anonymous(fields, sections, tenants)
+    return tenants, _anonymous(fields, sections, tenants, issues_keys=issues_keys)
 
 
 def _read_tenant(section: Section, name: str, classes: Collection[str], outside: Outside) -> Tenant:
@@ -126,12 +127,17 @@ def _refuse_shared_keys(fields: Mapping[str, Field], tenants: Mapping[str, Tenan
 
 
 def _anonymous(
-    fields: Mapping[str, Field], sections: Mapping[str, Section], tenants: Mapping[str, Tenant]
+    fields: Mapping[str, Field],
+    sections: Mapping[str, Section],
+    tenants: Mapping[str, Tenant],
+    *,
+    issues_keys: bool,
 ) -> Tenant | None:
     open_to_all = [name for name, section in sections.items() if section.read("anonymous", False)]
     for name, field in fields.items():
-        if name not in open_to_all and not sections[name].entries.get("keys"):
-            field.complain("has no keys, so nobody can be this tenant (add keys, or anonymous: true)")
+        if not issues_keys and name not in open_to_all and not sections[name].entries.get("keys"):
+            hint = "add keys, or anonymous: true, or server.keys_file to issue them"
+            field.complain(f"has no keys, so nobody can be this tenant ({hint})")
     for name in open_to_all[1:]:
         fields[name].complain(f"requests without a key belong to '{open_to_all[0]}' already")
     return tenants[open_to_all[0]] if open_to_all else None

@@ -70,9 +70,9 @@ async def read_json(request: web.Request) -> Mapping[str, Any]:
     return body
 
 
-def json_reply(body: Any, status: int = 200) -> web.Response:
+def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """`body` as JSON."""
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
 
 
 def _file(name: str) -> Any:

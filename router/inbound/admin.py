@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,11 +10,13 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from policies.errors import ConfigError, ExpectedError, InvalidRequest, PermissionDenied, Unauthenticated
+from policies.keys import hash_of
 from router.dashboard.routes import PAGE, add_data, add_page, json_reply
 from router.gateway import Gateway
 from router.identify import key_in
+from router.inbound.issuing import add_keys
 from router.inbound.operating import add_operating
-from router.inbound.status import openai_error, status_of
+from router.inbound.status import openai_error, retry_after, status_of
 
 Reload = Callable[[], Awaitable[str | None]]
 """Reads the SLA file now; why it was refused, or None if it was taken."""
@@ -36,6 +37,7 @@ def admin_app(gateway: Gateway, reload: Reload | None) -> web.Application:
     add_page(app)
     add_data(app, gateway)
     add_operating(app, gateway)
+    add_keys(app, gateway)
     app.router.add_get("/metrics", _measuring(gateway))
     return app
 
@@ -87,7 +89,9 @@ def _guard(gateway: Gateway) -> Any:
             what = InvalidRequest(f"{refusal.reason}: {request.method} {request.path[:200]}", hint=_HINT)
             return json_reply(openai_error(what), status=refusal.status)
         except ExpectedError as error:
-            return json_reply(openai_error(error), status=status_of(error).http)
+            after = retry_after(error)
+            headers = None if after is None else {"Retry-After": after}
+            return json_reply(openai_error(error), status=status_of(error).http, headers=headers)
 
     return guard
 
@@ -96,12 +100,8 @@ def _require_rights(request: web.Request, gateway: Gateway) -> None:
     hashes = gateway.config.server.admin_key_hashes
     if not hashes:
         _require_this_machine(request)
-    elif not _is_page(request) and _hash(key_in(request.headers) or "") not in hashes:
+    elif not _is_page(request) and hash_of(key_in(request.headers) or "") not in hashes:
         raise Unauthenticated("this needs an admin key", hint="send the header 'Authorization: Bearer ADMIN_KEY'")
-
-
-def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _is_page(request: web.Request) -> bool:

@@ -114,7 +114,7 @@ class Inference:
     async def count_tokens(self, raw: bytes, context: Context) -> Message | None:
         """Count what a prompt takes, chat template included."""
         async with self._edge(context):
-            tenant = identify(key_in(_metadata(context)), self._gateway.config)
+            tenant = identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
             message = pb.CountTokensRequest()
             read_message(raw, message)
             ask = counted_ask(message)
@@ -124,7 +124,7 @@ class Inference:
     async def list_models(self, raw: bytes, context: Context) -> Message | None:
         """The models that the caller may use."""
         async with self._edge(context):
-            tenant = identify(key_in(_metadata(context)), self._gateway.config)
+            tenant = identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
             read_message(raw, pb.ListModelsRequest())
             models = self._gateway.models_for(tenant).values()
             listed = [

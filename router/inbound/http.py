@@ -63,6 +63,7 @@ def http_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)
     app.router.add_get("/metrics", _metrics)
+    app.on_response_prepare.append(_hang_up_where_closed)
     return app
 
 
@@ -220,6 +221,13 @@ def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping
     return web.Response(body=failure.body, status=failure.status, content_type="application/json", headers=all_headers)
 
 
+async def _hang_up_where_closed(request: web.Request, response: web.StreamResponse) -> None:
+    """Have clients of a router that shuts down come back by another connection, to another router."""
+    if not request.app[_GATEWAY].doors.open:
+        response.headers["Connection"] = "close"
+        response.force_close()
+
+
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure leaves in the shape of its path, those of HTTP itself too; OpenAI's where there is none."""
@@ -266,7 +274,8 @@ async def _count_tokens(request: web.Request) -> web.Response:
 
 
 def _tenant(request: web.Request) -> Tenant:
-    return identify(key_in(request.headers), request.app[_GATEWAY].config)
+    gateway = request.app[_GATEWAY]
+    return identify(key_in(request.headers), gateway.config, gateway.keys)
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

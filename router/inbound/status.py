@@ -34,6 +34,7 @@ STATUS: dict[type[errors.ExpectedError], Status] = {
     errors.Unavailable: Status(503, "overloaded_error", grpc.StatusCode.UNAVAILABLE),
     errors.BackendFailed: Status(502, "api_error", grpc.StatusCode.UNAVAILABLE),
     errors.NoBackend: Status(503, "api_error", grpc.StatusCode.UNAVAILABLE),
+    errors.CutOff: Status(503, "api_error", grpc.StatusCode.UNAVAILABLE),
     errors.DeadlineExceeded: Status(504, "timeout_error", grpc.StatusCode.DEADLINE_EXCEEDED),
     errors.ExpectedError: Status(500, "server_error", grpc.StatusCode.INTERNAL),
 }

@@ -148,7 +148,7 @@ class PickedCall:
 
     async def tell_models(self) -> None:
         """Answer with the models that the client may use. Raises Unauthenticated."""
-        models = self._gateway.models_for(identify(self.key, self._gateway.config)).values()
+        models = self._gateway.models_for(identify(self.key, self._gateway.config, self._gateway.keys)).values()
         body = encoded({"object": "list", "data": [model_entry(model) for model in models]})
         await self._phases.say(immediate(200, body, {}, details="models"))
 

@@ -45,13 +45,18 @@ class Attachment:
         self.router = ""
         self.requests: dict[int, OpenRequest] = {}
         self.outbox: Outbox[wire.StepReport] = Outbox(limit_bytes)
-        self.is_listening = False
+        self.is_listening = self.is_writing = False
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._load_sent: tuple[float, Load] | None = None
 
     def __repr__(self) -> str:
         return f"<Attachment {self.stream} of {self.router!r}: {len(self.requests)} requests, {self.outbox!r}>"
+
+    @property
+    def is_quiet(self) -> bool:
+        """Has everything ended that the router asked for, and was it told? What is being written is not told yet."""
+        return not (self.requests or self.outbox.queued_bytes or self.is_writing)
 
     def welcome(self, facts: Facts, snapshot: tuple[CacheEvent, ...]) -> None:
         """Queue the first report and what the cache holds; from now on every step is heard."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from policies.budget import Descriptor, Reservation
 from policies.charge import Charge
+from policies.keys import IssuedKey, hash_of
 from policies.nouns import BackendView, ClusterView, Limits, Request
 
 REQUEST = Request(
@@ -33,3 +34,7 @@ def a_descriptor(tenant: str = "acme", model: str | None = None, **limits: int) 
 
 def a_reservation(name: str = "r1", *descriptors: Descriptor, **charge: int) -> Reservation:
     return Reservation(name, descriptors, Charge(**charge))
+
+
+def an_issued_key(text: str = "pm_one", tenant: str = "acme", **what: Any) -> IssuedKey:
+    return IssuedKey(hash_of(text), tenant, **{"created": 1_700_000_000, **what})

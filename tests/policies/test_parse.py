@@ -189,6 +189,7 @@ MISTAKES = {
     "classes: {a b: {}}": "'a b' is no name",
     "classes: 3": "must be a mapping (name: value), not '3'",
     "tenants: {a: {}}": "has no keys",
+    "server: {keys_file: k}\nstore: {redis: 'redis://h:1'}": "server.keys_file: keys lie in store.redis",
     "tenants: {a: {keys: []}}": "empty list",
     "tenants: {a: {keys: 'sha256:12'}}": "64 hexadecimal digits",
     "tenants: {a: {keys: '${env:NOPE}'}}": "no environment variable NOPE",
@@ -321,3 +322,9 @@ def test_mutated_files_are_refused_politely(text: str, changes: list[tuple[int, 
 def test_a_tenant_keeps_as_many_tokens_of_prefixes_as_the_file_says(limits: str, tokens: int) -> None:
     config = parse(f"tenants: {{a: {{anonymous: true, limits: {limits or '{}'}}}}}")
     assert config.tenants["a"].pinned_tokens == tokens
+
+
+@pytest.mark.parametrize("place", ["server: {keys_file: /keys}", "store: {redis: 'redis://h:1'}"])
+def test_a_tenant_needs_no_key_in_the_file_where_keys_can_be_issued(place: str) -> None:
+    config = parse(f"tenants: {{a: {{}}}}\n{place}\n")
+    assert (config.tenants["a"].key_hashes, config.anonymous) == (frozenset(), None)

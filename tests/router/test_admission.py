@@ -14,7 +14,6 @@ from policies.charge import Charge
 from policies.errors import BackendFailed, ExpectedError, Overloaded, QuotaExceeded
 from policies.nouns import Limits, Outcome, Prices, Tenant, Usage
 from router.admission import Admission, Claim
-from router.doors import Doors
 from router.store.memory import MemoryStore
 from tests.router.parts import a_tenant
 
@@ -141,16 +140,3 @@ async def test_no_permit_is_ever_lost(seed: int) -> None:
     assert admission.is_idle()
     refused = sum(isinstance(result, QuotaExceeded) for result in results)
     assert admission.settled.total() == 20 - refused
-
-
-async def test_closed_doors_let_nobody_in_and_tell_when_the_last_one_left() -> None:
-    doors = Doors()
-    with doors.entered():
-        doors.close()
-        assert not await doors.emptied(0.0)
-        with pytest.raises(Overloaded), doors.entered():
-            pass
-        doors.check()
-    assert await doors.emptied(0.0)
-    doors.check()
-    assert repr(doors) == "<Doors closed, 0 inside>"

@@ -18,13 +18,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from policies.config import ServerSettings
 from policies.errors import ConfigError
 from router import processes
-from router.processes import Processes, as_process, place_of, require_ports
+from router.processes import Processes, as_process, place_of, require_shareable
 from tests.router.parts import a_config
 from tests.shards.attached import eventually
 
@@ -97,7 +98,20 @@ def test_a_place_that_nobody_gave_is_refused(wrong: str) -> None:
 
 def test_a_port_that_the_kernel_chooses_cannot_be_shared() -> None:
     with pytest.raises(ConfigError, match=r"server\.http is 127\.0\.0\.1:0"):
-        require_ports(a_config())
+        require_shareable(a_config())
+
+
+def test_processes_that_would_mingle_their_lines_are_refused() -> None:
+    ports: dict[str, Any] = {"http": "127.0.0.1:1", "grpc": "127.0.0.1:2"}
+    require_shareable(a_config(decision_log="decisions.jsonl", **ports))
+    with pytest.raises(ConfigError, match=r"mingle their decisions on standard output \(name a file"):
+        require_shareable(a_config(decision_log="-", **ports))
+
+
+def test_each_process_logs_decisions_to_a_file_of_its_own() -> None:
+    for log, own in (("/log/decisions.jsonl", "/log/decisions-1.jsonl"), ("decisions", "decisions-1")):
+        assert as_process(a_config(decision_log=log), 1, 2).server.decision_log == own
+    assert as_process(a_config(), 1, 2).server.decision_log is None
 
 
 FILE = """
@@ -137,10 +151,12 @@ async def test_two_routers_serve_one_port_and_end_together(tmp_path: Path) -> No
     http, grpc, admin, _ = free_ports(4)
     with served(tmp_path, {"http": http, "grpc": grpc, "admin": admin}) as parent:
         urls = [f"http://127.0.0.1:{http}/healthz", *(f"http://127.0.0.1:{admin + n}/metrics" for n in (0, 1))]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90  # three interpreters start, on a machine that may be busy
         while not all([await asyncio.to_thread(answers, url) for url in urls]):
             assert time.monotonic() < deadline, "they do not listen"
             assert parent.poll() is None, "they do not start"
+            # asked without a pause, a port on which nobody listens yet is soon taken by the question itself
+            await asyncio.sleep(0.1)
         parent.send_signal(signal.SIGTERM)
         _, told = await asyncio.to_thread(parent.communicate, timeout=20)
         assert parent.returncode == 0, told

@@ -24,5 +24,5 @@
 {{- define "pointsman.fixedChecksum" -}}
 {{- $file := include "pointsman.sla" . | fromJson -}}
 {{- $server := default dict (get $file "server") -}}
-{{- dict "pools" (get $file "pools") "store" (get $file "store") "server" (pick $server "http" "grpc" "admin" "picker" "max_body" "decision_log") | toJson | sha256sum -}}
+{{- dict "pools" (get $file "pools") "store" (get $file "store") "server" (pick $server "http" "grpc" "admin" "picker" "keys_file" "max_body" "decision_log") | toJson | sha256sum -}}
 {{- end -}}

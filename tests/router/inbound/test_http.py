@@ -472,9 +472,9 @@ async def test_a_router_that_shuts_down_lets_requests_finish_and_takes_no_more()
         await backend.began.wait()
         router.gateway.doors.close()
         status, body = await client.answer(CHAT, a_chat())
-        assert (status, body["error"]["code"]) == (429, Overloaded.code)
+        assert (status, body["error"]["code"]) == (503, Overloaded.code)
         async with client.get("/readyz", key=None) as reply:
-            assert reply.status == 503
+            assert (reply.status, reply.headers["Connection"]) == (503, "close")
         release.set()
         assert (await call)[0] == 200
 

@@ -1,0 +1,58 @@
+"""A KeyBook as text: one JSON object a line, so that a mistake has a line and a person can read it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+
+from policies.errors import ConfigError
+from policies.keys import IssuedKey, KeyBook
+
+_Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{12}$")]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+_Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key. A field of a later version is refused rather than forgotten by the next write: it may be a limit."""
+
+    sha256: _Digest
+    tenant: _Name
+    created: _Seconds
+    name: _Name | None = None
+    expires: _Seconds | None = None
+    replaced_by: _Id | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+_ENCODER = msgspec.json.Encoder()
+
+
+def encode(book: KeyBook) -> bytes:
+    """The text of `book`, oldest key first."""
+    ordered = sorted(book.values(), key=lambda key: (key.created, key.sha256))
+    return b"".join(_ENCODER.encode(msgspec.convert(key, _Line, from_attributes=True)) + b"\n" for key in ordered)
+
+
+def decode(text: bytes, source: str) -> KeyBook:
+    """The book in `text`; `source` is its name in messages. Raises ConfigError with every mistake and its line."""
+    book: dict[str, IssuedKey] = {}
+    problems = []
+    for number, line in enumerate(text.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            key = _DECODER.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            problems.append(f"{source}:{number}: is no key: {error}")
+            continue
+        if key.sha256 in book:
+            problems.append(f"{source}:{number}: the key {key.sha256[:12]} is here twice")
+        book[key.sha256] = IssuedKey(**msgspec.structs.asdict(key))
+    if problems:
+        hint = "mend or remove these lines, or put back a copy; without a key's line the key is revoked"
+        raise ConfigError(f"{source} cannot be understood:", problems=tuple(problems[:20]), hint=hint)
+    return MappingProxyType(book)
