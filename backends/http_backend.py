@@ -63,7 +63,17 @@ class HttpBackend(ABC):
         models = self._served | {ours for ours, theirs in aliases if theirs in self._served or not self._served}
         if not models:
             return None
-        return Description(models, context_tokens=self._context_tokens, capabilities=self.capabilities)
+        return Description(
+            models,
+            context_tokens=self._context_tokens,
+            capabilities=self.capabilities,
+            may_answer_whole=self._may_answer_whole,
+        )
+
+    @property
+    def _may_answer_whole(self) -> bool:
+        """May an answer that the client wants whole be asked whole of the server?"""
+        return False
 
     def load(self) -> Load:
         """The newest report; what was configured goes before what the server says."""

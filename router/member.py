@@ -80,6 +80,7 @@ class Member:
         `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
         served last.
         """
+        self.flights.presume(now)
         load, description = self.backend.load(), self.backend.describe()
         said = description or _NOTHING
         self.model.told(load.prefill_s_per_token)
@@ -120,6 +121,7 @@ class Member:
 
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
         """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
+        self.flights.presume(now)
         uncached_tokens = max(1, uncached_tokens)
         load, description = self.backend.load(), self.backend.describe()
         unseen, unseen_tokens = self._unseen(load)
@@ -140,6 +142,7 @@ class Member:
             is_first_try=is_first_try,
             book=self.flights,
             on_first=self._hear_first,
+            is_silent=description is not None and description.may_answer_whole and not request.stream,
         )
         self.flights.begin(flight)
         if self.health.is_on_trial and self.trial is None:
@@ -253,7 +256,7 @@ class Member:
     def _learn_late(self, flight: Flight) -> None:
         """Only its end told what was cached. An answer in one piece does not tell when its first token was there."""
         one_piece = flight.last_at == flight.first_at and flight.later_tokens > 0
-        if not flight.answered or one_piece or self._was_crowded(flight):
+        if flight.first_at is None or one_piece or self._was_crowded(flight):
             return
         prompt_tokens, told = flight.request.prompt_tokens, flight.usage.cached_tokens if flight.usage else 0
         uncached = max(1, min(flight.uncached_tokens, prompt_tokens - told))

@@ -232,7 +232,14 @@ class _Call:
 
         return Bid(
             request,
-            prompt=Prompt(tokens.token_ids, ask.bodies[at], ask.path, self.account.trace.headers, ask.anthropic_body),
+            prompt=Prompt(
+                tokens.token_ids,
+                ask.bodies[at],
+                ask.path,
+                self.account.trace.headers,
+                ask.anthropic_body,
+                ask.verbatim,
+            ),
             echo=tokens.echo,
             tools=tokens.tools,
             arrived_at=self.account.started_at,
@@ -275,7 +282,8 @@ class _Call:
                     now = self.gateway.clock()
                     flight.heard(delta, now)
                     if delta.computed_tokens is None:
-                        self.account.heard(now)
+                        if flight.first_at is not None:
+                            self.account.heard(now)
                         if delta.choice in unechoed:
                             unechoed.remove(delta.choice)
                             delta = replace(delta, text=echo + delta.text)  # noqa: PLW2901
