@@ -6,8 +6,9 @@ Source: OpenAI API reference, "The chat completion chunk object", "The chat comp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from policies.nouns import Delta, TokenLogprob, Usage
 

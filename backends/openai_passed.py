@@ -1,22 +1,22 @@
 """Answers of OpenAI's dialect that go to a client of that dialect as they came: only what accounting needs is read.
 
-Decoding a chunk of 200 bytes takes 1 µs, as much as looking for `"usage"` in it, so each is decoded and nothing guessed.
+Decoding a chunk of 200 bytes takes less than 1 µs, as long as looking for `"usage"` and `"error"` in it: each is decoded, and nothing guessed.
 Pure but for their own memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from backends.json_members import ABSENT, with_members
-from backends.openai_answer import BROKEN, DONE, MISSHAPEN, chunk_in, nonsense
+from backends.openai_answer import BROKEN, DONE, MISSHAPEN, nonsense
 from backends.openai_chunks import FINISHES, usage_of
 from backends.openai_errors import error_in_stream
 from backends.openai_gathered import Gathered
-from backends.sse import SseBlocks, event_in
+from backends.sse import SseBlocks, data_in
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
 
@@ -26,12 +26,45 @@ MOST_HELD_BYTES = 64 << 10
 ErrorInStream = Callable[[str, Any], ExpectedError]
 
 
-class Heard(NamedTuple):
-    """What one chunk, or a whole answer, tells: how many choices it adds to, and the (choice, reason) that end in it."""
+class _Choice(msgspec.Struct):
+    """What is looked at of one choice."""
 
-    chunk: dict[str, Any]
-    pieces: int
-    finishes: list[tuple[int, str]]
+    index: int = 0
+    delta: dict[str, Any] | None = None
+    message: dict[str, Any] | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def adds(self) -> bool:
+        """Does it add text, or anything beside it, to its choice?"""
+        said = self.delta or self.message
+        if said is None:
+            return bool(self.text)
+        if said.get("content"):
+            return True
+        return any(value is not None for name, value in said.items() if name not in ("role", "content"))
+
+
+class Chunk(msgspec.Struct):
+    """What is looked at of one chunk, or of a whole answer."""
+
+    choices: list[_Choice] | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+    object: Any = None
+    model: Any = None
+    pieces: int = 0
+    """How many choices it adds to."""
+
+    @property
+    def finishes(self) -> list[tuple[int, str]]:
+        """(choice, reason) of those that end in it."""
+        ends = ((choice.index, choice.finish_reason) for choice in self.choices or ())
+        return [(index, FINISHES.get(reason, reason)) for index, reason in ends if reason]
+
+
+_CHUNK = msgspec.json.Decoder(Chunk)
 
 
 class Ear:
@@ -57,32 +90,31 @@ class Ear:
     def __repr__(self) -> str:
         return f"<Ear at {self.backend}: {self._pieces} pieces, {self._usage}>"
 
-    def hear(self, data: bytes) -> Heard:
+    def hear(self, data: bytes) -> Chunk:
         """What `data` tells. Raises BackendFailed at nonsense and what was broken off, and what an error means."""
         try:
-            chunk = chunk_in(self.backend, data, self._error_of)
-            pieces, finishes = 0, []
-            for choice in chunk.get("choices") or ():
-                pieces += _adds(choice)
-                if finish := choice.get("finish_reason"):
-                    finishes.append((int(choice.get("index") or 0), FINISHES.get(finish, finish)))
-            if chunk.get("usage"):
-                self._usage = usage_of(chunk["usage"])
+            chunk = _CHUNK.decode(data)
+            if chunk.error or chunk.object == "error":
+                raise self._error_of(self.backend, chunk.error or msgspec.json.decode(data))
+            if chunk.usage:
+                self._usage = usage_of(chunk.usage)
         except MISSHAPEN as error:
             raise nonsense(self.backend, data) from error
-        for _, finish in finishes:
-            if finish in BROKEN:
-                raise BackendFailed(f"{self.backend} broke the answer off ({finish})")
-        self._pieces += pieces
-        return Heard(chunk, pieces, finishes)
+        chunk.pieces = 0
+        for choice in chunk.choices or ():
+            if choice.finish_reason in BROKEN:
+                raise BackendFailed(f"{self.backend} broke the answer off ({choice.finish_reason})")
+            chunk.pieces += choice.adds
+        self._pieces += chunk.pieces
+        return chunk
 
     def usage(self) -> Usage:
         """What the server told, or what was heard."""
         return self._usage or Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._pieces)
 
-    def shown(self, chunk: Mapping[str, Any]) -> dict[str, Any]:
+    def shown(self, chunk: Chunk) -> dict[str, Any]:
         """The members of `chunk` that the client is to see otherwise."""
-        return {"model": self._shown_model} if self._shown_model is not None and "model" in chunk else {}
+        return {} if self._shown_model is None or chunk.model is None else {"model": self._shown_model}
 
 
 class PassedStream:
@@ -96,28 +128,36 @@ class PassedStream:
         self.is_over = False
         self._ear, self._shows_usage = ear, shows_usage
         self._blocks = SseBlocks()
-        self._held, self._held_bytes = list[bytes](), 0
-        self._pieces, self._has_begun = 0, False
+        self._held = list[bytes]()
+        self._pieces, self._may_go, self._is_out = 0, False, False
 
     def __repr__(self) -> str:
         return f"<PassedStream {self._ear!r}, {'over' if self.is_over else 'open'}>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
         """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
-        for block in self._blocks.feed(data):
-            event = event_in(block)
-            if self.is_over:
-                return
-            if event is None:
-                self._hold(block)
-            elif event.data == DONE:
-                yield from self._let_go()
-                self.is_over = True
-                yield Delta(usage=self._ear.usage(), raw=block)
-            else:
-                yield from self._take(block, event.data)
-        if self._has_begun or self._held_bytes > MOST_HELD_BYTES:
-            yield from self._let_go()
+        try:
+            for block in self._blocks.feed(data):
+                if self.is_over:
+                    return
+                said = data_in(block)
+                if said is None:
+                    self._held.append(block)
+                elif said == DONE:
+                    self._may_go = self.is_over = True
+                    if self._held:
+                        yield self._let_go()
+                    yield Delta(usage=self._ear.usage(), raw=block)
+                else:
+                    for choice, finish in self._take(block, said):
+                        yield self._let_go(choice, finish)
+        except ExpectedError:
+            # who has seen the beginning sees what came before the error, too
+            if self._is_out and self._held:
+                yield self._let_go()
+            raise
+        if self._held and (self._may_go or sum(map(len, self._held)) > MOST_HELD_BYTES):
+            yield self._let_go()
 
     def end(self) -> Iterator[Delta]:
         """Nothing more. Raises BackendFailed if the end came too early."""
@@ -125,28 +165,27 @@ class PassedStream:
             raise BackendFailed(f"{self._ear.backend} ended its stream without [DONE]")
         return iter(())
 
-    def _take(self, block: bytes, data: bytes) -> Iterator[Delta]:
-        chunk, pieces, finishes = self._ear.hear(data)
+    def _take(self, block: bytes, said: bytes) -> list[tuple[int, str]]:
+        """Hold what the client is to see of `block`; the choices that end in it."""
+        chunk = self._ear.hear(said)
         changes = self._ear.shown(chunk)
-        if chunk.get("usage") and not self._shows_usage:
+        hides = chunk.usage is not None and not self._shows_usage
+        if hides:
             changes["usage"] = ABSENT
-        if "usage" not in changes or chunk.get("choices"):
-            self._hold(_rewritten(data, chunk, changes) if changes else block)
-        self._pieces += pieces
-        self._has_begun = self._has_begun or pieces > 0
-        for choice, finish in finishes:
-            yield from self._let_go(choice, finish)
+        if chunk.choices or not hides:
+            self._held.append(_rewritten(said, chunk, changes) if changes else block)
+        if chunk.pieces:
+            self._pieces += chunk.pieces
+            self._may_go = True
+        return chunk.finishes
 
-    def _hold(self, block: bytes) -> None:
-        self._held.append(block)
-        self._held_bytes += len(block)
-
-    def _let_go(self, choice: int = 0, finish: str | None = None) -> Iterator[Delta]:
-        """All that is held, as one Delta; that a choice ended is told even if nothing is."""
-        if self._held or finish:
-            raw, tokens = b"".join(self._held), self._pieces
-            self._held, self._held_bytes, self._pieces, self._has_begun = [], 0, 0, True
-            yield Delta(choice=choice, finish_reason=finish, raw=raw, tokens=tokens)
+    def _let_go(self, choice: int = 0, finish: str | None = None) -> Delta:
+        """All that is held, as one Delta."""
+        raw = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        tokens, self._pieces = self._pieces, 0
+        self._held.clear()
+        self._may_go = self._is_out = True
+        return Delta(choice=choice, finish_reason=finish, raw=raw, tokens=tokens)
 
 
 class PassedWhole:
@@ -170,13 +209,13 @@ class PassedWhole:
     def end(self) -> Iterator[Delta]:
         """The answer, its other ends, its usage. Raises BackendFailed at nonsense, and what an error means."""
         whole = bytes(self._whole)
-        chunk, _, finishes = self._ear.hear(whole)
-        if not chunk.get("choices"):
+        chunk = self._ear.hear(whole)
+        if not chunk.choices:
             raise nonsense(self._ear.backend, whole)
         changes = self._ear.shown(chunk)
         self.is_over = True
         body = with_members(whole, changes) if changes else whole
-        yield from _in_one_piece(body, finishes, self._ear.usage(), is_whole=True)
+        yield from _in_one_piece(body, chunk.finishes, self._ear.usage(), is_whole=True)
 
 
 class GatheredWhole:
@@ -193,15 +232,15 @@ class GatheredWhole:
         """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
         pieces = 0
         for block in self._blocks.feed(data):
-            event = event_in(block)
-            if event is None or self.is_over:
+            said = data_in(block)
+            if said is None or self.is_over:
                 continue
-            if event.data == DONE:
+            if said == DONE:
                 self.is_over = True
             else:
-                heard = self._ear.hear(event.data)
-                pieces += heard.pieces
-                self._gathered.add({**heard.chunk, **self._ear.shown(heard.chunk)})
+                chunk = self._ear.hear(said)
+                pieces += chunk.pieces
+                self._gathered.add(msgspec.json.decode(said) | self._ear.shown(chunk))
         if pieces:
             yield Delta(tokens=pieces)
         if self.is_over:
@@ -224,17 +263,7 @@ def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], usage: Usage, *,
     yield Delta(usage=usage)
 
 
-def _adds(choice: Mapping[str, Any]) -> bool:
-    """Does it add text or anything beside it to its choice?"""
-    if "text" in choice:
-        return bool(choice["text"])
-    said = choice.get("delta") or choice.get("message") or {}
-    return bool(said.get("content")) or any(
-        value is not None for name, value in said.items() if name not in ("role", "content")
-    )
-
-
-def _rewritten(data: bytes, chunk: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
+def _rewritten(data: bytes, chunk: Chunk, changes: Mapping[str, Any]) -> bytes:
     """The event of `chunk`, whose bytes are `data`, with `changes`.
 
     A name and a text with plain quotes are no part of any text, so a model's name that is there once, as most servers
@@ -242,7 +271,7 @@ def _rewritten(data: bytes, chunk: Mapping[str, Any], changes: Mapping[str, Any]
     """
     if changes.keys() == {"model"}:
         for between in (b":", b": "):
-            theirs = b'"model"' + between + msgspec.json.encode(chunk["model"])
+            theirs = b'"model"' + between + msgspec.json.encode(chunk.model)
             if data.count(theirs) == 1:
                 ours = b'"model"' + between + msgspec.json.encode(changes["model"])
                 return b"data: " + data.replace(theirs, ours) + b"\n\n"

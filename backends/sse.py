@@ -35,12 +35,20 @@ class SseBlocks:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The blocks that `data` completes. Raises BackendFailed if one is too long."""
+        if not self._rest and data.find(b"\n\n") == len(data) - 2 > 0 and b"\r" not in data:
+            # what nearly every read brings
+            self._refuse_if_long(data)
+            return [data]
         waiting = self._rest + data if self._rest else data
         blocks = _cut(waiting)
         self._rest = blocks.pop()
-        if len(waiting) > self._limit_bytes and max(map(len, (*blocks, self._rest))) > self._limit_bytes:
-            raise BackendFailed(f"a line or event of the stream is longer than {self._limit_bytes} bytes")
+        if len(waiting) > self._limit_bytes:
+            self._refuse_if_long(max([*blocks, self._rest], key=len))
         return blocks
+
+    def _refuse_if_long(self, block: bytes) -> None:
+        if len(block) > self._limit_bytes:
+            raise BackendFailed(f"a line or event of the stream is longer than {self._limit_bytes} bytes")
 
 
 class SseDecoder:
@@ -60,10 +68,17 @@ class SseDecoder:
         return [event for block in self._blocks.feed(data) if (event := event_in(block)) is not None]
 
 
+def data_in(block: bytes) -> bytes | None:
+    """The data of the event that `block` is; None if it has none, as a comment has none."""
+    if _is_plain(block):
+        return block[6:-2]
+    event = event_in(block)
+    return None if event is None else event.data
+
+
 def event_in(block: bytes) -> Event | None:
     """The event that `block` is; None if it has no data, as a comment has none."""
-    if block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block:
-        # what nearly every server writes
+    if _is_plain(block):
         return Event(block[6:-2])
     data, name = [], ""
     # it may only stand at the very beginning, where it is no part of a line; elsewhere no line begins with it
@@ -75,6 +90,11 @@ def event_in(block: bytes) -> Event | None:
         elif field == b"event":
             name = value.decode(errors="replace")
     return Event(b"\n".join(data), name or "message") if data else None
+
+
+def _is_plain(block: bytes) -> bool:
+    """Is it one line of data and nothing else, as nearly every server writes?"""
+    return block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block
 
 
 def _cut(waiting: bytes) -> list[bytes]:

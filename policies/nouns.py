@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from policies.cost import TYPICAL, Latency
 
 
@@ -182,9 +184,9 @@ class TokenLogprob:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One piece of an answer.
+class Delta(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
+    """One piece of an answer. A Struct, because an answer has one for each token, and a frozen dataclass takes fifteen
+    times as long to make (3 µs).
 
     `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
     `usage`. `computed_tokens` reports prefill progress and comes alone, or with `expected_s`: seconds until the first

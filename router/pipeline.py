@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from policies.config import Config
 from policies.errors import (
