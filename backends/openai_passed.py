@@ -32,15 +32,15 @@ class _Choice(msgspec.Struct):
     index: int = 0
     delta: dict[str, Any] | None = None
     message: dict[str, Any] | None = None
-    text: str | None = None
+    text: str | msgspec.UnsetType | None = msgspec.UNSET
     finish_reason: str | None = None
 
     @property
     def adds(self) -> bool:
         """Does it add text, or anything beside it, to its choice?"""
-        said = self.delta or self.message
-        if said is None:
+        if self.text is not msgspec.UNSET:
             return bool(self.text)
+        said = self.delta or self.message or {}
         if said.get("content"):
             return True
         return any(value is not None for name, value in said.items() if name not in ("role", "content"))
