@@ -37,8 +37,8 @@ class _Member(NamedTuple):
 def with_members(raw: bytes, changes: Mapping[str, Any]) -> bytes:
     """`raw`, which is one valid JSON object, with the members `changes`; those that are ABSENT are left out.
 
-    A member that is there keeps its place, one that is not comes last. Of a name that is there twice, both change. Raises
-    TypeError or OverflowError for a value that JSON has no word for.
+    A member that is there keeps its place, one that is not comes last. Of a name that is there twice, both change.
+    Raises TypeError or OverflowError for a value that JSON has no word for.
     """
     members = list(_members(raw))
     there = {member.name for member in members}

@@ -1,6 +1,7 @@
 """Answers of OpenAI's dialect that go to a client of that dialect as they came: only what accounting needs is read.
 
-Decoding a chunk of 200 bytes takes less than 1 µs, as long as looking for `"usage"` and `"error"` in it: each is decoded, and nothing guessed.
+Decoding a chunk of 200 bytes takes less than 1 µs, as long as looking for `"usage"` and `"error"` in it: each is
+decoded, and nothing guessed.
 Pure but for their own memory.
 """
 
@@ -255,7 +256,8 @@ class GatheredWhole:
 
 
 def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], usage: Usage, *, is_whole: bool) -> Iterator[Delta]:
-    (choice, finish), *others = finishes or [(0, None)]
+    ends: list[tuple[int, str | None]] = [*finishes] or [(0, None)]
+    (choice, finish), *others = ends
     tokens = usage.completion_tokens if is_whole else 0
     yield Delta(body=body, choice=choice, finish_reason=finish, is_whole=is_whole, tokens=tokens)
     for other, reason in others:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
 from policies.errors import BackendFailed
@@ -103,4 +104,4 @@ def _cut(waiting: bytes) -> list[bytes]:
         *blocks, rest = waiting.split(b"\n\n")
         return [*(block + b"\n\n" for block in blocks), rest]
     ends = [0, *(found.end() for found in _BLOCK_END.finditer(waiting)), len(waiting)]
-    return [waiting[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [waiting[start:end] for start, end in pairwise(ends)]

@@ -121,9 +121,9 @@ class _Rank:
 class Flights:
     """The open Flights at one backend, oldest first. Sums are kept, so that asking for them costs nothing per request.
 
-    `waiting` of them have no answer yet, and are not presumed to be past their prefill, with `waiting_tokens` and `waiting_pairs` of prefill. `busy_since`: since when
-    the backend computes what it computes now, if it computes one prompt after the other: when the last first token
-    came, or the first prompt was sent to an idle one.
+    `waiting` of them have no answer yet, and are not presumed to be past their prefill, with `waiting_tokens` and
+    `waiting_pairs` of it. `busy_since`: since when the backend computes what it computes now, if it computes one prompt
+    after the other: when the last first token came, or the first prompt was sent to an idle one.
     """
 
     def __init__(self) -> None:

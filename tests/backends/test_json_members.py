@@ -53,7 +53,7 @@ def test_an_object_may_be_empty_before_and_after() -> None:
 
 
 def test_more_members_come_last_and_no_other_byte_changes() -> None:
-    assert with_more_members(RAW, {"salt": "s", "n2": 2}) == RAW.replace(b'null }', b'null ,"salt":"s","n2":2}')
+    assert with_more_members(RAW, {"salt": "s", "n2": 2}) == RAW.replace(b"null }", b'null ,"salt":"s","n2":2}')
     assert with_more_members(RAW, {}) is RAW
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from tests.backends.parts import a_request
 from tests.backends.upstream import DONE, event, said, used
 
 ROLE = b'data: {"id": "x",  "choices":[{"index":0,"delta":{"role":"assistant","content":""}}], "vendor":1}\n\n'
-PIECE = b'data: {"choices":[{"delta":{"content":"Gr\\u00fc\xc3\x9fe"},"index":0,"finish_reason":null}],"usage":null}\n\n'
+PIECE = (
+    b'data: {"choices":[{"delta":{"content":"Gr\\u00fc\xc3\x9fe"},"index":0,"finish_reason":null}],"usage":null}\n\n'
+)
 CALL = b'event: message\r\ndata: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}\r\n\r\n'
 END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop","stop_reason":7}]}\n\n'
 COMMENT = b": working\n\n"
@@ -39,7 +42,7 @@ def raw_of(deltas: Sequence[Delta]) -> bytes:
 
 def cut(whole: bytes, places: Sequence[int]) -> list[bytes]:
     ends = sorted({0, len(whole), *places})
-    return [whole[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [whole[start:end] for start, end in pairwise(ends)]
 
 
 def test_every_byte_goes_through_in_its_order() -> None:
@@ -101,7 +104,7 @@ def test_what_is_held_has_a_bound() -> None:
 
 
 def test_usage_that_was_not_asked_for_is_taken_out_of_a_chunk_that_says_more() -> None:
-    last = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}], "usage": {"prompt_tokens":3}}\n\n'
+    last = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}], "usage": {"prompt_tokens":3}}\n\n'
     deltas = heard(a_stream(), [last, DONE])
     assert raw_of(deltas) == last.replace(b', "usage": {"prompt_tokens":3}', b"") + DONE
     assert deltas[-1].usage == Usage(3, 0)
@@ -144,11 +147,10 @@ def test_what_came_before_an_error_goes_out_only_to_who_has_seen_something() -> 
     fresh, begun = a_stream(), a_stream()
     list(begun.feed(PIECE))
     for answer, goes in ((fresh, b""), (begun, PIECE)):
-        passed = b""
+        passed = list[Delta]()
         with pytest.raises(BackendFailed):
-            for delta in answer.feed(PIECE + event({"error": "x"})):
-                passed += delta.raw or b""
-        assert passed == goes
+            passed.extend(answer.feed(PIECE + event({"error": "x"})))
+        assert raw_of(passed) == goes
 
 
 def test_a_stream_that_ends_too_early_has_failed() -> None:
@@ -225,9 +227,7 @@ def test_chunks_add_up_to_what_the_server_would_have_answered_whole() -> None:
                     "role": "assistant",
                     "content": None,
                     "reasoning_content": "hm",
-                    "tool_calls": [
-                        {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-                    ],
+                    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
                 },
                 "finish_reason": "tool_calls",
             },
