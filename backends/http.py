@@ -311,6 +311,8 @@ async def _read_at_most(reply: aiohttp.ClientResponse, limit_bytes: int) -> byte
 
 async def _read_to_end(reply: aiohttp.ClientResponse) -> None:
     """Let the connection be used again, if the server ends its reply soon after it said that it was done."""
+    if reply.content.at_eof():
+        return
     with suppress(aiohttp.ClientError, TimeoutError):
         async with asyncio.timeout(_LAST_CHUNK_S):
             await reply.read()
