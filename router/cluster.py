@@ -281,7 +281,11 @@ class Cluster:
             # it was removed meanwhile: nobody asks any more what was learnt there
             return
         self._on_in_flight(name, len(member.flights))
-        self._on_learnt(name, member.model.snapshot(), member.adaptive_limit)
+        learnt = (member.model.snapshot(), member.adaptive_limit)
+        if learnt != member.told:
+            # ten gauges, and an answer that came whole teaches nothing
+            member.told = learnt
+            self._on_learnt(name, *learnt)
         self.changed(name)
 
     @contextmanager

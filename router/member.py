@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from backends.base import Backend, Description, Load
 from policies.concurrency import AdaptiveLimit
-from policies.cost import LatencyModel, Work, prefill_work, prior_of
+from policies.cost import Latency, LatencyModel, Work, prefill_work, prior_of
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.nouns import BackendView, Request
@@ -47,6 +47,8 @@ class Member:
     flights: Flights = field(default_factory=Flights)
     limit: AdaptiveLimit = field(default_factory=AdaptiveLimit)
     elsewhere: Traffic = field(default_factory=Traffic)
+    told: tuple[Latency, int | None] | None = None
+    """What was last told of its speed and its adaptive limit."""
     model: LatencyModel = field(init=False)
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
