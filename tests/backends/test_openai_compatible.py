@@ -63,6 +63,14 @@ async def test_the_clients_own_body_goes_out_with_only_model_and_stream_changed(
     assert body["model"] == "mine", "the client's body is left as it was"
 
 
+async def test_a_request_that_was_degraded_asks_for_the_model_that_it_means_now() -> None:
+    raw = b'{"model":"large","messages":[],"stream":true}'
+    prompt = Prompt(body=json.loads(raw), verbatim=raw)
+    async with an_upstream() as upstream, a_backend(upstream) as backend:
+        await everything(backend, a_request(model="small"), prompt)
+        assert upstream.received[0][1]["model"] == "small"
+
+
 async def test_a_chat_is_streamed_with_everything_beside_its_text() -> None:
     call = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]
     top = {"token": "Ho", "logprob": -2.0}
