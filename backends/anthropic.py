@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from backends.anthropic_answer import AnthropicAnswer, error_of_anthropic
+from backends.anthropic_passed import PassedMessage, PassedWholeMessage
 from backends.anthropic_prompt import messages_body
 from backends.http import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http_backend import HttpBackend
+from backends.json_members import with_members
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Prompt, Request
 
@@ -73,7 +75,20 @@ class Anthropic(HttpBackend):
         self._asked_at = now
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """A streamed message. Raises InvalidRequest for what the API has no word for."""
-        body = messages_body(request, prompt, self._backends_name(request))
-        post = Post("/v1/messages", encoded(body))
-        return Exchange(post, AnthropicAnswer(self.name), error_of_anthropic)
+        """A message, streamed but for Anthropic's own clients who want it whole.
+
+        Raises InvalidRequest for what the API has no word for.
+        """
+        model, own = self._backends_name(request), prompt.anthropic_body
+        if own is None or not prompt.verbatim:
+            post = Post("/v1/messages", encoded(messages_body(request, prompt, model)))
+            return Exchange(post, AnthropicAnswer(self.name), error_of_anthropic)
+        content = prompt.verbatim if own["model"] == model else with_members(prompt.verbatim, {"model": model})
+        shown = None if own["model"] == model else own["model"]
+        passed = PassedMessage if own.get("stream") else PassedWholeMessage
+        post = Post("/v1/messages", content, is_streamed=bool(own.get("stream")))
+        return Exchange(post, passed(self.name, shown_model=shown), error_of_anthropic)
+
+    @property
+    def _may_answer_whole(self) -> bool:
+        return True

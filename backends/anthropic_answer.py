@@ -36,7 +36,7 @@ _STATUSES = {
 }
 _TOO_LONG = re.compile(r"prompt is too long|exceed context limit|input length and `max_tokens`")
 _OVERLOADED = 529
-_MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
+MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
 
 
 class AnthropicAnswer:
@@ -66,9 +66,8 @@ class AnthropicAnswer:
                 if said["type"] == "error":
                     raise error_in_stream(self._backend, said)
                 deltas = list(self._hear(said["type"], said))
-            except _MISSHAPEN as error:
-                shown = event.data[:200].decode(errors="replace")
-                raise BackendFailed(f"{self._backend} answered nonsense: {shown}") from error
+            except MISSHAPEN as error:
+                raise misshapen(self._backend, event.data) from error
             yield from deltas
 
     def end(self) -> Iterator[Delta]:
@@ -79,7 +78,7 @@ class AnthropicAnswer:
 
     def _hear(self, kind: str, said: Mapping[str, Any]) -> Iterator[Delta]:
         if kind == "message_start":
-            self._count(said["message"].get("usage") or {})
+            self.told(said["message"].get("usage") or {})
         elif kind == "content_block_start":
             yield from self._begin(said["content_block"])
         elif kind == "content_block_delta":
@@ -89,13 +88,13 @@ class AnthropicAnswer:
                 yield Delta(message={"thinking_blocks": [dict(block) for block in self._thinking]})
             self._open = ""
         elif kind == "message_delta":
-            self._count(said.get("usage") or {})
+            self.told(said.get("usage") or {})
             reason = said["delta"].get("stop_reason")
             if reason:
-                yield Delta(finish_reason=_FINISHES.get(reason, "stop"), stop=said["delta"].get("stop_sequence"))
+                yield Delta(finish_reason=finish_of(reason), stop=said["delta"].get("stop_sequence"))
         elif kind == "message_stop":
             self.is_over = True
-            yield Delta(usage=self._told())
+            yield Delta(usage=self.told({}))
 
     def _begin(self, block: Mapping[str, Any]) -> Iterator[Delta]:
         self._open = block["type"]
@@ -126,14 +125,25 @@ class AnthropicAnswer:
         elif kind == "signature_delta":
             self._thinking[-1]["signature"] = delta["signature"]
 
-    def _count(self, usage: Mapping[str, Any]) -> None:
-        """Counts are of the whole message so far; one that is not told stays what it was."""
-        self._usage |= {name: value for name, value in usage.items() if isinstance(value, int)}
+    def told(self, usage: Mapping[str, Any]) -> Usage:
+        """What was used, now that `usage` is told too.
 
-    def _told(self) -> Usage:
+        Its counts are of the whole message so far; one that is not told stays what it was.
+        """
+        self._usage |= {name: value for name, value in usage.items() if isinstance(value, int)}
         cached = self._usage.get("cache_read_input_tokens", 0)
         prompt = self._usage.get("input_tokens", 0) + cached + self._usage.get("cache_creation_input_tokens", 0)
         return Usage(prompt, self._usage.get("output_tokens", 0), cached)
+
+
+def finish_of(stop_reason: str) -> str:
+    """OpenAI's word for why a message ended."""
+    return _FINISHES.get(stop_reason, "stop")
+
+
+def misshapen(backend: str, data: bytes) -> BackendFailed:
+    """What it means that `data` cannot be read."""
+    return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")
 
 
 def error_of_anthropic(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:

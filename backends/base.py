@@ -15,7 +15,8 @@ class Description:
 
     `speaks_tokens`: it takes token ids (`Prompt.token_ids`), and the router must tokenize for it. Otherwise it takes
     the client's own body (`Prompt.body`). `vocabulary` is the number of token ids, where it is known. `preempts`: it
-    serves by rank, and takes the room of preemptible requests for those of a strictly better one.
+    serves by rank, and takes the room of preemptible requests for those of a strictly better one. `may_answer_whole`:
+    what is not to be streamed may come in one piece, so that its first token is not seen.
     """
 
     models: frozenset[str]
@@ -24,6 +25,7 @@ class Description:
     speaks_tokens: bool = False
     reports_cache: bool = False
     preempts: bool = False
+    may_answer_whole: bool = False
     capabilities: frozenset[Capability] = frozenset()
 
 

@@ -11,10 +11,11 @@ Source: DeepSpeed-MII's main branch, mii/entrypoints/openai_api_server.py, mii/b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from backends.http import Exchange
-from backends.openai_compatible import OpenAICompatible
+from backends.openai_compatible import OpenAICompatible, OpenAIOptions
 from backends.unsupported import refuse_unsupported
 from policies.errors import ContextExceeded, InvalidRequest
 from policies.nouns import Capability, Prompt, Request
@@ -23,12 +24,22 @@ _KNOWS = ("temperature", "top_p", "top_k", "min_new_tokens", "stop", "choices")
 _SKIPPED = ("tools", "response_format")
 
 
+@dataclass(frozen=True, slots=True)
+class DeepSpeedMIIOptions(OpenAIOptions):
+    """How to talk to DeepSpeed-MII. Only streams are known to stop."""
+
+    always_stream: bool = True
+
+
 class DeepSpeedMII(OpenAICompatible):
     """A server at `url`."""
 
     kind = "deepspeed_mii"
     # what goes there depends on the client's body
     own_paths = frozenset()
+    options_type = DeepSpeedMIIOptions
+    # who asks for usage is to get the estimate
+    _passes_on = False
     capabilities = frozenset({Capability.CHOICES})
 
     async def probe(self) -> None:

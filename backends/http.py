@@ -73,13 +73,15 @@ ErrorOf = Callable[[str, int, bytes, Mapping[str, str]], ExpectedError]
 class Exchange(NamedTuple):
     """One generation over HTTP: the `post`, what reads the reply to it, and what its errors mean.
 
-    `abort` is sent if the answer is left before it is over, for servers that a closed connection does not stop.
+    `abort` is sent if the answer is left before it is over, for servers that a closed connection does not stop. The
+    server may be silent for `quiet_s` longer than for other answers.
     """
 
     post: Post
     answer: Answer
     error_of: ErrorOf = error_of
     abort: Post | None = None
+    quiet_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -220,7 +222,7 @@ class HttpClient:
         while True:
             connection = _Connection()
             try:
-                reply = await self._post(exchange.post, headers, deadline_s, connection)
+                reply = await self._post(exchange, headers, deadline_s, connection)
                 break
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 if not connection.was_idle:
@@ -232,10 +234,11 @@ class HttpClient:
             raise exchange.error_of(self.name, reply.status, body, reply.headers)
 
     async def _post(
-        self, post: Post, headers: Mapping[str, str], deadline_s: float | None, connection: _Connection
+        self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None, connection: _Connection
     ) -> aiohttp.ClientResponse:
-        options = self._options
-        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=options.connect_s, sock_read=options.idle_s)
+        options, post = self._options, exchange.post
+        silence_s = options.idle_s + exchange.quiet_s
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=options.connect_s, sock_read=silence_s)
         return await self.session().post(
             self.url + post.path,
             data=post.content,
@@ -313,6 +316,8 @@ async def _read_at_most(reply: aiohttp.ClientResponse, limit_bytes: int) -> byte
 
 async def _read_to_end(reply: aiohttp.ClientResponse) -> None:
     """Let the connection be used again, if the server ends its reply soon after it said that it was done."""
+    if reply.content.at_eof():
+        return
     with suppress(aiohttp.ClientError, TimeoutError):
         async with asyncio.timeout(_LAST_CHUNK_S):
             await reply.read()

@@ -59,6 +59,8 @@ class HttpBackend(ABC):
         self.client = HttpClient(name, self.url, self._options, self._key_headers)
         self._served, self._context_tokens = self._options.served, self._options.context_tokens
         self._load = Load()
+        self._known: tuple[frozenset[str], int | None, frozenset[Capability]] | None = None
+        self._description: Description | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self.pool} at {self.url}: {self.client.open_requests} requests>"
@@ -86,11 +88,28 @@ class HttpBackend(ABC):
 
     def describe(self) -> Description | None:
         """The models that it was configured with or named itself; None until either is known."""
+        # asked several times for each request, and changes with probes alone
+        known = (self._served, self._context_tokens, self.capabilities)
+        if known != self._known:
+            self._known, self._description = known, self._describe()
+        return self._description
+
+    def _describe(self) -> Description | None:
         aliases = self._options.models.items()
         models = self._served | {ours for ours, theirs in aliases if theirs in self._served or not self._served}
         if not models:
             return None
-        return Description(models, context_tokens=self._context_tokens, capabilities=self.capabilities)
+        return Description(
+            models,
+            context_tokens=self._context_tokens,
+            capabilities=self.capabilities,
+            may_answer_whole=self._may_answer_whole,
+        )
+
+    @property
+    def _may_answer_whole(self) -> bool:
+        """May an answer that the client wants whole be asked whole of the server?"""
+        return False
 
     def load(self) -> Load:
         """The newest report; what was configured goes before what the server says."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from backends.openai_chunks import deltas_of
 from backends.openai_errors import error_in_stream
@@ -13,10 +14,10 @@ from backends.sse import SseDecoder
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
 
-_DONE = b"[DONE]"
-_BROKEN = ("abort", "error")
+DONE = b"[DONE]"
+BROKEN = ("abort", "error")
 """Ends of an answer that are none: vLLM, SGLang and LMDeploy say so where somebody else stopped it."""
-_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
+MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
 
 
 class OpenAIAnswer:
@@ -63,26 +64,23 @@ class OpenAIAnswer:
             return
         if self._is_streamed:
             raise BackendFailed(f"{self._backend} ended its stream without [DONE]")
-        yield from self._hear(bytes(self._whole))
+        for delta in self._hear(bytes(self._whole)):
+            yield replace(delta, is_whole=True)
         yield from self._close()
 
     def _hear(self, data: bytes) -> Iterator[Delta]:
-        if data == _DONE:
+        if data == DONE:
             yield from self._close()
             return
         try:
-            chunk = msgspec.json.decode(data)
-            error = chunk.get("error") or (chunk if chunk.get("object") == "error" else None)
-            if error:
-                raise self._error_of(self._backend, error)
-            deltas = list(deltas_of(chunk))
-        except _MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense: {_shown(data)}") from error
+            deltas = list(deltas_of(chunk_in(self._backend, data, self._error_of)))
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, data) from error
         for delta in deltas:
             if delta.usage is not None:
                 self._usage = delta.usage
             else:
-                if delta.finish_reason in _BROKEN:
+                if delta.finish_reason in BROKEN:
                     raise BackendFailed(f"{self._backend} broke the answer off ({delta.finish_reason})")
                 self._said += bool(delta.text or delta.message)
                 yield delta
@@ -92,5 +90,15 @@ class OpenAIAnswer:
         yield Delta(usage=self._usage or Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._said))
 
 
-def _shown(data: bytes) -> str:
-    return data[:200].decode(errors="replace")
+def chunk_in(backend: str, data: bytes, error_of: Callable[[str, Any], ExpectedError]) -> dict[str, Any]:
+    """The chunk, or whole answer, in `data`. Raises what `error_of` makes of an error, and MISSHAPEN at nonsense."""
+    chunk: dict[str, Any] = msgspec.json.decode(data)
+    error = chunk.get("error") or (chunk if chunk.get("object") == "error" else None)
+    if error:
+        raise error_of(backend, error)
+    return chunk
+
+
+def nonsense(backend: str, data: bytes) -> BackendFailed:
+    """What it means that `data` cannot be read."""
+    return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")

@@ -6,13 +6,14 @@ Source: OpenAI API reference, "The chat completion chunk object", "The chat comp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _ID_MARK = "token_id:"
-_FINISHES = {"eos_token": "stop", "stop_sequence": "stop"}
+FINISHES = {"eos_token": "stop", "stop_sequence": "stop"}
 """Words of TGI before 2.0 for what OpenAI calls `stop`."""
 
 
@@ -61,7 +62,7 @@ def _common(choice: Mapping[str, Any]) -> Delta:
         choice=int(choice.get("index") or 0),
         # vLLM's `return_token_ids`
         token_ids=tuple(choice.get("token_ids") or ()),
-        finish_reason=_FINISHES.get(finish, finish) if finish else None,
+        finish_reason=FINISHES.get(finish, finish) if finish else None,
         # vLLM's, which may be a token id as well
         stop=stop if isinstance(stop, str) else None,
     )

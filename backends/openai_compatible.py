@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from backends.embeddings import EMBEDDINGS_PATH, EmbeddingsAnswer, embeddings_post
-from backends.http import Exchange, HttpOptions, decoded
+from backends.http import Answer, Exchange, HttpOptions, decoded
 from backends.http_backend import Forward, HttpBackend
 from backends.openai_answer import OpenAIAnswer
 from backends.openai_errors import error_of
-from backends.openai_prompt import post_of
+from backends.openai_passed import Ear, GatheredWhole, PassedStream, PassedWhole
+from backends.openai_prompt import own_bytes, post_of
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Capability, Prompt, Request
+
+STREAM_EVERY_S = 1.0
+"""What is asked whole tells nothing of its first token: so often an answer is streamed, whatever the client asked."""
+
+SLOWEST_TOKEN_S = 0.05
+"""How much longer than `idle_s` a server may be silent over an answer in one piece, for each token that it may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIOptions(HttpOptions):
     """How to talk to a server that speaks OpenAI's dialect.
 
-    `always_stream` streams from it whatever the client asked, so that the first token's time is seen and a cancelled
-    request stops. `takes_token_ids`: its completions accept a prompt of ids.
+    `always_stream` streams from it whatever the client asked, for servers that a closed connection stops only then.
+    `takes_token_ids`: its completions accept a prompt of ids.
     """
 
-    always_stream: bool = True
+    always_stream: bool = False
     takes_token_ids: bool = True
 
 
@@ -37,6 +45,9 @@ class OpenAICompatible(HttpBackend):
     # such a server refuses what it cannot do by itself
     capabilities = frozenset(Capability)
     own_paths = frozenset({"/v1/chat/completions", "/v1/completions", EMBEDDINGS_PATH})
+    _passes_on: ClassVar[bool] = True
+    """Its answers are what clients of the dialect expect, and may go to them as they are."""
+    _streamed_at = -math.inf
 
     async def probe(self) -> None:
         """Ask for the models; raises BackendFailed if they do not come."""
@@ -58,15 +69,35 @@ class OpenAICompatible(HttpBackend):
         if prompt.path == EMBEDDINGS_PATH and prompt.body is not None:
             post = embeddings_post(prompt.body, self._backends_name(request), without=own)
             return Exchange(post, EmbeddingsAnswer(self.name, prompt_tokens=request.prompt_tokens), self._error_of)
+        body, is_wanted = prompt.body or {}, request.stream if prompt.body is None else bool(prompt.body.get("stream"))
         post = post_of(
             request,
             prompt,
-            models=self._options.models,
-            always_stream=self._options.always_stream,
+            model=self._backends_name(request),
+            is_streamed=self._streams(is_wanted=is_wanted),
             takes_token_ids=self._options.takes_token_ids,
             own=own,
         )
-        return Exchange(post, OpenAIAnswer(self.name, request, is_streamed=post.is_streamed), self._error_of)
+        quiet_s = 0.0 if post.is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
+        if not (own_bytes(prompt) and self._passes_on):
+            answer = OpenAIAnswer(self.name, request, is_streamed=post.is_streamed)
+            return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
+        is_renamed = own.get("model", self._backends_name(request)) != body["model"]
+        ear = Ear(self.name, request, shown_model=body["model"] if is_renamed else None)
+        passed = _passed(ear, body, is_wanted=is_wanted, is_streamed=post.is_streamed)
+        return Exchange(post, passed, self._error_of, quiet_s=quiet_s)
+
+    @property
+    def _may_answer_whole(self) -> bool:
+        return not self._options.always_stream
+
+    def _streams(self, *, is_wanted: bool) -> bool:
+        """Is this answer streamed from the server? One a second at least is, so that the first token's time is seen."""
+        now = self._clock()
+        if is_wanted or self._options.always_stream or now - self._streamed_at >= STREAM_EVERY_S:
+            self._streamed_at = now
+            return True
+        return False
 
     @staticmethod
     def _error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
@@ -89,3 +120,10 @@ class OpenAICompatible(HttpBackend):
         self._served = self._options.served or names
         if self._options.context_tokens is None and lengths:
             self._context_tokens = min(lengths)
+
+
+def _passed(ear: Ear, body: Mapping[str, Any], *, is_wanted: bool, is_streamed: bool) -> Answer:
+    """What gives the answer back as the client wants it, streamed if `is_wanted`, from how it comes."""
+    if is_wanted:
+        return PassedStream(ear, shows_usage=bool((body.get("stream_options") or {}).get("include_usage")))
+    return GatheredWhole(ear) if is_streamed else PassedWhole(ear)

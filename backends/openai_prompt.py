@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from backends.http import Post, encoded
+from backends.json_members import ABSENT, with_members, with_more_members
 from policies.errors import InvalidRequest
 from policies.nouns import Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
@@ -18,12 +19,12 @@ def post_of(
     request: Request,
     prompt: Prompt,
     *,
-    models: Mapping[str, str],
-    always_stream: bool,
+    model: str,
+    is_streamed: bool,
     takes_token_ids: bool,
     own: Mapping[str, Any] = _NOTHING,
 ) -> Post:
-    """The client's own body with only `model` (mapped by `models`), `stream` and `stream_options` changed.
+    """The client's own body with only `model`, `stream` and `stream_options` changed; every other byte, where known.
 
     `own` fields stand in place of the client's; one that is None is left out whatever the client said. Without a body,
     one is made of the token ids. Raises InvalidRequest if there is neither, or ids are not taken.
@@ -33,8 +34,7 @@ def post_of(
         if not prompt.token_ids or not takes_token_ids:
             raise InvalidRequest("this backend takes text, and the request has token ids only")
         path, body = "/v1/completions", completion_of(request, prompt.token_ids)
-    is_streamed = always_stream or bool(body.get("stream"))
-    sent = {**body, "model": models.get(request.model, body.get("model", request.model))}
+    sent = {**body, "model": model}
     if is_streamed:
         sent["stream"] = True
         sent["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
@@ -42,7 +42,20 @@ def post_of(
         sent[name] = value
         if value is None:
             del sent[name]
-    return Post(path, encoded(sent), is_streamed)
+    raw = own_bytes(prompt)
+    return Post(path, _changed(raw, body, sent) if raw else encoded(sent), is_streamed)
+
+
+def own_bytes(prompt: Prompt) -> bytes:
+    """The bytes that the client sent, if `prompt.body` is what they say; else nothing."""
+    return b"" if prompt.anthropic_body is not None or prompt.body is None else prompt.verbatim
+
+
+def _changed(raw: bytes, body: Mapping[str, Any], sent: Mapping[str, Any]) -> bytes:
+    """`raw`, which says `body`, with no more changed than it takes to say `sent`."""
+    changes = {name: value for name, value in sent.items() if name not in body or body[name] != value}
+    changes |= {name: ABSENT for name in body if name not in sent}
+    return with_more_members(raw, changes) if changes.keys().isdisjoint(body) else with_members(raw, changes)
 
 
 def completion_of(request: Request, token_ids: bytes) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
 from policies.errors import BackendFailed
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+# a carriage return at the end counts as a line's end; a newline that follows it begins the next block, and is no line
+_BLOCK_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -18,55 +21,87 @@ class Event(NamedTuple):
     name: str = "message"
 
 
-class SseDecoder:
-    """Feed it bytes, get whole events. An event that the end of the stream cuts off is none.
+class SseBlocks:
+    """Feed it bytes, get what lies between blank lines, its blank line included: joined, blocks are what was fed.
 
-    Lines, and the data of one event, are at most `limit_bytes` long.
+    A block is at most `limit_bytes` long.
     """
 
     def __init__(self, limit_bytes: int = 4 << 20) -> None:
         self._limit_bytes = limit_bytes
         self._rest = b""
-        self._after_cr = False
-        self._is_first_line = True
-        self._data: list[bytes] = []
-        self._data_bytes = 0
-        self._name = ""
 
     def __repr__(self) -> str:
-        return f"<SseDecoder {len(self._rest)} bytes of a line, {len(self._data)} lines of an event>"
+        return f"<SseBlocks {len(self._rest)} bytes of a block>"
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The blocks that `data` completes. Raises BackendFailed if one is too long."""
+        if not self._rest and data.find(b"\n\n") == len(data) - 2 > 0 and b"\r" not in data:
+            # what nearly every read brings
+            self._refuse_if_long(data)
+            return [data]
+        waiting = self._rest + data if self._rest else data
+        blocks = _cut(waiting)
+        self._rest = blocks.pop()
+        if len(waiting) > self._limit_bytes:
+            self._refuse_if_long(max([*blocks, self._rest], key=len))
+        return blocks
+
+    def _refuse_if_long(self, block: bytes) -> None:
+        if len(block) > self._limit_bytes:
+            raise BackendFailed(f"a line or event of the stream is longer than {self._limit_bytes} bytes")
+
+
+class SseDecoder:
+    """Feed it bytes, get whole events. An event that the end of the stream cuts off is none.
+
+    What belongs to one event is at most `limit_bytes` long.
+    """
+
+    def __init__(self, limit_bytes: int = 4 << 20) -> None:
+        self._blocks = SseBlocks(limit_bytes)
+
+    def __repr__(self) -> str:
+        return f"<SseDecoder of {self._blocks!r}>"
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that `data` completes. Raises BackendFailed if a line or an event is too long."""
-        if not data:
-            return []
-        if self._after_cr:
-            data = data.removeprefix(b"\n")
-        self._after_cr = data.endswith(b"\r") if data else False
-        *lines, self._rest = _LINE_END.split(self._rest + data)
-        self._refuse_if_long(len(self._rest))
-        return [event for line in lines if (event := self._read(line)) is not None]
+        """The events that `data` completes. Raises BackendFailed if one is too long."""
+        return [event for block in self._blocks.feed(data) if (event := event_in(block)) is not None]
 
-    def _read(self, line: bytes) -> Event | None:
-        if self._is_first_line:
-            line, self._is_first_line = line.removeprefix(_BYTE_ORDER_MARK), False
-        if not line:
-            return self._dispatch()
+
+def data_in(block: bytes) -> bytes | None:
+    """The data of the event that `block` is; None if it has none, as a comment has none."""
+    if _is_plain(block):
+        return block[6:-2]
+    event = event_in(block)
+    return None if event is None else event.data
+
+
+def event_in(block: bytes) -> Event | None:
+    """The event that `block` is; None if it has no data, as a comment has none."""
+    if _is_plain(block):
+        return Event(block[6:-2])
+    data, name = [], ""
+    # it may only stand at the very beginning, where it is no part of a line; elsewhere no line begins with it
+    for line in _LINE_END.split(block.removeprefix(_BYTE_ORDER_MARK)):
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
-            self._data_bytes += len(value)
-            self._refuse_if_long(self._data_bytes)
-            self._data.append(value)
+            data.append(value)
         elif field == b"event":
-            self._name = value.decode(errors="replace")
-        return None
+            name = value.decode(errors="replace")
+    return Event(b"\n".join(data), name or "message") if data else None
 
-    def _dispatch(self) -> Event | None:
-        data, name = self._data, self._name
-        self._data, self._data_bytes, self._name = [], 0, ""
-        return Event(b"\n".join(data), name or "message") if data else None
 
-    def _refuse_if_long(self, size_bytes: int) -> None:
-        if size_bytes > self._limit_bytes:
-            raise BackendFailed(f"a line or event of the stream is longer than {self._limit_bytes} bytes")
+def _is_plain(block: bytes) -> bool:
+    """Is it one line of data and nothing else, as nearly every server writes?"""
+    return block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block
+
+
+def _cut(waiting: bytes) -> list[bytes]:
+    """Whole blocks, then what is left."""
+    if b"\r" not in waiting:
+        *blocks, rest = waiting.split(b"\n\n")
+        return [*(block + b"\n\n" for block in blocks), rest]
+    ends = [0, *(found.end() for found in _BLOCK_END.finditer(waiting)), len(waiting)]
+    return [waiting[start:end] for start, end in pairwise(ends)]

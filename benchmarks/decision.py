@@ -28,7 +28,7 @@ from backends.fake import FakeBackend
 from policies.nouns import ClusterView, Decision, Delta, Request
 from policies.parse import parse
 from policies.rules import Facts, classify
-from router.app import build
+from router.build import build
 from router.gateway import Gateway
 from router.prepare import believed
 from router.tokenize import Tokens

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.simulated_shards import Cache, SimulatedCaller, SimulatedShard, a_config
 from policies.prefix.match import Match
 from policies.quantities import read_tokens
-from router.app import build
 from router.beliefs import Beliefs
+from router.build import build
 from router.pipeline import serve
 from router.simulation.virtual_time import run_virtually
 from shards.kv.keys import BLOCK_TOKENS, block_keys

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.simulated_shards import Cache, SimulatedCaller, SimulatedShard, a_config
 from benchmarks.steady_loop import run_steadily
-from router.app import build
+from router.build import build
 from router.gateway import Gateway
 from router.pipeline import serve
 from router.replicas.news import News

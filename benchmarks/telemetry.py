@@ -27,8 +27,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from backends.fake import Answer, FakeBackend
 from policies.nouns import Decision, Prompt
 from policies.parse import parse
-from router.app import build
 from router.ask import Ask, Chat
+from router.build import build
 from router.gateway import Gateway
 from router.pipeline import serve
 from router.spans import Spans

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from policies.cost import TYPICAL, Latency
 
 
@@ -168,6 +170,8 @@ class Prompt:
     headers: Mapping[str, str] = field(default_factory=dict)
     anthropic_body: Mapping[str, Any] | None = None
     """The client's own request where it spoke Anthropic's dialect; `body` then says the same in OpenAI's."""
+    verbatim: bytes = b""
+    """The bytes that came, where `anthropic_body`, or else `body`, is exactly what they say; else nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +193,19 @@ class TokenLogprob:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One piece of an answer.
+class Delta(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
+    """One piece of an answer. A Struct, because an answer has one for each token, and a frozen dataclass takes fifteen
+    times as long to make (3 µs).
 
     `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
     `usage`. `computed_tokens` reports prefill progress and comes alone, or with `expected_s`: seconds until the first
     token, where the backend predicts it. `stop` is the stop string that ended the choice, where the backend tells.
-    `body` is a whole reply in JSON, for what is no generation (embeddings); it comes once, with `usage`.
+    `body` is a whole reply in JSON as the backend wrote it, and comes once.
     `message` holds what the backend added to OpenAI's delta or message beside text (tool calls, reasoning, ...).
+
+    `raw` are bytes of the answer itself, where the client speaks the backend's dialect: they go on as they are, and
+    text and message are not read out of them. `tokens` is how many were drawn for it, where neither text nor ids tell.
+    `is_whole`: it is all of an answer, and when it comes says nothing of when its first token was there.
     """
 
     text: str = ""
@@ -211,6 +219,9 @@ class Delta:
     message: Mapping[str, Any] | None = None
     stop: str | None = None
     body: bytes | None = None
+    raw: bytes | None = None
+    tokens: int = 0
+    is_whole: bool = False
 
 
 class BackendView(NamedTuple):

@@ -1,193 +1,34 @@
-"""The composition root: everything that a router is made of, put together, started and stopped."""
+"""A running router: what was put together, started and stopped."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from aiohttp import web
 
-from backends.base import Backend, CacheListener
-from backends.kinds import Surroundings
-from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.errors import ConfigError
-from policies.health import HealthRules
-from router.admission import Admission
-from router.beliefs import Beliefs
-from router.cluster import Cluster
-from router.config_file import Contents
-from router.dashboard.board import Board
-from router.decision_log import DecisionLog
-from router.dispatch import Dispatcher
-from router.doors import Doors
-from router.feeds.feeds import Feeds
-from router.feeds.folding import FoldingSink
-from router.feeds.relay import Relay
-from router.gateway import Gateway
 from router.inbound.admin import admin_app
 from router.inbound.announcements import announcements
 from router.inbound.fastchat_controller import FastChatController, FastChatPools
 from router.inbound.fastchat_workers import Workers
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
-from router.keys.base import KeyStore
-from router.keys.file import FileKeys
-from router.keys.ring import KeyRing
 from router.picker.server import PickerServer
-from router.pools import finding, named_backends
-from router.prefixes.prefixes import Prefixes
-from router.prefixes.warming import GatewayWarmer
 from router.reload import Reloader, as_shadow
-from router.store.base import QuotaStore
-from router.store.guarded import GuardedStore, GuardOptions
-from router.store.memory import MemoryStore
 from router.supervise import supervise
-from router.telemetry import Telemetry
-from router.tokenize import Tokenizers
-from router.tracing import Tracing
 
 if TYPE_CHECKING:
-    from router.replicas.replicas import Replicas
+    pass
+
+from router.address import Address
+from router.build import Parts, build
 
 _LEFTOVERS_S = 2.0
 """How long requests may take, after the drain, to let go of what they have and to tell their clients how they ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server listens. Port 0 takes a free one."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """`host:port`, `[v6]:port` or `:port` for all interfaces. Raises ConfigError."""
-        host, colon, port = text.rpartition(":")
-        if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
-            raise ConfigError(f"'{text}' is no address", hint="write host:port, such as 127.0.0.1:8080")
-        return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - that is what ":8080" means
-
-    @property
-    def is_loopback(self) -> bool:
-        """Is it for this machine alone?"""
-        return self.host in {"127.0.0.1", "::1", "localhost"}
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class Parts(TypedDict, total=False):
-    """What may be given to a router instead of what it makes itself: backends, time, chance, health rules, quotas.
-
-    `file` is what the SLA file said when it was read; it is watched for changes. Without it the config stays.
-    `shadow` is a second file that decides beside it without effect; it is watched too. `shares_ports`: other processes
-    of this machine listen at the same addresses.
-    """
-
-    backends: Callable[[CacheListener], Sequence[Backend]]
-    clock: Callable[[], float]
-    unix_time: Callable[[], float]
-    rng: random.Random
-    health: HealthRules
-    file: Contents
-    shadow: Contents
-    quotas: QuotaStore
-    tracing: Tracing
-    shares_ports: bool
-
-
-def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
-    """The parts of a router for `config`, put together and not started."""
-    clock, unix_time = parts.get("clock", time.monotonic), parts.get("unix_time", time.time)
-    telemetry = Telemetry(clock, tracing=parts.get("tracing"), unix_time=unix_time)
-    if config.server.decision_log is not None:
-        telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
-    telemetry.config(config.version)
-    beliefs = Beliefs(lambda name: cluster.tells_cache(name), clock)  # noqa: PLW0108 - the cluster is made below
-    rng = parts.get("rng") or random.Random()
-    # who reports does so once it was started, and by then there is a cluster
-    surroundings = Surroundings(
-        listener=beliefs.index,
-        on_load=lambda name: cluster.changed(name),  # noqa: PLW0108
-        clock=clock,
-        rng=rng,
-    )
-    made = parts["backends"](beliefs.index) if "backends" in parts else tuple(named_backends(config, surroundings))
-
-    def model_at(name: str) -> str | None:
-        return _model_of(gateway.config, cluster.backend(name))
-
-    def forget(name: str) -> None:
-        sources = gateway.feeds.leave(name)
-        beliefs.forget(name)
-        telemetry.forget(name, sources)
-
-    cluster = Cluster(
-        made,
-        clock=clock,
-        rng=rng,
-        rules=parts.get("health", HealthRules()),
-        pool_rules={} if "health" in parts else {pool.name: pool.health for pool in config.pools.values()},
-        on_health=telemetry.health,
-        on_in_flight=telemetry.in_flight,
-        on_predicted=telemetry.predicted,
-        on_learnt=telemetry.learnt,
-        on_reached=lambda backend: gateway.feeds.join(backend.name, backend.pool, backend.address),
-        on_gone=forget,
-    )
-    gateway = Gateway(
-        config=config,
-        cluster=cluster,
-        beliefs=beliefs,
-        tokenizers=Tokenizers(),
-        admission=Admission(parts.get("quotas") or _quota_store(config, telemetry)),
-        keys=KeyRing(_key_store(config, telemetry), clock=time.time, on_event=telemetry.event),
-        telemetry=telemetry,
-        board=Board(clock, lambda: gateway.config.prices),
-        doors=Doors(),
-        dispatcher=Dispatcher(cluster, lambda: gateway.config, clock, on_waiting=telemetry.waiting),
-        lengths=AnswerLengths(),
-        clock=clock,
-        rng=rng,
-        shadow=parts["shadow"].config if "shadow" in parts else None,
-        prefixes=Prefixes(
-            cluster,
-            beliefs.index,
-            GatewayWarmer(lambda: gateway),
-            by=uuid.uuid4().hex,
-            now=time.time,
-            on_failure=lambda: telemetry.event("task_failed"),
-        ),
-        finding=finding(
-            config,
-            surroundings,
-            cluster=cluster,
-            drain_s=lambda: gateway.config.server.drain_s,
-            rng=rng,
-            telemetry=telemetry,
-        ),
-        feeds=Feeds(
-            config.pools.values(),
-            FoldingSink(beliefs, model_at),
-            relay=_relay(config.store.redis),
-            clock=clock,
-            rng=rng,
-            on_failure=lambda _: telemetry.event("task_failed"),
-        ),
-    )
-    telemetry.listen(gateway.board)
-    cluster.heed(lambda _: gateway.dispatcher.changed())
-    if config.store.redis is not None:
-        gateway.replicas = _replicas(config.store.redis, gateway)
-    return gateway
 
 
 class Router:
@@ -349,63 +190,6 @@ class Router:
             supervise(name, work, on_failure=lambda _: self.gateway.telemetry.event("task_failed"))
         )
         stack.push_async_callback(_end, task)
-
-
-def _quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedStore:
-    shared = config.store
-    if shared.redis is None:
-        return MemoryStore(time.time)
-    # imported late: a router that shares nothing starts without redis-py and what that brings along
-    from router.store.redis import RedisStore
-
-    options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
-    return GuardedStore(RedisStore(shared.redis), clock=time.time, options=options, on_event=telemetry.event)
-
-
-def _relay(url: str | None) -> Relay | None:
-    if url is None:
-        return None
-    from router.feeds.relay_redis import RedisRelay
-
-    return RedisRelay.at(url)
-
-
-def _model_of(config: Config, backend: Backend) -> str | None:
-    """What `backend` calls its model; None if it has several, or was never reached."""
-    pool, description = config.pools[backend.pool], backend.describe()
-    served = description.models if description else frozenset()
-    names = set(pool.models.values()) or ({pool.model} if pool.model else served)
-    return next(iter(names)) if len(names) == 1 else None
-
-
-def _key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
-    if config.store.redis is None:
-        return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
-    from router.keys.redis import RedisKeys
-
-    return RedisKeys(config.store.redis, on_event=telemetry.event)
-
-
-def _replicas(url: str, gateway: Gateway) -> Replicas:
-    from router.replicas.replicas import Replicas
-    from router.replicas.shelf import RedisShelf
-    from router.replicas.stream import RedisStream
-
-    # not of the router's rng: two routers with one seed would take each other for themselves
-    by, telemetry = uuid.uuid4().hex, gateway.telemetry
-    replicas = Replicas(
-        RedisStream(url, by),
-        RedisShelf(url),
-        by,
-        beliefs=gateway.beliefs,
-        cluster=gateway.cluster,
-        clock=gateway.clock,
-        on_event=telemetry.event,
-        on_state=telemetry.replicas,
-        on_prefix=gateway.prefixes.hear,
-    )
-    gateway.prefixes.share(replicas.tell)
-    return replicas
 
 
 @contextmanager

@@ -44,6 +44,8 @@ class Ask:
     path: str
     anthropic_body: Mapping[str, Any] | None = None
     """The body as it came, where the client spoke Anthropic's dialect: for backends that do too."""
+    verbatim: bytes = b""
+    """The bytes that came, where they say exactly what is in `anthropic_body`, or else in the only one of `bodies`."""
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int | None = None
     usual_new_tokens: int | None = None

@@ -8,46 +8,22 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from backends.base import Backend, Description
+from backends.base import Backend
 from policies.cost import Latency
 from policies.errors import BackendFailed
 from policies.health import Health, HealthRules
 from policies.nouns import ClusterView, Request
 from router.flights import Flight, Traffic
 from router.member import Member
+from router.served_model import ServedModel, served_model
 from router.supervise import supervise
 
 _log = logging.getLogger("pointsman.cluster")
 
 CLOSING_S = 5.0
 """How long a backend that is removed may take to close, and its last requests to notice."""
-
-
-def backend_name(pool: str, number: int) -> str:
-    """The name of a backend that the file names, as decisions and metrics show it; the first has number 0."""
-    return f"{pool}-{number}"
-
-
-def found_name(pool: str, address: str) -> str:
-    """The name of a backend that was found at `address` while the router runs: the same in every router."""
-    return f"{pool}@{address.partition('://')[2] or address}"
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One model as clients see it. `context_tokens` is the longest of its backends; None if none tells."""
-
-    name: str
-    pools: frozenset[str]
-    backends: int
-    context_tokens: int | None
-    vocabulary: int | None
-    speaks_tokens: bool
-    """At least one of its backends takes token ids."""
-    assets: Mapping[str, bytes] = field(repr=False)
 
 
 class Cluster:
@@ -244,9 +220,9 @@ class Cluster:
 
     def model(self, name: str) -> ServedModel | None:
         """The model of this name, if a reached backend serves it."""
-        described = ((member, member.backend.describe()) for member in self._members.values())
-        serving = [(member, said) for member, said in described if said is not None and name in said.models]
-        return _served(name, serving) if serving else None
+        described = ((member.backend, member.backend.describe()) for member in self._members.values())
+        serving = [(backend, said) for backend, said in described if said is not None and name in said.models]
+        return served_model(name, serving) if serving else None
 
     def pools_ready(self) -> dict[str, bool]:
         """Pool -> has it a healthy backend that was reached? Pools without any backend are not there."""
@@ -290,7 +266,11 @@ class Cluster:
             # it was removed meanwhile: nobody asks any more what was learnt there
             return
         self._on_in_flight(name, len(member.flights))
-        self._on_learnt(name, member.model.snapshot(), member.adaptive_limit)
+        learnt = (member.model.snapshot(), member.adaptive_limit)
+        if learnt != member.told:
+            # ten gauges, and an answer that came whole teaches nothing
+            member.told = learnt
+            self._on_learnt(name, *learnt)
         self.changed(name)
 
     @contextmanager
@@ -383,18 +363,3 @@ class Cluster:
         self._health_changed.set()
         self._on_gone(name)
         self.changed(name)
-
-
-def _served(name: str, members: Sequence[tuple[Member, Description]]) -> ServedModel:
-    contexts = [description.context_tokens for _, description in members if description.context_tokens is not None]
-    sizes = [description.vocabulary for _, description in members if description.vocabulary is not None]
-    assets = (member.backend.assets() for member, description in members if description.speaks_tokens)
-    return ServedModel(
-        name=name,
-        pools=frozenset(member.backend.pool for member, _ in members),
-        backends=len(members),
-        context_tokens=max(contexts, default=None),
-        vocabulary=min(sizes, default=None),
-        speaks_tokens=any(description.speaks_tokens for _, description in members),
-        assets=next((files for files in assets if "tokenizer.json" in files), {}),
-    )

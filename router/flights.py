@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ class Flight:
 
     `ahead` is the prefill that was in front of it when it was sent and `crowd` the requests there, itself included.
     `is_first_try`: no other backend was tried before. `on_first` is called when the first piece of its answer arrives.
+    `is_silent`: it may be answered in one piece, so that nobody sees when its prompt is computed.
     """
 
     backend: str
@@ -29,6 +31,11 @@ class Flight:
     is_first_try: bool
     book: Flights = field(repr=False)
     on_first: Callable[[Flight], None] = field(repr=False)
+    is_silent: bool = False
+    answered: bool = False
+    """Did a piece of its answer arrive?"""
+    is_waiting: bool = True
+    """Is its prompt not computed yet, as far as is known?"""
     first_at: float | None = None
     last_at: float | None = None
     first_tokens: int = 0
@@ -37,19 +44,14 @@ class Flight:
     began_with: tuple[float, float] = (0.0, 0.0)
 
     @property
-    def answered(self) -> bool:
-        """Did a piece of its answer arrive?"""
-        return self.first_at is not None
-
-    @property
     def work(self) -> Work:
         """The prefill that it brought, as far as is known."""
         return prefill_work(self.uncached_tokens, max(0, self.request.prompt_tokens - self.uncached_tokens))
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from its sending to the first piece of its answer, which must be there."""
-        assert self.first_at is not None, "nothing has arrived"
+        """Seconds from its sending to its first token, which must have been seen."""
+        assert self.first_at is not None, "nobody saw it"
         return self.first_at - self.sent_at
 
     @property
@@ -65,12 +67,14 @@ class Flight:
         """A piece of its answer, or of its prefill's progress, arrived at `now`."""
         if delta.computed_tokens is not None:
             return
-        tokens = len(delta.token_ids) or bool(delta.text)
+        tokens = delta.tokens or len(delta.token_ids) or bool(delta.text)
         self.usage = delta.usage or self.usage
-        if self.first_at is None:
-            self.first_at, self.first_tokens = now, tokens
+        if not self.answered:
+            self.answered = True
             self.book.answer(self, now)
-            self.on_first(self)
+            if not delta.is_whole:
+                self.first_at, self.first_tokens = now, tokens
+                self.on_first(self)
         if tokens:
             self.last_at = now
             self.drawn_tokens += tokens
@@ -117,9 +121,9 @@ class _Rank:
 class Flights:
     """The open Flights at one backend, oldest first. Sums are kept, so that asking for them costs nothing per request.
 
-    `waiting` of them have no answer yet, with `waiting_tokens` and `waiting_pairs` of prefill. `busy_since`: since when
-    the backend computes what it computes now, if it computes one prompt after the other: when the last first token
-    came, or the first prompt was sent to an idle one.
+    `waiting` of them have no answer yet, and are not presumed to be past their prefill, with `waiting_tokens` and
+    `waiting_pairs` of it. `busy_since`: since when the backend computes what it computes now, if it computes one prompt
+    after the other: when the last first token came, or the first prompt was sent to an idle one.
     """
 
     def __init__(self) -> None:
@@ -130,6 +134,7 @@ class Flights:
         self.busy_since = 0.0
         self._last_sent_at = -math.inf
         self._seen: dict[int, Seen] = {}
+        self._silent: list[tuple[float, int, Flight]] = []
         self._decoding = self._context_tokens = 0
         self._decoding_s = self._context_s = 0.0
         self._counted_at = self._counted_context = 0.0
@@ -151,6 +156,8 @@ class Flights:
             self.busy_since = flight.sent_at
         self.waiting += 1
         self._open[flight] = None
+        if flight.is_silent:
+            heapq.heappush(self._silent, (flight.sent_at + flight.predicted_ttft_s, id(flight), flight))
         self._last_sent_at = flight.sent_at
         rank = self._ranks.setdefault(flight.request.rank, _Rank())
         rank.requests += 1
@@ -160,9 +167,22 @@ class Flights:
             rank.preemptible_tokens += flight.uncached_tokens
 
     def answer(self, flight: Flight, now: float) -> None:
-        """The first piece of `flight`'s answer came at `now`: its prompt is computed."""
+        """The first piece of `flight`'s answer came at `now`, or is presumed to have: its prompt is computed."""
+        self.presume(now)
+        if flight.is_waiting:
+            self._begin_decoding(flight, now)
+
+    def presume(self, now: float) -> None:
+        """Whose first token nobody will see counts as decoding from when it was predicted on, if that is past."""
+        while self._silent and self._silent[0][0] <= now:
+            due_at, _, flight = heapq.heappop(self._silent)
+            if flight in self._open and flight.is_waiting:
+                self._begin_decoding(flight, due_at)
+
+    def _begin_decoding(self, flight: Flight, now: float) -> None:
         self._seen.clear()
         self._count(now)
+        flight.is_waiting = False
         self.busy_since = now
         self.waiting -= 1
         self._count_waiting(flight, -1)
@@ -179,11 +199,12 @@ class Flights:
 
     def end(self, flight: Flight, now: float) -> None:
         """`flight` is over, with or without an answer."""
+        self.presume(now)
         self._seen.clear()
         self._count(now)
         del self._open[flight]
         request, rank = flight.request, self._ranks[flight.request.rank]
-        if flight.answered:
+        if not flight.is_waiting:
             self._decoding -= request.sampling.choices
             self._context_tokens -= request.prompt_tokens * request.sampling.choices + flight.drawn_tokens
         else:
@@ -211,7 +232,7 @@ class Flights:
                 if flight.sent_at <= reported_at:
                     break
                 requests += 1
-                tokens += 0 if flight.answered else flight.uncached_tokens
+                tokens += flight.uncached_tokens if flight.is_waiting else 0
         return requests, tokens
 
     def company(self, flight: Flight, now: float) -> tuple[float, float]:
@@ -219,6 +240,7 @@ class Flights:
 
         For one that was answered and is still open.
         """
+        self.presume(now)
         self._count(now)
         assert flight.first_at is not None, "it decodes nothing yet"
         seconds = max(1e-9, now - flight.first_at)
@@ -227,11 +249,11 @@ class Flights:
 
     def check(self) -> None:
         """Prove that every sum is what its parts add up to."""
-        assert self.waiting == sum(not flight.answered for flight in self._open), f"{self!r}: lost count"
+        assert self.waiting == sum(flight.is_waiting for flight in self._open), f"{self!r}: lost count"
         assert sum(rank.requests for rank in self._ranks.values()) == len(self), f"{self!r}: ranks lost count"
-        waiting = [flight.uncached_tokens for flight in self._open if not flight.answered]
+        waiting = [flight.uncached_tokens for flight in self._open if flight.is_waiting]
         assert self.waiting_tokens == sum(waiting), f"{self!r}: waiting tokens are wrong"
-        pairs = sum(flight.work.pairs for flight in self._open if not flight.answered)
+        pairs = sum(flight.work.pairs for flight in self._open if flight.is_waiting)
         assert self.waiting_pairs == pairs, f"{self!r}: waiting pairs are wrong"
         preemptible = [one.uncached_tokens + one.drawn_tokens for one in self._open if one.request.preemptible]
         assert self._look(-1) == (Work(), len(preemptible), sum(preemptible)), f"{self!r}: reclaimable is wrong"

@@ -13,7 +13,7 @@ from policies.config import Config
 from policies.nouns import Tenant
 from router.admission import Admission
 from router.beliefs import Beliefs
-from router.cluster import Cluster, ServedModel
+from router.cluster import Cluster
 from router.dashboard.board import Board
 from router.dispatch import Dispatcher
 from router.doors import Doors
@@ -21,6 +21,7 @@ from router.feeds.feeds import Feeds
 from router.keys.ring import KeyRing
 from router.pools import Finding
 from router.prefixes.prefixes import Prefixes
+from router.served_model import ServedModel
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
 

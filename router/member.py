@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from backends.base import Backend, Description, Load
 from policies.concurrency import AdaptiveLimit
-from policies.cost import LatencyModel, Work, prefill_work, prior_of
+from policies.cost import Latency, LatencyModel, Work, prefill_work, prior_of
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.nouns import BackendView, Request
@@ -47,6 +47,8 @@ class Member:
     flights: Flights = field(default_factory=Flights)
     limit: AdaptiveLimit = field(default_factory=AdaptiveLimit)
     elsewhere: Traffic = field(default_factory=Traffic)
+    told: tuple[Latency, int | None] | None = None
+    """What was last told of its speed and its adaptive limit."""
     model: LatencyModel = field(init=False)
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
@@ -80,6 +82,7 @@ class Member:
         `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
         served last.
         """
+        self.flights.presume(now)
         load, description = self.backend.load(), self.backend.describe()
         said = description or _NOTHING
         self.model.told(load.prefill_s_per_token)
@@ -120,6 +123,7 @@ class Member:
 
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
         """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
+        self.flights.presume(now)
         uncached_tokens = max(1, uncached_tokens)
         load, description = self.backend.load(), self.backend.describe()
         unseen, unseen_tokens = self._unseen(load)
@@ -140,6 +144,7 @@ class Member:
             is_first_try=is_first_try,
             book=self.flights,
             on_first=self._hear_first,
+            is_silent=description is not None and description.may_answer_whole and not request.stream,
         )
         self.flights.begin(flight)
         if self.health.is_on_trial and self.trial is None:
@@ -253,7 +258,7 @@ class Member:
     def _learn_late(self, flight: Flight) -> None:
         """Only its end told what was cached. An answer in one piece does not tell when its first token was there."""
         one_piece = flight.last_at == flight.first_at and flight.later_tokens > 0
-        if not flight.answered or one_piece or self._was_crowded(flight):
+        if flight.first_at is None or one_piece or self._was_crowded(flight):
             return
         prompt_tokens, told = flight.request.prompt_tokens, flight.usage.cached_tokens if flight.usage else 0
         uncached = max(1, min(flight.uncached_tokens, prompt_tokens - told))

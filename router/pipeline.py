@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+import msgspec.structs
+
 from policies.config import Config
 from policies.errors import (
     BackendFailed,
@@ -33,11 +35,11 @@ from router.ask import Ask
 from router.bid import Bid, Placed
 from router.caller import Caller, CallerGone, Placement
 from router.carrier import Carrier, Ourselves
-from router.cluster import ServedModel
 from router.gateway import Gateway
 from router.identify import identify, on_behalf_of
 from router.placing import Placer
 from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
+from router.served_model import ServedModel
 from router.telemetry import Account, Telemetry
 from router.tokenize import Tokens
 from router.tracing import AttemptTrace, PromptTrace
@@ -245,7 +247,14 @@ class _Call:
 
         return Bid(
             request,
-            prompt=Prompt(tokens.token_ids, ask.bodies[at], ask.path, self.account.trace.headers, ask.anthropic_body),
+            prompt=Prompt(
+                tokens.token_ids,
+                ask.bodies[at],
+                ask.path,
+                self.account.trace.headers,
+                ask.anthropic_body,
+                ask.verbatim,
+            ),
             echo=tokens.echo,
             tools=tokens.tools,
             arrived_at=self.account.started_at,
@@ -305,10 +314,11 @@ class _Call:
                     now = self.gateway.clock()
                     flight.heard(delta, now)
                     if delta.computed_tokens is None:
-                        self.account.heard(now)
+                        if flight.first_at is not None:
+                            self.account.heard(now)
                         if delta.choice in unechoed:
                             unechoed.remove(delta.choice)
-                            delta = replace(delta, text=echo + delta.text)  # noqa: PLW2901
+                            delta = msgspec.structs.replace(delta, text=echo + delta.text)  # noqa: PLW2901
                     if delta.finish_reason is not None:
                         attempt.finished(delta.finish_reason)
                     await self.caller.write(at, delta)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from backends.base import Backend
 from backends.kinds import Place, Surroundings, make
 from policies.config import Config, PoolSpec
-from router.cluster import Cluster, backend_name, found_name
+from router.backend_names import backend_name, found_name
+from router.cluster import Cluster
 from router.discovery.discovery import Discovery, source_of
 from router.discovery.pool import PoolMembers
 from router.discovery.registry import Registry

@@ -13,8 +13,8 @@ from policies.rules import Facts
 from policies.suggest import did_you_mean
 from router.admission import Claim
 from router.ask import Ask
-from router.cluster import ServedModel
 from router.gateway import Gateway
+from router.served_model import ServedModel
 from router.tokenize import Tokens, estimated
 from shards.kv.keys import BLOCK_TOKENS, root_key
 

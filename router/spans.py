@@ -275,10 +275,13 @@ class _Attempt(_Maker):
     ) -> None:
         flight, ns, now_ns = self._flight, self.times.ns, self.times.now_ns()
         first_ns = None if flight.first_at is None else ns(flight.first_at)
-        self.child("prefill", began_ns=ns(flight.sent_at), ended_ns=now_ns if first_ns is None else first_ns)
+        if first_ns is not None or not flight.answered:
+            # in an answer that came in one piece nobody saw where one ended and the other began
+            self.child("prefill", began_ns=ns(flight.sent_at), ended_ns=now_ns if first_ns is None else first_ns)
         if first_ns is not None:
             ended_ns = now_ns if flight.last_at is None else ns(flight.last_at)
             self.child("decode", began_ns=first_ns, ended_ns=ended_ns)
+        if flight.answered:
             self.span.set_attributes(_used(flight.usage or Usage(flight.request.prompt_tokens, flight.drawn_tokens)))
         if self._finish_reasons:
             self._call.finish_reasons += () if error else self._finish_reasons

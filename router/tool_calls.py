@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
@@ -114,7 +114,7 @@ class AnswerReader:
             return delta
         finish = "tool_calls" if reader.calls and finish == "stop" else finish
         message = {**(delta.message or {}), "tool_calls": said.calls} if said.calls else delta.message
-        return replace(delta, text=said.text, message=message, finish_reason=finish)
+        return msgspec.structs.replace(delta, text=said.text, message=message, finish_reason=finish)
 
     def _namer(self, choice: int) -> Callable[[int], str]:
         # nine letters or digits: Mistral's chat templates refuse the ids of any other length

@@ -17,8 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from policies.config import Config
-from router.app import Address, Parts, Router
-from router.cluster import backend_name
+from router.address import Address
+from router.app import Router
+from router.backend_names import backend_name
+from router.build import Parts
 from router.config_file import Contents
 from router.export import begin_metrics, begin_tracing
 from router.local_shards import LocalShards, ShardCommand

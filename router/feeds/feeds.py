@@ -15,7 +15,7 @@ from backends import events_sglang, events_vllm
 from backends.events import CacheEvent
 from policies.config import PoolSpec
 from policies.errors import ConfigError
-from router.cluster import backend_name
+from router.backend_names import backend_name
 from router.feeds.health import FeedHealth
 from router.feeds.options import FeedSpec, feed_specs, found_specs
 from router.feeds.relay import MemoryRelay, Relay

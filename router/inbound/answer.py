@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.openai_gathered import merge_message
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _REASONING = ("reasoning_content", "reasoning")
@@ -48,30 +49,6 @@ class Answer:
         self.body = delta.body or self.body
         if delta.message:
             merge_message(self.message, delta.message)
-
-
-def merge_message(message: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Add `piece` of a streamed message to `message`: texts grow, tool calls are matched by their index."""
-    for name, value in piece.items():
-        if name == "tool_calls" and isinstance(value, list):
-            calls = message.setdefault("tool_calls", [])
-            for call in value:
-                _merge_call(calls, call)
-        elif isinstance(value, str) and isinstance(message.get(name), str) and name not in ("role", "id", "type"):
-            message[name] += value
-        elif isinstance(value, Mapping) and isinstance(message.get(name), dict):
-            merge_message(message[name], value)
-        elif value is not None or name not in message:
-            message[name] = dict(value) if isinstance(value, Mapping) else value
-
-
-def _merge_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
-    index = call.get("index", len(calls))
-    known = next((one for one in calls if one.get("index") == index), None)
-    if known is None:
-        known = {}
-        calls.append(known)
-    merge_message(known, {"index": index, **call})
 
 
 def usage_sum(usages: Iterable[Usage]) -> Usage:

@@ -47,8 +47,10 @@ class MessagesDialect:
         return MessageStream(head)
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """One message."""
+        """One message; the backend's own, where it speaks the dialect."""
         (answer,) = answers
+        if answer.body:
+            return answer.body
         ending = _ending(answer.finish_reason, answer.stop, has_calls=bool(answer.message.get("tool_calls")))
         return _encode(_message(head) | {"content": list(_blocks(answer)), **ending, "usage": _usage(usage)})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,6 @@ from policies.explain import Explanation
 from policies.nouns import Delta, Tenant, Usage
 from router.ask import Ask
 from router.caller import CallerGone, Placement
-from router.cluster import ServedModel
 from router.explanations import as_header
 from router.gateway import Gateway
 from router.identify import identify, key_in
@@ -32,6 +32,7 @@ from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.reading import decode
 from router.inbound.status import retry_after
 from router.pipeline import outer_edge, serve
+from router.served_model import ServedModel
 from router.tracing import w3c_headers
 
 PROGRESS_EVERY_S = 1.0
@@ -84,6 +85,7 @@ class HttpCaller:
         self._response: web.StreamResponse | None = None
         self._seen: set[int] = set()
         self._progress_at = 0.0
+        self._ending: bytes | None = None
 
     def __repr__(self) -> str:
         return f"<HttpCaller {self.id} {'streaming' if self._response else 'silent'}, {len(self._seen)} prompts seen>"
@@ -102,7 +104,11 @@ class HttpCaller:
         return ask
 
     def _parsed(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
-        return self._dialect.parse(decode(raw), headers)
+        body = decode(raw)
+        ask = self._dialect.parse(body, headers)
+        read = ask.bodies[0] if ask.anthropic_body is None else ask.anthropic_body
+        # what was translated or taken apart is not what the client sent
+        return replace(ask, verbatim=raw) if read is body else ask
 
     def limited(self, standing: Standing) -> None:
         """Remember what is left, for the headers."""
@@ -131,7 +137,7 @@ class HttpCaller:
         choice = index * self._ask.sampling.choices + delta.choice
         if self._stream is None:
             self._answers[choice].add(delta)
-        elif event := self._stream.render(choice, delta):
+        elif event := self._event(choice, delta):
             self._seen.add(index)
             await self._send(event)
 
@@ -145,7 +151,7 @@ class HttpCaller:
         if self._stream is None:
             body = self._dialect.whole(self._head, self._answers, usage)
             return web.Response(body=body, content_type="application/json", headers=self._headers())
-        await self._send(self._stream.end(usage))
+        await self._send(self._stream.end(usage) if self._ending is None else self._ending)
         assert self._response is not None
         await self._response.write_eof()
         return self._response
@@ -158,6 +164,16 @@ class HttpCaller:
         await self._send(self._stream.fail(error))
         await self._response.write_eof()
         return self._response
+
+    def _event(self, choice: int, delta: Delta) -> bytes:
+        """What the client is sent now for one piece; what ends the stream waits until the call is settled."""
+        assert self._stream is not None
+        if delta.raw is None:
+            return self._stream.render(choice, delta)
+        if delta.usage is None:
+            return delta.raw
+        self._ending = delta.raw
+        return b""
 
     async def _write_progress(self, computed_tokens: int, expected_s: float | None) -> None:
         now = self._gateway.clock()

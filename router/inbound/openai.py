@@ -77,10 +77,11 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
     prompts = _prompts(fields.prompt)
     # the router answers `echo` itself: a backend that did too would repeat the prompt
     rest = {name: value for name, value in body.items() if name != "echo"}
+    is_one = len(rest) == len(body) and prompts[0] is fields.prompt
     return Ask(
         model=fields.model,
         inputs=tuple(prompt if isinstance(prompt, str) else _packed(prompt) for prompt in prompts),
-        bodies=tuple({**rest, "prompt": prompt} for prompt in prompts),
+        bodies=(body,) if is_one else tuple({**rest, "prompt": prompt} for prompt in prompts),
         path=COMPLETION_PATH,
         sampling=_sampling(fields, fields.logprobs),
         max_new_tokens=_checked_limit(fields.max_tokens, fields),

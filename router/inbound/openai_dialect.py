@@ -34,8 +34,8 @@ class OpenAIDialect:
         return Chunks(self._shape, head, include_usage=ask.include_usage)
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """One object with all choices."""
-        return whole_body(self._shape, head, answers, usage)
+        """One object with all choices; the backend's own, where it speaks the dialect."""
+        return answers[0].body or whole_body(self._shape, head, answers, usage)
 
     def failure(self, error: ExpectedError) -> Failure:
         """{"error": ...}."""

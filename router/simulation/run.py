@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from backends.base import CacheListener
 from policies.config import Config
 from policies.errors import ExpectedError
-from router.app import build
+from router.build import build
 from router.gateway import Gateway
 from router.pipeline import serve
 from router.simulation.arrivals import Arrival

@@ -66,7 +66,7 @@ async def test_a_model_or_key_that_is_wrong_and_a_server_that_is_ill() -> None:
             await everything(backend)
         server.key = None
         with pytest.raises(InvalidRequest, match="not found"):
-            await everything(backend, prompt=Prompt(body={"model": "x", "messages": MESSAGES}))
+            await everything(backend, a_request(model="x"), Prompt(body={"model": "x", "messages": MESSAGES}))
         server.is_ill = True
         with pytest.raises(BackendFailed, match="not well"):
             await backend.probe()

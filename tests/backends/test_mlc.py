@@ -55,7 +55,7 @@ async def test_errors_inside_of_errors_are_unwrapped() -> None:
             await everything(backend)
         server.context_tokens = 4096
         with pytest.raises(InvalidRequest, match=r'^The requested model "x" is not served'):
-            await everything(backend, prompt=Prompt(body={"model": "x", "messages": MESSAGES}))
+            await everything(backend, a_request(model="x"), Prompt(body={"model": "x", "messages": MESSAGES}))
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,14 @@ async def test_the_clients_own_body_goes_out_with_only_model_and_stream_changed(
     assert body["model"] == "mine", "the client's body is left as it was"
 
 
+async def test_a_request_that_was_degraded_asks_for_the_model_that_it_means_now() -> None:
+    raw = b'{"model":"large","messages":[],"stream":true}'
+    prompt = Prompt(body=json.loads(raw), verbatim=raw)
+    async with an_upstream() as upstream, a_backend(upstream) as backend:
+        await everything(backend, a_request(model="small"), prompt)
+        assert upstream.received[0][1]["model"] == "small"
+
+
 async def test_a_chat_is_streamed_with_everything_beside_its_text() -> None:
     call = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]
     top = {"token": "Ho", "logprob": -2.0}
@@ -114,14 +122,34 @@ async def test_usage_that_nobody_tells_is_estimated() -> None:
 async def test_a_whole_answer_is_asked_for_where_the_client_did_and_the_backend_may() -> None:
     message = {"role": "assistant", "content": "Hi", "refusal": None, "tool_calls": [{"id": "c"}]}
     answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
-    body = json.dumps(answer).encode()
-    async with an_upstream(body=body) as upstream, a_backend(upstream, always_stream=False) as backend:
-        deltas = await everything(backend, prompt=Prompt(body={"model": "m", "messages": []}))
-        assert "stream" not in upstream.received[0][1]
-    assert deltas == [
-        Delta(text="Hi", finish_reason="stop", message={"tool_calls": [{"id": "c"}]}),
+    async with an_upstream(whole=json.dumps(answer).encode()) as upstream, a_backend(upstream) as backend:
+        streamed, whole = [
+            await everything(backend, prompt=Prompt(body={"model": "m", "messages": []})) for _ in range(2)
+        ]
+        assert [sent.get("stream") for _, sent, _ in upstream.received] == [True, None]
+    assert streamed == [Delta(text="Hello"), Delta(finish_reason="stop"), Delta(usage=Usage(5, 1))]
+    assert whole == [
+        Delta(text="Hi", finish_reason="stop", message={"tool_calls": [{"id": "c"}]}, is_whole=True),
         Delta(usage=Usage(prompt_tokens=3)),
     ]
+
+
+async def test_once_a_second_a_whole_answer_is_streamed_all_the_same_unless_others_are() -> None:
+    now = [0.0]
+    async with an_upstream(whole=b'{"choices": [{"message": {"content": "Hi"}}]}') as upstream:
+        backend = OpenAICompatible("up", upstream.url, pool="p", clock=lambda: now[0])
+        for at, asks in ((0.0, False), (0.9, False), (1.0, False), (1.5, True), (2.0, False), (2.5, False)):
+            now[0] = at
+            await everything(backend, prompt=Prompt(body={"model": "m", "messages": [], "stream": asks}))
+        await backend.close()
+    assert [sent["stream"] for _, sent, _ in upstream.received] == [True, False, True, True, False, True]
+
+
+async def test_a_server_that_only_streams_stop_may_always_stream() -> None:
+    async with an_upstream() as upstream, a_backend(upstream, always_stream=True) as backend:
+        for _ in range(2):
+            await everything(backend, prompt=Prompt(body={"model": "m", "messages": []}))
+        assert [sent["stream"] for _, sent, _ in upstream.received] == [True, True]
 
 
 async def test_token_ids_become_a_completion_where_there_is_no_body() -> None:
@@ -169,7 +197,7 @@ async def test_token_ids_are_refused_where_the_backend_takes_text_only() -> None
 async def test_a_body_that_is_no_json_is_the_clients_mistake() -> None:
     async with an_upstream() as upstream, a_backend(upstream) as backend:
         with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
-            await everything(backend, prompt=Prompt(body={"model": object()}))
+            await everything(backend, prompt=Prompt(body={"model": "m", "user": object()}))
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,13 @@ class Upstream:
     """What it will say next, and what it was asked.
 
     `pieces` are written one by one; None among them waits until the client is gone. A `body` is answered whole, with
-    `status`. `is_mute`: not even a status line comes.
+    `status`; `whole` only if it is not to be streamed. `is_mute`: not even a status line comes.
     """
 
     pieces: Sequence[bytes | None] = (said("Hello"), said(None, "stop"), used(5, 1), DONE)
     status: int = 200
     body: bytes | None = None
+    whole: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
     models: object = field(default_factory=lambda: {"object": "list", "data": [{"id": "m", "max_model_len": 4096}]})
     models_status: int = 200
@@ -61,6 +62,8 @@ class Upstream:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         lowered = {name.lower(): value for name, value in request.headers.items()}
         self.received.append((request.path, await request.json(), lowered))
+        if self.whole is not None and not self.received[-1][1].get("stream"):
+            return web.Response(body=self.whole, content_type="application/json")
         if self.body is not None:
             return web.Response(status=self.status, body=self.body, headers=self.headers)
         self.open_requests += 1

@@ -8,7 +8,8 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.parse import parse
-from router.app import Address, Router
+from router.address import Address
+from router.app import Router
 from tests.router.parts import CHAT, ScriptedBackend, a_chat, a_client, a_config, a_router
 
 

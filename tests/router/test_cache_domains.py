@@ -11,7 +11,7 @@ import pytest
 from backends.base import CacheListener
 from policies.explain import Explanation
 from policies.nouns import Usage
-from router.app import build
+from router.build import build
 from router.gateway import Gateway
 from router.inbound.openai import chat_ask
 from router.pipeline import serve

@@ -15,8 +15,9 @@ PREEMPTIBLE = {"preemptible": True, "rank": 2}
 
 
 def a_flight(book: Flights, tokens: int = 100, *, at: float = 0.0, held: int = 0, **what: Any) -> Flight:
+    is_silent = what.pop("is_silent", False)
     request = a_request(prompt_tokens=tokens + held, **what)
-    flight = Flight("b0", request, tokens, at, Work(), 1, 0.5, True, book, lambda _: None)
+    flight = Flight("b0", request, tokens, at, Work(), 1, 0.5, True, book, lambda _: None, is_silent)
     book.begin(flight)
     return flight
 
@@ -41,6 +42,29 @@ def test_pieces_without_token_ids_count_as_one_until_the_end_tells() -> None:
     assert flight.later_tokens == 2
     flight.heard(Delta(finish_reason="stop", usage=Usage(100, 9, 0)), 1.0)
     assert flight.later_tokens == 8
+
+
+def test_an_answer_in_one_piece_tells_no_first_token() -> None:
+    flight = a_flight(Flights())
+    flight.heard(Delta(body=b"{}", tokens=9, is_whole=True), 1.0)
+    flight.heard(Delta(usage=Usage(100, 9, 0)), 1.0)
+    assert (flight.answered, flight.first_at, flight.drawn_tokens) == (True, None, 9)
+
+
+def test_who_answers_in_one_piece_counts_as_decoding_from_when_its_first_token_was_due() -> None:
+    book = Flights()
+    silent, other = a_flight(book, 100, is_silent=True), a_flight(book, 10)
+    book.presume(0.4)
+    assert (book.waiting, book.waiting_tokens) == (2, 110)
+    book.presume(0.5)
+    assert (book.waiting, book.waiting_tokens, silent.answered) == (1, 10, False)
+    book.check()
+    for flight in (silent, other):
+        flight.heard(Delta(body=b"{}", tokens=9, is_whole=True), 2.0)
+        book.check()
+        book.end(flight, 2.0)
+    book.check()
+    assert (book.waiting, len(book)) == (0, 0)
 
 
 def test_prefill_that_waits_is_summed_up_to_a_rank() -> None:
@@ -128,7 +152,9 @@ def test_sums_are_those_of_the_open_flights_whatever_happens(
     for what, at, rank, preemptible, later in events:
         now += later
         if what == "begin":
-            there.append(a_flight(book, at * 97 + 1, at=now, held=at, rank=rank, preemptible=preemptible))
+            there.append(
+                a_flight(book, at * 97 + 1, at=now, held=at, rank=rank, preemptible=preemptible, is_silent=at % 2 == 0)
+            )
         elif there and what == "hear":
             there[at % len(there)].heard(a_piece(rank), now)
         elif there:

@@ -206,3 +206,19 @@ def test_the_prediction_and_what_came_of_it_are_told() -> None:
     flight = member.begin(a_request(prompt_tokens=1000), 1000, now=5.0, is_first_try=True)
     flight.heard(Delta(token_ids=(1,)), 7.0)
     assert heard == [("b0", pytest.approx(TYPICAL.ttft_s(1000)), 2.0)]
+
+
+def test_an_answer_asked_whole_teaches_no_speed_and_is_presumed_to_decode_once_its_first_token_was_due() -> None:
+    told: list[str] = []
+    member = a_member(says=Description(frozenset({"llama"}), may_answer_whole=True))
+    member.on_predicted = lambda name, *_: told.append(name)
+    before = repr(member.model), repr(member.limit)
+    flight = member.begin(a_request(prompt_tokens=1000), 1000, now=0.0, is_first_try=True)
+    other = member.begin(a_request(prompt_tokens=1000, stream=True), 1000, now=0.0, is_first_try=True)
+    assert (member.view(0.0, {}).waiting, member.view(60.0, {}).waiting) == (2, 1)
+    flight.heard(Delta(body=b"{}", tokens=50, is_whole=True), 61.0)
+    flight.heard(Delta(usage=Usage(1000, 50)), 61.0)
+    member.end(flight, None, now=61.0)
+    assert (repr(member.model), repr(member.limit), told) == (*before, [])
+    member.end(other, None, now=61.0)
+    member.check()

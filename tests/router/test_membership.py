@@ -14,7 +14,7 @@ from backends.fake import Answer, FakeBackend
 from policies.errors import BackendFailed
 from policies.health import HealthRules
 from policies.nouns import Delta
-from router.app import build
+from router.build import build
 from router.caller import Placement
 from router.cluster import Cluster
 from router.flights import Flight

@@ -29,8 +29,8 @@ from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Outcome, Usage
 from policies.prefix.index import PrefixIndex
 from policies.rules import Range, Rule, When
-from router.app import build
 from router.ask import Ask
+from router.build import build
 from router.caller import CallerGone, Placement
 from router.gateway import Gateway
 from router.inbound.openai import chat_ask, completion_ask

@@ -13,7 +13,8 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.parse import parse
-from router.app import Router, build
+from router.app import Router
+from router.build import build
 from router.config_file import Contents, Stamp
 from router.gateway import Gateway
 from router.reload import Reloader, as_shadow

@@ -17,8 +17,8 @@ from policies.explain import Explanation
 from policies.filters import PASSING
 from policies.nouns import Delta
 from policies.parse import parse
-from router.app import build
 from router.ask import Ask
+from router.build import build
 from router.caller import Placement
 from router.gateway import Gateway
 from router.inbound.openai import chat_ask

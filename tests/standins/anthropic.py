@@ -58,7 +58,18 @@ class AnthropicServer(StandIn):
         if refusal is not None:
             return refusal
         with self.generating():
-            return await self._stream(request, body, tokens)
+            if body.get("stream"):
+                return await self._stream(request, body, tokens)
+            text = "".join([piece async for piece in self.pieces(int(body["max_tokens"]))])
+            return web.json_response(self._whole(body, text, tokens))
+
+    def _whole(self, body: Mapping[str, Any], text: str, tokens: int) -> dict[str, Any]:
+        message = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"]}
+        reason = {"stop": "end_turn", "length": "max_tokens"}[self.finish(int(body["max_tokens"]))]
+        usage = {"input_tokens": tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        content = [{"type": "text", "text": text}]
+        ending = {"stop_reason": reason, "stop_sequence": None, "usage": usage | {"output_tokens": len(text)}}
+        return {**message, "content": content, **ending}
 
     async def _stream(self, request: web.Request, body: Mapping[str, Any], tokens: int) -> web.StreamResponse:
         reply, most = await self.begin(request), int(body["max_tokens"])

@@ -13,7 +13,7 @@ import pytest
 
 from policies.config import Config
 from policies.errors import ExpectedError, InvalidRequest
-from router.app import build
+from router.build import build
 from router.decision_record import Record
 from router.pipeline import serve
 from router.simulation.arrivals import Arrival, sped_up

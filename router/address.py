@@ -1,0 +1,31 @@
+"""Where a server listens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens. Port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`host:port`, `[v6]:port` or `:port` for all interfaces. Raises ConfigError."""
+        host, colon, port = text.rpartition(":")
+        if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
+            raise ConfigError(f"'{text}' is no address", hint="write host:port, such as 127.0.0.1:8080")
+        return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - that is what ":8080" means
+
+    @property
+    def is_loopback(self) -> bool:
+        """Is it for this machine alone?"""
+        return self.host in {"127.0.0.1", "::1", "localhost"}
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -1,0 +1,13 @@
+"""What backends are called."""
+
+from __future__ import annotations
+
+
+def backend_name(pool: str, number: int) -> str:
+    """The name of a backend that the file names, as decisions and metrics show it; the first has number 0."""
+    return f"{pool}-{number}"
+
+
+def found_name(pool: str, address: str) -> str:
+    """The name of a backend that was found at `address` while the router runs: the same in every router."""
+    return f"{pool}@{address.partition('://')[2] or address}"

@@ -1,0 +1,72 @@
+"""What routers share through the Redis that the file names, and what stands in for it where it names none."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from policies.config import Config
+from router.feeds.relay import Relay
+from router.gateway import Gateway
+from router.keys.base import KeyStore
+from router.keys.file import FileKeys
+from router.store.guarded import GuardedStore, GuardOptions
+from router.store.memory import MemoryStore
+from router.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from router.replicas.replicas import Replicas
+
+
+def quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedStore:
+    """Where quotas are counted: in Redis, or in memory for this router alone."""
+    shared = config.store
+    if shared.redis is None:
+        return MemoryStore(time.time)
+    # imported late: a router that shares nothing starts without redis-py and what that brings along
+    from router.store.redis import RedisStore
+
+    options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
+    return GuardedStore(RedisStore(shared.redis), clock=time.time, options=options, on_event=telemetry.event)
+
+
+def relay(url: str | None) -> Relay | None:
+    """What passes on cache events that can be heard only once; None for a router that shares nothing."""
+    if url is None:
+        return None
+    from router.feeds.relay_redis import RedisRelay
+
+    return RedisRelay.at(url)
+
+
+def key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
+    """Where issued keys are kept: in Redis, or in a file; None where none can be issued."""
+    if config.store.redis is None:
+        return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
+    from router.keys.redis import RedisKeys
+
+    return RedisKeys(config.store.redis, on_event=telemetry.event)
+
+
+def replicas(url: str, gateway: Gateway) -> Replicas:
+    """What tells other routers what `gateway` hears, and it what they do; not started."""
+    from router.replicas.replicas import Replicas
+    from router.replicas.shelf import RedisShelf
+    from router.replicas.stream import RedisStream
+
+    # not of the router's rng: two routers with one seed would take each other for themselves
+    by, telemetry = uuid.uuid4().hex, gateway.telemetry
+    replicas = Replicas(
+        RedisStream(url, by),
+        RedisShelf(url),
+        by,
+        beliefs=gateway.beliefs,
+        cluster=gateway.cluster,
+        clock=gateway.clock,
+        on_event=telemetry.event,
+        on_state=telemetry.replicas,
+        on_prefix=gateway.prefixes.hear,
+    )
+    gateway.prefixes.share(replicas.tell)
+    return replicas
