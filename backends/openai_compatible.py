@@ -69,7 +69,7 @@ class OpenAICompatible(HttpBackend):
         if prompt.path == EMBEDDINGS_PATH and prompt.body is not None:
             post = embeddings_post(prompt.body, self._backends_name(request), without=own)
             return Exchange(post, EmbeddingsAnswer(self.name, prompt_tokens=request.prompt_tokens), self._error_of)
-        body, is_wanted = prompt.body or {}, request.stream if prompt.body is None else bool(prompt.body.get("stream"))
+        body, is_wanted = prompt.body or {}, request.stream
         post = post_of(
             request,
             prompt,

@@ -104,7 +104,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         beliefs=beliefs,
         tokenizers=Tokenizers(),
         admission=Admission(parts.get("quotas") or quota_store(config, telemetry)),
-        keys=KeyRing(key_store(config, telemetry), clock=time.time, on_event=telemetry.event),
+        keys=KeyRing(key_store(config, telemetry), clock=unix_time, on_event=telemetry.event),
         telemetry=telemetry,
         board=Board(clock, lambda: gateway.config.prices),
         doors=Doors(),
@@ -118,7 +118,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
             beliefs.index,
             GatewayWarmer(lambda: gateway),
             by=uuid.uuid4().hex,
-            now=time.time,
+            now=unix_time,
             on_failure=lambda: telemetry.event("task_failed"),
         ),
         finding=finding(

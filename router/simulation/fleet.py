@@ -94,5 +94,5 @@ def check_pool(name: str, config: Config) -> None:
 def with_named_keys(config: Config) -> Config:
     """`config` as one router alone decides by it, where the key of each tenant is its name."""
     keys = {hashlib.sha256(name.encode()).hexdigest(): tenant for name, tenant in config.tenants.items()}
-    server = replace(config.server, decision_log=None)
+    server = replace(config.server, decision_log=None, keys_file=None)
     return replace(config, tenant_by_key_hash=keys, store=StoreSettings(), server=server)

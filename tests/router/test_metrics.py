@@ -43,6 +43,7 @@ def test_the_page_has_every_event_and_no_other() -> None:
         re.findall(r'self\._events, "(\w+)"', sources)
     )
     told |= {f"{what}_{fault}" for what in ("quota_store", "replicas") for fault in Fault}
+    told |= {f"replicas_snapshot_{why}" for why in re.findall(r'raise Unfit\("(\w+)"\)', sources)}
     (paragraph,) = re.findall(r"^- `event`: (.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"`(\w+)`", paragraph)) == told
 

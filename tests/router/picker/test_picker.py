@@ -427,7 +427,7 @@ async def test_a_router_that_drains_lets_streams_end_and_takes_none() -> None:
     async with a_gateway(engine) as (envoy, router):
         first = await under_way(envoy)
         router.gateway.doors.close()
-        assert (await chat(Envoy(envoy.picker))).status == 429
+        assert (await chat(Envoy(envoy.picker))).status == 503
         assert (await first).status == 200
 
 

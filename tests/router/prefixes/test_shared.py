@@ -12,6 +12,7 @@ from router.beliefs import Beliefs
 from router.prefixes.prefix import Dropped, Place, Prefix, prefix_id
 from router.replicas.news import batches, decode, encode
 from router.replicas.replicas import ReplicaOptions, Replicas
+from router.replicas.shelf import RedisShelf
 from router.replicas.stream import RedisStream
 from tests.router.prefixes.parts import KEYS, Bench, a_bench
 from tests.router.store.parts import RedisServer, a_redis
@@ -32,6 +33,7 @@ async def a_sharing(server: RedisServer, by: str) -> AsyncIterator[Bench]:
         clock = asyncio.get_running_loop().time
         replicas = Replicas(
             RedisStream(server.url, by),
+            RedisShelf(server.url),
             by,
             beliefs=Beliefs(lambda _: True, clock),
             cluster=bench.cluster,

@@ -6,6 +6,7 @@ import pytest
 
 from policies.errors import InvalidRequest
 from router.identify import identify
+from router.keys.ring import KeyRing
 from router.simulation.fleet import USUAL_MODEL, fleet_of, with_named_keys
 from router.simulation.speed import machines_of
 from tests.router.simulation.scene import TWO_CLASSES, a_config
@@ -39,6 +40,6 @@ def test_a_count_for_a_pool_that_is_not_there_is_refused() -> None:
 
 def test_the_key_of_a_simulated_tenant_is_its_name_and_nothing_is_shared_or_logged() -> None:
     config = with_named_keys(a_config(TWO_CLASSES + "store: {redis: 'redis://r:6379'}\n"))
-    assert identify("labs", config).name == "labs"
+    assert identify("labs", config, KeyRing(None, clock=lambda: 0.0)).name == "labs"
     assert config.store.redis is None
     assert config.server.decision_log is None
