@@ -100,10 +100,20 @@ class Page:
         )
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self.run(watch)
+                while not await self._holds(watch):
+                    pass
         except TimeoutError as error:
             shown = await self.run("document.body ? document.body.innerText : ''")
             raise AssertionError(f"never: {condition}\n{self.complaints}\n{shown}") from error
+
+    async def _holds(self, watch: str) -> bool:
+        """Has what is watched come true? No if the page went away meanwhile, with whoever watched in it."""
+        try:
+            return bool(await self.run(watch))
+        except AssertionError as error:
+            if "navigated or closed" not in str(error) and "context was destroyed" not in str(error):
+                raise
+            return False
 
     async def text(self, selector: str) -> str:
         return str(await self.run(f"document.querySelector({selector!r}).innerText"))
