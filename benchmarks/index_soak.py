@@ -1,6 +1,6 @@
 """A day of cache events through the prefix index: memory stays where it is.
 
-100 backends send 100 events a second each for `--hours` of simulated time, as fast as they can be heard: stores of one
+`--backends` send 100 events a second each for `--hours` of simulated time, as fast as they can be heard: stores of one
 to eight blocks that continue a prompt or begin one (half of them with a beginning that others have too), and what a
 backend has no room for leaves it oldest prompt first, leaf first. Now and then one restarts, each tenth time under a
 new name.
@@ -10,7 +10,8 @@ it is full for most of the day. Python's garbage collector is left as it is in a
 One row for each 24th of the time: memory of the process (nothing is collected for the sample), what the index says it
 takes, the mean of all calls and the slowest one, and what the collector did. Times are those of the processor.
 
-    python benchmarks/index_soak.py               # 864 million events: hours
+    python benchmarks/index_soak.py                                   # 864 million events: hours
+    python benchmarks/index_soak.py --backends 2 --bytes 1000000      # a whole day of two: some minutes
     python benchmarks/index_soak.py --hours 0.5
 """
 
@@ -28,7 +29,6 @@ from pathlib import Path
 
 from policies.prefix.index import PrefixIndex
 
-BACKENDS = 100
 EVENTS_PER_S = 100
 ROOM_BLOCKS = 20_000
 ROWS = 24
@@ -94,13 +94,13 @@ class Engine:
 
 
 class Fleet:
-    """100 engines, whose events `index` hears."""
+    """Engines, whose events `index` hears."""
 
-    def __init__(self, index: PrefixIndex, seed: int) -> None:
+    def __init__(self, index: PrefixIndex, backends: int, seed: int) -> None:
         self.index, self.events = index, Meter()
         self.look_ups = Meter()
         self._rng = random.Random(seed)
-        self._engines = [Engine(f"b{number}") for number in range(BACKENDS)]
+        self._engines = [Engine(f"b{number}") for number in range(backends)]
         self._popular = [self._keys(64) for _ in range(200)]
 
     def step(self) -> None:
@@ -146,12 +146,12 @@ class Fleet:
         return array("Q", [self._rng.getrandbits(64) for _ in range(blocks)])
 
 
-def soak(hours: float, max_bytes: int, seed: int) -> None:
+def soak(backends: int, hours: float, max_bytes: int, seed: int) -> None:
     index = PrefixIndex(max_bytes=max_bytes)
-    fleet, pauses, total = Fleet(index, seed), Pauses(), round(hours * 3600 * EVENTS_PER_S * BACKENDS)
+    fleet, pauses, total = Fleet(index, backends, seed), Pauses(), round(hours * 3600 * EVENTS_PER_S * backends)
     gc.callbacks.append(pauses)
     size = f"an index of {max_bytes / 2**20:.0f} MiB"
-    print(f"{total:,} events, {hours:g} h of {BACKENDS} backends; {size}; {gc.get_threshold()=}")
+    print(f"{total:,} events, {hours:g} h of {backends} backends; {size}; {gc.get_threshold()=}")
     print(" ".join(f"{title:>{width}}" for title, width in COLUMNS.items()))
     sent, resident = 0, list[float]()
     for row in range(1, ROWS + 1):
@@ -162,7 +162,7 @@ def soak(hours: float, max_bytes: int, seed: int) -> None:
         sent += events.calls
         resident.append(resident_mib())
         values = (
-            f"{sent / (3600 * EVENTS_PER_S * BACKENDS):.3f}",
+            f"{sent / (3600 * EVENTS_PER_S * backends):.3f}",
             f"{sent:,}",
             f"{resident[-1]:.1f}",
             f"{index.size_bytes() / 2**20:.1f}",
@@ -183,11 +183,12 @@ def soak(hours: float, max_bytes: int, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", type=int, default=100)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--bytes", type=int, default=32 * 2**20)
     parser.add_argument("--seed", type=int, default=3)
     asked = parser.parse_args()
-    soak(asked.hours, asked.bytes, asked.seed)
+    soak(asked.backends, asked.hours, asked.bytes, asked.seed)
 
 
 if __name__ == "__main__":
