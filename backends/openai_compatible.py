@@ -69,7 +69,8 @@ class OpenAICompatible(HttpBackend):
         if prompt.path == EMBEDDINGS_PATH and prompt.body is not None:
             post = embeddings_post(prompt.body, self._backends_name(request), without=own)
             return Exchange(post, EmbeddingsAnswer(self.name, prompt_tokens=request.prompt_tokens), self._error_of)
-        body, is_wanted = prompt.body or {}, request.stream
+        body = prompt.body or {}
+        is_wanted = request.stream or bool(body.get("stream"))
         post = post_of(
             request,
             prompt,
