@@ -38,7 +38,7 @@ class Anthropic(HttpBackend):
 
     kind = "anthropic"
     options_type = AnthropicOptions
-    capabilities = frozenset({Capability.STRUCTURED_OUTPUT})
+    capabilities = frozenset({Capability.STRUCTURED_OUTPUT, Capability.MEDIA})
     _options: AnthropicOptions
 
     def __init__(

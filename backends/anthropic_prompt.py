@@ -59,7 +59,7 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] in ("system", "developer"):
-            system += _text_blocks(message.get("content"))
+            system += _blocks(message.get("content"))
             continue
         role = "assistant" if message["role"] == "assistant" else "user"
         blocks = list(_assistant(message) if role == "assistant" else _user(message))
@@ -72,16 +72,16 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
 
 def _user(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if message["role"] == "tool":
-        content = _text_blocks(message.get("content"))
+        content = _blocks(message.get("content"))
         yield {"type": "tool_result", "tool_use_id": message.get("tool_call_id"), "content": content}
     else:
-        yield from _text_blocks(message.get("content"))
+        yield from _blocks(message.get("content"))
 
 
 def _assistant(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     # thinking comes back only as it was signed; what another model thought is nothing that this one can check
     yield from message.get("thinking_blocks") or ()
-    yield from _text_blocks(message.get("content"))
+    yield from _blocks(message.get("content"))
     for call in message.get("tool_calls") or ():
         function = call["function"]
         called = {"id": call.get("id"), "name": function["name"], "input": _input(function.get("arguments"))}
@@ -99,10 +99,31 @@ def _input(arguments: Any) -> Any:
     return decoded if isinstance(decoded, dict) else {"INVALID_JSON": arguments}
 
 
-def _text_blocks(content: Any) -> list[dict[str, Any]]:
-    """`content` as text blocks; an empty text is none, since the API refuses it."""
+def _blocks(content: Any) -> list[dict[str, Any]]:
+    """`content` as blocks; an empty text is none, since the API refuses it."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
-    return [dict(part) for part in parts if part.get("text")]
+    return [_block(part) for part in parts if part.get("type", "text") != "text" or part.get("text")]
+
+
+def _block(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind, mark = part.get("type", "text"), {name: part[name] for name in ("cache_control",) if name in part}
+    if kind == "text":
+        return dict(part)
+    if kind == "image_url":
+        return {"type": "image", "source": _source(str(part["image_url"].get("url"))), **mark}
+    if kind == "file" and part["file"].get("file_data"):
+        title = {"title": name} if (name := part["file"].get("filename")) else {}
+        return {"type": "document", "source": _source(str(part["file"]["file_data"])), **title, **mark}
+    hint = "send text, images, or files by value"
+    raise InvalidRequest(f"Anthropic's API takes no part of type '{kind[:40]}'", hint=hint, param="messages")
+
+
+def _source(url: str) -> dict[str, Any]:
+    """Where an image or a file at `url` is, as Anthropic's API says it: by value (RFC 2397), or by address."""
+    head, comma, data = url.partition(";base64,")
+    if head.startswith("data:") and comma:
+        return {"type": "base64", "media_type": head.removeprefix("data:"), "data": data}
+    return {"type": "url", "url": url}
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,9 @@ class LlamaCpp(OpenAICompatible):
 
     kind = "llama_cpp"
     # of several choices it tells the tokens of one
-    capabilities = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.STRUCTURED_OUTPUT})
+    capabilities = frozenset(
+        {Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.STRUCTURED_OUTPUT, Capability.MEDIA}
+    )
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class OpenAICompatible(HttpBackend):
     options_type = OpenAIOptions
     _options: OpenAIOptions
     # such a server refuses what it cannot do by itself
-    capabilities = frozenset(Capability)
+    capabilities = frozenset(Capability) - {Capability.PINS}
     own_paths = frozenset({"/v1/chat/completions", "/v1/completions", EMBEDDINGS_PATH})
     _passes_on: ClassVar[bool] = True
     """Its answers are what clients of the dialect expect, and may go to them as they are."""

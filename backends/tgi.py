@@ -48,7 +48,7 @@ class TGI(HttpBackend):
     kind = "tgi"
     options_type = TGIOptions
     _options: TGIOptions
-    capabilities = frozenset({Capability.STRUCTURED_OUTPUT, Capability.LOGPROBS})
+    capabilities = frozenset({Capability.STRUCTURED_OUTPUT, Capability.LOGPROBS, Capability.MEDIA})
 
     def __init__(
         self,

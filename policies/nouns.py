@@ -40,6 +40,9 @@ class Capability(enum.StrEnum):
     EMBEDDINGS = "embeddings"
     """Vectors for texts, instead of an answer to them."""
 
+    MEDIA = "media"
+    """Images, sound, video or files beside the text of a chat."""
+
     PINS = "pins"
     """Prefixes that stay in the cache for a time, and cache domains that are cleared."""
 

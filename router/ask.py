@@ -13,7 +13,8 @@ from policies.nouns import Capability, Sampling
 class Chat:
     """A conversation that the model's chat template turns into a prompt.
 
-    `messages` are in OpenAI's shape with `content` always text; `variables` reach the template by name.
+    `messages` are in OpenAI's shape with `content` always text, where so many images, sounds and files as `media` says
+    are each stood in for by a mark of their own; `variables` reach the template by name.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -23,6 +24,7 @@ class Chat:
     """The prompt ends with the opening of the assistant's turn."""
     continues: bool = False
     """The last message is to be continued, not answered: the prompt ends with its content."""
+    media: int = 0
 
 
 Input = Chat | str | bytes

@@ -8,7 +8,7 @@ from policies.budget import descriptors
 from policies.charge import Charge, estimate
 from policies.config import Config
 from policies.errors import ContextExceeded, NoBackend, UnknownModel
-from policies.nouns import Tenant
+from policies.nouns import Capability, Tenant
 from policies.rules import Facts
 from policies.suggest import did_you_mean
 from router.admission import Claim
@@ -37,8 +37,11 @@ def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
 
 
 async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> list[Tokens]:
-    """Every input of `ask` as tokens with its block keys; only their estimated lengths where nobody has a tokenizer."""
-    if not model.assets:
+    """Every input of `ask` as tokens with its block keys; only their estimated lengths where nobody has a tokenizer.
+
+    What has images can be counted by nobody but who sees them.
+    """
+    if not model.assets or Capability.MEDIA in ask.needs:
         return estimated(ask, root_key(_backends_name(model, gateway.config), tenant.domain))
     text = await gateway.tokenizers.model(model.name, model.assets)
     root = root_key(_backends_name(model, gateway.config), tenant.domain)

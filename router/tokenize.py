@@ -29,6 +29,9 @@ CHUNK_CHARACTERS = 4096
 INLINE_CHARACTERS = 512
 """Shorter texts are tokenized on the event loop: 0.1 ms, about what the way to a thread and back costs."""
 
+MEDIA_TOKENS = 1024
+"""What an image, a sound or a file is taken for: models make 85 to some 3,000 tokens of one."""
+
 MOST_WAITING_CHARACTERS = 256 * 2**20
 """Text that may wait for or be under tokenization, all calls together."""
 
@@ -206,6 +209,7 @@ def size_of(given: Input) -> int:
         return (
             sum(len(message["content"]) for message in given.messages)
             + 64 * len(given.messages)
+            + 4 * MEDIA_TOKENS * given.media
             + _size_of_tools(given)
         )
     return len(given)

@@ -15,7 +15,7 @@ import msgspec
 
 from policies.errors import InvalidRequest
 from router.ask import Ask
-from router.inbound.anthropic_fields import Block, CountBody, MessagesBody, ToolChoice, ToolDefinition, Turn
+from router.inbound.anthropic_fields import Block, CountBody, MessagesBody, Source, ToolChoice, ToolDefinition, Turn
 from router.inbound.openai import chat_ask
 from router.inbound.reading import converted
 
@@ -149,9 +149,13 @@ def _tool_result(block: Block, where: str) -> dict[str, Any]:
         hint = "name the tool_use block that it answers"
         raise InvalidRequest(f"{where}: a tool_result block needs `tool_use_id`", hint=hint, param=where)
     content = _content(block.content or "", f"{where}.content")
-    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    # OpenAI's dialect has no flag for it, and a model should know
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": f"Error: {text}" if block.is_error else text}
+    if not isinstance(content, str) and all(part["type"] == "text" for part in content):
+        content = "".join(part["text"] for part in content)
+    if block.is_error:
+        # OpenAI's dialect has no flag for it, and a model should know
+        is_text = isinstance(content, str)
+        content = f"Error: {content}" if is_text else [{"type": "text", "text": "Error: "}, *content]
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
 def _content(content: str | Sequence[Block], where: str) -> str | list[dict[str, Any]]:
@@ -161,17 +165,33 @@ def _content(content: str | Sequence[Block], where: str) -> str | list[dict[str,
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """One text, unless parts are marked: servers that know marks want them where they were."""
-    return list(parts) if any(len(part) > 2 for part in parts) else "".join(part["text"] for part in parts)
+    """One text, unless parts are no text or marked: servers that know marks want them where they were."""
+    is_text = all(part["type"] == "text" and len(part) == 2 for part in parts)
+    return "".join(part["text"] for part in parts) if is_text else list(parts)
 
 
 def _part(block: Block, where: str) -> dict[str, Any]:
-    """A text part for `block`, with its `cache_control`. Raises InvalidRequest for what is no text."""
+    """A part for `block`, with its `cache_control`. Raises InvalidRequest for what OpenAI's dialect cannot say."""
     text = _text(block)
-    if text is None:
-        hint = "text, tool_use, tool_result and thinking are, and documents and search results of plain text"
+    part = _media(block) if text is None else {"type": "text", "text": text}
+    if part is None:
+        hint = "text, images, tool_use, tool_result and thinking are, documents by value, and search results"
         raise InvalidRequest(f"{where}: a block of type '{block.type[:40]}' is not read here", hint=hint, param=where)
-    return {"type": "text", "text": text} | ({"cache_control": block.cache_control} if block.cache_control else {})
+    return part | ({"cache_control": block.cache_control} if block.cache_control else {})
+
+
+def _media(block: Block) -> dict[str, Any] | None:
+    """An image or a file of `block` as OpenAI's dialect has it; None if it cannot."""
+    source = block.source
+    if not isinstance(source, Source):
+        return None
+    data = f"data:{source.media_type};base64,{source.data}" if source.type == "base64" and source.data else None
+    url = data or (source.url if source.type == "url" else None)
+    if block.type == "image" and url:
+        return {"type": "image_url", "image_url": {"url": url}}
+    if block.type == "document" and data:
+        return {"type": "file", "file": {"filename": block.title or "document", "file_data": data}}
+    return None
 
 
 def _text(block: Block) -> str | None:

@@ -22,6 +22,8 @@ class Source(msgspec.Struct):
 
     type: str
     data: str | None = None
+    media_type: str | None = None
+    url: str | None = None
 
 
 class Block(msgspec.Struct):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+from xxhash import xxh3_64_hexdigest
 
 from policies.errors import InvalidRequest
 from policies.nouns import Capability, Sampling
@@ -37,6 +38,9 @@ _HINTS = {
     "tools": "a tool is {'type': 'function', 'function': {'name': ..., 'parameters': {...}}}",
     "top_logprobs": "from 0 to 20",
 }
+MEDIA_PARTS = frozenset({"audio_url", "file", "image_url", "input_audio", "video_url"})
+"""Parts of a message that are no text: OpenAI's, and those that vLLM and SGLang add."""
+
 _ELSEWHERE = "see OpenAI's API reference for this field"
 
 
@@ -55,6 +59,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         variables=fields.chat_template_kwargs or {},
         opens_answer=fields.add_generation_prompt is not False and not continues,
         continues=continues,
+        media=_media_in(fields.messages),
     )
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
@@ -65,7 +70,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         path=CHAT_PATH,
         sampling=_sampling(fields, logprobs),
         max_new_tokens=_checked_limit(limit, fields),
-        needs=_needs(fields, logprobs, fields.response_format),
+        needs=_needs(fields, logprobs, fields.response_format, has_media=chat.media > 0),
         **_common(fields, headers or {}),
     )
 
@@ -93,9 +98,15 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
 
 
 def _needs(
-    fields: Common, logprobs: int | None, shape: ResponseFormat | None = None, *, takes_ids: bool = False
+    fields: Common,
+    logprobs: int | None,
+    shape: ResponseFormat | None = None,
+    *,
+    takes_ids: bool = False,
+    has_media: bool = False,
 ) -> frozenset[Capability]:
     needed = {
+        Capability.MEDIA: has_media,
         Capability.STRUCTURED_OUTPUT: shape is not None and shape.type != "text",
         Capability.TOKEN_IDS: takes_ids,
         Capability.LOGPROBS: logprobs is not None,
@@ -159,27 +170,39 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in biases.items()}
 
 
+def _media_in(messages: Sequence[Message]) -> int:
+    """How many parts of `messages` are no text."""
+    parts = (message.content for message in messages if isinstance(message.content, list))
+    return sum(part.type in MEDIA_PARTS for some in parts for part in some)
+
+
 def _plain(message: Message, raw: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     """`raw` as chat templates expect it: content as one text, arguments of tool calls as objects."""
     where = f"messages[{at}]"
     if message.content is None and not message.tool_calls and message.role in ("system", "developer", "user", "tool"):
         hint = "give it a text"
         raise InvalidRequest(f"{where}: a {message.role} message needs content", hint=hint, param=f"{where}.content")
-    plain = {**raw, "content": _text(message.content, where)}
+    plain = {**raw, "content": _text(message.content, raw.get("content"), where)}
     if message.tool_calls:
         plain["tool_calls"] = [_with_parsed_arguments(call) for call in raw["tool_calls"]]
     return plain
 
 
-def _text(content: str | list[Part] | None, where: str) -> str:
+def _text(content: str | list[Part] | None, raw: Any, where: str) -> str:
+    """`content` as one text; what is none is stood in for by a mark that is the same for the same bytes."""
     if not isinstance(content, list):
         return content or ""
+    texts = []
     for at, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            param = f"{where}.content[{at}]"
-            hint = "only text parts are supported: {'type': 'text', 'text': ...}"
+        if part.type == "text" and part.text is not None:
+            texts.append(part.text)
+        elif part.type in MEDIA_PARTS and isinstance(raw[at].get(part.type), Mapping):
+            texts.append(f"\x1d{part.type} {xxh3_64_hexdigest(msgspec.json.encode(raw[at][part.type]))}\x1d")
+        else:
+            param, kinds = f"{where}.content[{at}]", ", ".join(sorted(MEDIA_PARTS))
+            hint = f"{{'type': 'text', 'text': ...}}, or {{'type': T, T: {{...}}}} with T one of {kinds}"
             raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
-    return "".join(part.text or "" for part in content)
+    return "".join(texts)
 
 
 def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:

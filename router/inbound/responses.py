@@ -80,7 +80,7 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
     if item.type == "message":
         if item.role is None:
             raise InvalidRequest(f"{where}: a message needs a role", hint="such as 'user'", param=f"{where}.role")
-        content = _text(item.content, f"{where}.content")
+        content = _content(item.content, f"{where}.content")
         if item.role == "assistant":
             _turn(messages, "content")["content"] = content
         else:
@@ -94,7 +94,7 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
         call = {"id": _named(item, where), "type": "function", "function": function}
         _turn(messages).setdefault("tool_calls", []).append(call)
     elif item.type == "function_call_output":
-        said = _text(item.output, f"{where}.output")
+        said = _content(item.output, f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": _named(item, where), "content": said})
     else:
         hint = "message, reasoning, function_call and function_call_output are"
@@ -117,12 +117,29 @@ def _named(item: Item, where: str) -> str:
     return item.call_id
 
 
-def _text(content: str | Sequence[Part] | None, where: str) -> str:
+def _content(content: str | Sequence[Part] | None, where: str) -> str | list[dict[str, Any]]:
+    """One text, or parts in the shape of chats where some are no text."""
+    if content is None or isinstance(content, str) or all(_media(part) is None for part in content):
+        return _text(content, where)
+    parts = enumerate(content)
+    return [_media(part) or {"type": "text", "text": _text((part,), where, at)} for at, part in parts]
+
+
+def _media(part: Part) -> dict[str, Any] | None:
+    if part.type == "input_image" and part.image_url:
+        detail = {} if part.detail is None else {"detail": part.detail}
+        return {"type": "image_url", "image_url": {"url": part.image_url, **detail}}
+    if part.type == "input_file" and part.file_data:
+        return {"type": "file", "file": {"filename": part.filename or "file", "file_data": part.file_data}}
+    return None
+
+
+def _text(content: str | Sequence[Part] | None, where: str, first: int = 0) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    for at, part in enumerate(content):
+    for at, part in enumerate(content, first):
         if part.type not in _TEXT_PARTS or part.text is None:
-            param, hint = f"{where}[{at}]", "only text parts are supported: {'type': 'input_text', 'text': ...}"
+            param, hint = f"{where}[{at}]", "input_text, and input_image and input_file by URL or value, are"
             raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
     return "".join(part.text or "" for part in content)
 

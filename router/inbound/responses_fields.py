@@ -16,6 +16,10 @@ class Part(msgspec.Struct):
 
     type: str
     text: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
+    filename: str | None = None
+    file_data: str | None = None
 
 
 class Item(msgspec.Struct):

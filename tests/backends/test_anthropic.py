@@ -97,6 +97,28 @@ def test_a_conversation_with_tools_says_the_same_in_anthropics_words() -> None:
     }
 
 
+def test_images_and_files_are_blocks() -> None:
+    parts = [
+        {"type": "text", "text": "Look:"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,BBBB"}},
+    ]
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "BBBB"}
+    assert translated({"messages": [{"role": "user", "content": parts}]})["messages"][0]["content"] == [
+        {"type": "text", "text": "Look:"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+        {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
+        {"type": "document", "source": pdf, "title": "a.pdf"},
+    ]
+
+
+def test_sound_is_refused_before_anthropic_does() -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    with pytest.raises(InvalidRequest, match="input_audio"):
+        translated({"messages": [{"role": "user", "content": [sound]}]})
+
+
 def test_how_long_an_answer_may_be_is_always_said() -> None:
     assert translated({}, max_new_tokens=77)["max_tokens"] == 77
 

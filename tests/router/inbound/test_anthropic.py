@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest, Overloaded, QuotaExceeded
-from policies.nouns import Delta, Usage
+from policies.nouns import Capability, Delta, Usage
 from router.ask import Chat
 from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, messages_ask
 from tests.router.inbound.test_openai import anything, scalars
@@ -132,6 +132,23 @@ def test_a_shape_and_an_effort_have_openais_names() -> None:
     body = an_openai_body(output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}})
     assert body["reasoning_effort"] == "low"
     assert body["response_format"]["json_schema"]["schema"] == schema
+
+
+def test_images_and_documents_are_parts_also_in_what_a_tool_said() -> None:
+    png = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    image = {"type": "image", "source": png, "cache_control": {"type": "ephemeral"}}
+    page = {"type": "document", "title": "T", "source": {**png, "media_type": "application/pdf"}}
+    seen = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [seen], "is_error": True}
+    ask = messages_ask(a_message(messages=[{"role": "user", "content": [result, image, page]}]), {})
+    assert ask.needs == {Capability.MEDIA}
+    there = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
+    by_value = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    file = {"type": "file", "file": {"filename": "T", "file_data": "data:application/pdf;base64,AAAA"}}
+    assert ask.bodies[0]["messages"] == [
+        {"role": "tool", "tool_call_id": "t", "content": [{"type": "text", "text": "Error: "}, there]},
+        {"role": "user", "content": [{**by_value, "cache_control": {"type": "ephemeral"}}, file]},
+    ]
 
 
 def test_documents_and_search_results_of_plain_text_are_text() -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from policies.errors import InvalidRequest
 from policies.nouns import Capability
-from router.ask import Chat
-from router.inbound.openai import chat_ask, completion_ask
+from router.ask import Ask, Chat
+from router.inbound.openai import MEDIA_PARTS, chat_ask, completion_ask
 from router.inbound.reading import decode
+from router.tokenize import MEDIA_TOKENS, estimated
 from tests.router.parts import CHAT, COMPLETIONS, a_chat, a_client, a_router
 
 scalars = (
@@ -95,6 +96,37 @@ def test_text_parts_become_one_text_and_arguments_of_tool_calls_become_objects()
     assert assistant["content"] == ""
     assert [one["function"]["arguments"] for one in assistant["tool_calls"]] == [{"a": 1}, "{"]
     assert tool["extra"] == 1
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def with_parts(*parts: dict[str, Any]) -> Ask:
+    return chat_ask(a_chat(messages=[{"role": "user", "content": list(parts)}]))
+
+
+@pytest.mark.parametrize("kind", sorted(MEDIA_PARTS))
+def test_what_is_no_text_needs_a_backend_that_sees_and_hears(kind: str) -> None:
+    ask = with_parts({"type": "text", "text": "Look:"}, {"type": kind, kind: {"url": "x"}})
+    assert ask.needs == {Capability.MEDIA}
+    (tokens,) = estimated(ask, 1)
+    assert MEDIA_TOKENS < tokens.count < 2 * MEDIA_TOKENS
+
+
+def test_prompts_with_the_same_images_begin_alike_and_those_with_others_do_not() -> None:
+    long = {"type": "text", "text": "word " * 200}
+    other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
+    (one,), (same,), (unlike,) = (estimated(with_parts(part, long), 1) for part in (IMAGE, dict(IMAGE), other))
+    assert one.keys == same.keys
+    assert not set(one.keys) & set(unlike.keys)
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url"}, {"type": "image_url", "image_url": "x"}, {"type": "smell"}])
+def test_a_part_that_cannot_be_read_is_named(part: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        with_parts({"type": "text", "text": "Look:"}, part)
+    assert failure.value.param == "messages[0].content[1]"
+    assert "image_url" in failure.value.hint
 
 
 def test_tools_reach_the_template_unless_they_may_not_be_chosen() -> None:

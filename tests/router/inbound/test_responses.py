@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.errors import BackendFailed, InvalidRequest
-from policies.nouns import Delta, TokenLogprob, Usage
+from policies.nouns import Capability, Delta, TokenLogprob, Usage
 from router.inbound.responses import RESPONSES_PATH, responses_ask
 from tests.router.inbound.test_anthropic import a_call
 from tests.router.inbound.test_openai import anything, scalars
@@ -87,6 +87,21 @@ def test_tools_shapes_and_effort_have_the_names_of_chats() -> None:
     assert body["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
     assert body["response_format"] == {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     assert (body["reasoning_effort"], body["verbosity"], body["logprobs"]) == ("low", "low", True)
+
+
+def test_images_and_files_are_parts_of_a_chat() -> None:
+    parts = [
+        {"type": "input_text", "text": "Look:"},
+        {"type": "input_image", "image_url": "https://x/y.png", "detail": "low"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"},
+    ]
+    ask = responses_ask(a_body(input=[{"role": "user", "content": parts}]), {})
+    assert ask.bodies[0]["messages"][-1]["content"] == [
+        {"type": "text", "text": "Look:"},
+        {"type": "image_url", "image_url": {"url": "https://x/y.png", "detail": "low"}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}},
+    ]
+    assert ask.needs == {Capability.MEDIA}
 
 
 @pytest.mark.parametrize(
