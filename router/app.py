@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from aiohttp import web
 
 from policies.config import Config
 from policies.errors import ConfigError
+from router.address import Address
+from router.build import Parts, build
 from router.inbound.admin import admin_app
 from router.inbound.announcements import announcements
 from router.inbound.fastchat_controller import FastChatController, FastChatPools
@@ -20,12 +22,6 @@ from router.inbound.http import http_app
 from router.picker.server import PickerServer
 from router.reload import Reloader, as_shadow
 from router.supervise import supervise
-
-if TYPE_CHECKING:
-    pass
-
-from router.address import Address
-from router.build import Parts, build
 
 _LEFTOVERS_S = 2.0
 """How long requests may take, after the drain, to let go of what they have and to tell their clients how they ended."""

@@ -6,7 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from backends.base import Backend, CacheListener
 from backends.kinds import Surroundings
@@ -28,15 +28,11 @@ from router.keys.ring import KeyRing
 from router.pools import finding, named_backends
 from router.prefixes.prefixes import Prefixes
 from router.prefixes.warming import GatewayWarmer
+from router.shared import key_store, quota_store, relay, replicas
 from router.store.base import QuotaStore
 from router.telemetry import Telemetry
 from router.tokenize import Tokenizers
 from router.tracing import Tracing
-
-if TYPE_CHECKING:
-    pass
-
-from router.shared import key_store, quota_store, relay, replicas
 
 
 class Parts(TypedDict, total=False):

@@ -130,7 +130,8 @@ class Desk:
         """
         state = self.home / "state"
         begin = f"set -eo pipefail; if [ -f {state} ]; then . {state}; fi"
-        keep = f'{{ export -p; declare -f; printf "cd %q\\n" "$PWD"; }} > {state}'
+        # ports are each command's own
+        keep = f'unset HTTP GRPC ADMIN; {{ export -p; declare -f; printf "cd %q\\n" "$PWD"; }} > {state}'
         return ["bash", "-c", "\n".join([begin, *([f"trap '{keep}' EXIT"] if is_kept else ()), command])]
 
     def run(self, command: list[str], ports: Ports) -> tuple[int, str]:
@@ -217,7 +218,7 @@ class Reader:
     """Does what blocks say, in order. Every method raises AssertionError or PageError with the block's place."""
 
     def __init__(self, desk: Desk, up: SharedUp) -> None:
-        self._desk, self._up = desk, up
+        self._desk, self._up, self._own_ports = desk, up, desk.ports
         self._parts: list[Block] = []
 
     def read(self, blocks: list[Block]) -> None:
@@ -269,6 +270,8 @@ class Reader:
         if block.mark.stays and last.text.strip() == SharedUp.command:
             self._desk.ports = self._up.ports
         elif block.mark.stays:
+            # the shared one goes on at its ports
+            self._desk.ports = self._own_ports
             said = self._desk.start(self._desk.ports.inward(last.text))
             assert not last.shown or shows(last.shown, said), unlike(block, last, said)
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import Block, Command, Mark, PageError, blocks_of, commands_of, shows
-from tests.docs.reader import Desk, Reader, SharedUp, can_read
+from tests.docs.reader import Desk, Ports, Reader, SharedUp, can_read
 
 UNUSED_POOL = "pools: {own: {local: 1}, spare: {local: 1}}\nrules: [{class: standard, pools: [own]}]"
 pytestmark = pytest.mark.skipif(not can_read(), reason="needs bash and curl")
@@ -91,6 +91,13 @@ def test_a_shell_goes_on_where_it_was_with_what_was_exported_and_defined(tmp_pat
         fenced("console", "$ greet you > said; cat said\nhello you"),
     )
     assert (tmp_path / "desk/here/there/said").read_text() == "hello you\n"
+
+
+def test_ports_are_those_of_each_command_whatever_ran_before(tmp_path: Path) -> None:
+    with Desk(tmp_path) as desk:
+        for ports in (Ports.choose(), desk.ports):
+            status, said = desk.run(desk.script("echo $HTTP $GRPC $ADMIN"), ports)
+            assert (status, said.split()) == (0, list(ports.free.values()))
 
 
 def test_a_file_is_there_for_what_follows_and_is_loaded_if_it_is_yaml(tmp_path: Path) -> None:
