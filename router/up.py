@@ -170,7 +170,9 @@ class LoadingBars:
 
 
 async def _greet_when_reached(console: Console, config: Config, router: Router) -> None:
-    await router.wait_until_reached(timeout_s=30)
+    # whoever is yet to be found or to announce himself may come in a second or never
+    if any(pool.at for pool in config.pools.values()):
+        await router.wait_until_reached(timeout_s=30)
     greet(console, config, router)
 
 
