@@ -12,7 +12,7 @@ import msgspec
 
 from backends.anthropic_answer import MISSHAPEN, AnthropicAnswer, error_in_stream, finish_of, misshapen
 from backends.json_members import with_members
-from backends.sse import SseBlocks, data_in
+from backends.sse import SseBlocks, block_of, data_in
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta
 
@@ -94,7 +94,7 @@ class PassedMessage:
     def _renamed(self, said: bytes) -> bytes:
         message = bytes(msgspec.json.decode(said, type=dict[str, msgspec.Raw])["message"])
         changed = with_members(said, {"message": msgspec.Raw(with_members(message, {"model": self._shown_model}))})
-        return b"event: message_start\ndata: " + changed + b"\n\n"
+        return block_of(changed, "message_start")
 
 
 class PassedWholeMessage:

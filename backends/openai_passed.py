@@ -17,7 +17,7 @@ from backends.openai_answer import BROKEN, DONE, MISSHAPEN, nonsense
 from backends.openai_chunks import FINISHES, usage_of
 from backends.openai_errors import error_in_stream
 from backends.openai_gathered import Gathered
-from backends.sse import SseBlocks, data_in
+from backends.sse import SseBlocks, block_of, data_in
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
 
@@ -290,6 +290,5 @@ def _rewritten(data: bytes, chunk: Chunk, changes: Mapping[str, Any]) -> bytes:
             theirs = b'"model"' + between + msgspec.json.encode(chunk.model)
             if data.count(theirs) == 1:
                 ours = b'"model"' + between + msgspec.json.encode(changes["model"])
-                return b"data: " + data.replace(theirs, ours) + b"\n\n"
-    # the data of several lines have been joined by newlines, which JSON allows and an event's data do not
-    return b"data: " + with_members(data, changes).replace(b"\n", b"\ndata: ") + b"\n\n"
+                return block_of(data.replace(theirs, ours))
+    return block_of(with_members(data, changes))

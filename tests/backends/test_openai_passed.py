@@ -118,8 +118,10 @@ def test_the_model_has_the_name_that_the_client_knows(between: str) -> None:
     assert raw_of(heard(a_stream("mine"), [theirs, DONE])) == ours + DONE
 
 
-def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed() -> None:
-    lines = b'data: {"model":\ndata: "theirs",\ndata: "choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+@pytest.mark.parametrize("between", [b"\ndata: ", b""])
+def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(between: bytes) -> None:
+    model = b'data: {"model":' + between + b'"theirs",\n'
+    lines = model + b'data: "choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
     assert raw_of(heard(a_stream("mine"), [lines, DONE])) == lines.replace(b"theirs", b"mine") + DONE
 
 
