@@ -152,7 +152,10 @@ class HttpClient:
             # The router bounds what runs, by tenant and by backend; a limit here would hide a queue from it.
             trace = aiohttp.TraceConfig()
             trace.on_connection_reuseconn.append(_note_reuse)
-            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trace_configs=[trace])
+            # a cookie would have requests of all tenants follow the one that it was set for
+            jar = aiohttp.DummyCookieJar()
+            connector = aiohttp.TCPConnector(limit=0)
+            self._http = aiohttp.ClientSession(connector=connector, cookie_jar=jar, trace_configs=[trace])
         return self._http
 
     async def close(self) -> None:
