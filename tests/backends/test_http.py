@@ -244,3 +244,29 @@ async def test_a_cookie_that_came_with_one_answer_goes_with_no_other_request() -
         finally:
             await client.close()
     assert server.cookies == [{}, {}]
+
+
+class HalfRefusing(Echo):
+    """Begins to say why it refuses, and stops in the middle."""
+
+    async def echo(self, request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(status=500, headers={"content-length": "99"})
+        await reply.prepare(request)
+        await reply.write(b"the memory")
+        with self.generating():
+            await asyncio.Event().wait()
+        return reply
+
+
+async def test_a_client_that_closes_waits_for_no_refusal_that_never_ends() -> None:
+    async with running(HalfRefusing()) as server:
+        client = HttpClient("b", server.url, HttpOptions())
+        asking = asyncio.create_task(said(client, b"hello"))
+        await eventually(lambda: server.open_requests == 1)
+        for _ in range(50):
+            # the head is on its way
+            await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(BackendFailed):
+            async with asyncio.timeout(2):
+                await asking
