@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from backends.base import Backend
 from backends.http import MOST_ERROR_BYTES, encoded
 from backends.http_backend import Forward, HttpBackend
+from backends.json_members import maybe_twice
 from policies.budget import Standing
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.explain import Explanation
@@ -179,7 +180,7 @@ class PickedCall:
         phases.names = self._reach.named(placed.found.decision)
         raw, ended_by = phases.body.result(), phases.ended_by
         assert ended_by is not None, "the body is whole"
-        body = _rewritten(self._body, forward.fields)
+        body = _rewritten(raw, self._body, forward.fields)
         headers = {**forward.headers, **prompt.headers}
         if body is not None and not phases.modes.is_duplex:
             # with a buffered body the length is ours to say
@@ -217,10 +218,10 @@ class PickedCall:
             raise BackendFailed(f"{backend.name} was silent for {forward.idle_s:g} s", hint=hint) from error
 
 
-def _rewritten(body: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes | None:
-    """`body` as the backend is to get it; None if it stays as it came."""
+def _rewritten(raw: bytes, body: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes | None:
+    """`raw`, which says `body`, as the backend is to get it; None if it stays as it came."""
     changed = {name: value for name, value in fields.items() if body.get(name) != value}
-    if not changed:
+    if not changed and not maybe_twice(raw, fields.keys() & body.keys()):
         return None
     sent = {name: value for name, value in {**body, **changed}.items() if name not in changed or value is not None}
     return encoded(sent)

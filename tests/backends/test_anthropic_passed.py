@@ -101,6 +101,8 @@ async def test_anthropics_own_clients_send_and_get_their_own_bytes(name: str) ->
         deltas = await everything(backend, a_request(model=name), prompt)
         post = backend.exchange(a_request(model=name), prompt).post
     assert post.content == raw % b"m"
+    twice = Prompt(body={}, anthropic_body=json.loads(sent), verbatim=b'{"model":"secret",' + sent[1:])
+    assert b"secret" not in backend.exchange(a_request(model=name), twice).post.content
     assert not post.is_streamed
     whole = json.loads(deltas[0].body or b"")
     assert (whole["model"], whole["content"]) == (name, [{"type": "text", "text": TEXT}])
