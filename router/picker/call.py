@@ -125,7 +125,7 @@ class PickedCall:
         forward = backend.forward(request, self._path)
         self._is_moving = False
         if not self._phases.is_sent:
-            await self._send(placed, forward, prompt)
+            await self._send(placed, backend, forward, prompt)
         head = await self._soon(asyncio.shield(self._phases.response), backend, forward)
         self._heed(head, backend)
         if head.status != 200:
@@ -175,9 +175,9 @@ class PickedCall:
         named = self._headers.get(OBJECTIVE)
         return named if named in self._gateway.config.classes else None
 
-    async def _send(self, placed: Placed, forward: Forward, prompt: Prompt) -> None:
+    async def _send(self, placed: Placed, backend: HttpBackend, forward: Forward, prompt: Prompt) -> None:
         phases = self._phases
-        phases.names = self._reach.named(placed.found.decision)
+        phases.names = self._reach.named(placed.found.decision, backend)
         raw, ended_by = phases.body.result(), phases.ended_by
         assert ended_by is not None, "the body is whole"
         body = _rewritten(raw, self._body, forward.fields)
