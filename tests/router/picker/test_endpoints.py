@@ -20,7 +20,7 @@ def a_vllm(name: str, host: str, **options: Any) -> HttpBackend:
 
 
 def offered(chosen: HttpBackend, *others: HttpBackend, gone: frozenset[str] = frozenset()) -> list[str]:
-    """Names of what is offered where `chosen` is best, then `others` in their order; those that are `gone` have left."""
+    """Names of what is offered where `chosen` is best, then `others`; those that are `gone` have left."""
     ranked = (chosen, *others)
     scores = tuple((one.name, 1.0 - at / 10) for at, one in enumerate(ranked))
     there = {one.name: one for one in ranked if one.name not in gone}
