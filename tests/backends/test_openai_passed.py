@@ -134,6 +134,7 @@ def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(betwe
         (b"data: {broken\n\n", BackendFailed, "nonsense"),
         (b"data: [1]\n\n", BackendFailed, "nonsense"),
         (b'data: {"choices": 5}\n\n', BackendFailed, "nonsense"),
+        (b'data: {"choices":[{"delta":{"x":' + b"[" * 9999 + b"]" * 9999 + b"}}]}\n\n", BackendFailed, "nonsense"),
     ],
 )
 @pytest.mark.parametrize("answer", [a_stream, lambda: GatheredWhole(Ear("up", a_request()))])
