@@ -12,6 +12,7 @@ import msgspec
 
 from backends.anthropic_answer import MISSHAPEN, AnthropicAnswer, error_in_stream, finish_of, misshapen
 from backends.json_members import with_members
+from backends.openai_passed import MOST_HELD_BYTES
 from backends.sse import SseBlocks, block_of, data_in
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta
@@ -52,7 +53,7 @@ class PassedMessage:
             if self._is_out and self._held:
                 yield self._let_go()
             raise
-        if self._held and self._may_go:
+        if self._held and (self._may_go or sum(map(len, self._held)) > MOST_HELD_BYTES):
             yield self._let_go()
 
     def end(self) -> Iterator[Delta]:

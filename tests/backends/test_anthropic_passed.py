@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from backends.anthropic import Anthropic
 from backends.anthropic_answer import AnthropicAnswer
 from backends.anthropic_passed import PassedMessage, PassedWholeMessage
+from backends.openai_passed import MOST_HELD_BYTES
 from backends.http import Answer
 from policies.errors import BackendFailed, Overloaded
 from policies.nouns import Delta, Prompt, Usage
@@ -72,7 +73,10 @@ def test_an_error_is_raised_and_who_has_seen_the_beginning_sees_what_came_before
         assert raw_of(passed) == goes
 
 
-@pytest.mark.parametrize("bad", [b"data: {\n\n", b"data: {}\n\n", b"data: []\n\n", PIECE])
+DEEP = b'data: {"x":' + b"[" * 9999 + b"]" * 9999 + b"}\n\n"
+
+
+@pytest.mark.parametrize("bad", [b"data: {\n\n", b"data: {}\n\n", b"data: []\n\n", DEEP, PIECE])
 def test_nonsense_and_an_early_end_have_failed(bad: bytes) -> None:
     with pytest.raises(BackendFailed):
         heard(PassedMessage("a"), [START, bad])
@@ -82,6 +86,12 @@ def test_nonsense_and_an_early_end_have_failed(bad: bytes) -> None:
 def test_what_is_no_message_has_failed(bad: bytes) -> None:
     with pytest.raises(BackendFailed):
         heard(PassedWholeMessage("a"), [bad])
+
+
+def test_what_is_held_before_the_first_piece_has_a_bound() -> None:
+    answer, ping = PassedMessage("a"), b'event: ping\ndata: {"type": "ping"}\n\n'
+    count = MOST_HELD_BYTES // len(ping) + 1
+    assert raw_of([delta for _ in range(count) for delta in answer.feed(ping)]) == ping * count
 
 
 def test_a_whole_message_has_a_bound() -> None:
