@@ -16,7 +16,7 @@ from backends.anthropic_passed import PassedMessage, PassedWholeMessage
 from backends.anthropic_prompt import messages_body
 from backends.http import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http_backend import HttpBackend
-from backends.json_members import with_members
+from backends.json_members import maybe_twice, with_members
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Prompt, Request
 
@@ -83,8 +83,9 @@ class Anthropic(HttpBackend):
         if own is None or not prompt.verbatim:
             post = Post("/v1/messages", encoded(messages_body(request, prompt, model)))
             return Exchange(post, AnthropicAnswer(self.name), error_of_anthropic)
-        content = prompt.verbatim if own["model"] == model else with_members(prompt.verbatim, {"model": model})
-        shown = None if own["model"] == model else own["model"]
+        content, shown = prompt.verbatim, None if own["model"] == model else own["model"]
+        if shown is not None or maybe_twice(content, ("model",)):
+            content = with_members(content, {"model": model})
         passed = PassedMessage if own.get("stream") else PassedWholeMessage
         post = Post("/v1/messages", content, is_streamed=bool(own.get("stream")))
         return Exchange(post, passed(self.name, shown_model=shown), error_of_anthropic)

@@ -36,7 +36,7 @@ _STATUSES = {
 }
 _TOO_LONG = re.compile(r"prompt is too long|exceed context limit|input length and `max_tokens`")
 _OVERLOADED = 529
-MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
+MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError)
 
 
 class AnthropicAnswer:

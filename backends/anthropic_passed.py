@@ -12,7 +12,8 @@ import msgspec
 
 from backends.anthropic_answer import MISSHAPEN, AnthropicAnswer, error_in_stream, finish_of, misshapen
 from backends.json_members import with_members
-from backends.sse import SseBlocks, data_in
+from backends.openai_passed import MOST_HELD_BYTES
+from backends.sse import SseBlocks, block_of, data_in
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta
 
@@ -52,7 +53,7 @@ class PassedMessage:
             if self._is_out and self._held:
                 yield self._let_go()
             raise
-        if self._held and self._may_go:
+        if self._held and (self._may_go or sum(map(len, self._held)) > MOST_HELD_BYTES):
             yield self._let_go()
 
     def end(self) -> Iterator[Delta]:
@@ -94,7 +95,7 @@ class PassedMessage:
     def _renamed(self, said: bytes) -> bytes:
         message = bytes(msgspec.json.decode(said, type=dict[str, msgspec.Raw])["message"])
         changed = with_members(said, {"message": msgspec.Raw(with_members(message, {"model": self._shown_model}))})
-        return b"event: message_start\ndata: " + changed + b"\n\n"
+        return block_of(changed, "message_start")
 
 
 class PassedWholeMessage:

@@ -152,7 +152,10 @@ class HttpClient:
             # The router bounds what runs, by tenant and by backend; a limit here would hide a queue from it.
             trace = aiohttp.TraceConfig()
             trace.on_connection_reuseconn.append(_note_reuse)
-            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trace_configs=[trace])
+            # a cookie would have requests of all tenants follow the one that it was set for
+            jar = aiohttp.DummyCookieJar()
+            connector = aiohttp.TCPConnector(limit=0)
+            self._http = aiohttp.ClientSession(connector=connector, cookie_jar=jar, trace_configs=[trace])
         return self._http
 
     async def close(self) -> None:
@@ -189,6 +192,9 @@ class HttpClient:
             reply = await self._send(exchange, headers, deadline_s)
             self._replies.add(reply)
             try:
+                if reply.status != 200:
+                    body = await _read_at_most(reply, MOST_ERROR_BYTES)
+                    raise exchange.error_of(self.name, reply.status, body, reply.headers)
                 async for data in reply.content.iter_any():
                     for delta in answer.feed(data):
                         yield delta
@@ -215,23 +221,17 @@ class HttpClient:
     async def _send(
         self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
     ) -> aiohttp.ClientResponse:
-        """The reply to a post, at its body. Raises what another status than 200 means.
+        """The reply to a post, at its body.
 
         A connection that lay idle may be one that the server is just closing: then another one is taken.
         """
         while True:
             connection = _Connection()
             try:
-                reply = await self._post(exchange, headers, deadline_s, connection)
-                break
+                return await self._post(exchange, headers, deadline_s, connection)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 if not connection.was_idle:
                     raise
-        if reply.status == 200:
-            return reply
-        async with reply:
-            body = await _read_at_most(reply, MOST_ERROR_BYTES)
-            raise exchange.error_of(self.name, reply.status, body, reply.headers)
 
     async def _post(
         self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None, connection: _Connection

@@ -81,6 +81,10 @@ class HttpBackend(ABC):
             return None
         return self.address if there.scheme == "http" and there.path in ("", "/") else None
 
+    def is_like(self, other: HttpBackend) -> bool:
+        """Is it sent what `other` is sent, so that a proxy may take either?"""
+        return type(self) is type(other) and self._options == other._options
+
     @property
     def open_requests(self) -> int:
         """Generations that are under way."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +16,9 @@ _SPACE = re.compile(rb"[ \t\n\r]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb"[^,\]}\s]++")
 _NEXT_IN_NESTED = re.compile(rb'[^"\[\]{}]*+(["\[\]{}])')
+
+# letters that no encoder escapes
+_SPELT_OUT = re.compile(rb"\\u00[4-7]")
 
 
 class Absent(enum.Enum):
@@ -57,6 +60,17 @@ def with_members(raw: bytes, changes: Mapping[str, Any]) -> bytes:
     for name, value in added:
         kept.append((b"," if kept else b"") + msgspec.json.encode(name) + b":" + msgspec.json.encode(value))
     return b"".join((raw[:begin], *kept, raw[end:]))
+
+
+def maybe_twice(raw: bytes, names: Collection[str]) -> frozenset[str]:
+    """Those of `names`, which are letters, that `raw` may have more than once, as far as can be told at a glance.
+
+    Readers do not agree on which one counts then (RFC 8259, section 4).
+    """
+    if _SPELT_OUT.search(raw):
+        return frozenset(names)
+    written = ((name, b'"%b"' % name.encode()) for name in names)
+    return frozenset(name for name, text in written if raw.find(text) != raw.rfind(text))
 
 
 def with_more_members(raw: bytes, more: Mapping[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from policies.nouns import Delta, Request, Usage
 DONE = b"[DONE]"
 BROKEN = ("abort", "error")
 """Ends of an answer that are none: vLLM, SGLang and LMDeploy say so where somebody else stopped it."""
-MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
+MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError)
 
 
 class OpenAIAnswer:

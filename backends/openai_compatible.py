@@ -20,6 +20,9 @@ from policies.nouns import Capability, Prompt, Request
 STREAM_EVERY_S = 1.0
 """What is asked whole tells nothing of its first token: so often an answer is streamed, whatever the client asked."""
 
+_NEVER_STREAMED = frozenset({"prompt_logprobs", "use_beam_search", "best_of"})
+"""Beside the first vLLM refuses to stream; of several beams the best is known at their end."""
+
 SLOWEST_TOKEN_S = 0.05
 """How much longer than `idle_s` a server may be silent over an answer in one piece, for each token that it may have."""
 
@@ -75,7 +78,7 @@ class OpenAICompatible(HttpBackend):
             request,
             prompt,
             model=self._backends_name(request),
-            is_streamed=self._streams(is_wanted=is_wanted),
+            is_streamed=self._streams(body, is_wanted=is_wanted),
             takes_token_ids=self._options.takes_token_ids,
             own=own,
         )
@@ -92,10 +95,11 @@ class OpenAICompatible(HttpBackend):
     def _may_answer_whole(self) -> bool:
         return not self._options.always_stream
 
-    def _streams(self, *, is_wanted: bool) -> bool:
-        """Is this answer streamed from the server? One a second at least is, so that the first token's time is seen."""
+    def _streams(self, body: Mapping[str, Any], *, is_wanted: bool) -> bool:
+        """Is the answer to `body` streamed from the server? One a second is, so that the first token's time is seen."""
         now = self._clock()
-        if is_wanted or self._options.always_stream or now - self._streamed_at >= STREAM_EVERY_S:
+        is_due = now - self._streamed_at >= STREAM_EVERY_S and body.keys().isdisjoint(_NEVER_STREAMED)
+        if is_wanted or self._options.always_stream or is_due:
             self._streamed_at = now
             return True
         return False

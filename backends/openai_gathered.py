@@ -64,7 +64,8 @@ def merge_message(message: dict[str, Any], piece: Mapping[str, Any]) -> None:
     """Add `piece` of a streamed message to `message`: texts grow, tool calls are matched by their index."""
     for name, value in piece.items():
         if name == "tool_calls" and isinstance(value, list):
-            calls = message.setdefault("tool_calls", [])
+            # SGLang says null in every piece that has none
+            calls = message["tool_calls"] = message.get("tool_calls") or []
             for call in value:
                 _merge_call(calls, call)
         elif isinstance(value, str) and isinstance(message.get(name), str) and name not in _NOT_GROWING:

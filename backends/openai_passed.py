@@ -17,7 +17,7 @@ from backends.openai_answer import BROKEN, DONE, MISSHAPEN, nonsense
 from backends.openai_chunks import FINISHES, usage_of
 from backends.openai_errors import error_in_stream
 from backends.openai_gathered import Gathered
-from backends.sse import SseBlocks, data_in
+from backends.sse import SseBlocks, block_of, data_in
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
 
@@ -220,11 +220,15 @@ class PassedWhole:
 
 
 class GatheredWhole:
-    """Fed with a stream, gives Deltas that say how it goes, and at its end the one answer that its chunks add up to."""
+    """Fed with a stream, gives Deltas that say how it goes, and at its end the one answer that its chunks add up to.
 
-    def __init__(self, ear: Ear) -> None:
+    They are at most `limit_bytes` long.
+    """
+
+    def __init__(self, ear: Ear, *, limit_bytes: int = 256 << 20) -> None:
         self.is_over = False
         self._ear, self._blocks, self._gathered = ear, SseBlocks(), Gathered()
+        self._left_bytes = self._limit_bytes = limit_bytes
 
     def __repr__(self) -> str:
         return f"<GatheredWhole {self._ear!r}, {'over' if self.is_over else 'open'}>"
@@ -232,6 +236,9 @@ class GatheredWhole:
     def feed(self, data: bytes) -> Iterator[Delta]:
         """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
         pieces = 0
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise BackendFailed(f"{self._ear.backend} answered more than {self._limit_bytes} bytes")
         for block in self._blocks.feed(data):
             said = data_in(block)
             if said is None or self.is_over:
@@ -239,9 +246,7 @@ class GatheredWhole:
             if said == DONE:
                 self.is_over = True
             else:
-                chunk = self._ear.hear(said)
-                pieces += chunk.pieces
-                self._gathered.add(msgspec.json.decode(said) | self._ear.shown(chunk))
+                pieces += self._gather(said)
         if pieces:
             yield Delta(tokens=pieces)
         if self.is_over:
@@ -253,6 +258,15 @@ class GatheredWhole:
         if not self.is_over:
             raise BackendFailed(f"{self._ear.backend} ended its stream without [DONE]")
         return iter(())
+
+    def _gather(self, said: bytes) -> int:
+        """Add one more chunk; how many choices it adds to."""
+        chunk = self._ear.hear(said)
+        try:
+            self._gathered.add(msgspec.json.decode(said) | self._ear.shown(chunk))
+        except MISSHAPEN as error:
+            raise nonsense(self._ear.backend, said) from error
+        return chunk.pieces
 
 
 def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], usage: Usage, *, is_whole: bool) -> Iterator[Delta]:
@@ -276,6 +290,5 @@ def _rewritten(data: bytes, chunk: Chunk, changes: Mapping[str, Any]) -> bytes:
             theirs = b'"model"' + between + msgspec.json.encode(chunk.model)
             if data.count(theirs) == 1:
                 ours = b'"model"' + between + msgspec.json.encode(changes["model"])
-                return b"data: " + data.replace(theirs, ours) + b"\n\n"
-    # the data of several lines have been joined by newlines, which JSON allows and an event's data do not
-    return b"data: " + with_members(data, changes).replace(b"\n", b"\ndata: ") + b"\n\n"
+                return block_of(data.replace(theirs, ours))
+    return block_of(with_members(data, changes))

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from backends.http import Post, encoded
-from backends.json_members import ABSENT, with_members, with_more_members
+from backends.json_members import ABSENT, maybe_twice, with_members, with_more_members
 from policies.errors import InvalidRequest
 from policies.nouns import Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
@@ -34,16 +34,15 @@ def post_of(
         if not prompt.token_ids or not takes_token_ids:
             raise InvalidRequest("this backend takes text, and the request has token ids only")
         path, body = "/v1/completions", completion_of(request, prompt.token_ids)
-    sent = {**body, "model": model}
+    said: dict[str, Any] = {"model": model}
     if is_streamed:
-        sent["stream"] = True
-        sent["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    for name, value in own.items():
-        sent[name] = value
-        if value is None:
-            del sent[name]
-    raw = own_bytes(prompt)
-    return Post(path, _changed(raw, body, sent) if raw else encoded(sent), is_streamed)
+        said["stream"] = True
+        said["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    said |= {name: ABSENT if value is None else value for name, value in own.items()}
+    if raw := own_bytes(prompt):
+        return Post(path, _changed(raw, body, said), is_streamed)
+    sent = {name: value for name, value in {**body, **said}.items() if value is not ABSENT}
+    return Post(path, encoded(sent), is_streamed)
 
 
 def own_bytes(prompt: Prompt) -> bytes:
@@ -51,10 +50,10 @@ def own_bytes(prompt: Prompt) -> bytes:
     return b"" if prompt.anthropic_body is not None or prompt.body is None else prompt.verbatim
 
 
-def _changed(raw: bytes, body: Mapping[str, Any], sent: Mapping[str, Any]) -> bytes:
-    """`raw`, which says `body`, with no more changed than it takes to say `sent`."""
-    changes = {name: value for name, value in sent.items() if name not in body or body[name] != value}
-    changes |= {name: ABSENT for name in body if name not in sent}
+def _changed(raw: bytes, body: Mapping[str, Any], said: Mapping[str, Any]) -> bytes:
+    """`raw`, which says `body`, with no more changed than it takes for every reader to find `said` there."""
+    changes = {name: value for name, value in said.items() if body.get(name, ABSENT) != value}
+    changes |= {name: said[name] for name in maybe_twice(raw, said.keys() & body.keys())}
     return with_more_members(raw, changes) if changes.keys().isdisjoint(body) else with_members(raw, changes)
 
 

@@ -93,6 +93,12 @@ def event_in(block: bytes) -> Event | None:
     return Event(b"\n".join(data), name or "message") if data else None
 
 
+def block_of(data: bytes, name: str = "message") -> bytes:
+    """The block that is the event of `name` with `data`, which may be of several lines that end with newlines."""
+    head = b"" if name == "message" else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
 def _is_plain(block: bytes) -> bool:
     """Is it one line of data and nothing else, as nearly every server writes?"""
     return block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block

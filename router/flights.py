@@ -171,6 +171,10 @@ class Flights:
         self.presume(now)
         if flight.is_waiting:
             self._begin_decoding(flight, now)
+        else:
+            # its company counts from what was seen on, not from what was presumed
+            self._count(now)
+            flight.began_with = (self._decoding_s, self._context_s)
 
     def presume(self, now: float) -> None:
         """Whose first token nobody will see counts as decoding from when it was predicted on, if that is past."""

@@ -203,11 +203,16 @@ class _Call:
         return None
 
     def _settle(self, placed: Placed) -> None:
-        """Put right what the queue charged, now that it is known what was used: nothing where nothing was answered."""
+        """Charge what was used, and put right what the queue charged: nothing where nothing was answered.
+
+        Backends that were tried before are not paid for: nobody has seen anything of theirs.
+        """
         bid, flight, gateway = placed.bid, placed.flight, self.gateway
         actual_s = 0.0
         if flight.answered:
             told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens)
+            self.permit.spend(told)
+            self.account.usage = self.permit.usage or Usage()
             uncached = max(1, told.prompt_tokens - told.cached_tokens)
             where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
             actual_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
@@ -306,27 +311,22 @@ class _Call:
             self.caller.explain(at, without_secrets(why))
 
     async def _relay(self, at: int, placed: Placed, deltas: AsyncIterator[Delta], attempt: AttemptTrace) -> None:
-        """Pass `deltas` on and charge what they used, also if they break off."""
+        """Pass `deltas` on."""
         request, flight, echo = placed.bid.request, placed.flight, placed.bid.echo
         unechoed = set(range(request.sampling.choices)) if echo else set()
-        try:
-            async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
-                async for delta in deltas:
-                    now = self.gateway.clock()
-                    flight.heard(delta, now)
-                    if delta.computed_tokens is None:
-                        if flight.first_at is not None:
-                            self.account.heard(now)
-                        if delta.choice in unechoed:
-                            unechoed.remove(delta.choice)
-                            delta = msgspec.structs.replace(delta, text=echo + delta.text)  # noqa: PLW2901
-                    if delta.finish_reason is not None:
-                        attempt.finished(delta.finish_reason)
-                    await self.caller.write(at, delta)
-        finally:
-            if flight.answered:
-                self.permit.spend(flight.usage or Usage(request.prompt_tokens, flight.drawn_tokens))
-                self.account.usage = self.permit.usage or Usage()
+        async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
+            async for delta in deltas:
+                now = self.gateway.clock()
+                flight.heard(delta, now)
+                if delta.computed_tokens is None:
+                    if flight.first_at is not None:
+                        self.account.heard(now)
+                    if delta.choice in unechoed:
+                        unechoed.remove(delta.choice)
+                        delta = msgspec.structs.replace(delta, text=echo + delta.text)  # noqa: PLW2901
+                if delta.finish_reason is not None:
+                    attempt.finished(delta.finish_reason)
+                await self.caller.write(at, delta)
 
     def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
         ask, ruling = self.ask, self.ruling

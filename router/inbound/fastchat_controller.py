@@ -68,6 +68,11 @@ class FastChatPools:
         for pool in pools_of_kind(self._gateway, "fastchat"):
             self._gateway.finding.registries[pool.name].unregister(address_in(pool, worker.address))
 
+    def holds(self, worker: Worker) -> bool:
+        """As WorkerListener."""
+        registries, pools = self._gateway.finding.registries, pools_of_kind(self._gateway, "fastchat")
+        return any(address_in(pool, worker.address) in registries[pool.name] for pool in pools)
+
 
 class FastChatController:
     """Serves `workers` to FastChat. `ask` reads the status of a worker that registers without one.

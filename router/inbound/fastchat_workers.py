@@ -42,6 +42,10 @@ class WorkerListener(Protocol):
         """`worker` has not beaten, or no longer answers."""
         ...
 
+    def holds(self, worker: Worker) -> bool:
+        """Does `worker`, which joined, still count? It may have been ill for so long that it was given up."""
+        ...
+
 
 @dataclass(slots=True)
 class Workers:
@@ -70,6 +74,9 @@ class Workers:
         """Was it known? If not, it will register again."""
         worker = self.known.get(address)
         if worker is None:
+            return False
+        if not self.listener.holds(worker):
+            self.remove(address)
             return False
         self.known[address] = replace(worker, queue_length=queue_length)
         self.beaten_at[address] = self.clock()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from backends.base import Backend
 from backends.http import MOST_ERROR_BYTES, encoded
 from backends.http_backend import Forward, HttpBackend
+from backends.json_members import maybe_twice
 from policies.budget import Standing
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.explain import Explanation
@@ -124,7 +125,7 @@ class PickedCall:
         forward = backend.forward(request, self._path)
         self._is_moving = False
         if not self._phases.is_sent:
-            await self._send(placed, forward, prompt)
+            await self._send(placed, backend, forward, prompt)
         head = await self._soon(asyncio.shield(self._phases.response), backend, forward)
         self._heed(head, backend)
         if head.status != 200:
@@ -174,12 +175,12 @@ class PickedCall:
         named = self._headers.get(OBJECTIVE)
         return named if named in self._gateway.config.classes else None
 
-    async def _send(self, placed: Placed, forward: Forward, prompt: Prompt) -> None:
+    async def _send(self, placed: Placed, backend: HttpBackend, forward: Forward, prompt: Prompt) -> None:
         phases = self._phases
-        phases.names = self._reach.named(placed.found.decision)
+        phases.names = self._reach.named(placed.found.decision, backend)
         raw, ended_by = phases.body.result(), phases.ended_by
         assert ended_by is not None, "the body is whole"
-        body = _rewritten(self._body, forward.fields)
+        body = _rewritten(raw, self._body, forward.fields)
         headers = {**forward.headers, **prompt.headers}
         if body is not None and not phases.modes.is_duplex:
             # with a buffered body the length is ours to say
@@ -217,10 +218,10 @@ class PickedCall:
             raise BackendFailed(f"{backend.name} was silent for {forward.idle_s:g} s", hint=hint) from error
 
 
-def _rewritten(body: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes | None:
-    """`body` as the backend is to get it; None if it stays as it came."""
+def _rewritten(raw: bytes, body: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes | None:
+    """`raw`, which says `body`, as the backend is to get it; None if it stays as it came."""
     changed = {name: value for name, value in fields.items() if body.get(name) != value}
-    if not changed:
+    if not changed and not maybe_twice(raw, fields.keys() & body.keys()):
         return None
     sent = {name: value for name, value in {**body, **changed}.items() if name not in changed or value is not None}
     return encoded(sent)

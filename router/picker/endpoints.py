@@ -24,11 +24,6 @@ class Reach:
     subset: frozenset[str] | None
     backend_of: Callable[[str], Backend]
 
-    def endpoint(self, name: str) -> str | None:
-        """ip:port of the backend `name`; None where it has none."""
-        backend = self.backend_of(name)
-        return backend.endpoint if isinstance(backend, HttpBackend) else None
-
     def unfit(self, name: str) -> str | None:
         """Why the backend `name` cannot get the request: `no_endpoint`, `other_dialect`, `not_in_subset`; or None."""
         backend = self.backend_of(name)
@@ -36,8 +31,8 @@ class Reach:
             return "no_endpoint"
         if self.path not in backend.own_paths:
             return "other_dialect"
-        ip = backend.endpoint.rpartition(":")[0].strip("[]")
-        if self.subset is not None and not {backend.endpoint, ip} & self.subset:
+        host = backend.endpoint.rpartition(":")[0]
+        if self.subset is not None and self.subset.isdisjoint((backend.endpoint, host, host.strip("[]"))):
             return "not_in_subset"
         return None
 
@@ -45,8 +40,17 @@ class Reach:
         """`view` with those marked that cannot get the request."""
         return ClusterView(tuple(one._replace(unfit=self.unfit(one.name)) for one in view.backends), view.taken_at)
 
-    def named(self, decision: Decision) -> dict[str, str]:
-        """Endpoint -> name of the chosen backend, and then of the next best."""
-        others = sorted(decision.scores, key=lambda pair: -pair[1])
-        names = [decision.chosen, *(name for name, _ in others if name != decision.chosen)][: MOST_FALLBACKS + 1]
-        return {endpoint: name for name in names if name is not None and (endpoint := self.endpoint(name)) is not None}
+    def named(self, decision: Decision, chosen: HttpBackend) -> dict[str, str]:
+        """Endpoint -> name of the `chosen` backend, and then of the next best that are sent the very same."""
+        ranked = sorted(decision.scores, key=lambda pair: -pair[1])
+        others = [one for name, _ in ranked if name != chosen.name and (one := self._there(name)) is not None]
+        alike = [one for one in others if one.is_like(chosen)]
+        return {one.endpoint: one.name for one in (chosen, *alike[:MOST_FALLBACKS]) if one.endpoint is not None}
+
+    def _there(self, name: str) -> HttpBackend | None:
+        """The backend `name`; None if it has left since it was looked at, or is none over HTTP."""
+        try:
+            backend = self.backend_of(name)
+        except KeyError:
+            return None
+        return backend if isinstance(backend, HttpBackend) else None

@@ -53,15 +53,15 @@ class Pieces:
         if piece and not self._is_left:
             await self._queue.put(piece)
 
-    async def end(self) -> None:
-        """There is no more."""
+    def end(self) -> None:
+        """There is no more. Whoever says so need not stay until it was heard."""
         self.is_ended = True
-        if not self._is_left:
-            await self._queue.put(None)
+        if self._queue.empty():
+            self._queue.put_nowait(None)
 
     async def get(self) -> bytes | None:
         """The next piece; None at the end."""
-        return await self._queue.get()
+        return None if self.is_ended and self._queue.empty() else await self._queue.get()
 
     def leave(self) -> None:
         """Nobody reads any more: whoever writes never waits again."""
@@ -149,19 +149,19 @@ class Phases:
             self.adds["x-pointsman-backend"] = backend
         await self.say(go_on("response_headers", self.adds))
         if message.response_headers.end_of_stream:
-            await self.pieces.end()
+            self.pieces.end()
 
     async def _response_body(self, message: pb.ProcessingRequest) -> None:
         self._require_response("response_body")
         await self.say(passed_on(message.response_body, self.modes))
         await self.pieces.put(message.response_body.body)
         if message.response_body.end_of_stream:
-            await self.pieces.end()
+            self.pieces.end()
 
     async def _response_trailers(self, message: pb.ProcessingRequest) -> None:  # noqa: ARG002
         self._require_response("response_trailers")
         await self.say(go_on("response_trailers"))
-        await self.pieces.end()
+        self.pieces.end()
 
     def _require_response(self, phase: str) -> None:
         if not self.response.done():

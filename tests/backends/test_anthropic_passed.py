@@ -14,6 +14,7 @@ from backends.anthropic import Anthropic
 from backends.anthropic_answer import AnthropicAnswer
 from backends.anthropic_passed import PassedMessage, PassedWholeMessage
 from backends.http import Answer
+from backends.openai_passed import MOST_HELD_BYTES
 from policies.errors import BackendFailed, Overloaded
 from policies.nouns import Delta, Prompt, Usage
 from tests.backends.parts import a_request, everything
@@ -72,7 +73,10 @@ def test_an_error_is_raised_and_who_has_seen_the_beginning_sees_what_came_before
         assert raw_of(passed) == goes
 
 
-@pytest.mark.parametrize("bad", [b"data: {\n\n", b"data: {}\n\n", b"data: []\n\n", PIECE])
+DEEP = b'data: {"x":' + b"[" * 9999 + b"]" * 9999 + b"}\n\n"
+
+
+@pytest.mark.parametrize("bad", [b"data: {\n\n", b"data: {}\n\n", b"data: []\n\n", DEEP, PIECE])
 def test_nonsense_and_an_early_end_have_failed(bad: bytes) -> None:
     with pytest.raises(BackendFailed):
         heard(PassedMessage("a"), [START, bad])
@@ -82,6 +86,12 @@ def test_nonsense_and_an_early_end_have_failed(bad: bytes) -> None:
 def test_what_is_no_message_has_failed(bad: bytes) -> None:
     with pytest.raises(BackendFailed):
         heard(PassedWholeMessage("a"), [bad])
+
+
+def test_what_is_held_before_the_first_piece_has_a_bound() -> None:
+    answer, ping = PassedMessage("a"), b'event: ping\ndata: {"type": "ping"}\n\n'
+    count = MOST_HELD_BYTES // len(ping) + 1
+    assert raw_of([delta for _ in range(count) for delta in answer.feed(ping)]) == ping * count
 
 
 def test_a_whole_message_has_a_bound() -> None:
@@ -101,6 +111,8 @@ async def test_anthropics_own_clients_send_and_get_their_own_bytes(name: str) ->
         deltas = await everything(backend, a_request(model=name), prompt)
         post = backend.exchange(a_request(model=name), prompt).post
     assert post.content == raw % b"m"
+    twice = Prompt(body={}, anthropic_body=json.loads(sent), verbatim=b'{"model":"secret",' + sent[1:])
+    assert b"secret" not in backend.exchange(a_request(model=name), twice).post.content
     assert not post.is_streamed
     whole = json.loads(deltas[0].body or b"")
     assert (whole["model"], whole["content"]) == (name, [{"type": "text", "text": TEXT}])

@@ -91,6 +91,18 @@ async def a_client(**options: float) -> AsyncIterator[tuple[HttpClient, Echo]]:
             await client.close()
 
 
+class Sticky(Echo):
+    """Answers with a cookie, as servers behind some load balancers do, and keeps the cookies that it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cookies: list[dict[str, str]] = []
+
+    async def echo(self, request: web.Request) -> web.StreamResponse:
+        self.cookies.append(dict(request.cookies))
+        return web.Response(body=b"all.", headers={"set-cookie": "replica=3"})
+
+
 @asynccontextmanager
 async def a_closing_server(posts_per_connection: int) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server that reads one post more than it answers on each connection, then closes it. Yields what came in."""
@@ -220,3 +232,41 @@ def test_what_is_no_json_is_told() -> None:
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_a_url_may_end_as_openais_clients_want_it(url: str) -> None:
     assert base_url(url) == "http://h:1"
+
+
+async def test_a_cookie_that_came_with_one_answer_goes_with_no_other_request() -> None:
+    async with running(Sticky()) as server:
+        # cookies of bare addresses are kept by nobody
+        client = HttpClient("b", server.url.replace("127.0.0.1", "localhost"), HttpOptions())
+        try:
+            for _ in range(2):
+                assert await said(client, b"hello") == "all."
+        finally:
+            await client.close()
+    assert server.cookies == [{}, {}]
+
+
+class HalfRefusing(Echo):
+    """Begins to say why it refuses, and stops in the middle."""
+
+    async def echo(self, request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(status=500, headers={"content-length": "99"})
+        await reply.prepare(request)
+        await reply.write(b"the memory")
+        with self.generating():
+            await asyncio.Event().wait()
+        return reply
+
+
+async def test_a_client_that_closes_waits_for_no_refusal_that_never_ends() -> None:
+    async with running(HalfRefusing()) as server:
+        client = HttpClient("b", server.url, HttpOptions())
+        asking = asyncio.create_task(said(client, b"hello"))
+        await eventually(lambda: server.open_requests == 1)
+        for _ in range(50):
+            # the head is on its way
+            await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(BackendFailed):
+            async with asyncio.timeout(2):
+                await asking

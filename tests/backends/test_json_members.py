@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.json_members import ABSENT, with_members, with_more_members
+from backends.json_members import ABSENT, maybe_twice, with_members, with_more_members
 
 RAW = b'\n{ "model" : "m",\t"user":"\\u00e9\\"}{", "n":1.0,"deep": {"a":[1,{"model":"x"}], "b":"]"},\n "x":null }\n'
 
@@ -70,3 +70,15 @@ def test_what_is_read_afterwards_is_what_was_meant(
 def test_changing_nothing_changes_no_byte(body: dict[str, Any], indent: Any) -> None:
     raw = json.dumps(body, indent=indent).encode()
     assert with_members(raw, {}) == raw
+
+
+def test_what_is_there_once_is_seen_at_a_glance_however_often_a_text_says_it() -> None:
+    raw = json.dumps({"model": "m", "text": 'say "model": "x" in \u00fc\u4e2d', "other": 1}).encode()
+    assert maybe_twice(raw, ("model", "salt")) == frozenset()
+
+
+@pytest.mark.parametrize("second", [b'"model":2', b'"mod\\u0065l":2', b'"deep":{"model":2}'])
+def test_what_may_be_there_twice_is_named(second: bytes) -> None:
+    raw = b'{"model":1,' + second + b"}"
+    assert maybe_twice(raw, ("model",)) == {"model"}
+    assert maybe_twice(raw, ()) == frozenset()

@@ -134,6 +134,15 @@ async def test_a_whole_answer_is_asked_for_where_the_client_did_and_the_backend_
     ]
 
 
+@pytest.mark.parametrize("field", [{"prompt_logprobs": 1}, {"use_beam_search": True}, {"best_of": 2}])
+async def test_what_servers_refuse_to_stream_is_not_streamed_for_our_sake(field: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [], **field}
+    async with an_upstream(whole=b'{"choices": [{"message": {"content": "Hi"}}]}') as upstream:
+        async with a_backend(upstream) as backend:
+            assert text_of(await everything(backend, prompt=Prompt(body=body))) == "Hi"
+        assert upstream.received[0][1] == body
+
+
 async def test_once_a_second_a_whole_answer_is_streamed_all_the_same_unless_others_are() -> None:
     now = [0.0]
     async with an_upstream(whole=b'{"choices": [{"message": {"content": "Hi"}}]}') as upstream:

@@ -118,8 +118,10 @@ def test_the_model_has_the_name_that_the_client_knows(between: str) -> None:
     assert raw_of(heard(a_stream("mine"), [theirs, DONE])) == ours + DONE
 
 
-def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed() -> None:
-    lines = b'data: {"model":\ndata: "theirs",\ndata: "choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+@pytest.mark.parametrize("between", [b"\ndata: ", b""])
+def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(between: bytes) -> None:
+    model = b'data: {"model":' + between + b'"theirs",\n'
+    lines = model + b'data: "choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
     assert raw_of(heard(a_stream("mine"), [lines, DONE])) == lines.replace(b"theirs", b"mine") + DONE
 
 
@@ -132,6 +134,7 @@ def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed() -> 
         (b"data: {broken\n\n", BackendFailed, "nonsense"),
         (b"data: [1]\n\n", BackendFailed, "nonsense"),
         (b'data: {"choices": 5}\n\n', BackendFailed, "nonsense"),
+        (b'data: {"choices":[{"delta":{"x":' + b"[" * 9999 + b"]" * 9999 + b"}}]}\n\n", BackendFailed, "nonsense"),
     ],
 )
 @pytest.mark.parametrize("answer", [a_stream, lambda: GatheredWhole(Ear("up", a_request()))])
@@ -188,6 +191,40 @@ def test_what_is_no_answer_is_nonsense(body: bytes) -> None:
 def test_a_whole_answer_has_a_bound() -> None:
     with pytest.raises(BackendFailed, match="more than 10 bytes"):
         heard(PassedWhole(Ear("up", a_request()), limit_bytes=10), [b"x" * 11])
+
+
+def test_a_streamed_answer_that_is_to_come_whole_has_a_bound() -> None:
+    with pytest.raises(BackendFailed, match="more than 10 bytes"):
+        heard(GatheredWhole(Ear("up", a_request()), limit_bytes=10), [PIECE])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        said(tool_calls=["no call"]),
+        said(tool_calls=[{"index": 0, "function": 5}, {"index": 0, "function": {"arguments": "a"}}, 5]),
+        event({"choices": [{"index": 0, "delta": {}, "logprobs": {"content": [1]}}]})
+        + event({"choices": [{"index": 0, "delta": {}, "logprobs": {"content": 5}}]}),
+    ],
+)
+def test_chunks_that_do_not_add_up_are_nonsense(bad: bytes) -> None:
+    with pytest.raises(BackendFailed, match="nonsense"):
+        heard(GatheredWhole(Ear("up", a_request())), [PIECE, bad, DONE])
+
+
+def test_tool_calls_add_up_where_a_server_says_null_for_none() -> None:
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    nothing: dict[str, Any] = {"content": None, "reasoning_content": None}
+    pieces = [
+        said(**nothing, role="assistant", tool_calls=None),
+        said(**nothing, tool_calls=[call]),
+        said(**nothing, tool_calls=None),
+        said(None, "tool_calls"),
+        DONE,
+    ]
+    body = next(delta.body for delta in heard(GatheredWhole(Ear("up", a_request())), pieces) if delta.body)
+    (choice,) = json.loads(body)["choices"]
+    assert choice["message"]["tool_calls"] == [{"id": "c", "type": "function", "function": call["function"]}]
 
 
 def test_chunks_add_up_to_what_the_server_would_have_answered_whole() -> None:

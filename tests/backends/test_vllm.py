@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -63,6 +64,16 @@ async def test_the_body_goes_through_whole_and_the_salt_is_the_tenants_domain() 
     sent = await sent_for(a_request(domain="acme", rank=2), {**BODY, **forged})
     added = {"stream": True, "stream_options": {"include_usage": True}, "cache_salt": "acme"}
     assert sent == {**BODY, **added}
+
+
+@pytest.mark.parametrize("name", ["cache_salt", "c\\u0061che_salt"])
+async def test_what_the_router_says_is_said_to_readers_of_the_first_of_two_members_too(name: str) -> None:
+    raw = f'{{"{name}":"other","model":"secret","m\\u006fdel":"m","messages":[],"cache_salt":"acme"}}'.encode()
+    prompt = Prompt(body=json.loads(raw), verbatim=raw)
+    async with a_backend() as (backend, _):
+        content = backend.exchange(a_request(domain="acme"), prompt).post.content
+    said = json.loads(content, object_pairs_hook=list)
+    assert [value for member, value in said if member in ("cache_salt", "model")] == ["acme", "m", "m", "acme"]
 
 
 async def test_the_rank_is_the_priority_where_the_server_knows_priorities() -> None:

@@ -67,6 +67,14 @@ def test_who_answers_in_one_piece_counts_as_decoding_from_when_its_first_token_w
     assert (book.waiting, len(book)) == (0, 0)
 
 
+def test_the_company_of_one_that_was_presumed_to_decode_counts_from_its_first_token_that_was_seen() -> None:
+    book = Flights()
+    presumed, other = a_flight(book, 100, is_silent=True), a_flight(book, 100)
+    other.heard(a_piece(), 0.5)
+    presumed.heard(a_piece(), 1.5)
+    assert book.company(presumed, 2.5)[0] == pytest.approx(2.0)
+
+
 def test_prefill_that_waits_is_summed_up_to_a_rank() -> None:
     book = Flights()
     first, second = a_flight(book, 100), a_flight(book, 10, held=50, rank=3)

@@ -41,6 +41,16 @@ from router.tracing import w3c_headers
 from tests.router.parts import KEY, MODEL, ScriptedBackend, a_chat, a_config, an_answer
 
 
+def tokens_of(gateway: Gateway) -> dict[str, float]:
+    """Tokens that tenants were charged, by kind."""
+    return {
+        sample.labels["kind"]: sample.value
+        for metric in gateway.telemetry.registry.collect()
+        for sample in metric.samples
+        if sample.name == "pointsman_tokens_total"
+    }
+
+
 class Listener:
     """A caller in the same process: keeps what it hears, and hangs up after so many pieces if told to."""
 
@@ -213,14 +223,22 @@ async def test_what_was_drawn_before_a_failure_is_charged() -> None:
     script: list[Any] = [Delta(text="a", token_ids=(1, 2)), BackendFailed("gone")]
     gateway = await well(a_gateway(ScriptedBackend(scripts=[script])), "b0")
     assert isinstance(await ended(Listener(chat_ask(a_chat())), gateway), BackendFailed)
-    samples = {
-        sample.labels["kind"]: sample.value
-        for metric in gateway.telemetry.registry.collect()
-        for sample in metric.samples
-        if sample.name == "pointsman_tokens_total"
-    }
-    assert samples["completion"] == 2
-    assert samples["prompt"] > 0
+    charged = tokens_of(gateway)
+    assert charged["completion"] == 2
+    assert charged["prompt"] > 0
+    await gateway.tokenizers.close()
+
+
+async def test_what_nobody_saw_of_a_backend_that_failed_is_not_charged_beside_the_answer_of_another() -> None:
+    unseen: list[Any] = [Delta(tokens=7), BackendFailed("gone")]
+    answer: list[Any] = [Delta(text="a", finish_reason="stop"), Delta(usage=Usage(5, 2))]
+    scripts = [unseen, answer]
+    gateway = await well(a_gateway(*(ScriptedBackend(name, scripts=scripts) for name in ("b0", "b1"))), "b0", "b1")
+    caller = Listener(chat_ask(a_chat()))
+    await serve(caller, gateway)
+    assert len(caller.placed) == 2
+    charged = tokens_of(gateway)
+    assert (charged["prompt"], charged["completion"]) == (5, 2)
     await gateway.tokenizers.close()
 
 

@@ -214,8 +214,10 @@ class _Stream:
         self._coming: asyncio.Task[Any] | None
 
     async def write(self, message: pb.ProcessingRequest) -> None:
-        # who was refused hears nothing that is said afterwards
-        with suppress(asyncio.InvalidStateError):
+        # who was refused is not heard any more; a write that fails for that ends every read that has not begun
+        self._next()
+        await asyncio.sleep(0)
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self._call.write(message)
 
     async def read(self) -> Any:

@@ -106,6 +106,12 @@ async def test_workers_of_fastchat_do_as_with_their_own_controller_and_are_asked
             async with client.post(f"{port.router.http_url}/v1/completions", json=body) as reply:
                 assert reply.status == 200
                 assert (await reply.json())["choices"][0]["text"]
+        # given up, as after a long illness: it hears so when it beats, and comes back
+        assert port.router.gateway.finding.registries["arena"].unregister(worker.url)
+        assert await port("/receive_heart_beat", beat, headers=basic) == (200, {"exist": False})
+        await port.until()
+        assert await port("/register_worker", said, headers=basic) == (200, None)
+        await port.until(name)
         worker.is_ill = True
         await port("/refresh_all_workers", {}, headers=basic)
         await port.until()

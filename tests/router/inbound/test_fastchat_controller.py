@@ -20,6 +20,10 @@ from tests.standins.standin import running
 class Heard:
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []
+        self.forgot: set[str] = set()
+
+    def holds(self, worker: Worker) -> bool:
+        return worker.address not in self.forgot
 
     def joined(self, worker: Worker) -> None:
         self.said.append(("joined", worker.address))
@@ -109,6 +113,18 @@ def test_there_is_room_for_so_many_and_those_who_are_there_may_register_again() 
     workers.register(a_worker("http://w:0"))
     with pytest.raises(Overloaded):
         workers.register(a_worker("http://one-more:1"))
+
+
+def test_who_was_forgotten_meanwhile_must_register_again_though_it_beats() -> None:
+    workers, heard, _ = some_workers()
+    workers.register(a_worker())
+    heard.forgot.add("http://w:1")
+    assert not workers.beat("http://w:1", 0)
+    workers.check()
+    heard.forgot.clear()
+    workers.register(a_worker())
+    assert heard.said[-1] == ("joined", "http://w:1")
+    assert workers.beat("http://w:1", 0)
 
 
 async def test_a_worker_registers_beats_and_is_found() -> None:

@@ -178,4 +178,21 @@ async def test_who_writes_waits_while_nobody_reads_and_never_once_they_left() ->
     await one_more
     for _ in range(2 * MOST_WAITING_PIECES):
         await pieces.put(b"z")
-    await pieces.end()
+    pieces.end()
+
+
+async def test_the_end_is_heard_behind_what_waits_and_keeps_nobody_waiting() -> None:
+    pieces = Pieces()
+    for _ in range(MOST_WAITING_PIECES):
+        await pieces.put(b"x")
+    # whoever brought it may be gone the next moment
+    pieces.end()
+    assert [await pieces.get() for _ in range(MOST_WAITING_PIECES + 1)] == [*[b"x"] * MOST_WAITING_PIECES, None]
+
+
+async def test_who_waits_for_a_piece_hears_the_end() -> None:
+    pieces = Pieces()
+    waiting = asyncio.create_task(pieces.get())
+    await asyncio.sleep(0)
+    pieces.end()
+    assert await waiting is None
