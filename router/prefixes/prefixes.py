@@ -126,8 +126,11 @@ class Prefixes:
         if waits:
             # whoever hangs up leaves it to go on: it is listed, and may be dropped
             await asyncio.wait((task,))
-            if charge.failure is not None and key in self._known and not self._known[key].places:
-                await self.drop(*key)
+            known = self._known.get(key)
+            if charge.failure is not None and (known is None or not known.places):
+                # several may wait for it: the first of them drops it
+                if self._charges.get(key) is charge:
+                    await self.drop(*key)
                 raise charge.failure
         return self.get(*key)
 
@@ -140,7 +143,11 @@ class Prefixes:
 
     async def drop_domain(self, domain: str) -> list[Prefix]:
         """Keep no prefix of cache `domain` any longer; what there was."""
-        return [await self.drop(*prefix.key) for prefix in self.of() if prefix.domain == domain]
+        dropped = [prefix for prefix in self.of() if prefix.domain == domain]
+        for prefix in dropped:
+            self._tell(Dropped(*prefix.key))
+        await asyncio.gather(*map(self._let_go, dropped))
+        return dropped
 
     def share(self, tell: Callable[[PrefixNews], None]) -> None:
         """Call `tell` with what other routers should hear. What it does must be cheap."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -68,6 +69,14 @@ async def test_what_no_backend_computes_is_refused_and_leaves_nothing() -> None:
         assert bench.told[-1] == Dropped("acme", prefix_id(KEYS))
 
 
+async def test_two_who_ask_at_once_for_what_no_backend_computes_hear_the_same() -> None:
+    async with a_bench() as bench:
+        bench.warmer.failure = BackendFailed("broken")
+        told = await asyncio.gather(bench.keep(), bench.keep(), return_exceptions=True)
+        assert list(map(str, told)) == ["broken", "broken"]
+        assert bench.prefixes.of() == []
+
+
 async def test_a_backend_that_cannot_pin_is_warmed_all_the_same() -> None:
     async with a_bench(FakeBackend("b0")) as bench:
         prefix = await bench.keep()
@@ -130,6 +139,18 @@ async def test_a_dropped_one_is_unpinned_everywhere() -> None:
         assert all(not backend.pinned for backend in bench.backends.values())
         with pytest.raises(UnknownPrefix):
             await bench.prefixes.drop("acme", prefix.id)
+
+
+async def test_a_domain_is_dropped_whatever_its_tenant_drops_meanwhile() -> None:
+    async with a_bench() as bench:
+        bench.warmer.prompts["another"] = tuple(range(101, 105))
+        first, second = await bench.keep(), await bench.keep("another")
+        dropping = asyncio.create_task(bench.prefixes.drop_domain("acme"))
+        await asyncio.sleep(0)
+        with suppress(UnknownPrefix):
+            await bench.prefixes.drop("acme", second.id)
+        assert await dropping == [first, second]
+        assert not any(backend.pinned for backend in bench.backends.values())
 
 
 async def test_a_backend_that_cannot_be_reached_does_not_keep_one_from_being_dropped() -> None:
