@@ -4,6 +4,7 @@ lost."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,6 +82,8 @@ class Prefixes:
         self._known: dict[_Key, Prefix] = {}
         self._charges: dict[_Key, _Charge] = {}
         self._gone: dict[_Key, float] = {}
+        # nothing is to be forgotten before: all are looked through when something is, not with each call and news
+        self._next_end = math.inf
         self._errands: set[asyncio.Task[None]] = set()
         self._tell: Callable[[PrefixNews], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
@@ -159,14 +162,14 @@ class Prefixes:
         key = (news.tenant, news.id)
         known = self._known.get(key)
         if isinstance(news, Dropped):
-            self._gone[key] = self._now() + self._rules.silent_s
+            self._silence(key)
             if known is not None:
                 self._spawn(self._let_go(known))
         elif known is None:
             if news.expires_at > self._now() and len(self._known) < self._rules.most_known and key not in self._gone:
-                self._known[key] = news
+                self._know(news)
         elif known.changed_at < news.changed_at:
-            self._known[key] = news
+            self._know(news)
             if news.by != self._by:
                 # whoever was asked last looks after it
                 self._leave(key)
@@ -188,6 +191,8 @@ class Prefixes:
         """Everything that is looked after is known, and only a task that runs has anything under way."""
         assert self._charges.keys() <= self._known.keys(), f"{self!r}: looks after what it does not know"
         assert len(self._known) <= self._rules.most_known, f"{self!r}: knows too many"
+        ends = (prefix.expires_at for prefix in self._known.values())
+        assert self._next_end <= min((*ends, *self._gone.values()), default=math.inf), f"{self!r}: forgets too late"
         for key, charge in self._charges.items():
             assert charge.task is None or not charge.task.done(), f"{key} has a task that is over"
             assert charge.task is not None or not charge.under_way, f"{key} is under way without a task"
@@ -217,7 +222,7 @@ class Prefixes:
         if wanted.key not in self._known and len(self._known) >= self._rules.most_known:
             raise QuotaExceeded(f"{self._rules.most_known:,} prefixes are kept already", hint="DELETE one")
         self._gone.pop(wanted.key, None)
-        self._known[wanted.key] = wanted
+        self._know(wanted)
         return wanted.key
 
     def _begin(self, key: _Key, charge: _Charge) -> asyncio.Task[None]:
@@ -288,7 +293,7 @@ class Prefixes:
     async def _let_go(self, prefix: Prefix) -> None:
         """Forget `prefix` and end its pins."""
         self._known.pop(prefix.key, None)
-        self._gone[prefix.key] = self._now() + self._rules.silent_s
+        self._silence(prefix.key)
         charge = self._charges.pop(prefix.key, None)
         under_way = frozenset[str]()
         if charge is not None:
@@ -313,13 +318,25 @@ class Prefixes:
         self._known[key] = changed = msgspec.structs.replace(known, by=self._by, changed_at=at, **fields)
         self._tell(changed)
 
+    def _know(self, prefix: Prefix) -> None:
+        self._known[prefix.key] = prefix
+        self._next_end = min(self._next_end, prefix.expires_at)
+
+    def _silence(self, key: _Key) -> None:
+        self._gone[key] = until = self._now() + self._rules.silent_s
+        self._next_end = min(self._next_end, until)
+
     def _forget_old(self) -> None:
         now = self._now()
+        if now < self._next_end:
+            return
         for key in [key for key, prefix in self._known.items() if prefix.expires_at <= now]:
             del self._known[key]
             self._leave(key)
         for key in [key for key, until in self._gone.items() if until <= now]:
             del self._gone[key]
+        ends = (prefix.expires_at for prefix in self._known.values())
+        self._next_end = min((*ends, *self._gone.values()), default=math.inf)
 
     def _spawn(self, errand: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(errand)
