@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -29,9 +30,9 @@ class PrefixRules:
     """Every `every_s` it is seen whether prefixes are where they should be. A backend that is ill for `patience_s` has
     lost what it had. What could not be made again is tried after `first_backoff_s`, then ever less often.
 
-    Other routers are told of a prefix again every `again_s`, for those that came later. One that was dropped is not
-    heard of again for `silent_s`: what was said of it before may still be on its way. One router knows of at most
-    `most_known` prefixes, of all tenants and routers.
+    Other routers are told of a prefix again every `again_s`, for those that came later, of `most_told` at a time, since
+    what waits to be told has little room. One that was dropped is not heard of again for `silent_s`: what was said of
+    it before may still be on its way. One router knows of at most `most_known` prefixes, of all tenants and routers.
     """
 
     every_s: float = 2.0
@@ -39,6 +40,7 @@ class PrefixRules:
     first_backoff_s: float = 5.0
     most_backoff_s: float = 300.0
     again_s: float = 30.0
+    most_told: int = 1000
     silent_s: float = 10.0
     most_known: int = 10_000
 
@@ -47,11 +49,13 @@ class PrefixRules:
 class _Charge:
     """A prefix that this router looks after: what to compute, and the task that does so, if one does now.
 
-    `under_way` are the backends that the task tries; `failure` is why it did not get further.
+    `under_way` are the backends that the task tries; `failure` is why it did not get further. `told_at` is when others
+    were told of it although nothing had changed.
     """
 
     ask: Ask
     keys: tuple[int, ...]
+    told_at: float
     task: asyncio.Task[None] | None = None
     under_way: set[str] = field(default_factory=set)
     failure: ExpectedError | None = None
@@ -87,7 +91,6 @@ class Prefixes:
         self._errands: set[asyncio.Task[None]] = set()
         self._tell: Callable[[PrefixNews], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
-        self._told_at = now()
 
     def __repr__(self) -> str:
         return f"<Prefixes {len(self._known)} known, {len(self._charges)} looked after here>"
@@ -124,7 +127,7 @@ class Prefixes:
         """
         measure = await self._warmer.measure(ask, tenant)
         key = self._enter(measure, tenant, shards=shards, until=self._now() + ttl_s)
-        charge = self._charges.setdefault(key, _Charge(ask, measure.keys))
+        charge = self._charges.setdefault(key, _Charge(ask, measure.keys, self._now()))
         task = self._begin(key, charge)
         if waits:
             # whoever hangs up leaves it to go on: it is listed, and may be dropped
@@ -182,10 +185,10 @@ class Prefixes:
             is_whole = not self._missing(key) and self._places.are_there(self._known[key], charge.keys)
             if charge.task is None and not is_whole and now >= charge.retry_at:
                 self._begin(key, charge)
-        if now - self._told_at >= self._rules.again_s:
-            self._told_at = now
-            for key in self._charges:
-                self._tell(self._known[key])
+        due = ((key, charge) for key, charge in self._charges.items() if now - charge.told_at >= self._rules.again_s)
+        for key, charge in islice(due, self._rules.most_told):
+            charge.told_at = now
+            self._tell(self._known[key])
 
     def check(self) -> None:
         """Everything that is looked after is known, and only a task that runs has anything under way."""

@@ -307,6 +307,21 @@ async def test_whoever_is_asked_last_looks_after_it() -> None:
         assert other.prefixes.of()[0].backends == {"b1"}
 
 
+async def test_many_are_told_again_a_few_at_a_time() -> None:
+    async with a_bench(most_told=2) as bench:
+        names = {f"text {number}": (number,) for number in range(1, 6)}
+        bench.warmer.prompts |= names
+        ids = {(await bench.keep(name)).id for name in names}
+        bench.pass_s(30.0)
+        told: list[list[str]] = []
+        for _ in range(4):
+            bench.told.clear()
+            await bench.turn()
+            told.append([news.id for news in bench.told])
+        assert [len(one) for one in told] == [2, 2, 1, 0]
+        assert {name for one in told for name in one} == ids
+
+
 async def test_it_is_told_again_for_routers_that_came_later() -> None:
     async with a_bench() as bench, a_bench(by="r2") as late:
         await bench.keep()
