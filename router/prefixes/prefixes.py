@@ -28,7 +28,8 @@ _Key = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class PrefixRules:
     """Every `every_s` it is seen whether prefixes are where they should be. A backend that is ill for `patience_s` has
-    lost what it had. What could not be made again is tried after `first_backoff_s`, then ever less often.
+    lost what it had. At most `most_mended` are made again at a time. What could not be is tried after
+    `first_backoff_s`, then ever less often.
 
     Other routers are told of a prefix again every `again_s`, for those that came later, of `most_told` at a time, since
     what waits to be told has little room. One that was dropped is not heard of again for `silent_s`: what was said of
@@ -39,6 +40,7 @@ class PrefixRules:
     patience_s: float = 10.0
     first_backoff_s: float = 5.0
     most_backoff_s: float = 300.0
+    most_mended: int = 64
     again_s: float = 30.0
     most_told: int = 1000
     silent_s: float = 10.0
@@ -181,10 +183,9 @@ class Prefixes:
         """Forget what is over, begin to mend what is not as it should be, and tell others again what is kept here."""
         self._forget_old()
         now = self._now()
-        for key, charge in list(self._charges.items()):
-            is_whole = not self._missing(key) and self._places.are_there(self._known[key], charge.keys)
-            if charge.task is None and not is_whole and now >= charge.retry_at:
-                self._begin(key, charge)
+        room = self._rules.most_mended - sum(charge.task is not None for charge in self._charges.values())
+        for key, charge in islice(filter(self._is_broken, self._charges.items()), max(0, room)):
+            self._begin(key, charge)
         due = ((key, charge) for key, charge in self._charges.items() if now - charge.told_at >= self._rules.again_s)
         for key, charge in islice(due, self._rules.most_told):
             charge.told_at = now
@@ -309,6 +310,13 @@ class Prefixes:
         charge = self._charges.pop(key, None)
         if charge is not None and charge.task is not None:
             charge.task.cancel()
+
+    def _is_broken(self, entry: tuple[_Key, _Charge]) -> bool:
+        """Is it not as it should be, and nobody at it, and is it time to try?"""
+        key, charge = entry
+        if charge.task is not None or self._now() < charge.retry_at:
+            return False
+        return self._missing(key) > 0 or not self._places.are_there(self._known[key], charge.keys)
 
     def _missing(self, key: _Key) -> int:
         prefix = self._known[key]

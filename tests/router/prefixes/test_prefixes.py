@@ -322,6 +322,23 @@ async def test_many_are_told_again_a_few_at_a_time() -> None:
         assert {name for one in told for name in one} == ids
 
 
+async def test_of_many_that_were_lost_a_few_are_made_again_at_a_time() -> None:
+    async with a_bench(most_mended=2) as bench:
+        bench.warmer.prompts |= {f"text {number}": (number,) for number in range(1, 6)}
+        for name in list(bench.warmer.prompts):
+            await bench.keep(name)
+        await bench.fall_ill("b0")
+        bench.pass_s(11.0)
+        bench.warmer.gate.clear()
+        for _ in range(2):
+            await bench.prefixes.turn()
+            await eventually(lambda: bench.warmer.computing == 2)
+        bench.warmer.gate.set()
+        for _ in range(3):
+            await bench.turn()
+        assert {prefix.backends for prefix in bench.prefixes.of()} == {frozenset({"b1"})}
+
+
 async def test_it_is_told_again_for_routers_that_came_later() -> None:
     async with a_bench() as bench, a_bench(by="r2") as late:
         await bench.keep()
