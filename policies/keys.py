@@ -25,8 +25,9 @@ def hash_of(key: str) -> str:
 
     Plain SHA-256 is enough for issued keys, which have 256 random bits: nobody tries out so many. Salt and slowness
     (RFC 9106 and its kin) are for passwords that people choose, and would cost each request milliseconds.
+    Bytes that are no UTF-8 come in headers as lone surrogates (PEP 383) and count as what they were.
     """
-    return hashlib.sha256(key.encode()).hexdigest()
+    return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
 def id_of(sha256: str) -> str:

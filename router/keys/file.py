@@ -21,7 +21,8 @@ Stamp = tuple[int, int, int]
 class FileKeys:
     """The book in the file at `path`, made with the first key. Written whole beside it, then put in its place.
 
-    Who changes it holds a lock on `path.lock`, so that several processes lose nothing. A file that was there and is
+    Who changes it holds a lock on `path.lock`, so that several processes lose nothing. A link stays one: all this is
+    done where it leads. A file that was there and is
     gone is not taken for an empty one: its volume may be away.
     """
 
@@ -86,15 +87,16 @@ class FileKeys:
 
     def _write(self, text: bytes) -> None:
         """Put `text` in the file's place: a crash leaves the old one or the new one (POSIX rename), on the disk."""
-        new = self._path.with_name(f"{self._path.name}.new")
+        path = self._path.resolve()
+        new = path.with_name(f"{path.name}.new")
         try:
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 os.fchmod(file.fileno(), 0o600)
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            new.replace(self._path)
-            folder = os.open(self._path.parent, os.O_RDONLY)
+            new.replace(path)
+            folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
@@ -104,8 +106,9 @@ class FileKeys:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        path = self._path.resolve()
         try:
-            lock = os.open(self._path.with_name(f"{self._path.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600)
+            lock = os.open(path.with_name(f"{path.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600)
         except OSError as error:
             raise self._away("written", error) from error
         try:

@@ -4,8 +4,10 @@ lost."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -26,18 +28,21 @@ _Key = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class PrefixRules:
     """Every `every_s` it is seen whether prefixes are where they should be. A backend that is ill for `patience_s` has
-    lost what it had. What could not be made again is tried after `first_backoff_s`, then ever less often.
+    lost what it had. At most `most_mended` are made again at a time. What could not be is tried after
+    `first_backoff_s`, then ever less often.
 
-    Other routers are told of a prefix again every `again_s`, for those that came later. One that was dropped is not
-    heard of again for `silent_s`: what was said of it before may still be on its way. One router knows of at most
-    `most_known` prefixes, of all tenants and routers.
+    Other routers are told of a prefix again every `again_s`, for those that came later, of `most_told` at a time, since
+    what waits to be told has little room. One that was dropped is not heard of again for `silent_s`: what was said of
+    it before may still be on its way. One router knows of at most `most_known` prefixes, of all tenants and routers.
     """
 
     every_s: float = 2.0
     patience_s: float = 10.0
     first_backoff_s: float = 5.0
     most_backoff_s: float = 300.0
+    most_mended: int = 64
     again_s: float = 30.0
+    most_told: int = 1000
     silent_s: float = 10.0
     most_known: int = 10_000
 
@@ -46,11 +51,13 @@ class PrefixRules:
 class _Charge:
     """A prefix that this router looks after: what to compute, and the task that does so, if one does now.
 
-    `under_way` are the backends that the task tries; `failure` is why it did not get further.
+    `under_way` are the backends that the task tries; `failure` is why it did not get further. `told_at` is when others
+    were told of it although nothing had changed.
     """
 
     ask: Ask
     keys: tuple[int, ...]
+    told_at: float
     task: asyncio.Task[None] | None = None
     under_way: set[str] = field(default_factory=set)
     failure: ExpectedError | None = None
@@ -81,10 +88,11 @@ class Prefixes:
         self._known: dict[_Key, Prefix] = {}
         self._charges: dict[_Key, _Charge] = {}
         self._gone: dict[_Key, float] = {}
+        # nothing is to be forgotten before: all are looked through when something is, not with each call and news
+        self._next_end = math.inf
         self._errands: set[asyncio.Task[None]] = set()
         self._tell: Callable[[PrefixNews], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
-        self._told_at = now()
 
     def __repr__(self) -> str:
         return f"<Prefixes {len(self._known)} known, {len(self._charges)} looked after here>"
@@ -121,13 +129,16 @@ class Prefixes:
         """
         measure = await self._warmer.measure(ask, tenant)
         key = self._enter(measure, tenant, shards=shards, until=self._now() + ttl_s)
-        charge = self._charges.setdefault(key, _Charge(ask, measure.keys))
+        charge = self._charges.setdefault(key, _Charge(ask, measure.keys, self._now()))
         task = self._begin(key, charge)
         if waits:
             # whoever hangs up leaves it to go on: it is listed, and may be dropped
             await asyncio.wait((task,))
-            if charge.failure is not None and key in self._known and not self._known[key].places:
-                await self.drop(*key)
+            known = self._known.get(key)
+            if charge.failure is not None and (known is None or not known.places):
+                # several may wait for it: the first of them drops it
+                if self._charges.get(key) is charge:
+                    await self.drop(*key)
                 raise charge.failure
         return self.get(*key)
 
@@ -140,7 +151,11 @@ class Prefixes:
 
     async def drop_domain(self, domain: str) -> list[Prefix]:
         """Keep no prefix of cache `domain` any longer; what there was."""
-        return [await self.drop(*prefix.key) for prefix in self.of() if prefix.domain == domain]
+        dropped = [prefix for prefix in self.of() if prefix.domain == domain]
+        for prefix in dropped:
+            self._tell(Dropped(*prefix.key))
+        await asyncio.gather(*map(self._let_go, dropped))
+        return dropped
 
     def share(self, tell: Callable[[PrefixNews], None]) -> None:
         """Call `tell` with what other routers should hear. What it does must be cheap."""
@@ -152,14 +167,14 @@ class Prefixes:
         key = (news.tenant, news.id)
         known = self._known.get(key)
         if isinstance(news, Dropped):
-            self._gone[key] = self._now() + self._rules.silent_s
+            self._silence(key)
             if known is not None:
                 self._spawn(self._let_go(known))
         elif known is None:
             if news.expires_at > self._now() and len(self._known) < self._rules.most_known and key not in self._gone:
-                self._known[key] = news
+                self._know(news)
         elif known.changed_at < news.changed_at:
-            self._known[key] = news
+            self._know(news)
             if news.by != self._by:
                 # whoever was asked last looks after it
                 self._leave(key)
@@ -168,19 +183,20 @@ class Prefixes:
         """Forget what is over, begin to mend what is not as it should be, and tell others again what is kept here."""
         self._forget_old()
         now = self._now()
-        for key, charge in list(self._charges.items()):
-            is_whole = not self._missing(key) and self._places.are_there(self._known[key], charge.keys)
-            if charge.task is None and not is_whole and now >= charge.retry_at:
-                self._begin(key, charge)
-        if now - self._told_at >= self._rules.again_s:
-            self._told_at = now
-            for key in self._charges:
-                self._tell(self._known[key])
+        room = self._rules.most_mended - sum(charge.task is not None for charge in self._charges.values())
+        for key, charge in islice(filter(self._is_broken, self._charges.items()), max(0, room)):
+            self._begin(key, charge)
+        due = ((key, charge) for key, charge in self._charges.items() if now - charge.told_at >= self._rules.again_s)
+        for key, charge in islice(due, self._rules.most_told):
+            charge.told_at = now
+            self._tell(self._known[key])
 
     def check(self) -> None:
         """Everything that is looked after is known, and only a task that runs has anything under way."""
         assert self._charges.keys() <= self._known.keys(), f"{self!r}: looks after what it does not know"
         assert len(self._known) <= self._rules.most_known, f"{self!r}: knows too many"
+        ends = (prefix.expires_at for prefix in self._known.values())
+        assert self._next_end <= min((*ends, *self._gone.values()), default=math.inf), f"{self!r}: forgets too late"
         for key, charge in self._charges.items():
             assert charge.task is None or not charge.task.done(), f"{key} has a task that is over"
             assert charge.task is not None or not charge.under_way, f"{key} is under way without a task"
@@ -210,7 +226,7 @@ class Prefixes:
         if wanted.key not in self._known and len(self._known) >= self._rules.most_known:
             raise QuotaExceeded(f"{self._rules.most_known:,} prefixes are kept already", hint="DELETE one")
         self._gone.pop(wanted.key, None)
-        self._known[wanted.key] = wanted
+        self._know(wanted)
         return wanted.key
 
     def _begin(self, key: _Key, charge: _Charge) -> asyncio.Task[None]:
@@ -281,7 +297,7 @@ class Prefixes:
     async def _let_go(self, prefix: Prefix) -> None:
         """Forget `prefix` and end its pins."""
         self._known.pop(prefix.key, None)
-        self._gone[prefix.key] = self._now() + self._rules.silent_s
+        self._silence(prefix.key)
         charge = self._charges.pop(prefix.key, None)
         under_way = frozenset[str]()
         if charge is not None:
@@ -295,6 +311,13 @@ class Prefixes:
         if charge is not None and charge.task is not None:
             charge.task.cancel()
 
+    def _is_broken(self, entry: tuple[_Key, _Charge]) -> bool:
+        """Is it not as it should be, and nobody at it, and is it time to try?"""
+        key, charge = entry
+        if charge.task is not None or self._now() < charge.retry_at:
+            return False
+        return self._missing(key) > 0 or not self._places.are_there(self._known[key], charge.keys)
+
     def _missing(self, key: _Key) -> int:
         prefix = self._known[key]
         return max(0, prefix.shards - len(prefix.places))
@@ -306,13 +329,25 @@ class Prefixes:
         self._known[key] = changed = msgspec.structs.replace(known, by=self._by, changed_at=at, **fields)
         self._tell(changed)
 
+    def _know(self, prefix: Prefix) -> None:
+        self._known[prefix.key] = prefix
+        self._next_end = min(self._next_end, prefix.expires_at)
+
+    def _silence(self, key: _Key) -> None:
+        self._gone[key] = until = self._now() + self._rules.silent_s
+        self._next_end = min(self._next_end, until)
+
     def _forget_old(self) -> None:
         now = self._now()
+        if now < self._next_end:
+            return
         for key in [key for key, prefix in self._known.items() if prefix.expires_at <= now]:
             del self._known[key]
             self._leave(key)
         for key in [key for key, until in self._gone.items() if until <= now]:
             del self._gone[key]
+        ends = (prefix.expires_at for prefix in self._known.values())
+        self._next_end = min((*ends, *self._gone.values()), default=math.inf)
 
     def _spawn(self, errand: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(errand)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from policies.budget import Standing
 from policies.errors import BackendFailed, InvalidRequest
 from policies.explain import Explanation
@@ -17,6 +19,9 @@ from router.prefixes.warmer import Measure, Warmed
 from router.prepare import find_model, tokenize
 from shards.kv.keys import BLOCK_TOKENS
 
+_BYTES_OF_A_TOKEN, _BYTES_BESIDE = 64, 64 * 2**10
+"""Of the body of a prefix, which is remembered for as long as the prefix is kept: its tenant's limit is in tokens."""
+
 
 class GatewayWarmer:
     """Warms through `gateway()`, by its rules, policies, quotas and queue."""
@@ -25,13 +30,20 @@ class GatewayWarmer:
         self._gateway = gateway
 
     async def measure(self, ask: Ask, tenant: Tenant) -> Measure:
-        """See Warmer. Raises InvalidRequest for a prompt of less than a block, or pins that nobody can hold."""
+        """See Warmer. Raises InvalidRequest for a prompt of less than a block, a body that is mostly something else, or
+        pins that nobody can hold."""
         gateway = self._gateway()
         model = find_model(ask.model, tenant, gateway)
         (tokens,) = await tokenize(ask, model, tenant, gateway)
         if not tokens.keys:
             hint = f"whole blocks of {BLOCK_TOKENS} tokens are kept; send a longer beginning"
             raise InvalidRequest(f"{tokens.count} tokens are too few to keep", hint=hint, param=ask.subject)
+        size = len(msgspec.json.encode(ask.bodies[0]))
+        if size > _BYTES_OF_A_TOKEN * tokens.count + _BYTES_BESIDE:
+            hint = "leave out what is not part of the prompt"
+            raise InvalidRequest(
+                f"a body of {size:,} bytes is too much for a prefix of {tokens.count:,} tokens", hint=hint
+            )
         if Capability.PINS in ask.needs:
             self._require_pins(model.name, tenant)
         return Measure(model.name, tokens.keys, min(tokens.count, len(tokens.keys) * BLOCK_TOKENS))

@@ -17,6 +17,9 @@ CHUNK_TOKENS = 512
 
 _UNSHARED = 2**32 - 1
 
+_MOST_S = 10 * 365 * 86400.0
+"""Between the first request and the last. Beyond it times are of another unit, and the clock would jump for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -94,8 +97,12 @@ def settled(arrival: Arrival, config: Config, models: Sequence[str], usual: Usua
 
 
 def sped_up(arrivals: Sequence[Arrival], speed: float) -> list[Arrival]:
-    """`arrivals` at `speed` times their rate; the first one comes at 0."""
+    """`arrivals` at `speed` times their rate; the first one comes at 0. Raises InvalidRequest if one never would."""
     first_s = min((one.at_s for one in arrivals), default=0.0)
+    last = max(arrivals, key=lambda one: one.at_s, default=None)
+    if last is not None and last.at_s - first_s > _MOST_S * speed:
+        after = f"the request in line {last.line} comes more than ten years after the first"
+        raise InvalidRequest(after, hint="times in a trace are milliseconds; is --speed what you meant?")
     # to the microsecond, as logs are: a time of day has no more
     return [replace(one, at_s=round((one.at_s - first_s) / speed, 6)) for one in arrivals]
 

@@ -183,7 +183,8 @@ class SimulatedEngine:
         """Let `due` be as many steps as nobody could change: until the first answer ends, or for `leap_s`."""
         left = min(self._left(piece.sequence) for piece in due.step.pieces)
         due.later_s = self.machine.speed.context_s * decoding
-        due.steps = max(1, min(left, int(self._leap_s / due.first_s)))
+        # where a profile leaves out what drawing takes, it takes no time
+        due.steps = max(1, min(left, int(self._leap_s / due.first_s))) if due.first_s else left
 
     def _cut_short(self, now_s: float) -> None:
         """Somebody came or went: only the step that is under way now is taken to its end."""

@@ -88,6 +88,9 @@ def _records(path: Path, most: int | None) -> Iterator[tuple[int, Record]]:
             continue
         if record.version != VERSION:
             raise InvalidRequest(f"{path}:{number}: version {record.version} is not known", hint=f"known: {VERSION}")
+        if record.choices < 1:
+            hint = "was the log edited?"
+            raise InvalidRequest(f"{path}:{number}: choices is {record.choices}; it must be 1 or more", hint=hint)
         yield number, record
         count += 1
 

@@ -16,6 +16,7 @@ from policies.errors import InvalidRequest
 from router.simulation.arrivals import CHUNK_TOKENS, Arrival
 
 _MOST_LINES = 5_000_000
+_MOST_TOKENS = 100_000_000
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -76,6 +77,8 @@ def _complaint(line: Line) -> str | None:
         return f"timestamp is {line.timestamp:g}; it must be 0 or more"
     if line.input_length < 1 or line.output_length < 1:
         return f"input_length is {line.input_length} and output_length {line.output_length}; both must be 1 or more"
+    if line.input_length > _MOST_TOKENS:
+        return f"input_length is {line.input_length}; {_MOST_TOKENS:,} at most"
     if line.max_output_length is not None and line.max_output_length < line.output_length:
         return f"max_output_length is {line.max_output_length}, less than the answer's {line.output_length}"
     most = -(-line.input_length // CHUNK_TOKENS)

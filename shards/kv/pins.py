@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from shards.kv.prefix import CachedBlock, PrefixCache
 
 MOST_PINS = 4096
 """Pins that there may be at once: they are kept by name, and nobody is trusted to end what he began."""
+
+_MOST_ENDS = 2 * MOST_PINS
+"""Ends that are remembered: also those of pins that were prolonged or ended before."""
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ class Pins:
         """Prove that there are not too many, that parents are pinned where children are, and that each pin ends."""
         assert len(self) <= self.most, "too many blocks are pinned"
         assert len(self._pins) <= MOST_PINS, "there are too many pins"
+        assert len(self._ends) <= _MOST_ENDS, "ends of pins that are no more are kept"
         names: dict[CachedBlock, set[str]] = {}
         ends = set(self._ends)
         for name, pin in self._pins.items():
@@ -136,3 +140,6 @@ class Pins:
         if pin.until_s < until_s:
             pin.until_s = until_s
             heappush(self._ends, (until_s, name))
+        if len(self._ends) > _MOST_ENDS:
+            self._ends = [(pin.until_s, name) for name, pin in self._pins.items()]
+            heapify(self._ends)

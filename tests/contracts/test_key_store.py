@@ -105,3 +105,13 @@ async def test_a_place_that_is_away_says_so_with_a_hint(asked: str, tmp_path: Pa
         with pytest.raises(Unavailable, match=r"\(those that were known are still valid"):
             await (store.look() if asked == "look" else store.change(adding("two")))
         await store.close()
+
+
+async def test_a_file_behind_a_link_is_changed_where_it_lies(tmp_path: Path) -> None:
+    link, volume = tmp_path / "keys.jsonl", tmp_path / "volume"
+    volume.mkdir()
+    link.symlink_to(volume / "book.jsonl")
+    through, beside = FileKeys(str(link)), FileKeys(str(volume / "book.jsonl"))
+    await asyncio.gather(*(store.change(adding(f"{at} {store!r}")) for at in range(8) for store in (through, beside)))
+    assert link.is_symlink()
+    assert len(await FileKeys(str(link)).look() or ()) == 16

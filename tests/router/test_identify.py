@@ -20,7 +20,7 @@ def test_a_key_leads_to_its_tenant() -> None:
     assert identify(KEY, a_config()).name == "acme"
 
 
-@pytest.mark.parametrize("key", [None, "", "wrong", "ключ"])
+@pytest.mark.parametrize("key", [None, "", "wrong", "ключ", b"\xff".decode(errors="surrogateescape")])
 def test_no_key_or_a_wrong_one_is_refused_with_a_hint(key: str | None) -> None:
     with pytest.raises(Unauthenticated) as caught:
         identify(key, a_config())

@@ -349,6 +349,16 @@ async def test_a_missing_or_wrong_key_is_refused(headers: dict[str, str]) -> Non
             assert reply.status == 401
 
 
+@pytest.mark.parametrize("header", [b"Authorization: Bearer ", b"X-API-Key: "])
+async def test_a_key_of_bytes_that_are_no_text_is_a_wrong_one(header: bytes) -> None:
+    async with a_router() as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(router.http_url.rpartition(":")[2]))
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + header + b"\xff\xfe\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_a_key_may_come_as_x_api_key_and_nobody_needs_one_where_all_are_welcome() -> None:
     async with a_router() as router, a_client(router) as client:
         assert (await client.answer(CHAT, a_chat(), key=None, headers={"x-api-key": KEY}))[0] == 200

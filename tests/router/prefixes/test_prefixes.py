@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -68,6 +69,14 @@ async def test_what_no_backend_computes_is_refused_and_leaves_nothing() -> None:
         assert bench.told[-1] == Dropped("acme", prefix_id(KEYS))
 
 
+async def test_two_who_ask_at_once_for_what_no_backend_computes_hear_the_same() -> None:
+    async with a_bench() as bench:
+        bench.warmer.failure = BackendFailed("broken")
+        told = await asyncio.gather(bench.keep(), bench.keep(), return_exceptions=True)
+        assert list(map(str, told)) == ["broken", "broken"]
+        assert bench.prefixes.of() == []
+
+
 async def test_a_backend_that_cannot_pin_is_warmed_all_the_same() -> None:
     async with a_bench(FakeBackend("b0")) as bench:
         prefix = await bench.keep()
@@ -130,6 +139,18 @@ async def test_a_dropped_one_is_unpinned_everywhere() -> None:
         assert all(not backend.pinned for backend in bench.backends.values())
         with pytest.raises(UnknownPrefix):
             await bench.prefixes.drop("acme", prefix.id)
+
+
+async def test_a_domain_is_dropped_whatever_its_tenant_drops_meanwhile() -> None:
+    async with a_bench() as bench:
+        bench.warmer.prompts["another"] = tuple(range(101, 105))
+        first, second = await bench.keep(), await bench.keep("another")
+        dropping = asyncio.create_task(bench.prefixes.drop_domain("acme"))
+        await asyncio.sleep(0)
+        with suppress(UnknownPrefix):
+            await bench.prefixes.drop("acme", second.id)
+        assert await dropping == [first, second]
+        assert not any(backend.pinned for backend in bench.backends.values())
 
 
 async def test_a_backend_that_cannot_be_reached_does_not_keep_one_from_being_dropped() -> None:
@@ -284,6 +305,38 @@ async def test_whoever_is_asked_last_looks_after_it() -> None:
         other.cluster.drain("b0")
         await other.turn()
         assert other.prefixes.of()[0].backends == {"b1"}
+
+
+async def test_many_are_told_again_a_few_at_a_time() -> None:
+    async with a_bench(most_told=2) as bench:
+        names = {f"text {number}": (number,) for number in range(1, 6)}
+        bench.warmer.prompts |= names
+        ids = {(await bench.keep(name)).id for name in names}
+        bench.pass_s(30.0)
+        told: list[list[str]] = []
+        for _ in range(4):
+            bench.told.clear()
+            await bench.turn()
+            told.append([news.id for news in bench.told])
+        assert [len(one) for one in told] == [2, 2, 1, 0]
+        assert {name for one in told for name in one} == ids
+
+
+async def test_of_many_that_were_lost_a_few_are_made_again_at_a_time() -> None:
+    async with a_bench(most_mended=2) as bench:
+        bench.warmer.prompts |= {f"text {number}": (number,) for number in range(1, 6)}
+        for name in list(bench.warmer.prompts):
+            await bench.keep(name)
+        await bench.fall_ill("b0")
+        bench.pass_s(11.0)
+        bench.warmer.gate.clear()
+        for _ in range(2):
+            await bench.prefixes.turn()
+            await eventually(lambda: bench.warmer.computing == 2)
+        bench.warmer.gate.set()
+        for _ in range(3):
+            await bench.turn()
+        assert {prefix.backends for prefix in bench.prefixes.of()} == {frozenset({"b1"})}
 
 
 async def test_it_is_told_again_for_routers_that_came_later() -> None:

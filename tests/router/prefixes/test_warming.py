@@ -53,6 +53,18 @@ async def test_a_prompt_is_measured_in_whole_blocks() -> None:
         assert measure.tokens == 64 * len(measure.keys) > 0
 
 
+async def test_a_body_that_is_much_more_than_its_prompt_is_not_remembered() -> None:
+    async with a_warmer() as (warmer, _):
+        ask = an_ask()
+        for junk, is_kept in (("x" * 60_000, True), ("x" * 200_000, False)):
+            whole = replace(ask, bodies=({**ask.bodies[0], "notes": junk},))
+            if is_kept:
+                await warmer.measure(whole, a_tenant())
+                continue
+            with pytest.raises(InvalidRequest, match="is too much for a prefix of"):
+                await warmer.measure(whole, a_tenant())
+
+
 async def test_less_than_a_block_is_not_worth_keeping() -> None:
     async with a_warmer() as (warmer, _):
         with pytest.raises(InvalidRequest, match="too few to keep"):

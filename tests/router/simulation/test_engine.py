@@ -171,6 +171,17 @@ def test_an_answer_ends_where_its_request_says_or_the_client_would_take_no_more(
     assert engine.work.drawn_tokens == 10
 
 
+def test_where_drawing_takes_no_time_an_answer_is_there_with_its_prompt() -> None:
+    speed = Speed(step_s=0.0, token_s=1e-3, pair_s=0.0, context_s=0.0)
+    engine = SimulatedEngine(Machine(speed, kv_tokens=4096), model="m")
+    engine.submit(Submission("a", 100, 50), packed([1] * 100), new_tokens=50, now_s=0.0)
+    now_s, drawn = 0.0, 0
+    while engine.has_requests:
+        now_s = engine.begin(now_s) or now_s
+        drawn += sum(one.tokens for one in engine.end())
+    assert (drawn, round(now_s, 6)) == (50, 0.1)
+
+
 def test_who_cancels_in_the_middle_of_a_step_hears_no_more_and_leaves_nothing() -> None:
     engine = SimulatedEngine(MACHINE, model="m")
     for number, name in enumerate("ab"):

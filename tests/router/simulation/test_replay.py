@@ -132,6 +132,7 @@ def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
         (('{"timestamp": 0}',), "log:1: Object missing required field `version`"),
         ((a_record(), a_record(request="s").replace('"version":1', '"version":2')), "log:2: version 2 is not known"),
         ((a_record(keys="?"),), "line 1: keys are damaged"),
+        ((a_record(choices=0),), "log:1: choices is 0; it must be 1 or more"),
         ((a_record(), a_record()), "has a request twice"),
         (("torn",), "has no decision"),
     ],

@@ -41,6 +41,7 @@ def test_words_of_ours_say_who_asks_for_what(tmp_path: Path) -> None:
         ('{"timestamp": 0, "input_length": 5}', "t:2: Object missing required field `output_length`"),
         (LINE.replace("1030", '"many"'), "t:2: Expected `int`, got `str` - at `$.input_length`"),
         (LINE.replace("1030", "0"), "t:2: input_length is 0 and output_length 20; both must be 1 or more"),
+        (LINE.replace("1030", "1030000000000"), "t:2: input_length is 1030000000000; 100,000,000 at most"),
         (LINE.replace("2500", "-1"), "t:2: timestamp is -1"),
         (LINE.replace("1030", "1024"), "t:2: 3 hash_ids name more than a prompt of 1024 tokens; 2 at most"),
         (LINE.replace("[4,", "[-4,"), "t:2: a hash_id is negative"),
@@ -78,6 +79,12 @@ def test_prompts_are_alike_as_far_as_their_chunks_are() -> None:
 def test_twice_the_speed_is_half_the_time_and_begins_at_once() -> None:
     coming = [Arrival(0, 10.0, 1, 1), Arrival(1, 14.0, 1, 1)]
     assert [one.at_s for one in sped_up(coming, 2.0)] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize(("last_s", "speed"), [(1e15, 1.0), (1.0, 1e-300), (1.0, 5e-324)])
+def test_what_comes_in_no_lifetime_is_refused(last_s: float, speed: float) -> None:
+    with pytest.raises(InvalidRequest, match="line 7 comes more than ten years after"):
+        sped_up([Arrival(0, 0.0, 1, 1), Arrival(1, last_s, 1, 1, line=7)], speed)
 
 
 @pytest.mark.parametrize(

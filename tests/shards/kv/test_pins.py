@@ -56,6 +56,22 @@ def test_a_pin_that_finds_nothing_leaves_none_behind_and_harms_no_other():
     assert repr(pool.pins) == "Pins(1 on 1 of 4 blocks)"
 
 
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_pins_that_come_and_go_or_are_prolonged_for_ever_leave_nothing_behind(is_ended: bool):
+    pool = a_pool()
+    keys = keys_of(pool, 1)
+    for time in range(3 * MOST_PINS):
+        assert pool.pins.pin("p", keys, domain="", until_s=1e6 + time, now_s=0.0) == 1
+        if is_ended:
+            pool.pins.unpin("p")
+    pool.check([])
+    pool.pins.pin("p", keys, domain="", until_s=2e6, now_s=0.0)
+    pool.pins.expire(2e6 - 1)
+    assert len(pool.pins) == 1
+    pool.pins.expire(2e6)
+    assert len(pool.pins) == 0
+
+
 def test_room_is_what_may_still_be_pinned():
     pool = a_pool()
     keys = keys_of(pool, 1, 2)
