@@ -25,6 +25,7 @@ class OpenAIAnswer:
 
     Usage comes last and once, as a Delta of its own. Where the server tells none, tokens are estimated: the prompt's as
     the request has them, one for each Delta with text or a message. `error_of` says what an error in the body means.
+    `most_choices` is for answers to several prompts at once; else there are as many as the request asks for.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class OpenAIAnswer:
         is_streamed: bool,
         limit_bytes: int = 64 << 20,
         error_of: Callable[[str, Any], ExpectedError] = error_in_stream,
+        most_choices: int | None = None,
     ) -> None:
         self.is_over = False
         self._error_of = error_of
@@ -43,6 +45,7 @@ class OpenAIAnswer:
         self._whole = bytearray()
         self._usage: Usage | None = None
         self._prompt_tokens, self._said = request.prompt_tokens, 0
+        self._choices = range(most_choices or request.sampling.choices)
 
     def __repr__(self) -> str:
         return f"<OpenAIAnswer of {self._backend}: {self._said} pieces, {'over' if self.is_over else 'open'}>"
@@ -82,6 +85,10 @@ class OpenAIAnswer:
             else:
                 if delta.finish_reason in BROKEN:
                     raise BackendFailed(f"{self._backend} broke the answer off ({delta.finish_reason})")
+                if delta.choice not in self._choices:
+                    raise BackendFailed(
+                        f"{self._backend} gave answer {delta.choice} where {len(self._choices)} were asked for"
+                    )
                 self._said += bool(delta.text or delta.message)
                 yield delta
 

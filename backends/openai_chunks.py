@@ -13,6 +13,9 @@ from msgspec.structs import replace
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _ID_MARK = "token_id:"
+MOST_TOKENS = 2**40
+"""No call has more."""
+
 FINISHES = {"eos_token": "stop", "stop_sequence": "stop"}
 """Words of TGI before 2.0 for what OpenAI calls `stop`."""
 
@@ -31,13 +34,13 @@ def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
 
 
 def usage_of(usage: Mapping[str, Any]) -> Usage:
-    """OpenAI's usage object as ours."""
+    """OpenAI's usage object as ours. Raises as `deltas_of`, also for what is no count: tenants are charged by it."""
     details = usage.get("prompt_tokens_details") or {}
-    return Usage(
-        prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        completion_tokens=int(usage.get("completion_tokens") or 0),
-        cached_tokens=int(details.get("cached_tokens") or 0),
-    )
+    told = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+    prompt, completion, cached = (int(count or 0) for count in told)
+    if not (0 <= prompt < MOST_TOKENS and 0 <= completion < MOST_TOKENS and 0 <= cached < MOST_TOKENS):
+        raise ValueError(f"{told} are no numbers of tokens")
+    return Usage(prompt, completion, cached)
 
 
 def _chat(choice: Mapping[str, Any]) -> Delta:

@@ -19,6 +19,7 @@ from backends.sse import SseDecoder
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Request, Usage
 from router.inbound.anthropic import MESSAGES_PATH
+from router.inbound.openai_fields import MOST_CHOICES, MOST_PROMPTS
 from router.inbound.responses import RESPONSES_PATH
 
 _MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
@@ -35,7 +36,8 @@ def reader_of(path: str, backend: str, request: Request, *, is_streamed: bool) -
         return ResponseEvents(backend)
     if path in (MESSAGES_PATH, RESPONSES_PATH):
         return WholeAnswer(backend)
-    return OpenAIAnswer(backend, request, is_streamed=is_streamed)
+    # the body may have several prompts, each with its choices
+    return OpenAIAnswer(backend, request, is_streamed=is_streamed, most_choices=MOST_PROMPTS * MOST_CHOICES)
 
 
 class ResponseEvents:

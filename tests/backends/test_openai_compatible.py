@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from backends.openai_answer import OpenAIAnswer
 from backends.openai_compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import (
     BackendFailed,
@@ -98,7 +99,8 @@ async def test_text_completions_are_understood_too() -> None:
     logprobs = {"tokens": ["token_id:7", "b"], "token_logprobs": [None, -1.0], "top_logprobs": [None, {"c": -2.0}]}
     choice = {"index": 1, "text": "ab", "logprobs": logprobs, "finish_reason": "length"}
     async with an_upstream(pieces=[event({"choices": [choice]}), DONE]) as upstream, a_backend(upstream) as backend:
-        deltas = await everything(backend, prompt=a_prompt(path="/v1/completions"))
+        asked = a_request(sampling=Sampling(choices=2))
+        deltas = await everything(backend, asked, prompt=a_prompt(path="/v1/completions"))
     assert deltas[0] == Delta(
         text="ab",
         choice=1,
@@ -273,9 +275,22 @@ async def test_a_stream_that_goes_wrong_has_its_error(
     assert told in failure.message
 
 
-async def test_a_whole_answer_that_is_too_large_is_refused() -> None:
-    from backends.openai_answer import OpenAIAnswer
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"choices": [{"index": 1, "delta": {"content": "a"}}]},
+        {"choices": [{"index": -1, "delta": {"content": "a"}}]},
+        {"choices": [], "usage": {"prompt_tokens": -5, "completion_tokens": 1}},
+        {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1e308}},
+    ],
+)
+def test_counts_and_places_that_cannot_be_are_nonsense(wrong: dict[str, Any]) -> None:
+    answer = OpenAIAnswer("up", a_request(), is_streamed=True)
+    with pytest.raises(BackendFailed):
+        list(answer.feed(b"data: " + json.dumps(wrong).encode() + b"\n\n"))
 
+
+async def test_a_whole_answer_that_is_too_large_is_refused() -> None:
     answer = OpenAIAnswer("up", a_request(), is_streamed=False, limit_bytes=10)
     with pytest.raises(BackendFailed, match="more than 10 bytes"):
         list(answer.feed(b"x" * 11))
