@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-import msgspec.structs
+import msgspec
+from msgspec.structs import replace
 
 from policies.config import Config
 from policies.errors import (
@@ -141,8 +141,7 @@ async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise failures.exceptions[0] from failures
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """One admitted call, with all that its prompts share."""
 
     caller: Caller
@@ -318,7 +317,7 @@ class _Call:
                             self.account.heard(now)
                         if delta.choice in unechoed:
                             unechoed.remove(delta.choice)
-                            delta = msgspec.structs.replace(delta, text=echo + delta.text)  # noqa: PLW2901
+                            delta = replace(delta, text=echo + delta.text)  # noqa: PLW2901
                     if delta.finish_reason is not None:
                         attempt.finished(delta.finish_reason)
                     await self.caller.write(at, delta)
