@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from backends.openai_errors import error_of
+from backends.silence import Silence
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.nouns import Delta
 
@@ -188,8 +189,9 @@ class HttpClient:
         try:
             reply = await self._send(exchange, headers, deadline_s)
             self._replies.add(reply)
+            silence = Silence(reply, self._options.idle_s + exchange.quiet_s)
             try:
-                async for data in reply.content.iter_any():
+                while data := await silence.read():
                     for delta in answer.feed(data):
                         yield delta
                     if answer.is_over:
@@ -198,6 +200,7 @@ class HttpClient:
                     yield delta
                 await _read_to_end(reply)
             finally:
+                silence.close()
                 # A connection whose body was read to its end went back to the pool by itself; any other is closed.
                 reply.close()
                 self._replies.discard(reply)
