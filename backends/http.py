@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from backends.openai_errors import error_of
+from backends.silence import Silence
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.nouns import Delta
 
@@ -195,11 +196,12 @@ class HttpClient:
                 if reply.status != 200:
                     body = await _read_at_most(reply, MOST_ERROR_BYTES)
                     raise exchange.error_of(self.name, reply.status, body, reply.headers)
-                async for data in reply.content.iter_any():
-                    for delta in answer.feed(data):
-                        yield delta
-                    if answer.is_over:
-                        break
+                with closing(Silence(reply, self._options.idle_s + exchange.quiet_s)) as silence:
+                    while data := await silence.read():
+                        for delta in answer.feed(data):
+                            yield delta
+                        if answer.is_over:
+                            break
                 for delta in answer.end():
                     yield delta
                 await _read_to_end(reply)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ from shards.wire.translate import unpack_ids
 
 _RUNNING, _WAITING = "llamacpp:requests_processing", "llamacpp:requests_deferred"
 _UNKNOWN = ("min_new_tokens", "stop_token_ids", "choices")
-_KNOWN = tuple(field.name for field in fields(Sampling) if field.name not in _UNKNOWN)
+_KNOWN = tuple(name for name in Sampling.__struct_fields__ if name not in _UNKNOWN)
 
 
 class LlamaCpp(OpenAICompatible):

@@ -14,7 +14,7 @@ Source: LMDeploy 0.16 documentation, "OpenAI Compatible Server", "Metrics"; its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ _WAITING = ("lmdeploy:num_requests_waiting", "lmdeploy:num_api_requests_waiting"
 _USAGE = "lmdeploy:gpu_cache_usage_perc"
 
 _TEXT_PATH = "/v1/completions"
-_OF_COMPLETIONS = tuple(field.name for field in fields(Sampling) if field.name not in ("top_logprobs", "logit_bias"))
+_OF_COMPLETIONS = tuple(name for name in Sampling.__struct_fields__ if name not in ("top_logprobs", "logit_bias"))
 _OF_GENERATE = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos"
 )  # fmt: skip

@@ -61,8 +61,12 @@ class Chunk(msgspec.Struct):
     @property
     def finishes(self) -> list[tuple[int, str]]:
         """(choice, reason) of those that end in it."""
-        ends = ((choice.index, choice.finish_reason) for choice in self.choices or ())
-        return [(index, FINISHES.get(reason, reason)) for index, reason in ends if reason]
+        ends: list[tuple[int, str]] = []
+        for choice in self.choices or ():
+            if reason := choice.finish_reason:
+                # a loop: of hundreds of chunks one has any
+                ends.append((choice.index, FINISHES.get(reason, reason)))  # noqa: PERF401
+        return ends
 
 
 _CHUNK = msgspec.json.Decoder(Chunk)

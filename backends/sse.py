@@ -38,7 +38,8 @@ class SseBlocks:
         """The blocks that `data` completes. Raises BackendFailed if one is too long."""
         if not self._rest and data.find(b"\n\n") == len(data) - 2 > 0 and b"\r" not in data:
             # what nearly every read brings
-            self._refuse_if_long(data)
+            if len(data) > self._limit_bytes:
+                self._refuse_if_long(data)
             return [data]
         waiting = self._rest + data if self._rest else data
         blocks = _cut(waiting)

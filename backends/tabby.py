@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import fields, replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from backends.base import Load
 from backends.http import Exchange, Post, decoded, encoded
@@ -27,7 +28,7 @@ from policies.nouns import Delta, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 
 _TEXT_PATH = "/v1/completions"
-_KNOWN = tuple(field.name for field in fields(Sampling) if field.name != "seed")
+_KNOWN = tuple(name for name in Sampling.__struct_fields__ if name != "seed")
 _PASSED_OVER = ("suffix", "best_of")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from typing import Any
 
 from policies.errors import InvalidRequest
@@ -14,7 +13,7 @@ _USUAL = Sampling()
 
 _READ_BY_THE_ROUTER = frozenset(
     {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "best_of"}
-    | {field.name for field in fields(Sampling)}
+    | set(Sampling.__struct_fields__)
     | {"n", "min_tokens", "logprobs", "top_logprobs"}
 )
 _OF_NO_CONSEQUENCE = frozenset(
@@ -28,9 +27,9 @@ def refuse_unsupported(sampling: Sampling, knows: Collection[str], engine: str) 
 
     Raises InvalidRequest that names the first field that `engine` does not know.
     """
-    for field in fields(Sampling):
-        if field.name not in knows and getattr(sampling, field.name) != getattr(_USUAL, field.name):
-            raise _unknown(engine, _CLIENTS_NAMES.get(field.name, field.name))
+    for name in Sampling.__struct_fields__:
+        if name not in knows and getattr(sampling, name) != getattr(_USUAL, name):
+            raise _unknown(engine, _CLIENTS_NAMES.get(name, name))
 
 
 def refuse_unknown(body: Mapping[str, Any], knows: Collection[str], engine: str) -> None:

@@ -29,6 +29,7 @@ from aiohttp import web
 
 from policies.parse import parse
 from router.app import Router
+from router.collector import spare_what_stays
 
 MODEL, EVENTS, EVERY_S = "m", 33, 0.01
 CHAT = "/v1/chat/completions"
@@ -106,6 +107,7 @@ async def pointsman(to: str) -> None:
     """The router as `pointsman serve` runs it."""
     async with Router(parse(SLA.format(engine=to))) as router:
         assert await router.wait_until_reached(10)
+        spare_what_stays()
         print(router.http_url, flush=True)
         await asyncio.Event().wait()
 

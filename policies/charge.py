@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from policies.nouns import Prices, Usage
 
@@ -17,8 +17,7 @@ MOST_PER_TOKEN = 10**6
 """The highest price of a token, in thousandths of a unit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(msgspec.Struct, frozen=True):
     """What one request takes. `tokens` are those that are computed: uncached prompt and answer. `cost` is in
     thousandths of the unit of `Prices`, so that sums are exact."""
 

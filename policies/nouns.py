@@ -1,4 +1,8 @@
-"""The nouns that every decision speaks of: immutable, one meaning each. `docs/glossary.md` is their dictionary."""
+"""The nouns that every decision speaks of: immutable, one meaning each. `docs/glossary.md` is their dictionary.
+
+What each call makes anew is a Struct: a frozen dataclass of eight fields takes 2.6 µs to make, fourteen times as
+long.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +112,7 @@ class Tenant:
     pinned_tokens: int = USUAL_PINNED_TOKENS
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True):
     """How an answer is drawn. The defaults are OpenAI's; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
 
     temperature: float = 1.0
@@ -125,12 +128,11 @@ class Sampling:
     ignore_eos: bool = False
     min_new_tokens: int = 0
     top_logprobs: int | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     choices: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One prompt to one model for one tenant, as policies see it: sizes and keys, never text.
 
     `block_keys` are the chained keys of the prompt's full blocks, first block first. `rank` and `service_class` are
@@ -158,8 +160,7 @@ class Request:
     sampling: Sampling = Sampling()
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """What a backend is to continue.
 
     `token_ids` are little-endian uint32; empty where nobody tokenized. `body` is the client's own request (OpenAI
@@ -170,15 +171,14 @@ class Prompt:
     token_ids: bytes = b""
     body: Mapping[str, Any] | None = None
     path: str = "/v1/chat/completions"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     anthropic_body: Mapping[str, Any] | None = None
     """The client's own request where it spoke Anthropic's dialect; `body` then says the same in OpenAI's."""
     verbatim: bytes = b""
     """The bytes that came, where `anthropic_body`, or else `body`, is exactly what they say; else nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request, over all its choices. `cached_tokens` of the prompt were not computed again."""
 
     prompt_tokens: int = 0
@@ -186,8 +186,7 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True):
     """One drawn token with its natural-log probability and the most likely alternatives."""
 
     token_id: int
@@ -197,8 +196,7 @@ class TokenLogprob:
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
-    """One piece of an answer. A Struct, because an answer has one for each token, and a frozen dataclass takes fifteen
-    times as long to make (3 µs).
+    """One piece of an answer.
 
     `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
     `usage`. `computed_tokens` reports prefill progress and comes alone, or with `expected_s`: seconds until the first
@@ -267,16 +265,14 @@ class BackendView(NamedTuple):
     unfit: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterView(msgspec.Struct, frozen=True):
     """All backends at one moment (`taken_at`, seconds of the router's clock)."""
 
     backends: tuple[BackendView, ...]
     taken_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """What a policy decided and why: `chosen` backend or None, who was `dropped` by which filter, each one's score.
 
     `scores` lists (backend, total); `details` the same broken down: (backend, score name, value or None).

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import msgspec
 
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
 from policies.nouns import ServiceClass, Tenant
 from policies.suggest import did_you_mean
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """What rules may look at. Names in `headers` are lower case; `priority` is what the caller asked for; `metadata`
     is OpenAI's field of that name.
 
@@ -25,8 +26,8 @@ class Facts:
     max_new_tokens: int
     uncached_tokens: int
     priority: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,7 @@ class Rule:
     policy: str = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
+class Ruling(msgspec.Struct, frozen=True):
     """What the rules gave a request. `rule` is the number of the rule that matched; the first in the file is 1."""
 
     service_class: ServiceClass
@@ -164,7 +164,7 @@ def classify(facts: Facts, rulebook: Rulebook) -> Ruling:
 def yielding(ruling: Ruling, rulebook: Rulebook) -> Ruling:
     """The same pools and policy for work that nobody waits for: below every class, and it gives its place to any."""
     last = max(rulebook.classes.values(), key=lambda one: one.rank)
-    return replace(ruling, service_class=replace(last, rank=last.rank + 1, preemptible=True))
+    return msgspec.structs.replace(ruling, service_class=replace(last, rank=last.rank + 1, preemptible=True))
 
 
 def may_use(tenant: Tenant, service_class: str) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
+
+import msgspec
 
 from policies.budget import Descriptor, Refused, Reservation, Standing, meters
 from policies.charge import Charge, charge_of
@@ -20,8 +21,7 @@ _RETRY_AFTER_S = 1.0
 Tell = Callable[[Standing], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """What one call asks for: whose limits bind it (its tenant's first), what to reserve, and what tokens cost."""
 
     id: str

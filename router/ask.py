@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from policies.nouns import Capability, Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(msgspec.Struct, frozen=True):
     """A conversation that the model's chat template turns into a prompt.
 
     `messages` are in OpenAI's shape with `content` always text, where so many images, sounds and files as `media` says
@@ -19,7 +19,7 @@ class Chat:
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
     opens_answer: bool = True
     """The prompt ends with the opening of the assistant's turn."""
     continues: bool = False
@@ -31,8 +31,7 @@ Input = Chat | str | bytes
 """One prompt: a conversation, text as it is, or little-endian uint32 token ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """One call of a client. Each of `inputs` becomes one Request; their answers share the call's choices.
 
     `max_new_tokens` None: as many as fit, but no more than `usual_new_tokens`. `bodies` has one OpenAI body per input,
@@ -48,7 +47,7 @@ class Ask:
     """The body as it came, where the client spoke Anthropic's dialect: for backends that do too."""
     verbatim: bytes = b""
     """The bytes that came, where they say exactly what is in `anthropic_body`, or else in the only one of `bodies`."""
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
     max_new_tokens: int | None = None
     usual_new_tokens: int | None = None
     stream: bool = False
@@ -63,8 +62,8 @@ class Ask:
     """Nobody waits for its answer: whatever its class, it goes behind everybody, gives way and is never shed."""
     explain: bool = False
     """The client wants to know why its prompt went where it went."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def subject(self) -> str:

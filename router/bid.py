@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 
+import msgspec
+
 from policies.errors import ExpectedError
 from policies.fairness.ticket import Ticket
 from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
@@ -14,8 +16,7 @@ from router.flights import Flight
 from router.tool_calls import ToolSyntax
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """A decision and the view that it was made on. `is_free`: it chose a backend, and nobody else is to go first."""
 
     view: ClusterView
@@ -23,8 +24,7 @@ class Found:
     is_free: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A backend was found and counts the request already: whoever gets this ends the `flight`."""
 
     bid: Bid

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from policies.budget import Standing
 from policies.explain import Explanation
@@ -16,8 +17,7 @@ class CallerGone(Exception):
     """The client closed its connection; nobody reads the answer any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """Where one prompt of a call went: what response headers and gRPC's Placement tell the client."""
 
     request: Request

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
-import msgspec.structs
+import msgspec
+from msgspec.structs import replace
 
 from policies.config import Config
 from policies.errors import (
@@ -117,9 +117,13 @@ def outer_edge(telemetry: Telemetry) -> Iterator[None]:
         raise ExpectedError("the router made a mistake", hint="its log says more") from error
 
 
-@asynccontextmanager
-async def within(seconds: float | None) -> AsyncIterator[None]:
+def within(seconds: float | None) -> AbstractAsyncContextManager[None]:
     """Raise DeadlineExceeded if the body takes longer; None: it may take any time."""
+    return nullcontext() if seconds is None else _within(seconds)
+
+
+@asynccontextmanager
+async def _within(seconds: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
@@ -142,8 +146,7 @@ async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise failures.exceptions[0] from failures
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """One admitted call, with all that its prompts share."""
 
     caller: Caller
@@ -323,7 +326,7 @@ class _Call:
                         self.account.heard(now)
                     if delta.choice in unechoed:
                         unechoed.remove(delta.choice)
-                        delta = msgspec.structs.replace(delta, text=echo + delta.text)  # noqa: PLW2901
+                        delta = replace(delta, text=echo + delta.text)  # noqa: PLW2901
                 if delta.finish_reason is not None:
                     attempt.finished(delta.finish_reason)
                 await self.caller.write(at, delta)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from policies.errors import Overloaded, Unavailable
 from policies.nouns import Request
@@ -13,8 +15,7 @@ from router.bid import Bid, Found, Placed
 from router.dispatch import Dispatcher
 
 
-@dataclass(frozen=True, slots=True)
-class Placer:
+class Placer(msgspec.Struct, frozen=True):
     """Finds a backend for one prompt within what its class promises.
 
     `steps` are those of its class for when the promise is missed. `degraded` makes of a bid one for another model;

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import msgspec
+from msgspec.structs import replace
 from opentelemetry import trace as otel
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode

@@ -157,8 +157,7 @@ def cut(text: str, every: int = CHUNK_CHARACTERS) -> list[str]:
     return [*pieces, text[start:]]
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """One input ready for a backend: `count` tokens, or about so many where nobody could tokenize it.
 
     `keys` are its block keys. `echo` is its text, where the client wants it back. `tools` is how it may call some.

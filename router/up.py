@@ -21,6 +21,7 @@ from router.address import Address
 from router.app import Router
 from router.backend_names import backend_name
 from router.build import Parts
+from router.collector import spare_what_stays
 from router.config_file import Contents
 from router.export import begin_metrics, begin_tracing
 from router.local_shards import LocalShards, ShardCommand
@@ -107,6 +108,7 @@ async def serve_until_signal(
         router = Router(config, **parts)
         begin_metrics(stack, router.gateway.telemetry.registry)
         await stack.enter_async_context(router)
+        spare_what_stays()
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
         # a signal that comes while backends are away is heard too

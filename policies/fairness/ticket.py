@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from math import inf
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+
+class Ticket(msgspec.Struct, frozen=True):
     """A request that waits, or could wait, for a backend.
 
     `cost_s` is the predicted time of a backend that it will use, `arrived_at` the clock's seconds when it came. Tickets

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from backends.openai_gathered import merge_message
 from policies.nouns import Delta, TokenLogprob, Usage
 
@@ -13,8 +15,7 @@ _REASONING = ("reasoning_content", "reasoning")
 """What servers of open models call what a model thinks; older and newer vLLM, for two."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """What all pieces of one answer repeat. `created` is in seconds of Unix time."""
 
     id: str

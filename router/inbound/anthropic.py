@@ -8,10 +8,10 @@ as `reasoning_content`, whether to think as `chat_template_kwargs.enable_thinkin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from policies.errors import InvalidRequest
 from router.ask import Ask

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
+from msgspec.structs import replace
 
 from policies.errors import InvalidRequest
 from policies.nouns import Delta, TokenLogprob, Usage

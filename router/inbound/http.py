@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from msgspec.structs import replace
 
 from policies.budget import Standing
 from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
+from msgspec.structs import replace
 
 from policies.errors import InvalidRequest
 from policies.nouns import Tenant

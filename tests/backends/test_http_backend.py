@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from backends.base import Load
 from backends.http import Exchange, HttpOptions

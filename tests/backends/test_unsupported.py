@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
 import pytest
+from msgspec.structs import replace
 
 from backends.unsupported import refuse_unknown, refuse_unsupported
 from policies.errors import InvalidRequest
@@ -25,7 +24,7 @@ UNUSUAL = Sampling(
     logit_bias={1: 1.0},
     choices=2,
 )
-NAMES = [field.name for field in fields(Sampling)]
+NAMES = Sampling.__struct_fields__
 
 
 def test_what_is_as_usual_is_never_refused() -> None:
