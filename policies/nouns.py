@@ -1,4 +1,8 @@
-"""The nouns that every decision speaks of: immutable, one meaning each. `docs/glossary.md` is their dictionary."""
+"""The nouns that every decision speaks of: immutable, one meaning each. `docs/glossary.md` is their dictionary.
+
+What each call makes anew is a Struct: a frozen dataclass of eight fields takes 2.6 µs to make, fourteen times as
+long.
+"""
 
 from __future__ import annotations
 
@@ -189,8 +193,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
-    """One piece of an answer. A Struct, because an answer has one for each token, and a frozen dataclass takes fifteen
-    times as long to make (3 µs).
+    """One piece of an answer.
 
     `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
     `usage`. `computed_tokens` reports prefill progress and comes alone, or with `expected_s`: seconds until the first
