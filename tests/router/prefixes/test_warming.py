@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec.structs
 import pytest
+from msgspec.structs import replace
 
 from backends.fake import FakeBackend
 from policies.config import Config, PoolSpec
@@ -57,7 +59,7 @@ async def test_a_body_that_is_much_more_than_its_prompt_is_not_remembered() -> N
     async with a_warmer() as (warmer, _):
         ask = an_ask()
         for junk, is_kept in (("x" * 60_000, True), ("x" * 200_000, False)):
-            whole = replace(ask, bodies=({**ask.bodies[0], "notes": junk},))
+            whole = msgspec.structs.replace(ask, bodies=({**ask.bodies[0], "notes": junk},))
             if is_kept:
                 await warmer.measure(whole, a_tenant())
                 continue
