@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import msgspec.structs
 import pytest
-from msgspec.structs import replace
 
 from backends.fake import FakeBackend
 from policies.config import Config, PoolSpec
