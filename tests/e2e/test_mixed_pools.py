@@ -1,4 +1,4 @@
-"""One model name, one SLA file, engines of four kinds: each of them is killed while requests run, and none is lost."""
+"""One model name, one SLA file, engines of five kinds: each of them is killed while requests run, and none is lost."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from router.app import Router
 from shards.engine import Engine, EngineOptions
 from shards.server import ServerOptions, ShardServer
 from tests.e2e.cluster import MODEL, bundled_model
+from tests.standins.llama_cpp import LlamaCppServer
 from tests.standins.lmdeploy import LMDeployServer
+from tests.standins.ollama import OllamaServer
 from tests.standins.standin import StandIn, running
 from tests.standins.tgi import TGIServer
-from tests.standins.vllm import VLLMServer
 
 SLA = """
 classes: {chat: {}}
 pools:
   own:  {kind: shard, at: ["${env:OWN}"], health: {probe_every: 50ms, retry: 100ms, slow_start: 100ms}}
-  vllm: {kind: vllm, at: ["${env:VLLM}"], models: {MODEL: m}, health: {probe_every: 50ms, retry: 100ms}}
+  llama: {kind: llama_cpp, at: ["${env:LLAMA}"], models: {MODEL: m}, health: {probe_every: 50ms, retry: 100ms}}
+  desk: {kind: ollama, at: ["${env:DESK}"], models: {MODEL: m}, health: {probe_every: 50ms, retry: 100ms}}
   tgi:  {kind: tgi, at: ["${env:TGI}"], models: {MODEL: m}, health: {probe_every: 50ms, retry: 100ms}}
   lm:   {kind: lmdeploy, register: true, models: {MODEL: m}, health: {probe_every: 50ms, retry: 100ms}}
 rules: [{class: chat}]
@@ -80,7 +82,8 @@ async def a_fleet() -> AsyncIterator[Fleet]:
         kill: dict[str, Callable[[], Awaitable[None]]] = {"own": own.aclose}
         urls: dict[str, str] = {}
         engines: dict[str, StandIn] = {
-            "vllm": VLLMServer(delay_s=0.01),
+            "llama": LlamaCppServer(delay_s=0.01),
+            "desk": OllamaServer(delay_s=0.01),
             "tgi": TGIServer(delay_s=0.01),
             "lm": LMDeployServer(delay_s=0.01),
         }
@@ -88,20 +91,20 @@ async def a_fleet() -> AsyncIterator[Fleet]:
             its = await stack.enter_async_context(AsyncExitStack())
             urls[name] = (await its.enter_async_context(running(engine))).url
             kill[name] = its.aclose
-        places = {"OWN": shard.address, "VLLM": urls["vllm"], "TGI": urls["tgi"]}
+        places = {"OWN": shard.address, "LLAMA": urls["llama"], "DESK": urls["desk"], "TGI": urls["tgi"]}
         router = await stack.enter_async_context(Router(parse(SLA, environment=places)))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         said = {"url": urls["lm"], "status": {"models": ["m"]}}
         async with http.post(f"http://{router.admin}/nodes/add", json=said) as reply:
             assert reply.status == 200
         async with asyncio.timeout(30):
-            while not (router.gateway.is_ready() and len(router.gateway.cluster.pools_ready()) == 4):
+            while not (router.gateway.is_ready() and len(router.gateway.cluster.pools_ready()) == 5):
                 await router.gateway.cluster.health_changed()
         yield Fleet(router, kill, http)
         router.check()
 
 
-@pytest.mark.parametrize("victim", ["own", "vllm", "tgi", "lm"])
+@pytest.mark.parametrize("victim", ["own", "llama", "desk", "tgi", "lm"])
 async def test_any_engine_of_a_mixed_fleet_may_die_and_no_request_is_lost_that_had_not_streamed(victim: str) -> None:
     async with a_fleet() as fleet:
         calls: list[asyncio.Task[str]] = []
@@ -114,5 +117,7 @@ async def test_any_engine_of_a_mixed_fleet_may_die_and_no_request_is_lost_that_h
         lost = [end for end in ends if end.startswith("lost")]
         assert not lost, f"{len(lost)} lost, the first: {lost[0]}"
         assert ends.count("whole") >= 100
-        assert set(fleet.answered_by) == {"own", "vllm", "tgi", "lm"}, "every kind has answered for the one model"
+        assert set(fleet.answered_by) == {"own", "llama", "desk", "tgi", "lm"}, (
+            "every kind answers for the one model"
+        )
         assert not fleet.router.gateway.cluster.pools_ready()[victim]
