@@ -117,7 +117,5 @@ async def test_any_engine_of_a_mixed_fleet_may_die_and_no_request_is_lost_that_h
         lost = [end for end in ends if end.startswith("lost")]
         assert not lost, f"{len(lost)} lost, the first: {lost[0]}"
         assert ends.count("whole") >= 100
-        assert set(fleet.answered_by) == {"own", "llama", "desk", "tgi", "lm"}, (
-            "every kind answers for the one model"
-        )
+        assert set(fleet.answered_by) == {"own", "llama", "desk", "tgi", "lm"}, "every kind answers for the one model"
         assert not fleet.router.gateway.cluster.pools_ready()[victim]
