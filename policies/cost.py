@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from policies.least_squares import Prior, RecursiveFit
+from policies.peers import Peers
 
 _GUESSED_SPREAD, _TOLD_SPREAD, _SHAPE_SPREAD = 2.3, 0.3, 0.7
 """Standard deviations of logs: of a speed that nobody has measured, of one that the backend has measured itself, and of
@@ -93,18 +94,30 @@ def prior_of(kind: str) -> Latency:
     return PRIORS.get(kind, TYPICAL)
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Alike:
+    """What is shared by the models of backends that are alike."""
+
+    prefill: Peers = field(default_factory=Peers)
+    decode: Peers = field(default_factory=Peers)
+
+
 class LatencyModel:
     """One backend's Latency, learnt from what is seen. `error` and `bias` say how well predictions came true.
 
     `error` is the mean of |predicted - seen| / seen, `bias` that of (predicted - seen) / seen, over about the last ten.
+    Before anything was seen, the backend is believed to be as far from its `prior`, or from what it told of itself, as
+    those that are `alike` turned out to be.
     """
 
-    def __init__(self, prior: Latency = TYPICAL) -> None:
-        self._prior = prior
+    def __init__(self, prior: Latency = TYPICAL, alike: Alike | None = None) -> None:
+        self._prior, self._alike = prior, alike or Alike()
         self._prefill = _prefill_fit(prior, 1.0, _GUESSED_SPREAD)
         costs = (prior.step_s, prior.sequence_s, prior.context_s)
         self._decode = RecursiveFit([_coefficient(cost, 1.0, _GUESSED_SPREAD) for cost in costs])
+        self._told: float | None = None
         self._snapshot: Latency | None = None
+        self._supposed = (0, 0)
         self.error = 0.0
         self.bias = 0.0
 
@@ -118,6 +131,7 @@ class LatencyModel:
 
     def snapshot(self) -> Latency:
         """What is known now."""
+        self._suppose()
         if self._snapshot is None:
             self._snapshot = Latency(*self._prefill.values, *self._decode.values)
         return self._snapshot
@@ -127,13 +141,12 @@ class LatencyModel:
 
         The other costs of prefill are taken to be as much higher or lower than their priors.
         """
-        if token_s is None or self._prefill.observations or token_s == self._prefill.values[1]:
+        if token_s is None or self._prefill.observations or token_s == self._told or not _is_duration(token_s):
             return
-        if not _is_duration(token_s):
-            return
+        self._told = token_s
         factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._prior.token_s))
         self._prefill = _prefill_fit(self._prior, factor, _TOLD_SPREAD)
-        self._snapshot = None
+        self._snapshot, self._supposed = None, (0, 0)
 
     def judge(self, predicted_s: float, seen_s: float) -> None:
         """A first token that was `predicted_s` away when its request was sent took `seen_s`."""
@@ -150,6 +163,7 @@ class LatencyModel:
         """
         if not _is_duration(seconds):
             return
+        self._suppose()
         fixed_s, token_s, pair_s, queue = self._prefill.values
         tokens_s = token_s * (work.tokens + queue * ahead.tokens)
         pairs_s = pair_s * (work.pairs + queue * ahead.pairs)
@@ -157,23 +171,38 @@ class LatencyModel:
         predicted_s = fixed_s + tokens_s + pairs_s
         shares = (fixed_s / predicted_s, tokens_s / predicted_s, pairs_s / predicted_s, waited_s / predicted_s)
         self._prefill.learn(shares, math.log(seconds) - math.log(predicted_s))
+        self._alike.prefill.hear(self._prefill.moved)
         self._snapshot = None
 
     def observe_decode(self, batch: float, context_tokens: float, seconds_per_step: float) -> None:
         """Learn what a step took while, on average, `batch` sequences decoded with `context_tokens` of context."""
         if not _is_duration(seconds_per_step):
             return
+        self._suppose()
         step_s, sequence_s, context_s = self._decode.values
         sequences_s, contexts_s = sequence_s * batch, context_s * context_tokens
         predicted_s = step_s + sequences_s + contexts_s
         shares = (step_s / predicted_s, sequences_s / predicted_s, contexts_s / predicted_s)
         self._decode.learn(shares, math.log(seconds_per_step) - math.log(predicted_s))
+        self._alike.decode.hear(self._decode.moved)
         self._snapshot = None
 
     def check(self) -> None:
         """Prove that every coefficient is a positive number within its bounds."""
         self._prefill.check()
         self._decode.check()
+
+    def _suppose(self) -> None:
+        """Take over what those that are alike taught since this was last called, as far as nothing was seen here."""
+        if self._prefill.observations and self._decode.observations:
+            return
+        changes = (self._alike.prefill.changes, self._alike.decode.changes)
+        if changes == self._supposed:
+            return
+        self._supposed, self._snapshot = changes, None
+        for fit, peers in ((self._prefill, self._alike.prefill), (self._decode, self._alike.decode)):
+            if peers.moved and not fit.observations:
+                fit.suppose(peers.moved)
 
 
 def _prefill_fit(prior: Latency, factor: float, spread: float) -> RecursiveFit:

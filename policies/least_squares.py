@@ -51,12 +51,13 @@ class RecursiveFit:
     in the logs as an extended Kalman filter does; Huber's weights against outliers (Robust Statistics, 1981).
     """
 
-    __slots__ = ("_bias", "_bounds", "_covariance", "_first", "_logs", "observations", "values")
+    __slots__ = ("_began", "_bias", "_bounds", "_covariance", "_first", "_logs", "observations", "values")
 
     def __init__(self, priors: Sequence[Prior]) -> None:
         self.values = [prior.value for prior in priors]
         self.observations = 0
-        self._logs = [math.log(prior.value) for prior in priors]
+        self._began = [math.log(prior.value) for prior in priors]
+        self._logs = list(self._began)
         self._bounds = [(math.log(prior.least), math.log(prior.most)) for prior in priors]
         self._first = [
             [one.shared * other.shared + (one.spread**2 if one is other else 0.0) for other in priors] for one in priors
@@ -66,6 +67,18 @@ class RecursiveFit:
 
     def __repr__(self) -> str:
         return f"<RecursiveFit {', '.join(f'{value:.2e}' for value in self.values)}, {self.observations} observations>"
+
+    @property
+    def moved(self) -> list[float]:
+        """How far each coefficient is from its prior, as a logarithm."""
+        return [log - began for log, began in zip(self._logs, self._began, strict=True)]
+
+    def suppose(self, moved: Sequence[float]) -> None:
+        """Before the first observation: take the coefficients to be so far from their priors, within their bounds."""
+        assert not self.observations, "what was seen counts more than what is supposed"
+        for at, (began, by, (low, high)) in enumerate(zip(self._began, moved, self._bounds, strict=True)):
+            self._logs[at] = log = max(low, min(high, began + by))
+            self.values[at] = math.exp(log)
 
     def learn(self, shares: Sequence[float], error: float) -> None:
         """Move towards an observation: log(seen / predicted) is `error`, and `shares` are its derivatives by the logs.

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 from backends.base import Backend
-from policies.cost import Latency
+from policies.cost import Alike, Latency
 from policies.errors import BackendFailed
 from policies.health import Health, HealthRules
 from policies.nouns import ClusterView, Request
@@ -54,6 +55,7 @@ class Cluster:
         self._rules, self._pool_rules = rules, pool_rules
         self._on_health, self._on_in_flight, self._on_learnt = on_health, on_in_flight, on_learnt
         self._on_predicted, self._on_reached, self._on_gone = on_predicted, on_reached, on_gone
+        self._alike: WeakValueDictionary[tuple[str, str], Alike] = WeakValueDictionary()
         self._members = {backend.name: self._member(backend, is_cold=False) for backend in backends}
         assert len(self._members) == len(backends), "two backends have one name"
         self._flying: dict[Flight, Member] = {}
@@ -305,7 +307,8 @@ class Cluster:
     def _member(self, backend: Backend, *, is_cold: bool) -> Member:
         rules = self._pool_rules.get(backend.pool, self._rules)
         health = Health(rules, self._rng, is_cold=is_cold)
-        return Member(backend, health, on_predicted=self._on_predicted, on_health=self._tell)
+        alike = self._alike.setdefault((backend.pool, backend.kind), Alike())
+        return Member(backend, health, alike=alike, on_predicted=self._on_predicted, on_health=self._tell)
 
     def _begin_probing(self, member: Member) -> None:
         name = member.backend.name

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from backends.base import Backend, Description, Load
 from policies.concurrency import AdaptiveLimit
-from policies.cost import Latency, LatencyModel, Work, prefill_work, prior_of
+from policies.cost import Alike, Latency, LatencyModel, Work, prefill_work, prior_of
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.nouns import BackendView, Request
@@ -49,12 +49,14 @@ class Member:
     elsewhere: Traffic = field(default_factory=Traffic)
     told: tuple[Latency, int | None] | None = None
     """What was last told of its speed and its adaptive limit."""
+    alike: Alike = field(default_factory=Alike)
+    """What is shared with backends of the same pool and kind."""
     model: LatencyModel = field(init=False)
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self.model = LatencyModel(prior_of(self.backend.kind))
+        self.model = LatencyModel(prior_of(self.backend.kind), self.alike)
 
     @property
     def healthy(self) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.cost import PRIORS, TYPICAL, Latency, LatencyModel, Work, prefill_work, prior_of
+from policies.cost import PRIORS, TYPICAL, Alike, Latency, LatencyModel, Work, prefill_work, prior_of
 
 FLEET = {
     "8B on an H200": Latency(0.01, 17.7e-6, 1.17e-9, 1.0, 3.5e-3, 1e-5, 30e-9),
@@ -123,6 +123,43 @@ def test_a_speed_that_a_backend_tells_counts_until_its_first_answer_was_seen() -
     model.told(1e-6)
     assert model.snapshot() == learnt
     model.check()
+
+
+@pytest.mark.parametrize("truth", FLEET.values(), ids=FLEET)
+def test_one_that_nobody_has_seen_is_believed_to_be_like_those_that_are_alike(truth: Latency) -> None:
+    alike = Alike()
+    seen, fresh = LatencyModel(alike=alike), LatencyModel(alike=alike)
+    errors_of(seen, truth, 60)
+    for batch, context_tokens in ((1, 100), (8, 20_000), (32, 90_000)) * 20:
+        seen.observe_decode(batch, context_tokens, truth.tpot_s(batch, context_tokens))
+    believed = fresh.snapshot()
+    assert believed.ttft_s(5000, 2000) == pytest.approx(seen.snapshot().ttft_s(5000, 2000), rel=0.25)
+    assert believed.tpot_s(8, 20_000) == pytest.approx(truth.tpot_s(8, 20_000), rel=0.25)
+    fresh.check()
+
+
+def test_what_it_told_of_itself_is_off_as_that_of_the_others_was() -> None:
+    alike = Alike()
+    slow, fast = LatencyModel(alike=alike), LatencyModel(alike=alike)
+    slow.told(2e-3)
+    told = slow.snapshot()
+    for uncached in (500, 2000, 8000) * 20:
+        slow.observe_ttft(prefill_work(uncached), Work(), 3 * told.ttft_s(uncached))
+    fast.told(1e-3)
+    assert fast.snapshot().ttft_s(2000) == pytest.approx(1.5 * told.ttft_s(2000), rel=0.1)
+    assert LatencyModel().snapshot() == TYPICAL
+
+
+def test_a_first_token_of_its_own_counts_more_than_what_is_supposed() -> None:
+    alike = Alike()
+    slow, quick = LatencyModel(alike=alike), LatencyModel(alike=alike)
+    errors_of(slow, FLEET["a CPU"], 60)
+    quick.observe_ttft(prefill_work(2000), Work(), TYPICAL.ttft_s(2000))
+    seen_s = quick.snapshot().ttft_s(2000)
+    assert seen_s < slow.snapshot().ttft_s(2000) / 3
+    errors_of(slow, FLEET["a CPU"], 5, seed=2)
+    assert quick.snapshot().ttft_s(2000) == seen_s
+    quick.check()
 
 
 def test_prompts_that_do_not_wait_for_each_other_teach_that_the_queue_is_short() -> None:

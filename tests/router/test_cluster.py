@@ -13,6 +13,7 @@ from policies.cost import Latency
 from policies.errors import BackendFailed, InvalidRequest
 from policies.health import HealthRules
 from policies.nouns import Delta
+from policies.predict import predicted_ttft_s
 from router.cluster import Cluster
 from router.flights import Flight
 from tests.policies.builders import a_request
@@ -119,6 +120,22 @@ def test_a_backend_that_reports_nothing_is_known_by_what_was_sent() -> None:
 def test_nobody_knows_what_a_backend_without_cache_reports_holds() -> None:
     cluster = Cluster([a_backend("b0"), a_backend("b1")])
     assert [seen.held_tokens for seen in cluster.view(0.0, {"b1": 64}).backends] == [None, 64]
+
+
+async def test_a_backend_that_joins_a_slow_pool_is_believed_to_be_as_slow() -> None:
+    clock = Clock()
+    cluster = Cluster([a_backend(), a_backend("other", pool="elsewhere")], clock=clock)
+    request = a_request(prompt_tokens=1000)
+    for _ in range(12):
+        with send(cluster, 1000) as flight:
+            clock.now += 20.0
+            flight.heard(Delta("x"), clock.now)
+    async with cluster:
+        await cluster.add(a_backend("b1"))
+        view = {one.name: one for one in cluster.view(clock.now).backends}
+    assert predicted_ttft_s(request, view["b0"]) > 10.0
+    assert predicted_ttft_s(request, view["b1"]) == pytest.approx(predicted_ttft_s(request, view["b0"]), rel=0.2)
+    assert predicted_ttft_s(request, view["other"]) < 1.0, "other pools are other machines"
 
 
 def test_a_view_is_a_snapshot() -> None:
