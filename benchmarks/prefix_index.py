@@ -4,8 +4,9 @@ Loads `--blocks` blocks in documents of 200,000 tokens, each held by some of 100
 length up: held whole by three backends, by all, to 8 and to 100 different depths, and by none. Where a dozen prompts
 are held by the same backends to the same depths, how many blocks have a set of holders says nothing of how deep they
 go, and the index must halve. Beside it in the same process: a dict from chained key to holders, walked and searched by
-halves, a radix tree over tokens, and what the answer alone costs, its depths known. The prompts are looked up in turn,
-so that each finds the caches as another left them. `--tiers` puts one block into host memory, since then all depths
+halves, a radix tree over tokens, and what the answer alone costs, its depths known. Twice: each look-up made once
+before it is timed, and after 64 MiB were read, so that it finds nothing in the caches, not even Python's own code.
+`--tiers` puts one block into host memory, since then all depths
 are kept by tier. The tree holds `--tree-share` of the
 documents: it keeps the tokens themselves.
 
@@ -259,15 +260,20 @@ def compare(blocks: int, rounds: int, tree_share: float, *, has_tiers: bool) -> 
         "100 depths, a dozen alike": (made[3 + ALIKE : SPECIAL] * rounds)[:rounds],
         "nobody holds it": [Document(10**6 + at, {}) for at in range(rounds)],
     }
-    for cold in (False, True):
-        look_up(cases, (index, table, tree), cold=cold)
+    for caches, prepare in {"caches warm": warmed, "caches flushed": flush}.items():
+        look_up(cases, (index, table, tree), caches, prepare)
 
 
-def look_up(cases: dict[str, list[Document]], parts: tuple[PrefixIndex, KeyedDict, RadixTree], *, cold: bool) -> None:
+def look_up(
+    cases: dict[str, list[Document]],
+    parts: tuple[PrefixIndex, KeyedDict, RadixTree],
+    caches: str,
+    prepare: Callable[[Callable[[], object]], None],
+) -> None:
     """A row for each case, every answer checked."""
     index, table, tree = parts
     names = ("keys known", "with hashing", "dict walked", "by halves", "radix tree", "answer alone")
-    print(f"\n{'us, P50 and P99' + (', caches flushed' if cold else ''):32}" + "  ".join(f"{one:>19}" for one in names))
+    print(f"\n{f'us, P50 and P99, {caches}':32}" + "  ".join(f"{one:>19}" for one in names))
     for name, asked in cases.items():
         columns: list[list[float]] = [[] for _ in names]
         for document in asked:
@@ -284,8 +290,7 @@ def look_up(cases: dict[str, list[Document]], parts: tuple[PrefixIndex, KeyedDic
                 lambda: answered(document.depths),  # noqa: B023
             )
             for column, call in zip(columns, calls, strict=True):
-                if cold:
-                    flush()
+                prepare(call)
                 column.append(timed_ms(call))
         print(f"{name:32}" + "  ".join(map(quantiles, columns)))
 
@@ -293,7 +298,12 @@ def look_up(cases: dict[str, list[Document]], parts: tuple[PrefixIndex, KeyedDic
 FLUSHED = np.zeros(2**23)
 
 
-def flush() -> None:
+def warmed(call: Callable[[], object]) -> None:
+    """Whoever is timed was just there."""
+    call()
+
+
+def flush(_: Callable[[], object]) -> None:
     """Read something larger than the caches, so that nobody finds in them what another just looked at."""
     FLUSHED.sum()
 
