@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.least_squares import Prior, RecursiveFit
-from policies.peers import Peers
+import msgspec
 
-_GUESSED_SPREAD, _TOLD_SPREAD, _SHAPE_SPREAD = 2.3, 0.3, 0.7
-"""Standard deviations of logs: of a speed that nobody has measured, of one that the backend has measured itself, and of
-one coefficient against the others."""
+from policies.least_squares import Prior, RecursiveFit
+
+_GUESSED_SPREAD, _TOLD_SPREAD, _SHAPE_SPREAD, _PACE_SPREAD = 2.3, 0.3, 0.7, 0.3
+"""Standard deviations of logs: of a speed that nobody has measured, of one that the backend has measured itself, of
+one coefficient against the others, and of one backend against its peers."""
 
 _FACTOR = 1000.0
 """Coefficients stay within this factor of their priors: a phone's CPU and a rack of GPUs lie within it."""
@@ -28,26 +29,36 @@ class Work(NamedTuple):
     pairs: float = 0.0
 
 
+class Ahead(NamedTuple):
+    """The prefill in front of a prompt: of each one there `alike`, as much as the prompt has itself, and what they have
+    `beyond` that.
+    """
+
+    alike: Work = Work()
+    beyond: Work = Work()
+
+
 def prefill_work(uncached: float, cached: float = 0.0) -> Work:
     """What computing `uncached` tokens behind `cached` ones takes."""
     return Work(uncached, uncached * (cached + uncached / 2))
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """What one backend's time depends on, all in seconds but `queue`. The defaults are a guess: a model of 8 to 70
-    billion parameters on a data centre's GPU.
+class Latency(msgspec.Struct, frozen=True):
+    """What one backend's time depends on, all in seconds but `queue` and `convoy`. The defaults are a guess: a model of
+    8 to 70 billion parameters on a data centre's GPU.
 
     Prefill takes `fixed_s` + `token_s` for each token + `pair_s` for each position that a token attends to; a step of
     decoding `step_s` + `sequence_s` for each sequence + `context_s` for each position of their contexts. A prompt waits
-    for the share `queue` of the prefill in front of it: 1 where prompts are computed one after the other, less where
-    they share steps or short ones go first.
+    for the share `queue` of the prefill in front of it, as far as none of that is longer than its own, and for the
+    share `convoy` of what is: 1 and 1 where prompts are computed one after the other, 1 and 0 where they share steps
+    (processor sharing), less where short ones go first.
     """
 
     fixed_s: float = 0.02
     token_s: float = 5e-5
     pair_s: float = 2e-9
     queue: float = 1.0
+    convoy: float = 1.0
     step_s: float = 0.01
     sequence_s: float = 1e-4
     context_s: float = 3e-8
@@ -60,9 +71,9 @@ class Latency:
         """Seconds from the start of a prompt's prefill to its first token: `uncached` tokens behind `cached` ones."""
         return self.fixed_s + uncached * (self.token_s + self.pair_s * (cached + uncached / 2))
 
-    def queue_s(self, ahead: Work) -> float:
+    def queue_s(self, ahead: Ahead) -> float:
         """Seconds that a prompt waits for the prefill `ahead` of it."""
-        return self.queue * self.work_s(ahead)
+        return self.queue * self.work_s(ahead.alike) + self.convoy * self.work_s(ahead.beyond)
 
     def ttft_s(self, uncached: float, cached: float = 0.0, *, queue_s: float = 0.0) -> float:
         """Seconds from sending a prompt to its first token, `queue_s` of them in the backend's queue."""
@@ -85,7 +96,7 @@ class Latency:
 TYPICAL = Latency()
 """What is believed where nothing is known."""
 
-PRIORS = {"ollama": Latency(0.05, 5e-4, 1e-8, 1.0, 0.03, 1e-3, 1e-7)}
+PRIORS = {"ollama": Latency(0.05, 5e-4, 1e-8, 1.0, 1.0, 0.03, 1e-3, 1e-7)}
 """Kind of backend -> what to believe of one that was not measured yet, where that is not the default."""
 
 
@@ -94,30 +105,59 @@ def prior_of(kind: str) -> Latency:
     return PRIORS.get(kind, TYPICAL)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Alike:
-    """What is shared by the models of backends that are alike."""
+class Peers:
+    """What backends that are alike have in common: their Latency, but for how much faster or slower each of them is.
 
-    prefill: Peers = field(default_factory=Peers)
-    decode: Peers = field(default_factory=Peers)
+    One machine sees too little to tell what a token costs from what a queue does; and of one that was never seen,
+    nothing would be known.
+    """
+
+    def __init__(self, prior: Latency = TYPICAL) -> None:
+        self.prior = prior
+        costs = [_coefficient(cost) for cost in (prior.fixed_s, prior.token_s, prior.pair_s)]
+        queue = Prior(prior.queue, least=0.01, most=2.0, spread=1.0)
+        convoy = Prior(prior.convoy, least=0.001, most=2.0, spread=2.0)
+        self.prefill = RecursiveFit([*costs, queue, convoy])
+        self.decode = RecursiveFit([_coefficient(cost) for cost in (prior.step_s, prior.sequence_s, prior.context_s)])
+
+    def __repr__(self) -> str:
+        return f"<Peers {self.prefill!r}, {self.decode!r}>"
+
+    @property
+    def observations(self) -> int:
+        """All of them."""
+        return self.prefill.observations + self.decode.observations
+
+    def latency(self, prefill: float, decode: float) -> Latency:
+        """That of one of them whose times are so many times those of all."""
+        fixed_s, token_s, pair_s, queue, convoy = self.prefill.values
+        step_s, sequence_s, context_s = self.decode.values
+        return Latency(
+            prefill * fixed_s,
+            prefill * token_s,
+            prefill * pair_s,
+            queue,
+            convoy,
+            decode * step_s,
+            decode * sequence_s,
+            decode * context_s,
+        )
 
 
 class LatencyModel:
     """One backend's Latency, learnt from what is seen. `error` and `bias` say how well predictions came true.
 
     `error` is the mean of |predicted - seen| / seen, `bias` that of (predicted - seen) / seen, over about the last ten.
-    Before anything was seen, the backend is believed to be as far from its `prior`, or from what it told of itself, as
-    those that are `alike` turned out to be.
+    What it has in common with its `peers` all of them learn together, and each by itself at what pace it works. Before
+    anything was seen of it, it is taken to be like them, but for what it told of itself.
     """
 
-    def __init__(self, prior: Latency = TYPICAL, alike: Alike | None = None) -> None:
-        self._prior, self._alike = prior, alike or Alike()
-        self._prefill = _prefill_fit(prior, 1.0, _GUESSED_SPREAD)
-        costs = (prior.step_s, prior.sequence_s, prior.context_s)
-        self._decode = RecursiveFit([_coefficient(cost, 1.0, _GUESSED_SPREAD) for cost in costs])
+    def __init__(self, peers: Peers | None = None) -> None:
+        self._peers = peers or Peers()
+        self._prefill, self._decode = RecursiveFit([_pace(1.0, _PACE_SPREAD)]), RecursiveFit([_pace(1.0, _PACE_SPREAD)])
         self._told: float | None = None
         self._snapshot: Latency | None = None
-        self._supposed = (0, 0)
+        self._learnt = 0
         self.error = 0.0
         self.bias = 0.0
 
@@ -131,9 +171,10 @@ class LatencyModel:
 
     def snapshot(self) -> Latency:
         """What is known now."""
-        self._suppose()
-        if self._snapshot is None:
-            self._snapshot = Latency(*self._prefill.values, *self._decode.values)
+        learnt = self._peers.observations
+        if self._snapshot is None or self._learnt != learnt:
+            self._snapshot = self._peers.latency(self._prefill.values[0], self._decode.values[0])
+            self._learnt = learnt
         return self._snapshot
 
     def told(self, token_s: float | None) -> None:
@@ -144,9 +185,8 @@ class LatencyModel:
         if token_s is None or self._prefill.observations or token_s == self._told or not _is_duration(token_s):
             return
         self._told = token_s
-        factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._prior.token_s))
-        self._prefill = _prefill_fit(self._prior, factor, _TOLD_SPREAD)
-        self._snapshot, self._supposed = None, (0, 0)
+        factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._peers.prior.token_s))
+        self._prefill, self._snapshot = RecursiveFit([_pace(factor, _TOLD_SPREAD)]), None
 
     def judge(self, predicted_s: float, seen_s: float) -> None:
         """A first token that was `predicted_s` away when its request was sent took `seen_s`."""
@@ -156,65 +196,60 @@ class LatencyModel:
         self.error += _ERROR_SHARE * (abs(off) - self.error)
         self.bias += _ERROR_SHARE * (off - self.bias)
 
-    def observe_ttft(self, work: Work, ahead: Work, seconds: float) -> None:
+    def observe_ttft(self, work: Work, ahead: Ahead, seconds: float) -> None:
         """Learn that a prompt of this `work`, sent with the prefill `ahead` of it, took `seconds` to its first token.
 
         A duration that is not positive and finite says nothing.
         """
         if not _is_duration(seconds):
             return
-        self._suppose()
-        fixed_s, token_s, pair_s, queue = self._prefill.values
-        tokens_s = token_s * (work.tokens + queue * ahead.tokens)
-        pairs_s = pair_s * (work.pairs + queue * ahead.pairs)
-        waited_s = queue * (token_s * ahead.tokens + pair_s * ahead.pairs)
-        predicted_s = fixed_s + tokens_s + pairs_s
-        shares = (fixed_s / predicted_s, tokens_s / predicted_s, pairs_s / predicted_s, waited_s / predicted_s)
-        self._prefill.learn(shares, math.log(seconds) - math.log(predicted_s))
-        self._alike.prefill.hear(self._prefill.moved)
+        fixed_s, token_s, pair_s, queue, convoy = self._peers.prefill.values
+        alike_tokens_s, alike_pairs_s = queue * token_s * ahead.alike.tokens, queue * pair_s * ahead.alike.pairs
+        beyond_tokens_s, beyond_pairs_s = convoy * token_s * ahead.beyond.tokens, convoy * pair_s * ahead.beyond.pairs
+        costs = (
+            fixed_s,
+            token_s * work.tokens + alike_tokens_s + beyond_tokens_s,
+            pair_s * work.pairs + alike_pairs_s + beyond_pairs_s,
+        )
+        waits = (alike_tokens_s + alike_pairs_s, beyond_tokens_s + beyond_pairs_s)
+        _learn(self._peers.prefill, self._prefill, (*costs, *waits), sum(costs), seconds)
         self._snapshot = None
 
     def observe_decode(self, batch: float, context_tokens: float, seconds_per_step: float) -> None:
         """Learn what a step took while, on average, `batch` sequences decoded with `context_tokens` of context."""
         if not _is_duration(seconds_per_step):
             return
-        self._suppose()
-        step_s, sequence_s, context_s = self._decode.values
-        sequences_s, contexts_s = sequence_s * batch, context_s * context_tokens
-        predicted_s = step_s + sequences_s + contexts_s
-        shares = (step_s / predicted_s, sequences_s / predicted_s, contexts_s / predicted_s)
-        self._decode.learn(shares, math.log(seconds_per_step) - math.log(predicted_s))
-        self._alike.decode.hear(self._decode.moved)
+        step_s, sequence_s, context_s = self._peers.decode.values
+        costs = (step_s, sequence_s * batch, context_s * context_tokens)
+        _learn(self._peers.decode, self._decode, costs, sum(costs), seconds_per_step)
         self._snapshot = None
 
     def check(self) -> None:
         """Prove that every coefficient is a positive number within its bounds."""
-        self._prefill.check()
-        self._decode.check()
-
-    def _suppose(self) -> None:
-        """Take over what those that are alike taught since this was last called, as far as nothing was seen here."""
-        if self._prefill.observations and self._decode.observations:
-            return
-        changes = (self._alike.prefill.changes, self._alike.decode.changes)
-        if changes == self._supposed:
-            return
-        self._supposed, self._snapshot = changes, None
-        for fit, peers in ((self._prefill, self._alike.prefill), (self._decode, self._alike.decode)):
-            if peers.moved and not fit.observations:
-                fit.suppose(peers.moved)
+        for fit in (self._peers.prefill, self._peers.decode, self._prefill, self._decode):
+            fit.check()
 
 
-def _prefill_fit(prior: Latency, factor: float, spread: float) -> RecursiveFit:
-    """A fit that begins at `factor` times the prior, of a speed whose log has this `spread`."""
-    queue = Prior(prior.queue, least=0.01, most=2.0, spread=1.0)
-    costs = (prior.fixed_s, prior.token_s, prior.pair_s)
-    return RecursiveFit([*(_coefficient(cost, factor, spread) for cost in costs), queue])
+def _learn(common: RecursiveFit, pace: RecursiveFit, parts: Sequence[float], usual_s: float, seconds: float) -> None:
+    """What is common, and one's own pace, each take their part of the news that what usually takes `usual_s` took
+    `seconds`; of `usual_s`, `parts` hang on each common coefficient.
+
+    Each fit takes the other's variance for noise: a Kalman filter of both that leaves out how they are correlated.
+    """
+    error = math.log(seconds) - math.log(usual_s * pace.values[0])
+    shares = [part / usual_s for part in parts]
+    own, others = pace.variance((1.0,)), common.variance(shares)
+    common.learn(shares, error, beside=own)
+    pace.learn((1.0,), error, beside=others)
 
 
-def _coefficient(prior: float, factor: float, spread: float) -> Prior:
+def _pace(factor: float, spread: float) -> Prior:
+    return Prior(factor, least=1.0 / _FACTOR, most=_FACTOR, spread=spread)
+
+
+def _coefficient(prior: float) -> Prior:
     least, most = prior / _FACTOR, prior * _FACTOR
-    return Prior(prior * factor, least=least, most=most, spread=_SHAPE_SPREAD, shared=spread)
+    return Prior(prior, least=least, most=most, spread=_SHAPE_SPREAD, shared=_GUESSED_SPREAD)
 
 
 def _is_duration(seconds: float) -> bool:

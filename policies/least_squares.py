@@ -15,8 +15,9 @@ _NOISE = 0.02
 _OUTLIER = 0.3
 """An error of the log beyond this counts less and less (Huber's weight)."""
 
-_MOST = 1.5
-"""The log of 4.5: no observation is believed to be further off, so that one hiccup does not look like the truth."""
+_MOST, _SURPRISE = 1.5, 3.0
+"""The log of 4.5: no observation is believed to be further off, so that one hiccup does not look like the truth; or
+than so many standard deviations, where little is known yet."""
 
 _BIAS_SHARE = 0.2
 _QUIET = 0.1
@@ -51,13 +52,12 @@ class RecursiveFit:
     in the logs as an extended Kalman filter does; Huber's weights against outliers (Robust Statistics, 1981).
     """
 
-    __slots__ = ("_began", "_bias", "_bounds", "_covariance", "_first", "_logs", "observations", "values")
+    __slots__ = ("_bias", "_bounds", "_covariance", "_first", "_logs", "observations", "values")
 
     def __init__(self, priors: Sequence[Prior]) -> None:
         self.values = [prior.value for prior in priors]
         self.observations = 0
-        self._began = [math.log(prior.value) for prior in priors]
-        self._logs = list(self._began)
+        self._logs = [math.log(prior.value) for prior in priors]
         self._bounds = [(math.log(prior.least), math.log(prior.most)) for prior in priors]
         self._first = [
             [one.shared * other.shared + (one.spread**2 if one is other else 0.0) for other in priors] for one in priors
@@ -68,28 +68,22 @@ class RecursiveFit:
     def __repr__(self) -> str:
         return f"<RecursiveFit {', '.join(f'{value:.2e}' for value in self.values)}, {self.observations} observations>"
 
-    @property
-    def moved(self) -> list[float]:
-        """How far each coefficient is from its prior, as a logarithm."""
-        return [log - began for log, began in zip(self._logs, self._began, strict=True)]
+    def variance(self, shares: Sequence[float]) -> float:
+        """That of the log of a prediction to which each coefficient gives its share."""
+        return sum(share * sum(map(_times, row, shares)) for share, row in zip(shares, self._covariance, strict=True))
 
-    def suppose(self, moved: Sequence[float]) -> None:
-        """Before the first observation: take the coefficients to be so far from their priors, within their bounds."""
-        assert not self.observations, "what was seen counts more than what is supposed"
-        for at, (began, by, (low, high)) in enumerate(zip(self._began, moved, self._bounds, strict=True)):
-            self._logs[at] = log = max(low, min(high, began + by))
-            self.values[at] = math.exp(log)
-
-    def learn(self, shares: Sequence[float], error: float) -> None:
+    def learn(self, shares: Sequence[float], error: float, *, beside: float = 0.0) -> None:
         """Move towards an observation: log(seen / predicted) is `error`, and `shares` are its derivatives by the logs.
 
-        17 us for four coefficients (busy 2.5 GHz core, 2026-11).
+        What else the prediction rests on has the variance `beside`, and takes its part of the error. 17 us for four
+        coefficients (busy 2.5 GHz core, 2026-11).
         """
-        error = max(-_MOST, min(_MOST, error))
+        most = max(_MOST, _SURPRISE * math.sqrt(beside + self.variance(shares)))
+        error = max(-most, min(most, error))
         self._heed_drift(error)
         covariance = self._covariance
         moved = [sum(map(_times, row, shares)) for row in covariance]
-        noise = _NOISE * max(1.0, abs(error) / _OUTLIER)
+        noise = beside + _NOISE * max(1.0, abs(error) / _OUTLIER)
         total = noise + sum(map(_times, moved, shares))
         step = error / total
         for at, (low, high) in enumerate(self._bounds):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from backends.base import Backend
-from policies.cost import Alike, Latency
+from policies.cost import Latency, Peers, prior_of
 from policies.errors import BackendFailed
 from policies.health import Health, HealthRules
 from policies.nouns import ClusterView, Request
@@ -55,7 +56,7 @@ class Cluster:
         self._rules, self._pool_rules = rules, pool_rules
         self._on_health, self._on_in_flight, self._on_learnt = on_health, on_in_flight, on_learnt
         self._on_predicted, self._on_reached, self._on_gone = on_predicted, on_reached, on_gone
-        self._alike: WeakValueDictionary[tuple[str, str], Alike] = WeakValueDictionary()
+        self._peers: WeakValueDictionary[tuple[str, str], Peers] = WeakValueDictionary()
         self._members = {backend.name: self._member(backend, is_cold=False) for backend in backends}
         assert len(self._members) == len(backends), "two backends have one name"
         self._flying: dict[Flight, Member] = {}
@@ -194,15 +195,21 @@ class Cluster:
         for heeder in self._heeders:
             heeder(name)
 
-    def view(self, now: float, held: Mapping[str, int] | None = None, rank: int | None = None) -> ClusterView:
+    def view(
+        self,
+        now: float,
+        held: Mapping[str, int] | None = None,
+        rank: int | None = None,
+        prompt_tokens: float = math.inf,
+    ) -> ClusterView:
         """All backends at `now`. `held` says how much of a prompt's beginning each is believed to hold, in tokens.
 
-        A backend that does not report its cache has None there instead of 0: nobody knows. `rank` is that of the
-        request: what is preemptible for it counts as reclaimable, and worse ranks are not in front of it, where
-        backends serve by rank.
+        A backend that does not report its cache has None there instead of 0: nobody knows. `rank` and `prompt_tokens`
+        are those of the request: what is preemptible for it counts as reclaimable, and worse ranks are not in front of
+        it, where backends serve by rank.
         """
         held = held or {}
-        return ClusterView(tuple(member.view(now, held, rank) for member in self._members.values()), now)
+        return ClusterView(tuple(member.view(now, held, rank, prompt_tokens) for member in self._members.values()), now)
 
     def may_serve(self, name: str, model: str) -> bool:
         """Is `name` there, well, not draining, and does it serve `model`?"""
@@ -307,8 +314,8 @@ class Cluster:
     def _member(self, backend: Backend, *, is_cold: bool) -> Member:
         rules = self._pool_rules.get(backend.pool, self._rules)
         health = Health(rules, self._rng, is_cold=is_cold)
-        alike = self._alike.setdefault((backend.pool, backend.kind), Alike())
-        return Member(backend, health, alike=alike, on_predicted=self._on_predicted, on_health=self._tell)
+        peers = self._peers.setdefault((backend.pool, backend.kind), Peers(prior_of(backend.kind)))
+        return Member(backend, health, peers=peers, on_predicted=self._on_predicted, on_health=self._tell)
 
     def _begin_probing(self, member: Member) -> None:
         name = member.backend.name

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
-from policies.cost import Work, prefill_work
+from policies.cost import Ahead, Work, prefill_work
 from policies.nouns import Delta, Request, Usage
 
 
@@ -25,7 +27,7 @@ class Flight:
     request: Request
     uncached_tokens: int
     sent_at: float
-    ahead: Work
+    ahead: Ahead
     crowd: int
     predicted_ttft_s: float
     is_first_try: bool
@@ -96,13 +98,36 @@ class Traffic(NamedTuple):
         return Traffic(running, waiting, tokens, pairs)
 
 
+class Front:
+    """Prompts that wait, and how much of them is in front of a further one."""
+
+    def __init__(self, works: Iterable[Work]) -> None:
+        ordered = sorted(works)
+        self._sizes = [work.tokens for work in ordered]
+        self._tokens = [0.0, *accumulate(self._sizes)]
+        self._pairs = [0.0, *accumulate(work.pairs for work in ordered)]
+        # of longer ones a part counts: as many pairs as go with so many of their tokens
+        self._steepness = [0.0, *accumulate(work.pairs / max(1.0, work.tokens) for work in ordered)]
+
+    def ahead_of(self, tokens: float) -> Ahead:
+        """What is in front of a prompt of so many tokens."""
+        shorter = bisect_right(self._sizes, tokens)
+        alike = Work(self._tokens[shorter], self._pairs[shorter])
+        if shorter == len(self._sizes):
+            return Ahead(alike)
+        alike_tokens = alike.tokens + tokens * (len(self._sizes) - shorter)
+        alike_pairs = alike.pairs + tokens * (self._steepness[-1] - self._steepness[shorter])
+        beyond = Work(self._tokens[-1] - alike_tokens, self._pairs[-1] - alike_pairs)
+        return Ahead(Work(alike_tokens, alike_pairs), beyond)
+
+
 class Seen(NamedTuple):
-    """The prefill that waits in `front` of a request of some rank, and what preemptible requests of worse ranks hold.
+    """The prompts that wait in `front` of a request of some rank, and what preemptible requests of worse ranks hold.
 
     `reclaimable_tokens` of KV are those that they hold alone, at the least.
     """
 
-    front: Work
+    front: Front
     reclaimable_requests: int
     reclaimable_tokens: int
 
@@ -112,8 +137,6 @@ class _Rank:
     """What the requests of one rank add up to: those that wait for their first token, and those that may give way."""
 
     requests: int = 0
-    waiting_tokens: int = 0
-    waiting_pairs: float = 0.0
     preemptible_requests: int = 0
     preemptible_tokens: int = 0
 
@@ -133,7 +156,7 @@ class Flights:
         self.waiting_tokens, self.waiting_pairs = 0, 0.0
         self.busy_since = 0.0
         self._last_sent_at = -math.inf
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int | None, Seen] = {}
         self._silent: list[tuple[float, int, Flight]] = []
         self._decoding = self._context_tokens = 0
         self._decoding_s = self._context_s = 0.0
@@ -221,8 +244,11 @@ class Flights:
         if not rank.requests:
             del self._ranks[request.rank]
 
-    def seen_by(self, rank: int) -> Seen:
-        """What is here as one of `rank` sees it, where ranks are served in order. Remembered until it changes."""
+    def seen_by(self, rank: int | None) -> Seen:
+        """What is here as one of `rank` sees it, where ranks are served in order; as None does, who is behind all.
+
+        Remembered until it changes.
+        """
         seen = self._seen.get(rank)
         if seen is None:
             seen = self._seen[rank] = self._look(rank)
@@ -260,30 +286,27 @@ class Flights:
         pairs = sum(flight.work.pairs for flight in self._open if flight.is_waiting)
         assert self.waiting_pairs == pairs, f"{self!r}: waiting pairs are wrong"
         preemptible = [one.uncached_tokens + one.drawn_tokens for one in self._open if one.request.preemptible]
-        assert self._look(-1) == (Work(), len(preemptible), sum(preemptible)), f"{self!r}: reclaimable is wrong"
-        assert all(self._look(rank) == seen for rank, seen in self._seen.items()), f"{self!r}: remembers what is past"
+        assert self._look(-1)[1:] == (len(preemptible), sum(preemptible)), f"{self!r}: reclaimable is wrong"
+        for rank, seen in self._seen.items():
+            now = self._look(rank)
+            assert seen[1:] == now[1:], f"{self!r}: remembers what is past"
+            assert seen.front.ahead_of(1000) == now.front.ahead_of(1000), f"{self!r}: remembers who is gone"
         assert self._open or not (self._decoding or self._context_tokens), f"{self!r}: decodes though nothing is open"
 
-    def _look(self, rank: int) -> Seen:
-        tokens = requests = held = 0
-        pairs = 0.0
-        for number, other in self._ranks.items():
-            if number <= rank:
-                tokens += other.waiting_tokens
-                pairs += other.waiting_pairs
-            else:
-                requests += other.preemptible_requests
-                held += other.preemptible_tokens
-        return Seen(Work(tokens, pairs), requests, held)
+    def _look(self, rank: int | None) -> Seen:
+        requests = held = 0
+        if rank is not None:
+            for number, other in self._ranks.items():
+                if number > rank:
+                    requests += other.preemptible_requests
+                    held += other.preemptible_tokens
+        waiting = (one for one in self._open if one.is_waiting and (rank is None or one.request.rank <= rank))
+        return Seen(Front(one.work for one in waiting), requests, held)
 
     def _count_waiting(self, flight: Flight, sign: int) -> None:
-        rank, tokens = self._ranks[flight.request.rank], sign * flight.uncached_tokens
         # integers and halves: nothing is lost in adding and subtracting
-        pairs = sign * flight.work.pairs
-        rank.waiting_tokens += tokens
-        rank.waiting_pairs += pairs
-        self.waiting_tokens += tokens
-        self.waiting_pairs += pairs
+        self.waiting_tokens += sign * flight.uncached_tokens
+        self.waiting_pairs += sign * flight.work.pairs
 
     def _count(self, now: float) -> None:
         """Add up who has decoded since the last time, with the mean of the contexts then and now."""

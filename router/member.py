@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from backends.base import Backend, Description, Load
 from policies.concurrency import AdaptiveLimit
-from policies.cost import Alike, Latency, LatencyModel, Work, prefill_work, prior_of
+from policies.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.nouns import BackendView, Request
-from router.flights import Flight, Flights, Seen, Traffic
+from router.flights import Flight, Flights, Front, Seen, Traffic
 
 _NOTHING = Description(models=frozenset())
 """What a backend says that was never reached."""
@@ -49,14 +49,14 @@ class Member:
     elsewhere: Traffic = field(default_factory=Traffic)
     told: tuple[Latency, int | None] | None = None
     """What was last told of its speed and its adaptive limit."""
-    alike: Alike = field(default_factory=Alike)
-    """What is shared with backends of the same pool and kind."""
+    peers: Peers | None = None
+    """What it has in common with others of its pool and kind; None: it has none."""
     model: LatencyModel = field(init=False)
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self.model = LatencyModel(prior_of(self.backend.kind), self.alike)
+        self.model = LatencyModel(self.peers or Peers(prior_of(self.backend.kind)))
 
     @property
     def healthy(self) -> bool:
@@ -78,8 +78,10 @@ class Member:
         description = self.backend.describe()
         return self.healthy and not self.draining and description is not None and model in description.models
 
-    def view(self, now: float, held: Mapping[str, int], rank: int | None = None) -> BackendView:
-        """This backend as one request of `rank` sees it at `now`.
+    def view(
+        self, now: float, held: Mapping[str, int], rank: int | None = None, prompt_tokens: float = math.inf
+    ) -> BackendView:
+        """This backend as one request of `rank` with so many `prompt_tokens` sees it at `now`.
 
         `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
         served last.
@@ -90,9 +92,11 @@ class Member:
         self.model.told(load.prefill_s_per_token)
         latency = self.model.snapshot()
         unseen, unseen_tokens = self._unseen(load)
-        seen = self.flights.seen_by(rank) if rank is not None and said.preempts else None
+        seen = self.flights.seen_by(rank if said.preempts else None)
         # one that reports its cache and is not named holds nothing; of any other nobody knows
         unnamed = 0 if said.reports_cache else None
+        held_tokens = held.get(self.backend.name, unnamed)
+        ahead = self._ahead(now, load, unseen_tokens, seen, max(1.0, prompt_tokens - (held_tokens or 0)))
         running, waiting = len(self.flights) - self.flights.waiting, self.flights.waiting + self.elsewhere.waiting
         waiting_tokens = self.elsewhere.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
         health = self.health
@@ -110,15 +114,15 @@ class Member:
             max_requests=load.max_requests,
             free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
             context_tokens=said.context_tokens,
-            held_tokens=held.get(self.backend.name, unnamed),
+            held_tokens=held_tokens,
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
             capabilities=said.capabilities,
             weight=self.weight * share,
             latency=latency,
-            queue_s=latency.queue_s(self._ahead(now, load, unseen_tokens, seen)),
+            queue_s=latency.queue_s(ahead),
             adaptive_limit=self.limit.limit if load.max_requests is None else None,
-            reclaimable_requests=seen.reclaimable_requests if seen else 0,
-            reclaimable_tokens=seen.reclaimable_tokens if seen else 0,
+            reclaimable_requests=seen.reclaimable_requests,
+            reclaimable_tokens=seen.reclaimable_tokens,
             # nearly all are steady, and this is asked of each backend for each decision
             may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
         )
@@ -130,7 +134,8 @@ class Member:
         load, description = self.backend.load(), self.backend.describe()
         unseen, unseen_tokens = self._unseen(load)
         by_rank = description is not None and description.preempts
-        ahead = self._ahead(now, load, unseen_tokens, self.flights.seen_by(request.rank) if by_rank else None)
+        seen = self.flights.seen_by(request.rank if by_rank else None)
+        ahead = self._ahead(now, load, unseen_tokens, seen, uncached_tokens)
         there = len(self.flights) + self.elsewhere.running + self.elsewhere.waiting
         if load.running is not None:
             there = load.running + (load.waiting or 0) + unseen
@@ -226,24 +231,28 @@ class Member:
             return len(self.flights), self.flights.waiting_tokens
         return self.flights.unseen(load.reported_at)
 
-    def _ahead(self, now: float, load: Load, unseen_tokens: int, seen: Seen | None) -> Work:
-        """The prefill that a prompt sent now has in front of it: what its rank has `seen`; None: all that is there.
+    def _ahead(self, now: float, load: Load, unseen_tokens: int, seen: Seen, tokens: float) -> Ahead:
+        """The prefill that a prompt of so many `tokens`, sent now, has in front of it of what it has `seen`.
 
-        What this router sent is known prompt by prompt; of what others sent, a report has the tokens alone.
+        What this router sent is known prompt by prompt; of what others sent, the sum and at times their number.
         """
         flights, others = self.flights, self.elsewhere
+        is_told = load.waiting_tokens is not None
+        reported = (load.waiting_tokens or 0) + unseen_tokens
+        if is_told:
+            theirs = Work(max(0, reported - flights.waiting_tokens), 0.0)
+        else:
+            theirs = Work(others.waiting_tokens, others.waiting_pairs)
+        behind_others = _of_equals(theirs, others.waiting, tokens) if theirs.tokens else Ahead()
         if not flights.waiting:
-            untold = load.waiting_tokens is None
-            return Work(others.waiting_tokens, others.waiting_pairs) if untold else Work(load.waiting_tokens or 0, 0.0)
-        whole = Work(flights.waiting_tokens, flights.waiting_pairs)
-        first = seen.front if seen else whole
-        if load.waiting_tokens is None:
-            total_s = self.model.snapshot().work_s(whole)
+            return behind_others
+        if is_told:
+            left = min(1.0, reported / flights.waiting_tokens)
+        else:
+            total_s = self.model.snapshot().work_s(Work(flights.waiting_tokens, flights.waiting_pairs))
             left = max(0.0, 1.0 - (now - flights.busy_since) / total_s)
-            return Work(first.tokens * left + others.waiting_tokens, first.pairs * left + others.waiting_pairs)
-        tokens, ours = load.waiting_tokens + unseen_tokens, flights.waiting_tokens
-        left = min(1.0, tokens / ours)
-        return Work(first.tokens * left + max(0, tokens - ours), first.pairs * left)
+        alike, beyond = seen.front.ahead_of(tokens)
+        return Ahead(_some(alike, left, behind_others.alike), _some(beyond, left, behind_others.beyond))
 
     def _learn_ttft(self, flight: Flight) -> None:
         if not flight.is_first_try:
@@ -279,3 +288,13 @@ class Member:
     def _was_crowded(self, flight: Flight) -> bool:
         """Was it sent among so many that a queue which nobody sees may have delayed it?"""
         return self.adaptive_limit is not None and self.limit.is_crowded(flight.crowd)
+
+
+def _of_equals(work: Work, prompts: int, tokens: float) -> Ahead:
+    """What is in front of a prompt of so many `tokens` where it is known only what all `prompts` are together."""
+    count = max(1, prompts)
+    return Front([Work(work.tokens / count, work.pairs / count)] * count).ahead_of(tokens)
+
+
+def _some(work: Work, share: float, more: Work) -> Work:
+    return Work(work.tokens * share + more.tokens, work.pairs * share + more.pairs)

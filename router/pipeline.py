@@ -245,7 +245,7 @@ class _Call(msgspec.Struct, frozen=True):
             began_at, latest = gateway.clock(), next(beliefs, None)
             # whoever waited or comes back asks the index again
             latest = believed(tokens, gateway) if latest is None else latest
-            view = self.carrier.seen(gateway.cluster.view(began_at, latest, rank=asked.rank))
+            view = self.carrier.seen(gateway.cluster.view(began_at, latest, asked.rank, asked.prompt_tokens))
             decision = self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
             trace.decided(asked, view, decision, began_at=began_at)
             return view, decision

@@ -226,7 +226,7 @@ class Telemetry:
 
     def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
         """What is known of `backend` by now; None: it tells itself how many requests it takes."""
-        for name in Latency.__dataclass_fields__:
+        for name in Latency.__struct_fields__:
             self._child(self._latency, backend, name).set(getattr(latency, name))
         if adaptive_limit is not None:
             self._child(self._limit, backend).set(adaptive_limit)

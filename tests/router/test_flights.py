@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cost import Work, prefill_work
+from policies.cost import Ahead, Work, prefill_work
 from policies.nouns import Delta, Sampling, Usage
-from router.flights import Flight, Flights
+from router.flights import Flight, Flights, Front
 from tests.policies.builders import a_request
 
 PREEMPTIBLE = {"preemptible": True, "rank": 2}
@@ -17,7 +18,7 @@ PREEMPTIBLE = {"preemptible": True, "rank": 2}
 def a_flight(book: Flights, tokens: int = 100, *, at: float = 0.0, held: int = 0, **what: Any) -> Flight:
     is_silent = what.pop("is_silent", False)
     request = a_request(prompt_tokens=tokens + held, **what)
-    flight = Flight("b0", request, tokens, at, Work(), 1, 0.5, True, book, lambda _: None, is_silent)
+    flight = Flight("b0", request, tokens, at, Ahead(), 1, 0.5, True, book, lambda _: None, is_silent)
     book.begin(flight)
     return flight
 
@@ -79,13 +80,22 @@ def test_prefill_that_waits_is_summed_up_to_a_rank() -> None:
     book = Flights()
     first, second = a_flight(book, 100), a_flight(book, 10, held=50, rank=3)
     assert (book.waiting, book.waiting_tokens, book.waiting_pairs) == (2, 110, 5000 + 10 * 55)
-    assert book.seen_by(3).front == Work(110, 5000 + 10 * 55)
-    assert book.seen_by(2).front == prefill_work(100)
+    assert book.seen_by(3).front.ahead_of(1000) == Ahead(Work(110, 5000 + 10 * 55))
+    assert book.seen_by(None).front.ahead_of(1000) == Ahead(Work(110, 5000 + 10 * 55))
+    assert book.seen_by(2).front.ahead_of(1000) == Ahead(prefill_work(100))
     first.heard(a_piece(), 1.0)
-    assert (book.waiting, book.seen_by(2).front) == (1, Work())
+    assert (book.waiting, book.seen_by(2).front.ahead_of(1000)) == (1, Ahead())
     book.end(second, 2.0)
     assert (book.waiting, len(book)) == (0, 1)
     book.check()
+
+
+def test_of_longer_prompts_as_much_is_in_front_as_one_has_itself_and_the_rest_beyond() -> None:
+    front = Front([Work(1000, 500.0), Work(10, 1.0), Work(100, 20.0)])
+    assert front.ahead_of(100) == Ahead(Work(10 + 100 + 100, 1 + 20 + 50), Work(900, 450))
+    assert front.ahead_of(1) == Ahead(Work(3, pytest.approx(0.8)), Work(1107, pytest.approx(520.2)))
+    assert front.ahead_of(math.inf) == Ahead(Work(1110, 521))
+    assert Front([]).ahead_of(5) == Ahead()
 
 
 def test_what_preemptible_requests_hold_is_reclaimable_for_strictly_better_ranks() -> None:
@@ -168,8 +178,10 @@ def test_sums_are_those_of_the_open_flights_whatever_happens(
         elif there:
             book.end(there.pop(at % len(there)), now)
         book.check()
-        assert book.seen_by(rank).front.tokens <= book.waiting_tokens
+        alike, beyond = book.seen_by(rank).front.ahead_of(at * 50)
+        assert alike.tokens + beyond.tokens <= book.waiting_tokens
     for flight in there:
         book.end(flight, now)
     book.check()
-    assert (len(book), book.waiting_tokens, book.seen_by(-1)) == (0, 0, (Work(), 0, 0))
+    assert (len(book), book.waiting_tokens, book.seen_by(-1)[1:]) == (0, 0, (0, 0))
+    assert book.seen_by(None).front.ahead_of(10) == Ahead()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from backends.base import Description, Load
@@ -156,7 +157,7 @@ def test_an_answer_that_fails_halfway_teaches_its_first_token_alone() -> None:
 
 def test_where_the_cache_is_unknown_the_end_tells_what_was_computed() -> None:
     member = a_member(says=Description(frozenset({"llama"})))
-    speed = replace(SPEED, pair_s=0.0)
+    speed = msgspec.structs.replace(SPEED, pair_s=0.0)
     now = 0.0
     for tokens, cached in ((1000, 900), (4000, 0), (3000, 2990), (200, 100), (5000, 3000)) * 6:
         flight = member.begin(a_request(prompt_tokens=tokens), tokens, now=now, is_first_try=True)

@@ -81,7 +81,7 @@ def test_predictions_are_compared_with_what_came_and_what_was_learnt_is_shown() 
     assert values(telemetry, "ttft_prediction_seconds_total") == {("b0", "predicted"): 5.0, ("b0", "seen"): 4.0}
     telemetry.learnt("b0", Latency(token_s=0.25), None)
     assert values(telemetry, "backend_latency")[("b0", "token_s")] == 0.25
-    assert len(values(telemetry, "backend_latency")) == 7
+    assert len(values(telemetry, "backend_latency")) == 8
     assert values(telemetry, "backend_adaptive_limit") == {}
     telemetry.learnt("b0", Latency(), 12)
     assert values(telemetry, "backend_adaptive_limit") == {("b0",): 12}
