@@ -326,7 +326,7 @@ class Engine:
             if one.arrival not in self._writers:
                 continue
             if piece.draws and sampled is None:
-                self._fail(one, "the model's logits are not finite numbers")
+                self._fail(one, "there is no token to draw: the logits, with penalties and bias, are not finite numbers")
                 continue
             self._scheduler.store(one)
             if sampled is not None:

@@ -467,6 +467,27 @@ def test_nan_costs_its_own_request_only_and_leaves_none_of_it_in_the_cache():
     driver.assert_nothing_is_held()
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1e-38},
+        {"frequency_penalty": -3e38},
+        {"frequency_penalty": -3e38, "top_k": 5},
+        {"stop_token_ids": frozenset(range(256)), "min_new_tokens": 5},
+    ],
+    ids=["infinite", "infinite by count", "infinite and filtered", "all forbidden"],
+)
+def test_parameters_that_leave_no_token_to_draw_cost_their_own_request_only(params):
+    driver = Driver()
+    driver.ask("a", some_tokens(100), new=8, temperature=1.0, seed=1, **params)
+    driver.ask("b", some_tokens(100, 1))
+    driver.run()
+    assert driver.ended["a", 0].reason is FinishReason.FAILED
+    assert "no token to draw" in driver.ended["a", 0].message
+    assert driver.drawn["b", 0] == driver.network.answer(some_tokens(100, 1), 5)
+    driver.assert_nothing_is_held()
+
+
 def test_a_cleared_cache_is_told_and_what_runs_goes_on():
     driver, prompt = Driver(), some_tokens(200)
     driver.ask("a", prompt, new=100)
