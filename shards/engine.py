@@ -21,7 +21,7 @@ from shards.kv.table import BlockTable
 from shards.model import Model
 from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Load, Pinned, Report, Submission
 from shards.options import EngineOptions
-from shards.sched.limits import MOST_CHOICES, Limits, Refusal
+from shards.sched.limits import Limits, Refusal
 from shards.scheduler import Scheduler, Step
 
 __all__ = ["Engine", "EngineOptions"]
@@ -235,8 +235,7 @@ class Engine:
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
 
     def _reject(self, submission: Submission, refusal: Refusal) -> None:
-        choices = submission.choices if 1 <= submission.choices <= MOST_CHOICES else 1
-        for choice in range(choices):
+        for choice in range(submission.ends):
             self._finished.append(
                 Finished(
                     key=submission.key,
@@ -326,7 +325,7 @@ class Engine:
             if one.arrival not in self._writers:
                 continue
             if piece.draws and sampled is None:
-                self._fail(one, "there is no token to draw: the logits, with penalties and bias, are not finite numbers")
+                self._fail(one, "there is no token to draw: logits, with penalties and bias, are not finite numbers")
                 continue
             self._scheduler.store(one)
             if sampled is not None:

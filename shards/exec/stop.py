@@ -18,8 +18,8 @@ class StopStrings:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._stream = DecodeStream(skip_special_tokens=True)
-        special = {token: added.content for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-        self._by_id = {token: content for token, content in special.items() if content in self._stops}
+        added = tokenizer.get_added_tokens_decoder()
+        self._by_id = {token: one.content for token, one in added.items() if one.special and one.content in self._stops}
         self._kept_characters = max(map(len, self._stops)) - 1
         self._tail = ""
 

@@ -214,6 +214,19 @@ async def test_tokens_that_are_no_whole_number_reject_their_request_and_no_other
         assert (await router.until_finished(2)).reason == wire.Finished.LENGTH
 
 
+async def test_a_request_for_more_choices_than_there_can_be_is_forgotten_once_it_was_rejected() -> None:
+    pytest.importorskip("torch")
+    from shards.engine import Engine
+    from shards.exec.fake import FakeNetwork
+    from shards.model import Model
+
+    async with a_shard(Engine(Model("m", FakeNetwork()))) as server, a_router(server) as router:
+        await router.ask(1, [1], choices=2**32 - 1)
+        end = await router.until_finished(1)
+        assert (end.reason, end.cause) == (wire.Finished.REJECTED, wire.Finished.INVALID)
+        assert not server.service.open_requests
+
+
 async def test_a_number_that_is_submitted_twice_is_rejected_once() -> None:
     engine = ScriptedEngine()
     engine.is_held = True
@@ -296,9 +309,10 @@ async def test_a_draining_shard_finishes_what_runs_and_takes_nothing_new() -> No
         await router.until(lambda report: bool(report.progress))
         draining = asyncio.create_task(server.drain())
         await eventually(lambda: server.service.is_draining)
-        await router.ask(2, [1])
+        await router.ask(2, [1], choices=2)
         refusal = await router.until_finished(2)
         assert (refusal.reason, refusal.cause) == (wire.Finished.REJECTED, wire.Finished.DRAINING)
+        assert [end.choice for end in router.reports[-1].finished] == [0, 1]
         assert await health_of(channel) == NOT_SERVING
         assert not draining.done()
         engine.is_held = False
