@@ -23,6 +23,7 @@ from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Load,
 from shards.options import EngineOptions
 from shards.sched.limits import Limits, Refusal
 from shards.scheduler import Scheduler, Step
+from shards.shortage import memory_for
 
 __all__ = ["Engine", "EngineOptions"]
 
@@ -48,7 +49,7 @@ class Engine:
     share what is cached, plan, compute, draw, cache what became full, report. Where a device draws, a step is planned
     and submitted before the one before it is collected: then what is reported lags one step behind. `clock` times
     steps, deadlines and waiting; `rng` gives seeds to those who have none. `copier_of` makes what moves KV to host
-    memory and back.
+    memory and back. Raises ValueError for options that cannot be, NotEnoughMemory where the system has less.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Engine:
         network = model.network
         blocks = self.options.blocks(network.block_bytes)
         self._runs_ahead = self._check_device(network)
-        network.allocate(blocks)
+        with memory_for(f"{_gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
+            network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
         self._copier = self._make_copier(copier_of)
         self._pool = BlockPool(blocks, model=model.name, options=self.options.pool, copier=self._copier)
@@ -267,7 +269,8 @@ class Engine:
             return None
         if not isinstance(network, HostedNetwork):
             raise ValueError(f"host_bytes is {self.options.host_bytes}; this model's KV cannot be moved to the host")
-        return copier_of(network.host_memory(slots))
+        with memory_for(f"{_gib(self.options.host_bytes)} of KV on the host", hint="give the host tier less"):
+            return copier_of(network.host_memory(slots))
 
     def _enqueue(self, request: Request, choice: int, seed: int) -> None:
         submission = request.submission
@@ -388,3 +391,7 @@ class Engine:
             prefill_s_per_token=self._scheduler.cost.prefill_s_per_token,
             step_s=self._step_s,
         )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.3g} GiB"

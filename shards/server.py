@@ -184,7 +184,9 @@ class ShardServer:
             else:
                 port = self._server.add_secure_port(self._listen, self._options.credentials)
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self._listen}: {error}") from error
+            # grpc does not say which of them it is
+            because = "it must be host:port of this machine, with a port that no other process has"
+            raise OSError(f"cannot listen on {self._listen}: {because}") from error
         return f"{host}:{port}"
 
     async def _keep_fresh(self) -> None:

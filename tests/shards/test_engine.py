@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from shards.exec.batch import Batch
-from shards.exec.fake import FakeNetwork
+from shards.exec.fake import FakeHostMemory, FakeNetwork
 from shards.kv.keys import BLOCK_TOKENS, block_keys, root_key
 from shards.kv.options import PoolOptions
 from shards.nouns import Cause, FinishReason, Pinned
+from shards.shortage import NotEnoughMemory
 from tests.shards.driver import EOS, Driver, a_tokenizer, packed, some_tokens
 
 
@@ -526,6 +527,27 @@ def test_options_that_hold_no_block_are_refused():
 
 class UnhostedNetwork(FakeNetwork):
     host_memory = None
+
+
+class VastNetwork(FakeNetwork):
+    """No machine holds its KV."""
+
+    def allocate(self, blocks: int) -> None:
+        torch.empty(2**50)
+
+
+class VastHostNetwork(FakeNetwork):
+    """No machine holds its KV beside the device."""
+
+    def host_memory(self, slots: int) -> FakeHostMemory:
+        torch.empty(2**50)
+        return super().host_memory(slots)
+
+
+@pytest.mark.parametrize(("network", "told"), [(VastNetwork(), "the pool"), (VastHostNetwork(), "the host tier")])
+def test_memory_that_the_system_does_not_have_is_refused_by_name(network, told):
+    with pytest.raises(NotEnoughMemory, match=f"GiB of KV.*give {told} less"):
+        Driver(network, host_bytes=10**6)
 
 
 def test_host_memory_for_a_network_that_cannot_move_its_kv_is_refused():
