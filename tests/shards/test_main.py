@@ -53,5 +53,5 @@ def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     assert f"cannot load {tmp_path}: {tmp_path}/config.json cannot be read" in started("--model", str(tmp_path)).stderr
 
 
-def test_a_network_that_cannot_be_is_a_sentence() -> None:
+def test_options_that_cannot_be_are_a_sentence() -> None:
     assert "run_ahead is sideways" in started("--run-ahead", "sideways", "--kv-memory", "0.01").stderr
