@@ -220,7 +220,10 @@ async def test_a_request_for_more_choices_than_there_can_be_is_forgotten_once_it
     from shards.exec.fake import FakeNetwork
     from shards.model import Model
 
-    async with a_shard(Engine(Model("m", FakeNetwork()), EngineOptions(kv_blocks=4))) as server, a_router(server) as router:
+    async with (
+        a_shard(Engine(Model("m", FakeNetwork()), EngineOptions(kv_blocks=4))) as server,
+        a_router(server) as router,
+    ):
         await router.ask(1, [1], choices=2**32 - 1)
         end = await router.until_finished(1)
         assert (end.reason, end.cause) == (wire.Finished.REJECTED, wire.Finished.INVALID)
