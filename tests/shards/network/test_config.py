@@ -157,7 +157,8 @@ def test_a_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
         NetworkConfig.read(tmp_path)
 
 
-def test_a_config_that_is_not_json_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
+@pytest.mark.parametrize("content", [b"{", b'{"\xff'])
+def test_a_config_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(BrokenCheckpoint, match=r"config\.json"):
         NetworkConfig.read(tmp_path)
