@@ -227,7 +227,7 @@ class Engine:
         if self._due is not None and not (self._runs_ahead and self._due.flight.may_stay):
             drawn += self._collect(self._due)
             self._due = None
-        self._is_settled = not (step.pieces or before or self._scheduler.is_copying)
+        self._is_settled = not (step.pieces or before or step.is_short)
         return self._report(drawn)
 
     def check(self) -> None:

@@ -83,6 +83,22 @@ def test_sampler_penalties_and_stop_strings_outlive_a_preemption(host_bytes, at)
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("asked", range(4))
+def test_who_waits_for_a_copy_goes_on_whenever_it_lands(asked):
+    driver = Driver(kv_blocks=4, host_bytes=HOST)
+    document = some_tokens(129)
+    driver.ask("first", document)
+    driver.run()
+    driver.ask("flood", some_tokens(250, 1))
+    driver.run()
+    # it says that a copy has landed when it was asked so often, which may be in the middle of a step
+    driver.copiers[0].lag, driver.copiers[0].asked = asked, 0
+    driver.ask("again", document)
+    driver.run()
+    assert driver.drawn["again", 0] == driver.drawn["first", 0]
+    assert driver.ended["again", 0].cached_tokens == 128
+
+
 def test_nobody_gives_way_to_an_equal_rank_nor_one_that_is_not_preemptible():
     driver = Driver(max_running=1)
     driver.ask("first", some_tokens(20), new=10, rank=1, preemptible=False)
