@@ -129,7 +129,8 @@ class Scheduler:
         meanwhile = Decoding(
             rows=len(decoding),
             context_tokens=sum(one.known_tokens for one in decoding),
-            steps_left=tuple(one.claim().steps_left for one in decoding),
+            # as if all of it were on the device: a copy takes a step or two, and no lifetime
+            steps_left=tuple(one.claim()._replace(is_steady=True).steps_left for one in decoding),
         )
         pending = [self._pending(one, now_s) for one in (*running.values(), *waiting.values()) if not one.has_drawn]
         return predict_ttft_s(

@@ -245,6 +245,23 @@ def test_predictions_come_for_those_who_have_not_drawn_ten_times_a_second():
     assert predictions["waiting"] > 0
 
 
+def test_a_copy_on_its_way_makes_no_prediction_a_lifetime():
+    driver = Driver(max_running=1, host_bytes=HOST)
+    driver.ask("low", some_tokens(150), new=40, rank=1)
+    steps(driver, 21)
+    driver.ask("high", some_tokens(100, 1), new=10, rank=0)
+    steps(driver, 5)
+    driver.copiers[0].lag = 1000
+    while ("high", 0) not in driver.ended:
+        driver.step()
+    for key in range(3):
+        driver.ask(key, some_tokens(64, key), rank=1)
+    driver.clock.now_s += 1
+    predictions = driver.engine.step().predictions
+    assert set(predictions) == {0, 1, 2}
+    assert max(predictions.values()) < 60
+
+
 class TimedNetwork(FakeNetwork):
     """Takes 1 ms a step and 0.1 ms a token, on the driver's clock."""
 
