@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shards.bundled import NAME, weights
-from shards.shortage import memory_for
+from shards.shortage import memory_for, refuse_beyond, usable_bytes
 from shards.threads import default_threads, use_threads
 
 if TYPE_CHECKING:
@@ -71,6 +71,12 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, a
     if asked_gib is not None or room is None:
         return int((0.5 if asked_gib is None else asked_gib) * 2**30)
     return int(room(batch_tokens=options.batch_tokens, rows=options.max_running))
+
+
+def host_kv_bytes(model: Model, options: EngineOptions) -> int:
+    """How much host memory KV takes in all: on a CPU that of the pool too."""
+    is_on_host = getattr(model.network, "room_bytes", None) is None
+    return options.host_bytes + (options.kv_bytes if is_on_host else 0)
 
 
 def pool_options(model: Model, asked_share: float | None, options: EngineOptions) -> PoolOptions:
@@ -188,6 +194,7 @@ def shard(
     )
     with told():
         options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
+        refuse_beyond(usable_bytes(), host_kv_bytes(loaded, options))
         engine = Engine(loaded, replace(options, pool=pool_options(loaded, pin_share, options)))
         announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
         warm_up(engine)

@@ -23,7 +23,7 @@ from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Load,
 from shards.options import EngineOptions
 from shards.sched.limits import Limits, Refusal
 from shards.scheduler import Scheduler, Step
-from shards.shortage import memory_for
+from shards.shortage import gib, memory_for
 
 __all__ = ["Engine", "EngineOptions"]
 
@@ -65,7 +65,7 @@ class Engine:
         network = model.network
         blocks = self.options.blocks(network.block_bytes)
         self._runs_ahead = self._check_device(network)
-        with memory_for(f"{_gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
+        with memory_for(f"{gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
             network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
         self._copier = self._make_copier(copier_of)
@@ -269,7 +269,7 @@ class Engine:
             return None
         if not isinstance(network, HostedNetwork):
             raise ValueError(f"host_bytes is {self.options.host_bytes}; this model's KV cannot be moved to the host")
-        with memory_for(f"{_gib(self.options.host_bytes)} of KV on the host", hint="give the host tier less"):
+        with memory_for(f"{gib(self.options.host_bytes)} of KV on the host", hint="give the host tier less"):
             return copier_of(network.host_memory(slots))
 
     def _enqueue(self, request: Request, choice: int, seed: int) -> None:
@@ -391,7 +391,3 @@ class Engine:
             prefill_s_per_token=self._scheduler.cost.prefill_s_per_token,
             step_s=self._step_s,
         )
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.3g} GiB"
