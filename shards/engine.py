@@ -100,7 +100,7 @@ class Engine:
     def next_deadline_s(self) -> float | None:
         """When the engine wants a step although nothing else happens, on its clock; None if never."""
         deadlines = [one.submission.deadline_s for one in self._roster.requests.values()]
-        deadlines.append(self._scheduler.next_change_s)
+        deadlines += [self._scheduler.next_change_s, self._pool.pins.next_end_s]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def submit(self, submission: Submission) -> None:

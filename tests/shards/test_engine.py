@@ -629,6 +629,20 @@ def test_a_pinned_prefix_outlives_a_flood_until_its_time_is_over():
     driver.assert_nothing_is_held()
 
 
+def test_a_pin_that_ends_while_nothing_happens_is_told_as_room_for_another():
+    driver = a_pinning_driver()
+    driver.ask("a", some_tokens(129))
+    driver.run()
+    room = driver.engine.step().load.blocks_pinnable
+    driver.engine.pin("p", sorted(driver.held), domain="", for_s=60.0)
+    assert driver.engine.step().load.blocks_pinnable == room - 2
+    assert not driver.engine.has_work
+    driver.clock.now_s = 60.0
+    assert driver.engine.has_work
+    assert driver.engine.step().load.blocks_pinnable == room
+    assert not driver.engine.has_work
+
+
 def test_what_is_unpinned_is_evicted_like_anything_else():
     driver, prompt = a_pinning_driver(), some_tokens(640)
     driver.ask("cold", prompt)
