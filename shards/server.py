@@ -255,9 +255,11 @@ async def serve(
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait((waiting, server.loop.died), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    if announcing is not None:
-        await announcing.stop()
-    await server.drain()
+    async with asyncio.TaskGroup() as ending:
+        # a router that cannot be reached takes seconds to be told, and others send requests meanwhile
+        ending.create_task(server.drain())
+        if announcing is not None:
+            ending.create_task(announcing.stop())
     await server.close()
     if server.loop.died.done():
         raise server.loop.died.result()

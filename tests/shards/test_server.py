@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from shards.announce import Announcement, Announcer
 from shards.loop import EngineError
 from shards.nouns import FinishReason, Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
@@ -340,6 +341,39 @@ async def test_serve_says_where_it_listens_and_ends_on_sigterm() -> None:
     address = await asyncio.wait_for(listening, 5)
     assert not address.endswith(":0")
     os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, 5)
+
+
+class HeldAnnouncer(Announcer):
+    """Its routers answer when they are told to."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(Announcement((), "own", address))
+        self.may_stop = asyncio.Event()
+
+    async def stop(self) -> None:
+        await self.may_stop.wait()
+
+
+async def test_a_shard_drains_while_its_announcement_is_taken_back() -> None:
+    announcers: list[HeldAnnouncer] = []
+
+    def announcer(address: str) -> Announcer:
+        announcers.append(HeldAnnouncer(address))
+        return announcers[0]
+
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(
+        serve(ScriptedEngine(), "127.0.0.1:0", on_listening=listening.set_result, announcer=announcer)
+    )
+    async with grpc.aio.insecure_channel(await asyncio.wait_for(listening, 5)) as channel:
+        assert await health_of(channel) == SERVING
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            while await health_of(channel) == SERVING:
+                pass
+        assert not serving.done()
+    announcers[0].may_stop.set()
     await asyncio.wait_for(serving, 5)
 
 
