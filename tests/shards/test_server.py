@@ -353,6 +353,7 @@ class HeldAnnouncer(Announcer):
 
     async def stop(self) -> None:
         await self.may_stop.wait()
+        await super().stop()
 
 
 async def test_a_shard_drains_while_its_announcement_is_taken_back() -> None:
