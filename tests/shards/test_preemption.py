@@ -347,6 +347,7 @@ def test_everybody_finishes_right_in_a_random_life(seed):
     for _ in range(20_000):
         if len(driver.ended) == len(prompts):
             break
+        driver.sleep()
         driver.clock.now_s += 0.1
         driver.step(check=False)
     assert {key for key, _ in driver.ended} == set(prompts), driver.engine
