@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shards.bundled import NAME, weights
+from shards.shortage import memory_for, refuse_beyond, usable_bytes
 from shards.threads import default_threads, use_threads
 
 if TYPE_CHECKING:
@@ -31,6 +34,20 @@ def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
     print(json.dumps(event) if supervised else sentence, file=sys.stdout if supervised else sys.stderr, flush=True)
 
 
+@contextmanager
+def told(*, before: str = "") -> Iterator[None]:
+    """Exits with 2 and a sentence for whatever can go wrong at a start, and does not lie in the code."""
+    from shards.loop import EngineError
+    from shards.warmup import BrokenModel
+    from shards.wire.otel import CannotExport
+
+    try:
+        yield
+    except (ValueError, OSError, BrokenModel, CannotExport, EngineError) as error:
+        print(f"{before}{error}", file=sys.stderr)  # noqa: T201
+        raise typer.Exit(2) from error
+
+
 def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device: str, *, supervised: bool) -> Model:
     """The model at `source` (a directory or `bundled`), with progress; exits with 2 if it cannot be."""
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
@@ -41,13 +58,11 @@ def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device:
         announce(supervised, {"loading": "weights", "share": share}, f"loading weights ... {share:4.0%}")
 
     path, usual_name = (weights(), NAME) if source == "bundled" else (Path(source), None)
-    try:
+    short = memory_for("its weights", hint="choose a smaller model, or another dtype or device")
+    with told(before=f"cannot load {path}: "), short:
         return Model.load(
             path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype, device=device, on_progress=on_progress
         )
-    except (ValueError, OSError) as error:
-        print(f"cannot load {path}: {error}", file=sys.stderr)  # noqa: T201
-        raise typer.Exit(2) from error
 
 
 def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, alone: bool) -> int:
@@ -56,6 +71,12 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, a
     if asked_gib is not None or room is None:
         return int((0.5 if asked_gib is None else asked_gib) * 2**30)
     return int(room(batch_tokens=options.batch_tokens, rows=options.max_running))
+
+
+def host_kv_bytes(model: Model, options: EngineOptions) -> int:
+    """How much host memory KV takes in all: on a CPU that of the pool too."""
+    is_on_host = getattr(model.network, "room_bytes", None) is None
+    return options.host_bytes + (options.kv_bytes if is_on_host else 0)
 
 
 def pool_options(model: Model, asked_share: float | None, options: EngineOptions) -> PoolOptions:
@@ -69,14 +90,10 @@ def pool_options(model: Model, asked_share: float | None, options: EngineOptions
 
 
 def traces_of(name: str) -> ShardTraces | None:
-    """What makes spans, if the standard variables of OpenTelemetry ask for any; exits with 2 if they cannot be sent."""
-    from shards.wire.otel import CannotExport, tracer_provider
+    """What makes spans, if the standard variables of OpenTelemetry ask for any; CannotExport if they cannot be sent."""
+    from shards.wire.otel import tracer_provider
 
-    try:
-        provider = tracer_provider("pointsman-shard", name)
-    except CannotExport as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        raise typer.Exit(2) from error
+    provider = tracer_provider("pointsman-shard", name)
     if provider is None:
         return None
     from shards.tracing import ShardTraces
@@ -162,9 +179,10 @@ def shard(
     from shards.announce import Announcement, Announcer, reachable_address
     from shards.engine import Engine, EngineOptions
     from shards.server import serve
-    from shards.warmup import BrokenModel, warm_up
+    from shards.warmup import warm_up
 
-    traces = traces_of(name)
+    with told():
+        traces = traces_of(name)
     use_threads(threads or default_threads())
     options = EngineOptions(
         host_bytes=int(host_memory * 2**30),
@@ -174,18 +192,12 @@ def shard(
         deterministic=deterministic,
         run_ahead=run_ahead,
     )
-    options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
-    try:
+    with told():
+        options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
+        refuse_beyond(usable_bytes(), host_kv_bytes(loaded, options))
         engine = Engine(loaded, replace(options, pool=pool_options(loaded, pin_share, options)))
-    except ValueError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        raise typer.Exit(2) from error
-    announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
-    try:
+        announce(supervised, {"loading": "warming up", "share": 1.0}, "warming up ...")
         warm_up(engine)
-    except BrokenModel as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        raise typer.Exit(2) from error
 
     def on_listening(address: str) -> None:
         announce(supervised, {"listening": address}, f"shard {name} serves {loaded.name} on {address}")
@@ -196,18 +208,12 @@ def shard(
         reachable = advertise or reachable_address(address, next(iter(routers), ""))
         return Announcer(Announcement(routers, pool, reachable, register_key))
 
+    served = serve(
+        engine, listen, shard=name, grace_s=grace_s, on_listening=on_listening, traces=traces, announcer=announcer
+    )
     try:
-        asyncio.run(
-            serve(
-                engine,
-                listen,
-                shard=name,
-                grace_s=grace_s,
-                on_listening=on_listening,
-                traces=traces,
-                announcer=announcer,
-            )
-        )
+        with told():
+            asyncio.run(served)
     finally:
         engine.close()
         if traces is not None:

@@ -21,8 +21,9 @@ from shards.kv.table import BlockTable
 from shards.model import Model
 from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Load, Pinned, Report, Submission
 from shards.options import EngineOptions
-from shards.sched.limits import MOST_CHOICES, Limits, Refusal
+from shards.sched.limits import Limits, Refusal
 from shards.scheduler import Scheduler, Step
+from shards.shortage import gib, memory_for
 
 __all__ = ["Engine", "EngineOptions"]
 
@@ -48,7 +49,7 @@ class Engine:
     share what is cached, plan, compute, draw, cache what became full, report. Where a device draws, a step is planned
     and submitted before the one before it is collected: then what is reported lags one step behind. `clock` times
     steps, deadlines and waiting; `rng` gives seeds to those who have none. `copier_of` makes what moves KV to host
-    memory and back.
+    memory and back. Raises ValueError for options that cannot be, NotEnoughMemory where the system has less.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Engine:
         network = model.network
         blocks = self.options.blocks(network.block_bytes)
         self._runs_ahead = self._check_device(network)
-        network.allocate(blocks)
+        with memory_for(f"{gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
+            network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
         self._copier = self._make_copier(copier_of)
         self._pool = BlockPool(blocks, model=model.name, options=self.options.pool, copier=self._copier)
@@ -98,7 +100,7 @@ class Engine:
     def next_deadline_s(self) -> float | None:
         """When the engine wants a step although nothing else happens, on its clock; None if never."""
         deadlines = [one.submission.deadline_s for one in self._roster.requests.values()]
-        deadlines.append(self._scheduler.next_change_s)
+        deadlines += [self._scheduler.next_change_s, self._pool.pins.next_end_s]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def submit(self, submission: Submission) -> None:
@@ -225,7 +227,7 @@ class Engine:
         if self._due is not None and not (self._runs_ahead and self._due.flight.may_stay):
             drawn += self._collect(self._due)
             self._due = None
-        self._is_settled = not (step.pieces or before or self._scheduler.is_copying)
+        self._is_settled = not (step.pieces or before or step.is_short)
         return self._report(drawn)
 
     def check(self) -> None:
@@ -235,8 +237,7 @@ class Engine:
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
 
     def _reject(self, submission: Submission, refusal: Refusal) -> None:
-        choices = submission.choices if 1 <= submission.choices <= MOST_CHOICES else 1
-        for choice in range(choices):
+        for choice in range(submission.ends):
             self._finished.append(
                 Finished(
                     key=submission.key,
@@ -268,7 +269,8 @@ class Engine:
             return None
         if not isinstance(network, HostedNetwork):
             raise ValueError(f"host_bytes is {self.options.host_bytes}; this model's KV cannot be moved to the host")
-        return copier_of(network.host_memory(slots))
+        with memory_for(f"{gib(self.options.host_bytes)} of KV on the host", hint="give the host tier less"):
+            return copier_of(network.host_memory(slots))
 
     def _enqueue(self, request: Request, choice: int, seed: int) -> None:
         submission = request.submission
@@ -326,7 +328,7 @@ class Engine:
             if one.arrival not in self._writers:
                 continue
             if piece.draws and sampled is None:
-                self._fail(one, "the model's logits are not finite numbers")
+                self._fail(one, "there is no token to draw: logits, with penalties and bias, are not finite numbers")
                 continue
             self._scheduler.store(one)
             if sampled is not None:

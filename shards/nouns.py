@@ -6,6 +6,9 @@ import enum
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
+MOST_CHOICES = 128
+"""Of one request."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -49,6 +52,11 @@ class Submission:
     choices: int = 1
     sampling: SamplingParams = SamplingParams()
     preemptible: bool = True
+
+    @property
+    def ends(self) -> int:
+        """How many times it is told to have finished: once per choice, and once if it asks for no possible number."""
+        return self.choices if 1 <= self.choices <= MOST_CHOICES else 1
 
 
 class FinishReason(enum.Enum):

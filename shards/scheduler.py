@@ -25,10 +25,15 @@ from shards.sched.room import Claim, Room
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to compute now; tables have room for it. `shape` is what it costs, in the cost model's terms."""
+    """What to compute now; tables have room for it. `shape` is what it costs, in the cost model's terms.
+
+    `is_short` if somebody was left out who may go on although nothing else happens: whose KV was on its way from the
+    host, or for whom there was no block.
+    """
 
     pieces: tuple[Piece, ...]
     shape: StepShape
+    is_short: bool = False
 
 
 class Scheduler:
@@ -58,18 +63,19 @@ class Scheduler:
         for one in running.values():
             if one.share():
                 self._note_progress(one)
-        work = [one.work(self._rank(one, now_s)) for one in running.values() if one.ready_tokens]
-        if self.is_copying:
-            work = [one for one in work if running[one.id].table.is_landed]
+        ready = [one for one in running.values() if one.ready_tokens]
+        landed = [one for one in ready if one.table.is_landed] if self._is_copying else ready
+        work = [one.work(self._rank(one, now_s)) for one in landed]
         plan = plan_step(work, self.cost, self.options.step)
         pieces = [self._piece(running[arrival], tokens) for arrival, tokens in plan.items()]
         served = tuple(piece for piece in pieces if self._grow(piece))
         self._look_ahead(served)
-        return Step(served, shape_of(work, {piece.sequence.arrival: piece.tokens for piece in served}))
+        shape = shape_of(work, {piece.sequence.arrival: piece.tokens for piece in served})
+        return Step(served, shape, is_short=len(landed) < len(ready) or len(served) < len(pieces))
 
     @property
-    def is_copying(self) -> bool:
-        """Is KV on its way from the host? Then somebody may go on although nothing else happens."""
+    def _is_copying(self) -> bool:
+        """Is KV on its way from the host?"""
         self.pool.has_landed(())
         return bool(self.pool.host.flights.landing)
 
@@ -123,7 +129,8 @@ class Scheduler:
         meanwhile = Decoding(
             rows=len(decoding),
             context_tokens=sum(one.known_tokens for one in decoding),
-            steps_left=tuple(one.claim().steps_left for one in decoding),
+            # as if all of it were on the device: a copy takes a step or two, and no lifetime
+            steps_left=tuple(one.claim()._replace(is_steady=True).steps_left for one in decoding),
         )
         pending = [self._pending(one, now_s) for one in (*running.values(), *waiting.values()) if not one.has_drawn]
         return predict_ttft_s(

@@ -212,7 +212,7 @@ class ScriptedEngine:
             assert sequence.computed_tokens * TOKEN_BYTES <= len(sequence.prompt), "computed what never came"
 
     def _reject(self, submission: Submission, message: str, cause: Cause) -> None:
-        for choice in range(submission.choices):
+        for choice in range(submission.ends):
             end = Finished(submission.key, choice, FinishReason.REJECTED, 0, 0, 0, message=message, cause=cause)
             self._ended.append(end)
 

@@ -184,7 +184,9 @@ class ShardServer:
             else:
                 port = self._server.add_secure_port(self._listen, self._options.credentials)
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self._listen}: {error}") from error
+            # grpc does not say which of them it is
+            because = "it must be host:port of this machine, with a port that no other process has"
+            raise OSError(f"cannot listen on {self._listen}: {because}") from error
         return f"{host}:{port}"
 
     async def _keep_fresh(self) -> None:
@@ -253,9 +255,11 @@ async def serve(
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait((waiting, server.loop.died), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    if announcing is not None:
-        await announcing.stop()
-    await server.drain()
+    async with asyncio.TaskGroup() as ending:
+        # a router that cannot be reached takes seconds to be told, and others send requests meanwhile
+        ending.create_task(server.drain())
+        if announcing is not None:
+            ending.create_task(announcing.stop())
     await server.close()
     if server.loop.died.done():
         raise server.loop.died.result()

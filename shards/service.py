@@ -198,12 +198,13 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             fault = Fault(Cause.INVALID, f"request {submit.request} was submitted twice")
             attachment.requests[submit.request].fault = fault
             await self._cancel(attachment, submit.request)
-        elif self.is_draining:
-            attachment.refuse(submit.request, _DRAINING, step=self._newest.step if self._newest else 0)
+            return
+        key = translate.RequestKey(attachment.stream, submit.request)
+        submission = translate.submission(submit, key, now_s=self._clock())
+        if self.is_draining:
+            attachment.refuse(submission, _DRAINING, step=self._newest.step if self._newest else 0)
         else:
-            key = translate.RequestKey(attachment.stream, submit.request)
-            submission = translate.submission(submit, key, now_s=self._clock())
-            attachment.requests[submit.request] = OpenRequest(submission.choices)
+            attachment.requests[submit.request] = OpenRequest(submission.ends)
             if self._traces is not None:
                 self._traces.begin(submission, submit.trace)
             await self._loop.put(lambda engine: engine.submit(submission))

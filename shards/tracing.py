@@ -64,7 +64,7 @@ class ShardTraces:
         if span.is_recording():
             context = otel.set_span_in_context(span, Context())
             prefill = self._tracer.start_span("prefill", context, start_time=now_ns)
-            self._open[submission.key] = _Open(span, context, prefill, submission.choices)
+            self._open[submission.key] = _Open(span, context, prefill, submission.ends)
 
     def hear(self, report: Report) -> None:
         """A step was done."""

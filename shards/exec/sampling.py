@@ -118,6 +118,8 @@ class Sampler:
 def sample(logits: Tensor, samplers: Sequence[Sampler], *, candidates: int = CANDIDATES) -> list[Sample | None]:
     """One token per row of `logits` [rows, vocab] float32; None where a row holds NaN or infinity.
 
+    So it is where penalties and bias make them so, or leave no token that may be drawn.
+
     In order: repetition penalty (over prompt and output, as in transformers), presence and frequency penalty (over the
     output, as in OpenAI's API), logit bias, tokens forbidden by min_new_tokens, temperature, top-k, top-p, min-p.
     Logprobs are the log-softmax of the raw logits, before any of that. `candidates` changes the time that it takes, not
@@ -134,6 +136,9 @@ def _sample(logits: Tensor, samplers: Sequence[Sampler], candidates: int) -> lis
     # a sum is not finite if any term is not, and makes no tensor of the size of the logits
     is_sound: list[bool] = torch.isfinite(logits.sum(1)).tolist()
     adjusted = _adjust(logits, samplers)
+    if adjusted is not logits:
+        # whatever is wrong with a row shows in its largest
+        is_sound = [sound and rest for sound, rest in zip(is_sound, adjusted.amax(1).isfinite().tolist(), strict=True)]
     tokens: list[int] = adjusted.argmax(1).tolist()
     drawing = [row for row, sampler in enumerate(samplers) if is_sound[row] and not sampler.is_greedy]
     for row, token in zip(drawing, _draw(adjusted, drawing, samplers, candidates=candidates), strict=True):

@@ -11,14 +11,15 @@ from tokenizers.decoders import DecodeStream
 class StopStrings:
     """Decodes one answer token by token and says which stop string it came to contain.
 
-    The text is what a reader sees: special tokens are left out of it. A stop string that is itself a token (say
+    The text is what a reader sees: special tokens are left out of it. A stop string that is itself such a token (say
     `<|im_end|>`) is found by its id, since the text never shows it. Strings may span any number of tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._by_id = {token: stop for stop in self._stops if (token := tokenizer.token_to_id(stop)) is not None}
+        added = tokenizer.get_added_tokens_decoder()
+        self._by_id = {token: one.content for token, one in added.items() if one.special and one.content in self._stops}
         self._kept_characters = max(map(len, self._stops)) - 1
         self._tail = ""
 

@@ -54,6 +54,11 @@ class Pins:
         """How many more blocks may be pinned."""
         return self.most - len(self)
 
+    @property
+    def next_end_s(self) -> float | None:
+        """When to `expire` next, at the latest; None if there is no pin."""
+        return self._ends[0][0] if self._ends else None
+
     def pin(self, name: str, keys: Iterable[int], *, domain: str, until_s: float, now_s: float) -> int:
         """How many of the blocks that `keys` name, and all before them, the pin `name` now keeps until `until_s`.
 

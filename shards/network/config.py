@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
 
+_LAYER_KINDS = {"full_attention", "sliding_attention"}
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
@@ -76,31 +77,36 @@ class NetworkConfig:
         return _network(raw, _token_ids(raw.eos_token_id) | _token_ids(generation.eos_token_id))
 
 
+_Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Base = Annotated[float, msgspec.Meta(gt=1)]
+
+
 class _RawGeneration(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
 class _Raw(msgspec.Struct, kw_only=True):
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    max_position_embeddings: int
+    vocab_size: _Count
+    hidden_size: _Count
+    intermediate_size: _Count
+    num_hidden_layers: _Count
+    num_attention_heads: _Count
+    max_position_embeddings: _Count
     architectures: list[str] = []
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    rms_norm_eps: float = 1e-6
+    num_key_value_heads: _Count | None = None
+    head_dim: _Count | None = None
+    rms_norm_eps: _Positive = 1e-6
     hidden_act: str = "silu"
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    rope_theta: float | None = None
+    rope_theta: _Base | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
-    original_max_position_embeddings: int | None = None
+    original_max_position_embeddings: _Count | None = None
     partial_rotary_factor: float | None = None
-    sliding_window: int | msgspec.UnsetType | None = msgspec.UNSET
+    sliding_window: _Count | msgspec.UnsetType | None = msgspec.UNSET
     use_sliding_window: bool = False
     max_window_layers: int = 28
     layer_types: list[str] | None = None
@@ -111,17 +117,17 @@ class _Raw(msgspec.Struct, kw_only=True):
 class _RawRope(msgspec.Struct):
     rope_type: str | None = None
     type: str | None = None
-    rope_theta: float | None = None
-    factor: float | None = None
-    original_max_position_embeddings: int | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float | None = None
-    beta_slow: float | None = None
+    rope_theta: _Base | None = None
+    factor: _Positive | None = None
+    original_max_position_embeddings: _Count | None = None
+    low_freq_factor: _Positive = 1.0
+    high_freq_factor: _Positive = 4.0
+    beta_fast: _Positive | None = None
+    beta_slow: _Positive | None = None
     truncate: bool = True
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    attention_factor: _Positive | None = None
+    mscale: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    mscale_all_dim: Annotated[float, msgspec.Meta(ge=0)] | None = None
     partial_rotary_factor: float | None = None
 
 
@@ -133,7 +139,7 @@ def _decode(path: Path, kind: type[_Decoded]) -> _Decoded:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise BrokenCheckpoint(f"{path} cannot be read: {error.strerror}", hint="is this a checkpoint?") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BrokenCheckpoint(f"{path}: {error}") from error
 
 
@@ -171,6 +177,9 @@ def _network(raw: _Raw, eos_token_ids: frozenset[int]) -> NetworkConfig:
             f"architecture {architecture} is not supported", hint=f"supported: {', '.join(_FAMILIES)}"
         )
     _refuse_unsupported(raw)
+    head_dim = raw.head_dim or family.head_dim or raw.hidden_size // raw.num_attention_heads
+    if head_dim < 1 or head_dim % 2:
+        raise BrokenCheckpoint(f"a head of {head_dim} numbers has no pairs for rope to turn")
     return NetworkConfig(
         architecture=architecture,
         vocab_size=raw.vocab_size,
@@ -178,7 +187,7 @@ def _network(raw: _Raw, eos_token_ids: frozenset[int]) -> NetworkConfig:
         intermediate_size=raw.intermediate_size,
         heads=raw.num_attention_heads,
         kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
-        head_dim=raw.head_dim or family.head_dim or raw.hidden_size // raw.num_attention_heads,
+        head_dim=head_dim,
         max_positions=raw.max_position_embeddings,
         rms_norm_eps=raw.rms_norm_eps,
         rope=_rope(raw),
@@ -188,7 +197,8 @@ def _network(raw: _Raw, eos_token_ids: frozenset[int]) -> NetworkConfig:
         output_bias=raw.attention_bias and family.qkv_bias is None,
         mlp_bias=raw.mlp_bias and family.mlp_bias,
         query_key_norm=family.query_key_norm,
-        eos_token_ids=eos_token_ids,
+        # some name tokens that were added behind the last logit: nobody draws them
+        eos_token_ids=frozenset(token for token in eos_token_ids if 0 <= token < raw.vocab_size),
     )
 
 
@@ -216,6 +226,10 @@ def _windows(raw: _Raw, family: _Family) -> tuple[int | None, ...]:
     if raw.layer_types is not None:
         if len(raw.layer_types) != layers:
             raise BrokenCheckpoint(f"layer_types names {len(raw.layer_types)} layers, num_hidden_layers is {layers}")
+        if unknown := set(raw.layer_types) - _LAYER_KINDS:
+            raise UnsupportedCheckpoint(
+                f"layers of type {min(unknown)} are not supported", hint=f"supported: {', '.join(sorted(_LAYER_KINDS))}"
+            )
         return tuple(window if kind == "sliding_attention" else None for kind in raw.layer_types)
     return tuple(window if layer >= raw.max_window_layers else None for layer in range(layers))
 
@@ -240,6 +254,10 @@ def _rope(raw: _Raw) -> Rope:
     )
     if rope.factor is None and kind in ("linear", "llama3"):
         raise BrokenCheckpoint(f"rope type {kind} needs a factor")
+    if rope.factor is not None and rope.rope_type is None and rope.type is None:
+        raise BrokenCheckpoint(f"rope is to be scaled by {rope.factor:g}, and no rope type says how")
+    if kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
+        raise BrokenCheckpoint("rope type llama3 needs a high_freq_factor above its low_freq_factor")
     return Rope(
         kind=kind,
         theta=rope.rope_theta or raw.rope_theta or 10_000.0,

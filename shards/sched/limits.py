@@ -10,9 +10,8 @@ import numpy as np
 
 from shards.kv.keys import TOKEN_BYTES
 from shards.kv.table import blocks_for
-from shards.nouns import Cause, SamplingParams, Submission
+from shards.nouns import MOST_CHOICES, Cause, SamplingParams, Submission
 
-MOST_CHOICES = 128
 MOST_TOP_LOGPROBS = 20
 MOST_STOP_STRINGS = 64
 MOST_STOP_CHARACTERS = 1024

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from shards.nouns import CacheEvent, Finished, FinishReason, Load
+from shards.nouns import CacheEvent, Finished, FinishReason, Load, Submission
 from shards.wire import translate
 from shards.wire.facts import Facts, Fault
 from shards.wire.outbox import Outbox
@@ -88,11 +88,11 @@ class Attachment:
         self._load_sent = (now, load)
         self._push(wire.StepReport(epoch=self.epoch, step=step, load=translate.load(load)))
 
-    def refuse(self, request: int, fault: Fault, *, step: int) -> None:
+    def refuse(self, submission: Submission, fault: Fault, *, step: int) -> None:
         """Queue the rejection of a request that the engine never saw."""
-        key = translate.RequestKey(self.stream, request)
-        end = Finished(key, 0, FinishReason.REJECTED, 0, 0, 0, message=fault.message, cause=fault.cause)
-        self._push(wire.StepReport(epoch=self.epoch, step=step, finished=[translate.finished(end)]))
+        rejected = Finished(submission.key, 0, FinishReason.REJECTED, 0, 0, 0, message=fault.message, cause=fault.cause)
+        ends = [translate.finished(replace(rejected, choice=choice)) for choice in range(submission.ends)]
+        self._push(wire.StepReport(epoch=self.epoch, step=step, finished=ends))
 
     def answer(self, call: int, blocks: int, *, held: int = 0) -> None:
         """Queue the answer to a command on the cache."""

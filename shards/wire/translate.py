@@ -33,6 +33,9 @@ class Prediction:
     ttft_s: float
 
 
+_LOAD_BYTES = 128
+"""A Load takes less, whatever it says."""
+
 Item = Drawn | Progress | Prediction | Finished | CacheEvent
 """What a StepReport is made of."""
 
@@ -143,9 +146,9 @@ def cache_pieces(events: Iterable[CacheEvent]) -> Iterator[CacheEvent]:
 
 
 def step_reports(items: Sequence[Item], *, epoch: int, step: int) -> list[wire.StepReport]:
-    """`items` of one step in as few messages as MESSAGE_BYTES allow, in their order."""
+    """`items` of one step in as few messages as MESSAGE_BYTES allow, in their order, each with room for a load."""
     report = _step_report(items, epoch, step)
-    if len(items) < 2 or report.ByteSize() <= limits.MESSAGE_BYTES:
+    if len(items) < 2 or report.ByteSize() <= limits.MESSAGE_BYTES - _LOAD_BYTES:
         return [report]
     half = len(items) // 2
     return [

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from shards.scripted import ScriptedEngine
-from shards.server import ServerOptions, ShardServer
+from shards.server import ServedEngine, ServerOptions, ShardServer
 from shards.wire import limits
 from shards.wire.translate import pack_ids
 from shards.wire.v1 import shard_pb2 as wire
@@ -18,7 +18,7 @@ from shards.wire.v1 import shard_pb2_grpc
 
 
 @asynccontextmanager
-async def a_shard(engine: ScriptedEngine | None = None, **options: Any) -> AsyncIterator[ShardServer]:
+async def a_shard(engine: ServedEngine | None = None, **options: Any) -> AsyncIterator[ShardServer]:
     server = ShardServer(engine or ScriptedEngine(), "127.0.0.1:0", ServerOptions(**{"load_s": 0.01, **options}))
     await server.start()
     try:

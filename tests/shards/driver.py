@@ -106,6 +106,13 @@ class Driver:
         self.copiers.append(LaggingCopier(memory))
         return self.copiers[-1]
 
+    def sleep(self) -> None:
+        """Let time pass as an idle loop would: until there is something to do. Fails if nothing would ever wake it."""
+        if not self.engine.has_work:
+            wakes_s = self.engine.next_deadline_s
+            assert wakes_s is not None, f"asleep for good: {self.engine!r}"
+            self.clock.now_s = max(self.clock.now_s, wakes_s)
+
     def run(self, most_steps: int = 3000) -> None:
         """Step until nothing is left to do."""
         for _ in range(most_steps):

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from shards.exec.batch import Batch
-from shards.exec.fake import FakeNetwork
+from shards.exec.fake import FakeHostMemory, FakeNetwork
 from shards.kv.keys import BLOCK_TOKENS, block_keys, root_key
 from shards.kv.options import PoolOptions
 from shards.nouns import Cause, FinishReason, Pinned
+from shards.shortage import NotEnoughMemory
 from tests.shards.driver import EOS, Driver, a_tokenizer, packed, some_tokens
 
 
@@ -467,6 +468,27 @@ def test_nan_costs_its_own_request_only_and_leaves_none_of_it_in_the_cache():
     driver.assert_nothing_is_held()
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1e-38},
+        {"frequency_penalty": -3e38},
+        {"frequency_penalty": -3e38, "top_k": 5},
+        {"stop_token_ids": frozenset(range(256)), "min_new_tokens": 5},
+    ],
+    ids=["infinite", "infinite by count", "infinite and filtered", "all forbidden"],
+)
+def test_parameters_that_leave_no_token_to_draw_cost_their_own_request_only(params):
+    driver = Driver()
+    driver.ask("a", some_tokens(100), new=8, temperature=1.0, seed=1, **params)
+    driver.ask("b", some_tokens(100, 1))
+    driver.run()
+    assert driver.ended["a", 0].reason is FinishReason.FAILED
+    assert "no token to draw" in driver.ended["a", 0].message
+    assert driver.drawn["b", 0] == driver.network.answer(some_tokens(100, 1), 5)
+    driver.assert_nothing_is_held()
+
+
 def test_a_cleared_cache_is_told_and_what_runs_goes_on():
     driver, prompt = Driver(), some_tokens(200)
     driver.ask("a", prompt, new=100)
@@ -505,6 +527,27 @@ def test_options_that_hold_no_block_are_refused():
 
 class UnhostedNetwork(FakeNetwork):
     host_memory = None
+
+
+class VastNetwork(FakeNetwork):
+    """No machine holds its KV."""
+
+    def allocate(self, blocks: int) -> None:
+        torch.empty(2**50)
+
+
+class VastHostNetwork(FakeNetwork):
+    """No machine holds its KV beside the device."""
+
+    def host_memory(self, slots: int) -> FakeHostMemory:
+        torch.empty(2**50)
+        return super().host_memory(slots)
+
+
+@pytest.mark.parametrize(("network", "told"), [(VastNetwork(), "the pool"), (VastHostNetwork(), "the host tier")])
+def test_memory_that_the_system_does_not_have_is_refused_by_name(network, told):
+    with pytest.raises(NotEnoughMemory, match=f"GiB of KV.*give {told} less"):
+        Driver(network, host_bytes=10**6)
 
 
 def test_host_memory_for_a_network_that_cannot_move_its_kv_is_refused():
@@ -584,6 +627,20 @@ def test_a_pinned_prefix_outlives_a_flood_until_its_time_is_over():
     driver.run()
     assert driver.ended["late", 0].cached_tokens == 0
     driver.assert_nothing_is_held()
+
+
+def test_a_pin_that_ends_while_nothing_happens_is_told_as_room_for_another():
+    driver = a_pinning_driver()
+    driver.ask("a", some_tokens(129))
+    driver.run()
+    room = driver.engine.step().load.blocks_pinnable
+    driver.engine.pin("p", sorted(driver.held), domain="", for_s=60.0)
+    assert driver.engine.step().load.blocks_pinnable == room - 2
+    assert not driver.engine.has_work
+    driver.clock.now_s = 60.0
+    assert driver.engine.has_work
+    assert driver.engine.step().load.blocks_pinnable == room
+    assert not driver.engine.has_work
 
 
 def test_what_is_unpinned_is_evicted_like_anything_else():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import socket
+from pathlib import Path
 
-from shards.__main__ import pool_options
+import pytest
+from typer.testing import CliRunner, Result
+
+from shards.__main__ import app, pool_options
 from shards.engine import EngineOptions
 from shards.exec.fake import FakeNetwork
 from shards.kv.table import blocks_for
@@ -21,3 +25,33 @@ def test_a_quarter_of_the_pool_may_be_pinned_unless_a_long_prompt_needs_it_or_th
     assert pool_options(model, 0.5, small).pin_share == 0.5
     with pytest.raises(ValueError, match="hold no KV block"):
         pool_options(model, None, EngineOptions(kv_bytes=1))
+
+
+def started(*options: str) -> Result:
+    """What a start with `options` came to; it must fail, for it would serve until it is told to stop."""
+    result = CliRunner().invoke(app, ["--threads", "1", "--device", "cpu", "--listen", "127.0.0.1:0", *options])
+    assert result.exit_code == 2
+    assert result.exception is None or isinstance(result.exception, SystemExit), "a person was shown a traceback"
+    return result
+
+
+def test_a_port_that_another_process_has_is_a_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = started("--listen", address, "--kv-memory", "0.01")
+    assert f"cannot listen on {address}: it must be" in result.stderr
+
+
+def test_memory_that_is_not_there_is_a_sentence() -> None:
+    result = started("--kv-memory", "1000000")
+    assert "1e+06 GiB of KV are asked for and there is no more than" in result.stderr
+
+
+def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    assert f"cannot load {tmp_path}: {tmp_path}/config.json cannot be read" in started("--model", str(tmp_path)).stderr
+
+
+def test_options_that_cannot_be_are_a_sentence() -> None:
+    assert "run_ahead is sideways" in started("--run-ahead", "sideways", "--kv-memory", "0.01").stderr

@@ -83,6 +83,22 @@ def test_sampler_penalties_and_stop_strings_outlive_a_preemption(host_bytes, at)
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("asked", range(4))
+def test_who_waits_for_a_copy_goes_on_whenever_it_lands(asked):
+    driver = Driver(kv_blocks=4, host_bytes=HOST)
+    document = some_tokens(129)
+    driver.ask("first", document)
+    driver.run()
+    driver.ask("flood", some_tokens(250, 1))
+    driver.run()
+    # it says that a copy has landed when it was asked so often, which may be in the middle of a step
+    driver.copiers[0].lag, driver.copiers[0].asked = asked, 0
+    driver.ask("again", document)
+    driver.run()
+    assert driver.drawn["again", 0] == driver.drawn["first", 0]
+    assert driver.ended["again", 0].cached_tokens == 128
+
+
 def test_nobody_gives_way_to_an_equal_rank_nor_one_that_is_not_preemptible():
     driver = Driver(max_running=1)
     driver.ask("first", some_tokens(20), new=10, rank=1, preemptible=False)
@@ -229,6 +245,23 @@ def test_predictions_come_for_those_who_have_not_drawn_ten_times_a_second():
     assert predictions["waiting"] > 0
 
 
+def test_a_copy_on_its_way_makes_no_prediction_a_lifetime():
+    driver = Driver(max_running=1, host_bytes=HOST)
+    driver.ask("low", some_tokens(150), new=40, rank=1)
+    steps(driver, 21)
+    driver.ask("high", some_tokens(100, 1), new=10, rank=0)
+    steps(driver, 5)
+    driver.copiers[0].lag = 1000
+    while ("high", 0) not in driver.ended:
+        driver.step()
+    for key in range(3):
+        driver.ask(key, some_tokens(64, key), rank=1)
+    driver.clock.now_s += 1
+    predictions = driver.engine.step().predictions
+    assert set(predictions) == {0, 1, 2}
+    assert max(predictions.values()) < 60
+
+
 class TimedNetwork(FakeNetwork):
     """Takes 1 ms a step and 0.1 ms a token, on the driver's clock."""
 
@@ -314,6 +347,7 @@ def test_everybody_finishes_right_in_a_random_life(seed):
     for _ in range(20_000):
         if len(driver.ended) == len(prompts):
             break
+        driver.sleep()
         driver.clock.now_s += 0.1
         driver.step(check=False)
     assert {key for key, _ in driver.ended} == set(prompts), driver.engine

@@ -361,6 +361,7 @@ def test_in_a_random_life_everybody_says_what_it_would_have_said_alone(seed):
     for _ in range(20_000):
         if len(driver.ended) == len(asked):
             break
+        driver.sleep()
         driver.clock.now_s += 0.1
         step()
     allowed: set[int] = set()

@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from shards.announce import Announcement, Announcer
 from shards.loop import EngineError
 from shards.nouns import FinishReason, Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
@@ -214,6 +215,22 @@ async def test_tokens_that_are_no_whole_number_reject_their_request_and_no_other
         assert (await router.until_finished(2)).reason == wire.Finished.LENGTH
 
 
+async def test_a_request_for_more_choices_than_there_can_be_is_forgotten_once_it_was_rejected() -> None:
+    pytest.importorskip("torch")
+    from shards.engine import Engine, EngineOptions
+    from shards.exec.fake import FakeNetwork
+    from shards.model import Model
+
+    async with (
+        a_shard(Engine(Model("m", FakeNetwork()), EngineOptions(kv_blocks=4))) as server,
+        a_router(server) as router,
+    ):
+        await router.ask(1, [1], choices=2**32 - 1)
+        end = await router.until_finished(1)
+        assert (end.reason, end.cause) == (wire.Finished.REJECTED, wire.Finished.INVALID)
+        assert not server.service.open_requests
+
+
 async def test_a_number_that_is_submitted_twice_is_rejected_once() -> None:
     engine = ScriptedEngine()
     engine.is_held = True
@@ -296,9 +313,10 @@ async def test_a_draining_shard_finishes_what_runs_and_takes_nothing_new() -> No
         await router.until(lambda report: bool(report.progress))
         draining = asyncio.create_task(server.drain())
         await eventually(lambda: server.service.is_draining)
-        await router.ask(2, [1])
+        await router.ask(2, [1], choices=2)
         refusal = await router.until_finished(2)
         assert (refusal.reason, refusal.cause) == (wire.Finished.REJECTED, wire.Finished.DRAINING)
+        assert [end.choice for end in router.reports[-1].finished] == [0, 1]
         assert await health_of(channel) == NOT_SERVING
         assert not draining.done()
         engine.is_held = False
@@ -323,6 +341,40 @@ async def test_serve_says_where_it_listens_and_ends_on_sigterm() -> None:
     address = await asyncio.wait_for(listening, 5)
     assert not address.endswith(":0")
     os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, 5)
+
+
+class HeldAnnouncer(Announcer):
+    """Its routers answer when they are told to."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(Announcement((), "own", address))
+        self.may_stop = asyncio.Event()
+
+    async def stop(self) -> None:
+        await self.may_stop.wait()
+        await super().stop()
+
+
+async def test_a_shard_drains_while_its_announcement_is_taken_back() -> None:
+    announcers: list[HeldAnnouncer] = []
+
+    def announcer(address: str) -> Announcer:
+        announcers.append(HeldAnnouncer(address))
+        return announcers[0]
+
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(
+        serve(ScriptedEngine(), "127.0.0.1:0", on_listening=listening.set_result, announcer=announcer)
+    )
+    async with grpc.aio.insecure_channel(await asyncio.wait_for(listening, 5)) as channel:
+        assert await health_of(channel) == SERVING
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            while await health_of(channel) == SERVING:
+                pass
+        assert not serving.done()
+    announcers[0].may_stop.set()
     await asyncio.wait_for(serving, 5)
 
 

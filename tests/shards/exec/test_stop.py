@@ -51,6 +51,12 @@ def test_a_stop_string_that_is_a_special_token_is_found_by_its_id():
     assert push("yes<|end|>no", "<|end|>") == (4, "<|end|>")
 
 
+@pytest.mark.parametrize("stop", ["Ã", "Ġ", "Ċ"])
+def test_a_stop_string_that_is_the_vocabularys_name_of_a_byte_is_text(stop):
+    assert push("naïve \n", stop) is None
+    assert push(f"na {stop}", stop) == (3 + len(stop.encode()), stop)
+
+
 def test_special_tokens_are_not_part_of_the_text():
     assert push("ab<|tool|>cd", "bc") == (4, "bc")
 

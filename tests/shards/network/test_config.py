@@ -90,6 +90,10 @@ def test_end_tokens_come_from_both_files(tmp_path: Path) -> None:
     assert read(tmp_path, generation={"eos_token_id": [3, 4]}, eos_token_id=7).eos_token_ids == {3, 4, 7}
 
 
+def test_an_end_token_without_a_logit_is_nothing_that_could_be_forbidden(tmp_path: Path) -> None:
+    assert read(tmp_path, eos_token_id=[7, 99, 100, -1]).eos_token_ids == {7, 99}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -100,6 +104,14 @@ def test_end_tokens_come_from_both_files(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "part of each head"),
         ({"hidden_act": "gelu"}, "activation gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "linear_attention"] * 2,
+            },
+            "layers of type linear_attention .*sliding_attention",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named_with_a_hint(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -115,6 +127,16 @@ def test_what_is_not_supported_is_named_with_a_hint(tmp_path: Path, changes: dic
         ({"num_key_value_heads": 3}, "8 heads do not share 3"),
         ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
         ({"rope_scaling": {"type": "linear", "factor": "two"}}, "rope parameters.*factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope parameters.*factor"),
+        ({"rope_scaling": {"factor": 2.0}}, "scaled by 2, and no rope type says how"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0}}, "high_freq_factor above"),
+        ({"rope_theta": 1.0}, r"\$.rope_theta"),
+        ({"num_hidden_layers": 0}, r"\$.num_hidden_layers"),
+        ({"num_attention_heads": 0}, r"\$.num_attention_heads"),
+        ({"vocab_size": 0}, r"\$.vocab_size"),
+        ({"head_dim": 7}, "head of 7 numbers"),
+        ({"hidden_size": 4}, "head of 0 numbers"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, r"\$.sliding_window"),
         (
             {
                 "architectures": ["Qwen2ForCausalLM"],
@@ -135,7 +157,8 @@ def test_a_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
         NetworkConfig.read(tmp_path)
 
 
-def test_a_config_that_is_not_json_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
+@pytest.mark.parametrize("content", [b"{", b'{"\xff'])
+def test_a_config_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(BrokenCheckpoint, match=r"config\.json"):
         NetworkConfig.read(tmp_path)

@@ -154,3 +154,17 @@ def test_a_large_step_is_split_below_the_limit_and_keeps_its_order() -> None:
     keys = [key for report in reports for event in report.cache for key in translate.unpack_keys(event.keys)]
     assert keys == list(range(500_000))
     assert max(len(event.keys) // 8 for report in reports for event in report.cache) == limits.CACHE_PIECE_KEYS
+
+
+@pytest.mark.parametrize("events", [1, 2])
+def test_a_load_still_fits_into_a_report_that_is_as_large_as_may_be(events: int) -> None:
+    largest = Load(
+        *([2**32 - 1] * 2), 2**64 - 1, *([2**32 - 1] * 2), 1.0, 1.0, draining=True, blocks_pinnable=2**32 - 1
+    )
+    room = limits.MESSAGE_BYTES // 8
+    for keys in range(room - 24, room):
+        halves = ([7] * (keys * half // events) for half in range(1, events + 1))
+        items = [CacheEvent(CacheChange.STORED, tuple(half)) for half in halves]
+        last = translate.step_reports([*items, a_drawn()], epoch=2**64 - 1, step=2**64 - 1)[-1]
+        last.load.CopyFrom(translate.load(largest))
+        assert last.ByteSize() <= limits.MESSAGE_BYTES
