@@ -150,7 +150,8 @@ def _attend(
     )  # fmt: skip
 
 
-@triton.jit
+# tables are as wide as the longest context of a step: compiled once for all
+@triton.jit(do_not_specialize=["table_length"])
 def _paged_prefill(
     query,
     kv,

@@ -160,7 +160,9 @@ def source_of(launch: Launch) -> ASTSource:
     constants: dict[str, int | bool | None] = dict(launch.constants)
     attributes: dict[tuple[int], list[list[str | int]]] = {}
     for i, value in enumerate(launch.arguments):
-        if value is None or (isinstance(value, int) and value == 1):
+        parameter = launch.kernel.params[i]
+        is_special = not parameter.do_not_specialize
+        if value is None or (isinstance(value, int) and value == 1 and is_special):
             signature[names[i]], constants[names[i]] = "constexpr", value
             continue
         if isinstance(value, torch.Tensor):
@@ -169,7 +171,8 @@ def source_of(launch: Launch) -> ASTSource:
             signature[names[i]] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:
             signature[names[i]] = "fp32"
-        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+        is_aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+        if is_aligned and is_special and not parameter.do_not_specialize_on_alignment:
             attributes[(i,)] = [["tt.divisibility", 16]]
     signature |= dict.fromkeys(launch.constants, "constexpr")
     return ASTSource(launch.kernel, {name: signature[name] for name in names}, constants, attributes)
