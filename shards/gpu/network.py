@@ -42,7 +42,7 @@ class GpuNetwork:
     def of(cls, config: NetworkConfig, weights: GpuWeights, *, options: StepOptions | None = None) -> GpuNetwork:
         """The network of `weights`, with the fastest attention that runs where they are."""
         embedding = weights.embedding
-        dense = dense_attention(embedding.device, embedding.dtype, config.head_dim)
+        dense = dense_attention(embedding.device, embedding.dtype, config.head_dim, config.heads // config.kv_heads)
         return cls(GpuDecoder(config, weights, dense=dense), options=options)
 
     @property

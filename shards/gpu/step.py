@@ -29,7 +29,7 @@ from shards.gpu.transfers import Inbound, Outbound, Ticket, tokens_of
 from shards.kernels.gather_prefill import MOST_MASKED_PAIRS
 from shards.kernels.launch import gpu_of
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
-from shards.kernels.paged_prefill import PrefillPlan, plan_prefill
+from shards.kernels.paged_prefill import PrefillPlan, Tile, plan_prefill
 from shards.kernels.sampling import Draw, sample
 
 Tensors = Mapping[str, Tensor]
@@ -57,10 +57,11 @@ class Steps:
         # the row past the last is where padding and what nobody reads is drawn to
         self._pool = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self._outbound, self._inbound = Outbound(device), Inbound(device, rows)
+        config, dtype = decoder.config, decoder.weights.embedding.dtype
+        group = config.heads // config.kv_heads
+        self._tile = Tile.of(gpu_of(device), group=group, dim=config.head_dim, dtype=dtype)
         self._buckets = decode_buckets(min(rows, self.options.graph_rows))
-        self._static = StaticBuffers(
-            decoder.config, cache, self._buckets[-1], device=device, dtype=decoder.weights.embedding.dtype
-        )
+        self._static = StaticBuffers(config, cache, self._buckets[-1], device=device, dtype=dtype)
         capture = cuda_capture() if self.options.graphs and device.type == "cuda" else None
         self._drawing = Graphs(partial(self._compute_decode, draws=True), capture)
         self._plain = Graphs(partial(self._compute_decode, draws=False), capture)
@@ -212,9 +213,8 @@ class Steps:
         return plan_prefill(
             [row.tokens for row in rows],
             [row.context_tokens for row in rows],
-            group=self._decoder.config.heads // self._decoder.config.kv_heads,
+            tile=self._tile,
             device=torch.device("cpu"),
-            gpu=gpu_of(self._decoder.device),
         )
 
     def _plan_decodes(self, fields: Tensors, contexts: list[int]) -> Decodes:
@@ -231,7 +231,7 @@ class Steps:
 
 def _prefills(fields: Tensors, index: int, rows: Sequence[Row], plan: PrefillPlan, *, is_dense: bool) -> Prefills:
     on_device = PrefillPlan(
-        fields[f"first_queries {index}"], fields[f"context {index}"], fields[f"tiles {index}"], plan.rows, plan.group
+        fields[f"first_queries {index}"], fields[f"context {index}"], fields[f"tiles {index}"], plan.tile
     )
     return Prefills(
         tables=fields[f"tables {index}"],

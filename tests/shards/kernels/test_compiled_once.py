@@ -35,7 +35,7 @@ def _compile_ahead() -> Any:
 def a_step(sequences: int, pages: int, gpu: Any) -> None:
     from shards.kernels.gather_pages import gather_pages
     from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
-    from shards.kernels.paged_prefill import paged_prefill, plan_prefill
+    from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=META)
@@ -45,7 +45,8 @@ def a_step(sequences: int, pages: int, gpu: Any) -> None:
     plan = DecodePlan.with_room(sequences, sequences * pages, heads=8, dim=128, device=META)
     plan_decode(plan, contexts, gpu=gpu)
     paged_decode(empty(sequences, 8, 128), kv, tables=tables, context_tokens=contexts, plan=plan, gpu=gpu)
-    chunks = plan_prefill([7] * sequences, [64 * pages] * sequences, group=4, device=META, gpu=gpu)
+    tile = Tile.of(gpu, group=4, dim=128, dtype=torch.bfloat16)
+    chunks = plan_prefill([7] * sequences, [64 * pages] * sequences, tile=tile, device=META)
     paged_prefill(empty(7 * sequences, 8, 128), kv, tables=tables, plan=chunks, gpu=gpu)
     gather_pages(kv, tables[-1], tokens=64 * pages - 1, dtype=torch.bfloat16, gpu=gpu)
 
