@@ -40,12 +40,24 @@ class Mark(Protocol):
         ...
 
 
+class Landing(Mark, Protocol):
+    """A mark that can be asked for, too."""
+
+    def query(self) -> bool:
+        """Has the device come to it?"""
+        ...
+
+
 class _Reached:
-    def synchronize(self) -> None:
-        """The CPU computes at once: whatever was asked for is done."""
+    """The CPU computes at once: whatever was asked for is done."""
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
 
 
-def mark(device: torch.device) -> Mark:
+def mark(device: torch.device) -> Landing:
     """The end of what `device` has been asked for on the current stream."""
     if device.type != "cuda":
         return _Reached()

@@ -14,11 +14,11 @@ from shards.exec.drawing import Drawing
 from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
+from shards.gpu.host import PinnedMemory
 from shards.gpu.spans import Step, step_of_batch
 from shards.gpu.step import StepOptions, Steps
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights
-from shards.kv.host_memory import HostMemory
 from shards.network.config import NetworkConfig
 
 
@@ -85,9 +85,9 @@ class GpuNetwork:
         cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device)
         self._steps = Steps(self.decoder, cache, self._options)
 
-    def host_memory(self, slots: int) -> HostMemory:
-        """Host memory for `slots` blocks, page-locked where there is a GPU to copy from it."""
-        return HostMemory(self.steps.cache, slots, is_pinned=self.decoder.device.type == "cuda")
+    def host_memory(self, slots: int) -> PinnedMemory:
+        """Host memory for `slots` blocks, and what copies them beside the computation."""
+        return PinnedMemory(self.steps.cache, slots, device=self.decoder.device)
 
     def prepare(self, rows: int) -> None:
         """Compile and capture decoding steps of up to `rows` sequences."""
