@@ -174,8 +174,8 @@ def shard(
         deterministic=deterministic,
         run_ahead=run_ahead,
     )
-    options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
     try:
+        options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
         engine = Engine(loaded, replace(options, pool=pool_options(loaded, pin_share, options)))
     except ValueError as error:
         print(error, file=sys.stderr)  # noqa: T201

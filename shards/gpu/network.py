@@ -79,19 +79,24 @@ class GpuNetwork:
         return room_bytes(free_bytes, working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype))
 
     def allocate(self, blocks: int) -> None:
-        """Make memory for the KV of `blocks` blocks."""
+        """Make memory for the KV of `blocks` blocks. Raises ValueError if there is not so much."""
         # what was allocated before is given back first: there is no room for two
         self._steps = None
-        cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device)
-        self._steps = Steps(self.decoder, cache, self._options)
+        try:
+            cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device)
+            self._steps = Steps(self.decoder, cache, self._options)
+        except torch.OutOfMemoryError as error:
+            size = f"{blocks * self.block_bytes / 2**30:.1f} GiB"
+            raise ValueError(f"{size} for KV are not free on the GPU; ask for less: {error}") from error
 
     def host_memory(self, slots: int) -> PinnedMemory:
         """Host memory for `slots` blocks, and what copies them beside the computation."""
         return PinnedMemory(self.steps.cache, slots, device=self.decoder.device)
 
     def prepare(self, rows: int) -> None:
-        """Compile and capture decoding steps of up to `rows` sequences."""
+        """Compile and capture decoding steps of up to `rows` sequences, and compile what long chunks need."""
         self.steps.warm_up(range(1, rows + 1))
+        self.steps.warm_up_long()
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Ticket:
         """Begin to compute `batch` and to draw one token per row of logits; megabytes of logits stay where they are.

@@ -6,6 +6,7 @@ it can be submitted before the host knows what was drawn. What the host sends is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_layout,
 from shards.gpu.spans import Span, Step, step_of_spans
 from shards.gpu.static import StaticBuffers
 from shards.gpu.transfers import Inbound, Outbound, Ticket, tokens_of
+from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.gather_prefill import MOST_MASKED_PAIRS
 from shards.kernels.launch import gpu_of
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
@@ -118,6 +120,17 @@ class Steps:
         """Prove that nothing that is under way can be overwritten."""
         self._inbound.check()
 
+    def warm_up_long(self) -> None:
+        """Compile what a chunk needs that is long enough for dense attention, if there is one."""
+        most = self._decoder.config.max_positions
+        tokens = min(math.isqrt(self.options.dense_from_pairs) + 1, most)
+        if self._decoder.dense is None or tokens * min(2 * tokens, most) < self.options.dense_from_pairs:
+            return
+        # once as a prompt begins, once behind an old context: all of it in the block that is set aside
+        for computed in (0, min(tokens, most - tokens)):
+            blocks = [self.cache.blocks] * -(-(computed + tokens) // BLOCK_TOKENS)
+            self._run(step_of_spans([Span(self.unread, [0] * tokens, computed, blocks, GREEDY)]), draws=True)
+
     @torch.inference_mode()
     def _run(self, step: Step, *, draws: bool) -> Tensor:
         """[token|is sound, wanted] int32 of what is drawn, or the logits [wanted, vocabulary]."""
@@ -144,7 +157,10 @@ class Steps:
         of_rows = 1 if draws else 0
         if np.array_equal(step.wanted, np.arange(rows)):
             return computed.narrow(of_rows, 0, rows)
-        return computed.index_select(of_rows, torch.as_tensor(step.wanted, device=computed.device))
+        # page-locked like all that goes there: any other copy would wait for the device
+        wanted = self._outbound.next(len(step.wanted))
+        wanted.numpy()[:] = step.wanted
+        return computed.index_select(of_rows, self._outbound.send(wanted))
 
     @torch.inference_mode()
     def _compute_decode(self, bucket: int, *, draws: bool) -> Tensor:

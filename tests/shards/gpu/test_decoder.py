@@ -115,6 +115,17 @@ def test_long_chunks_take_dense_attention(tmp_path: Path, device: torch.device) 
     assert_agree(ours, torch.stack([pair.expected(prompt)[-1], pair.expected(short)[-1]]))
 
 
+def test_what_long_chunks_need_is_compiled_beforehand_and_changes_nothing_that_is_cached(
+    tmp_path: Path, device: torch.device
+) -> None:
+    pair = a_checkpoint(tmp_path, "llama", device, options=StepOptions(rows=4, dense_from_pairs=9), is_dense=True)
+    cache = pair.network.steps.cache.data.view(torch.uint8)
+    before = cache.clone()
+    pair.network.steps.warm_up_long()
+    assert torch.equal(cache[:-1], before[:-1])
+    assert not torch.equal(cache[-1], before[-1])
+
+
 def test_the_dense_attention_that_is_asked_for_is_right_or_none(device: torch.device) -> None:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     assert dense_attention(device, dtype, 32) in ("flash", "cudnn", None)
