@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +55,3 @@ class NetworkConfig:
     def layers(self) -> int:
         """How many decoder layers there are."""
         return len(self.windows)
-
-    @classmethod
-    def read(cls, folder: Path) -> NetworkConfig:
-        """The configuration of the checkpoint in `folder`; spellings of transformers 4 and 5 are understood.
-
-        Raises UnsupportedCheckpoint for what the engine does not compute, BrokenCheckpoint for files it cannot read.
-        """
-        from shards.network.config_file import read_config
-
-        return read_config(folder)

@@ -15,7 +15,10 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 def read_config(folder: Path) -> NetworkConfig:
-    """What `NetworkConfig.read` gives."""
+    """The configuration of the checkpoint in `folder`; spellings of transformers 4 and 5 are understood.
+
+    Raises UnsupportedCheckpoint for what the engine does not compute, BrokenCheckpoint for files it cannot read.
+    """
     raw = _decode(folder / "config.json", _Raw)
     generation_path = folder / "generation_config.json"
     generation = _decode(generation_path, _RawGeneration) if generation_path.exists() else _RawGeneration()

@@ -22,6 +22,7 @@ from shards.gpu.weights import moved
 from shards.kv.cache import KvCache
 from shards.model import Model
 from shards.network.config import NetworkConfig
+from shards.network.config_file import read_config
 from shards.network.decoder import Decoder
 from shards.network.loading import load_weights
 from shards.nouns import SamplingParams, Submission
@@ -64,7 +65,7 @@ def a_checkpoint(
     is_dense: bool = False,
 ) -> Checkpoint:
     model = save_checkpoint(folder, kind)
-    config = NetworkConfig.read(folder)
+    config = read_config(folder)
     weights = load_weights(folder, config)
     on_device = moved(weights, config, device=device, dtype=torch.float32)
     decoder = GpuDecoder(config, on_device, dense="flash" if is_dense else None)
@@ -234,7 +235,7 @@ def test_the_engine_serves_it_as_any_network(tmp_path: Path, device: torch.devic
 
 def test_nothing_is_computed_before_memory_is_there(tmp_path: Path, device: torch.device) -> None:
     save_checkpoint(tmp_path, "llama")
-    config = NetworkConfig.read(tmp_path)
+    config = read_config(tmp_path)
     weights = moved(load_weights(tmp_path, config), config, device=device, dtype=torch.float32)
     network = GpuNetwork(GpuDecoder(config, weights))
     with pytest.raises(RuntimeError, match="no memory"):
