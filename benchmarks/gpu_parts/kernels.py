@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +34,10 @@ def check_kernels(report: Report, machine: Machine, sizes: Sizes) -> None:
         # compiling takes seconds for each kernel and type: one shape has them all, the others only the model's
         for kind in stored if number == 0 else stored[:1]:
             name = f"{shape[0]}/{shape[1]} heads of {shape[2]}, {str(kind).removeprefix('torch.')}"
-            with report.survive(f"kernels, {name}"):
-                check_attention(report, machine, sizes, name, shape, kind)
-    with report.survive("kernels of rows"):
-        check_rows(report, machine)
-    with report.survive("sampling"):
-        check_sampling(report, machine)
+            measure = partial(check_attention, report, machine, sizes, name, shape, kind)
+            report.attempt(f"kernels, {name}", measure, needs_s=10)
+    report.attempt("kernels of rows", partial(check_rows, report, machine), needs_s=5)
+    report.attempt("sampling", partial(check_sampling, report, machine), needs_s=5)
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:

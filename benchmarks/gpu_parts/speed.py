@@ -24,7 +24,7 @@ from shards.exec.drawing import Drawing
 from shards.gpu.spans import Span, step_of_spans
 from shards.gpu.transfers import Ticket
 from shards.kernels.gather_prefill import gather_prefill
-from shards.kernels.launch import gpu_of
+from shards.kernels.launch import Gpu, gpu_of
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode, splits_of
 from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
 from shards.network.config import NetworkConfig
@@ -59,7 +59,7 @@ def decode_attention(report: Report, machine: Machine, sizes: Sizes, name: str, 
 
 
 def decode_work(
-    machine: Machine, query: torch.Tensor, layers: int, context: int, kv_heads: int
+    machine: Machine, query: torch.Tensor, layers: int, context: int, kv_heads: int, *, gpu: Gpu | None = None
 ) -> Callable[[], list[torch.Tensor]]:
     """Attention of all layers over pages in no order."""
     (batch, heads, dim), device = query.shape, machine.device
@@ -71,7 +71,7 @@ def decode_work(
     plan_decode(plan, contexts, contexts=[context] * batch)
 
     def work() -> list[torch.Tensor]:
-        shared: dict[str, Any] = {"tables": tables, "context_tokens": contexts, "plan": plan}
+        shared: dict[str, Any] = {"tables": tables, "context_tokens": contexts, "plan": plan, "gpu": gpu}
         return [paged_decode(query, kv[:, layer], **shared) for layer in range(layers)]
 
     return work
