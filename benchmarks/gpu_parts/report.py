@@ -55,7 +55,8 @@ LEAST_LIMIT_S = 90.0
 class Report:
     """Saved in `file` after each line, under `head`: whatever ends this process, what was measured is there.
 
-    `is_alive` says whether the device still answers. `tried` are the names of what was begun; what a process before this one began is not begun again.
+    `is_alive` says whether the device still answers. `tried` are the names of what was begun; what a process before
+    this one began is not begun again.
     """
 
     deadline_s: float
