@@ -15,9 +15,9 @@ In this order, each within ten minutes (compiled kernels are kept in ~/.triton):
     python benchmarks/gpu.py --only e2e --model Llama-3.1-8B,Qwen3-0.6B --json 3.json               # in the engine?
     python benchmarks/gpu.py --json 3.json --resume                             # what is left of a run that ended
 
-Where pytest is, the kernels' own tests run on the GPU without anything else of ours:
+Where pytest is, the kernels' own tests run on the GPU too, some minutes of compiling:
 
-    python -m pytest -c /dev/null --rootdir . --import-mode importlib tests/shards/kernels tests/shards/gpu
+    python -m pytest -c /dev/null --rootdir . --import-mode importlib tests/shards/kernels --ignore-glob '*interpreted*'
 """
 
 from __future__ import annotations

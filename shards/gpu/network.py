@@ -74,6 +74,8 @@ class GpuNetwork:
 
     def room_bytes(self, *, batch_tokens: int, rows: int) -> int:
         """How much memory of the GPU is left for KV beside steps of so many tokens and rows."""
+        # what torch keeps for later, of trying out attention, is free too
+        torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(self.decoder.device)
         config, dtype = self.decoder.config, self.decoder.weights.embedding.dtype
         return room_bytes(free_bytes, working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype))

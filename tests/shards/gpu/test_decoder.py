@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shards.engine import Engine, EngineOptions
 from shards.exec.drawing import Drawing
+from shards.gpu import dense
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
 from shards.gpu.network import GpuNetwork
@@ -125,6 +126,18 @@ def test_what_long_chunks_need_is_compiled_beforehand_and_changes_nothing_that_i
     pair.network.steps.warm_up_long()
     assert torch.equal(cache[:-1], before[:-1])
     assert not torch.equal(cache[-1], before[-1])
+
+
+def test_every_attention_of_long_chunks_can_be_timed(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    if device.type == "cpu":
+        monkeypatch.setattr(dense, "_NEW_TOKENS", 4)
+        monkeypatch.setattr(dense, "_TIMED_PAGES", 3)
+        monkeypatch.setattr(dense, "_TIMED_KV_HEADS", 1)
+    for way in ("flash", None):
+        timing = dense._timing_of(way, device, dtype, 32, 2)
+        assert timing.again > 0
+        assert timing.new > 0
 
 
 def test_the_dense_attention_that_is_asked_for_is_right_or_none(device: torch.device) -> None:
