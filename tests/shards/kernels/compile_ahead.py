@@ -159,9 +159,10 @@ USUAL = {
 
 def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
     """Every launch by name, in the usual shapes; with `everything` in all that the chip has."""
-    work: dict[str, Callable[[Gpu], object]] = dict(ROWS) if everything or chip.name in ("sm_90", "gfx942") else {}
+    wholly = everything or chip.name in ("sm_90", "gfx942")
+    work: dict[str, Callable[[Gpu], object]] = dict(ROWS) if wholly else {}
     for name, shape in SHAPES.items():
-        stores = not name or shape.stored is not None
+        stores = wholly and (not name or shape.stored is not None)
         if (everything or name in USUAL[chip.name]) and (chip.has_e4m3 or shape.stored != torch.float8_e4m3fn):
             work |= {
                 f"{call.__name__} {name}".strip(): partial(call, of=shape)
