@@ -2,24 +2,36 @@
 
 Checks every kernel against its reference and every way to run a step against the others, then measures: each figure
 stands beside what the hardware allows (a copy in device memory and a large matrix product, measured first), and beside
-torch's own attention and transformers' continuous batching on the same machine. A part that fails costs only itself.
+torch's own attention and transformers' continuous batching on the same machine. A part that fails costs only itself:
+figures are saved as they come, what takes too long is ended, and after a kernel that breaks the device's context the
+rest goes on in a new process.
 
-    python benchmarks/gpu.py --json gpu.json                          # everything
-    python benchmarks/gpu.py --only kernels,checks                    # is it right?
-    python benchmarks/gpu.py --only decode --model Llama-3.1-8B       # is it fast?
-    python benchmarks/gpu.py --dry-run                                # does this script run? toy sizes, no GPU
+It needs torch, Triton, a C compiler, numpy, xxhash and tokenizers; transformers where it is to be compared.
+In this order, each within ten minutes (compiled kernels are kept in ~/.triton):
+
+    python benchmarks/gpu.py --dry-run                                          # does this script run? toy, no GPU
+    python benchmarks/gpu.py --only kernels,checks --model Qwen3-0.6B,Llama-3.1-8B --json 1.json    # is it right?
+    python benchmarks/gpu.py --only decode,prefill,tune --model Llama-3.1-8B --json 2.json          # is it fast?
+    python benchmarks/gpu.py --only e2e --model Llama-3.1-8B,Qwen3-0.6B --json 3.json               # in the engine?
+    python benchmarks/gpu.py --json 3.json --resume                             # what is left of a run that ended
+
+Where pytest is, the kernels' own tests run on the GPU too, some minutes of compiling:
+
+    python -m pytest -c /dev/null --rootdir . --import-mode importlib tests/shards/kernels --ignore-glob '*interpreted*'
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
-import json
+import importlib
 import logging
 import os
 import platform
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +39,20 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-PARTS = ("kernels", "checks", "decode", "prefill", "e2e")
+PARTS = ("kernels", "checks", "decode", "prefill", "tune", "e2e")
+BY_MODEL = (
+    ("checks", "graphs and running ahead", ("checks", "check_steps")),
+    ("checks", "the engine's loop", ("checks", "check_engine")),
+    ("decode", "decode attention", ("speed", "decode_attention")),
+    ("decode", "decode steps", ("speed", "decode_model")),
+    ("prefill", "prefill attention", ("speed", "prefill_attention")),
+    ("prefill", "prompts", ("speed", "prefill_model")),
+    ("tune", "decode's splits and warps", ("tune", "tune_decode")),
+    ("tune", "prefill's tiles", ("tune", "tune_prefill")),
+    ("e2e", "engine", ("e2e", "run_engine")),
+    ("e2e", "running ahead", ("e2e", "compare_running_ahead")),
+    ("e2e", "steps alone", ("e2e", "run_steps")),
+)
 MODELS = ("Qwen3-0.6B", "Llama-3.1-8B", "Qwen3-14B")
 
 
@@ -35,8 +60,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts, by comma: {', '.join(PARTS)}")
     parser.add_argument("--model", default=",".join(MODELS), help=f"models, by comma: {', '.join(MODELS)}")
-    parser.add_argument("--minutes", type=float, default=9.5, help="what would end later than this is left out")
+    parser.add_argument("--minutes", type=float, default=9.0, help="what would end later than this is left out")
     parser.add_argument("--json", type=Path, help="where the figures go; default: $OUT/gpu.json, if $OUT is set")
+    parser.add_argument("--resume", action="store_true", help="go on after what the file of --json holds")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes in Triton's interpreter, without a GPU")
     asked = parser.parse_args()
     asked.only, asked.model = asked.only.split(","), asked.model.split(",")
@@ -50,42 +76,40 @@ def arguments() -> argparse.Namespace:
 
 
 def run_parts(report: Any, machine: Any, asked: argparse.Namespace) -> None:
-    from benchmarks.gpu_parts import checks, e2e, kernels, models, speed
+    from benchmarks.gpu_parts import models
 
     sizes = models.DRY if asked.dry_run else models.REAL
     chosen = {"toy": models.TOY} if asked.dry_run else {name: models.MODELS[name] for name in asked.model}
     smallest = next(iter(chosen))
     if "kernels" in asked.only:
-        kernels.check_kernels(report, machine, sizes)
+        measure_of("kernels", "check_kernels")(report, machine, sizes)
     if "checks" in asked.only:
-        report.attempt("families", lambda: checks.check_families(report, machine), needs_s=10)
-    by_model = [
-        ("checks", "graphs and running ahead", checks.check_steps),
-        ("checks", "the engine's loop", checks.check_engine),
-        ("decode", "decode attention", speed.decode_attention),
-        ("decode", "decode steps", speed.decode_model),
-        ("prefill", "prefill attention", speed.prefill_attention),
-        ("prefill", "prompts", speed.prefill_model),
-        ("e2e", "engine", e2e.run_engine),
-        ("e2e", "running ahead", e2e.compare_running_ahead),
-        ("e2e", "steps alone", e2e.run_steps),
-    ]
-    for part, label, measure in by_model:
+        report.attempt("families", lambda: measure_of("checks", "check_families")(report, machine), needs_s=10)
+    for part, label, where in BY_MODEL:
         for name, config in chosen.items():
             if part in asked.only:
                 report.attempt(
                     f"{label}, {name}",
-                    lambda measure=measure, name=name, config=config: measure(report, machine, sizes, name, config),
+                    lambda where=where, name=name, config=config: measure_of(*where)(
+                        report, machine, sizes, name, config
+                    ),
                     needs_s=15,
+                    # its parts have limits of their own
+                    limit_s=60 * asked.minutes,
                 )
                 give_back(machine)
     if "e2e" in asked.only and chosen[smallest].query_key_norm:
         config = chosen[smallest]
         report.attempt(
             "transformers' continuous batching",
-            lambda: e2e.run_transformers(report, machine, sizes, smallest, config),
+            lambda: measure_of("e2e", "run_transformers")(report, machine, sizes, smallest, config),
             needs_s=30,
         )
+
+
+def measure_of(module: str, name: str) -> Any:
+    """What measures, imported when its turn has come: what one part lacks costs no other."""
+    return getattr(importlib.import_module(f"benchmarks.gpu_parts.{module}"), name)
 
 
 def give_back(machine: Any) -> None:
@@ -109,24 +133,55 @@ def main() -> None:
     import triton
 
     from benchmarks.gpu_parts.machine import Machine
-    from benchmarks.gpu_parts.report import HEADING, Report
+    from benchmarks.gpu_parts.report import HEADING, Poisoned, Report
 
     logging.basicConfig(level=logging.INFO, format="         %(message)s")
-    report = Report(deadline_s=time.monotonic() + 60 * asked.minutes)
+    # a kernel that never ends cannot be interrupted: this says where, and ends the process; what was measured is saved
+    faulthandler.dump_traceback_later(60 * asked.minutes + 15, exit=True)
+    report = Report(deadline_s=time.monotonic() + 60 * asked.minutes, file=asked.json)
+    if asked.resume:
+        report.resume()
+    report.is_alive = partial(answers, asked)
     machine = Machine.measure(torch.device("cpu" if asked.dry_run else "cuda"))
     versions = {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()}
+    floors = {"copy_gb_s": machine.copy_gb_s, "matmul_tflops": machine.matmul_tflops}
+    report.head = {"device": machine.name, "versions": versions, "dry_run": asked.dry_run, "floors": floors}
+    report.save()
     print(f"{machine.name}; {', '.join(f'{name} {version}' for name, version in versions.items())}")
-    print(f"floors: copy {machine.copy_gb_s:.0f} GB/s, product {machine.matmul_tflops:.3g} TFLOP/s\n{HEADING}")
+    print(
+        f"floors: copy {machine.copy_gb_s:.0f} GB/s, product {machine.matmul_tflops:.3g} TFLOP/s\n{HEADING}", flush=True
+    )
     try:
         run_parts(report, machine, asked)
-    finally:
-        report.print_table()
+    except Poisoned as name:
+        print(f"POISONED {name}: the rest goes on in a new process", flush=True)
         if asked.json is not None:
-            head = {"device": machine.name, "versions": versions, "dry_run": asked.dry_run}
-            floors = {"copy_gb_s": machine.copy_gb_s, "matmul_tflops": machine.matmul_tflops}
-            asked.json.write_text(json.dumps(head | {"floors": floors} | report.as_json(), indent=1))
+            go_on(asked, report.deadline_s)
+    report.print_table()
     if report.errors or not all(check["passed"] for check in report.checks):
         sys.exit(1)
+
+
+def answers(asked: argparse.Namespace) -> bool:
+    """Does the device still? Once a kernel has read beyond its memory, every call fails."""
+    import torch
+
+    try:
+        if not asked.dry_run:
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def go_on(asked: argparse.Namespace, deadline_s: float) -> None:
+    """This process becomes one that measures what is left in the time that is left."""
+    faulthandler.cancel_dump_traceback_later()
+    minutes = max(0.0, deadline_s - time.monotonic()) / 60
+    command = [sys.executable, __file__, "--only", ",".join(asked.only), "--model", ",".join(asked.model)]
+    command += ["--json", str(asked.json), "--minutes", f"{minutes:.2f}", "--resume", *["--dry-run"] * asked.dry_run]
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from shards.exec.runner import Flight, Runner
 from shards.exec.sampling import Sample, Sampler
 from shards.exec.sequence import Sequence
 from shards.exec.writer import Writer
-from shards.kv.copier import BlockMemory, Copier, ThreadCopier
+from shards.kv.copier import BlockMemory, Copier, usual_copier
 from shards.kv.keys import TOKEN_BYTES
 from shards.kv.pool import BlockPool
 from shards.kv.table import BlockTable
@@ -59,7 +59,7 @@ class Engine:
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        copier_of: Callable[[BlockMemory], Copier] = ThreadCopier,
+        copier_of: Callable[[BlockMemory], Copier] = usual_copier,
     ) -> None:
         self.model, self.options = model, options or EngineOptions()
         network = model.network

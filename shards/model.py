@@ -110,7 +110,7 @@ class Model:
         import torch
 
         from shards.gpu.device import choose_device
-        from shards.network.config import NetworkConfig
+        from shards.network.config_file import read_config
         from shards.network.decoder import Decoder
         from shards.network.loading import load_weights
 
@@ -121,7 +121,7 @@ class Model:
             raise ValueError(
                 f"dtype {dtype} with kv_dtype {kv_dtype} is for CPUs; leave them out, or choose device cpu"
             )
-        config = NetworkConfig.read(path)
+        config = read_config(path)
         weights = load_weights(path, config, dtype=cast("DtypeChoice", dtype), on_progress=on_progress)
         computed = weights.embedding.dtype
         network: Network

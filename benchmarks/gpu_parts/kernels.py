@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from shards.kernels.kv_write import HeadNorm, Rotation, kv_write, kv_write_refer
 from shards.kernels.launch import gpu_of
 from shards.kernels.norm import rms_norm, rms_norm_reference
 from shards.kernels.paged_decode import DecodePlan, paged_decode, paged_decode_reference, plan_decode, splits_of
-from shards.kernels.paged_prefill import paged_prefill, paged_prefill_reference, plan_prefill
+from shards.kernels.paged_prefill import Tile, paged_prefill, paged_prefill_reference, plan_prefill
 from shards.kernels.sampling import Draw, sample, sample_reference
 from shards.kernels.silu_mul import silu_mul, silu_mul_reference
 
@@ -33,12 +34,10 @@ def check_kernels(report: Report, machine: Machine, sizes: Sizes) -> None:
         # compiling takes seconds for each kernel and type: one shape has them all, the others only the model's
         for kind in stored if number == 0 else stored[:1]:
             name = f"{shape[0]}/{shape[1]} heads of {shape[2]}, {str(kind).removeprefix('torch.')}"
-            with report.survive(f"kernels, {name}"):
-                check_attention(report, machine, sizes, name, shape, kind)
-    with report.survive("kernels of rows"):
-        check_rows(report, machine)
-    with report.survive("sampling"):
-        check_sampling(report, machine)
+            measure = partial(check_attention, report, machine, sizes, name, shape, kind)
+            report.attempt(f"kernels, {name}", measure, needs_s=10)
+    report.attempt("kernels of rows", partial(check_rows, report, machine), needs_s=5)
+    report.attempt("sampling", partial(check_sampling, report, machine), needs_s=5)
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -78,7 +77,8 @@ def check_attention(
         report.check(f"paged_decode, {name}, window {window}", distance(actual, expected), tolerance)
 
     chunk = torch.randn(sum(new), heads, dim, device=device).to(machine.dtype)
-    prefill = plan_prefill(new, contexts, group=heads // kv_heads, device=device)
+    tile = Tile.of(gpu_of(device), group=heads // kv_heads, dim=dim, dtype=machine.dtype)
+    prefill = plan_prefill(new, contexts, tile=tile, device=device)
     for window in (None, 50):
         shared: dict[str, Any] = {"tables": tables, "plan": prefill, "window": window, "scales": scales}
         expected = paged_prefill_reference(chunk, kv, **shared)
@@ -91,7 +91,7 @@ def check_attention(
     gathered = distance(gather_pages(kv, tables[-1], **by), gather_pages_reference(kv, tables[-1], **by))
     report.check(f"gather_pages, {name}", gathered, tolerance)
     check_write(report, machine, name, shape, kind)
-    print(f"         dense attention of torch here: {dense_attention(device, machine.dtype, dim)}")
+    print(f"         dense attention of torch here: {dense_attention(device, machine.dtype, dim, heads // kv_heads)}")
 
 
 def check_write(report: Report, machine: Machine, name: str, shape: tuple[int, int, int], kind: torch.dtype) -> None:

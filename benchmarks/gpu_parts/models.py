@@ -66,6 +66,7 @@ class Sizes:
     contexts: tuple[int, ...]
     new_tokens: tuple[int, ...]
     decode: tuple[tuple[int, int], ...]
+    tuned: tuple[tuple[int, int], ...]
     chunk_tokens: int
     prefill_contexts: tuple[int, ...]
     mixes: dict[str, Mix]
@@ -91,6 +92,7 @@ REAL = Sizes(
     contexts=(1, 63, 64, 513, 2000, 9000),
     new_tokens=(1, 40, 64, 300, 129, 700),
     decode=((1, 1024), (1, 32768), (1, 131072), (8, 1024), (8, 8192), (64, 1024), (64, 8192), (256, 1024)),
+    tuned=((1, 32768), (64, 8192)),
     chunk_tokens=8192,
     prefill_contexts=(8192, 32768, 131072),
     mixes={
@@ -110,6 +112,7 @@ DRY = Sizes(
     contexts=(1, 70),
     new_tokens=(1, 9),
     decode=((2, 65),),
+    tuned=((1, 65),),
     chunk_tokens=4,
     prefill_contexts=(9,),
     mixes={"2 x 3/2": Mix(2, (3, 3), (2, 2), 2)},

@@ -1,12 +1,16 @@
-"""What was measured, printed as it comes and kept for the table."""
+"""What was measured, printed and saved as it comes and kept for the table."""
 
 from __future__ import annotations
 
+import json
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 SECONDS = ("s", "ms")
@@ -39,48 +43,104 @@ class Figure:
 HEADING = f"{'part':8} {'what':58} {'achieved':>10} {'floor':>10} {'unit':8} {'ratio':>6}  note"
 
 
+class Poisoned(Exception):
+    """A kernel broke the device's context: nothing else runs in this process."""
+
+
+LEAST_LIMIT_S = 90.0
+"""However short a measurement should be, compiling may take so long before it."""
+
+
 @dataclass
 class Report:
+    """Saved in `file` after each line, under `head`: whatever ends this process, what was measured is there.
+
+    `is_alive` says whether the device still answers. `tried` are the names of what was begun; what a process before
+    this one began is not begun again.
+    """
+
     deadline_s: float
+    file: Path | None = None
+    head: dict[str, Any] = field(default_factory=dict)
+    is_alive: Callable[[], bool] = lambda: True
     figures: list[Figure] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, str]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
 
     def add(
         self, part: str, name: str, achieved: float, *, floor: float | None = None, unit: str, note: str = ""
     ) -> None:
         self.figures.append(Figure(part, name, achieved, floor, unit, note))
         print(self.figures[-1], flush=True)
+        self.save()
 
     def check(self, name: str, error: float, tolerance: float) -> None:
         """An error that is not a number fails too."""
         passed = error <= tolerance
         self.checks.append({"name": name, "error": error, "tolerance": tolerance, "passed": passed})
         print(f"{'ok' if passed else 'FAILED':8} {name:58} off by {error:.3g}, may be {tolerance:.3g}", flush=True)
+        self.save()
 
     @contextmanager
     def survive(self, name: str) -> Iterator[None]:
-        """Whatever goes wrong inside is printed and noted, and the next thing goes on."""
+        """Whatever goes wrong inside is printed and noted, and the next thing goes on.
+
+        Raises Poisoned if in this process it cannot.
+        """
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - minutes on a GPU are dear: the rest must still be measured
+        except Poisoned:
+            raise
+        except Exception as error:
             self.errors.append({"name": name, "error": f"{type(error).__name__}: {error}"})
             print(f"ERROR    {name}: {type(error).__name__}: {error}", flush=True)
             traceback.print_exc()
+            self.save()
+            if not self.is_alive():
+                raise Poisoned(name) from error
 
-    def attempt(self, name: str, measure: Callable[[], None], *, needs_s: float) -> None:
-        """Run `measure` and survive it, if `needs_s` are left."""
-        if time.monotonic() + needs_s > self.deadline_s:
+    def attempt(self, name: str, measure: Callable[[], None], *, needs_s: float, limit_s: float | None = None) -> None:
+        """Run `measure` and survive it, if `needs_s` are left. It is ended after `limit_s`, or ten times `needs_s`."""
+        if name in self.tried:
+            return
+        left_s = self.deadline_s - time.monotonic()
+        if left_s < needs_s:
             self.skipped.append(name)
             print(f"SKIPPED  {name}: not enough time is left", flush=True)
+            self.save()
             return
-        with self.survive(name):
+        self.tried.append(name)
+        self.save()
+        print(f"         {name} ... ({left_s:.0f} s left)", flush=True)
+        with self.survive(name), limited(min(left_s, limit_s or max(LEAST_LIMIT_S, 10 * needs_s))):
             measure()
+
+    def save(self) -> None:
+        """What there is so far is in the file, whole."""
+        if self.file is not None:
+            beside = self.file.with_name(self.file.name + ".new")
+            beside.write_text(json.dumps(self.head | self.as_json(), indent=1))
+            beside.replace(self.file)
+
+    def resume(self) -> None:
+        """Go on after what the file holds."""
+        if self.file is not None and self.file.exists():
+            saved = json.loads(self.file.read_text())
+            self.figures = [Figure(**{k: v for k, v in one.items() if k != "ratio"}) for one in saved["figures"]]
+            self.checks, self.errors = saved["checks"], saved["errors"]
+            self.skipped, self.tried = saved["skipped"], saved["tried"]
 
     def as_json(self) -> dict[str, Any]:
         figures = [asdict(one) | {"ratio": one.ratio} for one in self.figures]
-        return {"figures": figures, "checks": self.checks, "errors": self.errors, "skipped": self.skipped}
+        return {
+            "figures": figures,
+            "checks": self.checks,
+            "errors": self.errors,
+            "skipped": self.skipped,
+            "tried": self.tried,
+        }
 
     def print_table(self) -> None:
         print(f"\n{HEADING}")
@@ -94,3 +154,22 @@ class Report:
             print(f"error in {error['name']}: {error['error']}")
         for name in self.skipped:
             print(f"skipped for lack of time: {name}")
+
+
+@contextmanager
+def limited(most_s: float) -> Iterator[None]:
+    """Raises TimeoutError inside after `most_s`, or when what it lies in has to end, whichever comes first."""
+
+    def ring(_: int, __: FrameType | None) -> None:
+        raise TimeoutError(f"took more than {limit_s:.0f} s")
+
+    outer_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    limit_s = min(most_s, outer_s or most_s)
+    before, started = signal.signal(signal.SIGALRM, ring), time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        # never 0, which would be no limit at all
+        signal.setitimer(signal.ITIMER_REAL, max(0.01, outer_s - time.monotonic() + started) if outer_s else 0)
+        signal.signal(signal.SIGALRM, before)

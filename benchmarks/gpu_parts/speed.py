@@ -24,8 +24,9 @@ from shards.exec.drawing import Drawing
 from shards.gpu.spans import Span, step_of_spans
 from shards.gpu.transfers import Ticket
 from shards.kernels.gather_prefill import gather_prefill
+from shards.kernels.launch import Gpu, gpu_of
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode, splits_of
-from shards.kernels.paged_prefill import paged_prefill, plan_prefill
+from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
 from shards.network.config import NetworkConfig
 
 # more than the cache of any chip holds: what is measured is memory
@@ -58,7 +59,7 @@ def decode_attention(report: Report, machine: Machine, sizes: Sizes, name: str, 
 
 
 def decode_work(
-    machine: Machine, query: torch.Tensor, layers: int, context: int, kv_heads: int
+    machine: Machine, query: torch.Tensor, layers: int, context: int, kv_heads: int, *, gpu: Gpu | None = None
 ) -> Callable[[], list[torch.Tensor]]:
     """Attention of all layers over pages in no order."""
     (batch, heads, dim), device = query.shape, machine.device
@@ -70,7 +71,7 @@ def decode_work(
     plan_decode(plan, contexts, contexts=[context] * batch)
 
     def work() -> list[torch.Tensor]:
-        shared: dict[str, Any] = {"tables": tables, "context_tokens": contexts, "plan": plan}
+        shared: dict[str, Any] = {"tables": tables, "context_tokens": contexts, "plan": plan, "gpu": gpu}
         return [paged_decode(query, kv[:, layer], **shared) for layer in range(layers)]
 
     return work
@@ -116,6 +117,7 @@ def decode_model(report: Report, machine: Machine, sizes: Sizes, name: str, conf
 
 def prefill_attention(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
     heads, kv_heads, dim, device = config.heads, config.kv_heads, config.head_dim, machine.device
+    tile = Tile.of(gpu_of(device), group=heads // kv_heads, dim=dim, dtype=machine.dtype)
     for context in sizes.prefill_contexts:
         new = min(sizes.chunk_tokens, context)
         flops = attention_flops(config, new, context)
@@ -126,7 +128,7 @@ def prefill_attention(report: Report, machine: Machine, sizes: Sizes, name: str,
             query = torch.randn(new, heads, dim, dtype=machine.dtype, device=device)
             shared: dict[str, Any] = {
                 "tables": torch.randperm(pages, device=device).int()[None],
-                "plan": plan_prefill([new], [context], group=heads // kv_heads, device=device),
+                "plan": plan_prefill([new], [context], tile=tile, device=device),
             }
             lists: dict[str, Any] = {"new_tokens": [new], "context_tokens": [context]}
             key, value = torch.randn(2, 1, kv_heads, context, dim, dtype=machine.dtype, device=device)

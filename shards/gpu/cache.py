@@ -70,5 +70,8 @@ def room_bytes(free_bytes: int, working: int) -> int:
     """How much of `free_bytes` the cache may take beside `working` bytes. Raises ValueError if nothing is left."""
     room = int(free_bytes * MOST_SHARE) - working
     if room <= 0:
-        raise ValueError(f"{free_bytes} bytes are free on the GPU and a step needs {working}: nothing is left for KV")
+        free_gib, working_gib = free_bytes / 2**30, working / 2**30
+        raise ValueError(
+            f"{free_gib:.1f} GiB are free on the GPU and a step needs {working_gib:.1f}: nothing is left for KV"
+        )
     return room

@@ -1,56 +1,139 @@
-"""Which dense attention of torch can serve long chunks here: asked of this very machine, once."""
+"""Which attention serves long chunks best here, one of torch's or the paged kernel: asked of this machine, once."""
 
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
+from torch import Tensor
 
+from shards.gpu.device import mark
 from shards.kernels.gather_prefill import Dense, gather_prefill
-from shards.kernels.paged_prefill import paged_prefill_reference, plan_prefill
+from shards.kernels.launch import gpu_of
+from shards.kernels.paged_prefill import PrefillPlan, Tile, paged_prefill, paged_prefill_reference, plan_prefill
 
-_PAGES, _NEW_TOKENS = 64, 2048
+_NEW_TOKENS = 2048
+_PAGES = 64
 """More pairs of positions than a mask is made for, so that both calls and their merging are tried."""
 
+_TIMED_KV_HEADS, _TIMED_PAGES = 8, 256
+"""A chunk behind 14,000 tokens: about a millisecond on a large GPU, long enough for its launches not to count."""
+
 _TOLERANCE = 2e-2
+
+MOST_PLANNING_S = 5e-3
+"""What a context of a length that was not seen before may cost on top. Every chunk has one, in every step: cuDNN plans
+each anew, for 40 to 400 ms, and keeps the plan forever (pytorch#155958, sglang#4650)."""
 
 log = logging.getLogger(__name__)
 
 
-@lru_cache
-def dense_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> Dense | None:
-    """The fastest that runs here and is right, or None. Both are private operators of torch, and they change.
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of a chunk whose length of context is `new` to the process, and of the same `again`."""
 
-    cuDNN's is FlashAttention-3 on Hopper; `flash` is FlashAttention-2 everywhere.
+    new: float
+    again: float
+
+
+def fastest(timings: Mapping[Dense | None, Timing]) -> Dense | None:
+    """The one with the shortest time, of those that need no planning for every length; None is the paged kernel."""
+    fit = {name: one.again for name, one in timings.items() if one.new - one.again <= MOST_PLANNING_S}
+    return min(fit, key=fit.__getitem__, default=None)
+
+
+@lru_cache
+def dense_attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int = 2) -> Dense | None:
+    """The fastest that runs here and is right, for `group` heads to a KV head; None where the paged kernel is as fast.
+
+    cuDNN's is FlashAttention-3 on Hopper; `flash` is FlashAttention-2 everywhere. Both are private operators of torch,
+    and they change.
     """
+    timings: dict[Dense | None, Timing] = {}
     for dense in ("cudnn", "flash"):
         # the CPU has one operator, for float32; it answers to either name
         if device.type == "cpu" and (dense, dtype) != ("flash", torch.float32):
             continue
         try:
             error = _error_of(dense, device, dtype, head_dim)
+            if error > _TOLERANCE:
+                log.warning("dense attention %s is off by %.3g here and is not used", dense, error)
+            elif device.type == "cpu":
+                # in the interpreter times say nothing
+                return dense
+            else:
+                timings[dense] = _timing_of(dense, device, dtype, head_dim, group)
         except (RuntimeError, AttributeError, TypeError, ValueError, NotImplementedError) as failure:
             log.info("dense attention %s does not run here: %s", dense, failure)
-            continue
-        if error <= _TOLERANCE:
-            return dense
-        log.warning("dense attention %s is off by %.3g here and is not used", dense, error)
-    return None
+    if timings:
+        timings[None] = _timing_of(None, device, dtype, head_dim, group)
+        log.info("a chunk of %d tokens takes %s", _NEW_TOKENS, timings)
+    return fastest(timings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A chunk of random tokens behind an old context."""
+
+    query: Tensor
+    kv: Tensor
+    table: Tensor
+    plan: PrefillPlan
+
+    @classmethod
+    def of(
+        cls, device: torch.device, dtype: torch.dtype, *, pages: int, kv_heads: int, group: int, head_dim: int
+    ) -> _Chunk:
+        generator = torch.Generator(device).manual_seed(0)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+        tile = Tile.of(gpu_of(device), group=group, dim=head_dim, dtype=dtype)
+        return cls(
+            query=draw(_NEW_TOKENS, group * kv_heads, head_dim),
+            kv=draw(pages, 2, kv_heads, 64, head_dim),
+            table=torch.randperm(pages, generator=generator, device=device).int()[None],
+            plan=plan_prefill([_NEW_TOKENS], [64 * pages], tile=tile, device=device),
+        )
+
+    def attend(self, dense: Dense | None) -> Tensor:
+        if dense is None:
+            return paged_prefill(self.query, self.kv, tables=self.table, plan=self.plan)
+        return gather_prefill(
+            self.query,
+            self.kv,
+            tables=self.table,
+            plan=self.plan,
+            new_tokens=[_NEW_TOKENS],
+            context_tokens=[64 * self.table.shape[1]],
+            dense=dense,
+        )
 
 
 def _error_of(dense: Dense, device: torch.device, dtype: torch.dtype, head_dim: int) -> float:
-    """The largest error of a chunk behind an old context, two heads to a group."""
-    generator = torch.Generator(device).manual_seed(0)
+    """The largest error of a chunk, two heads to a group."""
+    chunk = _Chunk.of(device, dtype, pages=_PAGES, kv_heads=1, group=2, head_dim=head_dim)
+    expected = paged_prefill_reference(chunk.query, chunk.kv, tables=chunk.table, plan=chunk.plan)
+    return (chunk.attend(dense).float() - expected.float()).abs().max().item()
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    query, kv = draw(_NEW_TOKENS, 2, head_dim), draw(_PAGES, 2, 1, 64, head_dim)
-    table = torch.randperm(_PAGES, generator=generator, device=device).int()[None]
-    context = [64 * _PAGES]
-    plan = plan_prefill([_NEW_TOKENS], context, group=2, device=device)
-    shared = {"tables": table, "plan": plan}
-    actual = gather_prefill(query, kv, new_tokens=[_NEW_TOKENS], context_tokens=context, dense=dense, **shared)  # type: ignore[arg-type]
-    expected = paged_prefill_reference(query, kv, **shared)  # type: ignore[arg-type]
-    return (actual.float() - expected.float()).abs().max().item()
+def _timing_of(dense: Dense | None, device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> Timing:
+    """The longest context first: shorter ones find memory that is there already, and show their planning alone."""
+    of = {"kv_heads": _TIMED_KV_HEADS, "group": group, "head_dim": head_dim}
+    seen, *unseen = (_Chunk.of(device, dtype, pages=_TIMED_PAGES - less, **of) for less in range(3))
+    _seconds(partial(seen.attend, dense), device)
+    new = min(_seconds(partial(one.attend, dense), device) for one in unseen)
+    return Timing(new, min(_seconds(partial(one.attend, dense), device) for one in unseen))
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    mark(device).synchronize()
+    started = time.perf_counter()
+    work()
+    mark(device).synchronize()
+    return time.perf_counter() - started

@@ -3,33 +3,77 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
+import shutil
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+LEAST_CAPABILITY = (8, 0)
+"""The first with matrix units for bfloat16, and the oldest that Triton compiles for."""
+
+log = logging.getLogger(__name__)
+
 
 def choose_device(asked: str) -> torch.device:
-    """The device called `asked`: cpu, cuda, or auto, which is cuda where there is a GPU and Triton.
+    """The device called `asked`: cpu, cuda, or auto, which is cuda where there is a GPU, Triton and what it needs.
 
-    Raises ValueError for another name, and for cuda where either is missing. Of several GPUs it is the first that
+    Raises ValueError for another name, and for cuda where anything is missing. Of several GPUs it is the first that
     CUDA_VISIBLE_DEVICES leaves: which one is current would be another matter in each thread.
     """
     if asked not in ("auto", "cpu", "cuda"):
         hint = "; choose among several with CUDA_VISIBLE_DEVICES" if asked.startswith("cuda:") else ""
         raise ValueError(f"device is {asked}; it must be auto, cpu or cuda{hint}")
-    lacking = _lacking()
-    if asked == "cuda" and lacking:
-        raise ValueError(f"device is cuda, and {lacking}")
-    return torch.device("cpu" if asked == "cpu" or lacking else "cuda")
+    if asked == "cpu":
+        return torch.device("cpu")
+    found = Found.here()
+    if asked == "cuda" and found.lacking:
+        raise ValueError(f"device is cuda, and {found.lacking}")
+    if found.sees_gpu and found.lacking:
+        log.warning("there is a GPU and the CPU is used: %s", found.lacking)
+    return torch.device("cpu" if found.lacking else "cuda")
 
 
-def _lacking() -> str:
-    if not torch.cuda.is_available():
-        return "torch sees no GPU here"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    return ""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is to run kernels with. `built_for` is what torch was built for, None for CPUs alone."""
+
+    built_for: str | None
+    sees_gpu: bool
+    capability: tuple[int, int]
+    has_triton: bool
+    has_compiler: bool
+
+    @classmethod
+    def here(cls) -> Found:
+        """What this machine has."""
+        sees_gpu = torch.cuda.is_available()
+        names = (os.environ.get("CC"), "gcc", "clang")
+        return cls(
+            built_for=torch.version.cuda or torch.version.hip,
+            sees_gpu=sees_gpu,
+            capability=torch.cuda.get_device_capability() if sees_gpu else (0, 0),
+            has_triton=importlib.util.find_spec("triton") is not None,
+            has_compiler=any(name and shutil.which(name) for name in names),
+        )
+
+    @property
+    def lacking(self) -> str:
+        """What is missing, and what helps; empty if nothing is."""
+        if self.built_for is None:
+            return "torch sees no GPU here: it was built for CPUs alone"
+        if not self.sees_gpu:
+            return f"torch sees no GPU here: nvidia-smi says whether there is one, and a driver for {self.built_for}"
+        if self.capability < LEAST_CAPABILITY:
+            return f"this GPU is of capability {self.capability[0]}.{self.capability[1]}; kernels need 8.0 (Ampere)"
+        if not self.has_triton:
+            return "triton is not installed"
+        if not self.has_compiler:
+            return "Triton finds no C compiler: install gcc, or name one in CC"
+        return ""
 
 
 class Mark(Protocol):
@@ -40,12 +84,24 @@ class Mark(Protocol):
         ...
 
 
+class Landing(Mark, Protocol):
+    """A mark that can be asked for, too."""
+
+    def query(self) -> bool:
+        """Has the device come to it?"""
+        ...
+
+
 class _Reached:
-    def synchronize(self) -> None:
-        """The CPU computes at once: whatever was asked for is done."""
+    """The CPU computes at once: whatever was asked for is done."""
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
 
 
-def mark(device: torch.device) -> Mark:
+def mark(device: torch.device) -> Landing:
     """The end of what `device` has been asked for on the current stream."""
     if device.type != "cuda":
         return _Reached()

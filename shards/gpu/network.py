@@ -14,11 +14,11 @@ from shards.exec.drawing import Drawing
 from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
+from shards.gpu.host import PinnedMemory
 from shards.gpu.spans import Step, step_of_batch
 from shards.gpu.step import StepOptions, Steps
 from shards.gpu.transfers import Ticket
 from shards.gpu.weights import GpuWeights
-from shards.kv.host_memory import HostMemory
 from shards.network.config import NetworkConfig
 
 
@@ -42,7 +42,7 @@ class GpuNetwork:
     def of(cls, config: NetworkConfig, weights: GpuWeights, *, options: StepOptions | None = None) -> GpuNetwork:
         """The network of `weights`, with the fastest attention that runs where they are."""
         embedding = weights.embedding
-        dense = dense_attention(embedding.device, embedding.dtype, config.head_dim)
+        dense = dense_attention(embedding.device, embedding.dtype, config.head_dim, config.heads // config.kv_heads)
         return cls(GpuDecoder(config, weights, dense=dense), options=options)
 
     @property
@@ -74,24 +74,31 @@ class GpuNetwork:
 
     def room_bytes(self, *, batch_tokens: int, rows: int) -> int:
         """How much memory of the GPU is left for KV beside steps of so many tokens and rows."""
+        # what torch keeps for later, of trying out attention, is free too
+        torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(self.decoder.device)
         config, dtype = self.decoder.config, self.decoder.weights.embedding.dtype
         return room_bytes(free_bytes, working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype))
 
     def allocate(self, blocks: int) -> None:
-        """Make memory for the KV of `blocks` blocks."""
+        """Make memory for the KV of `blocks` blocks. Raises ValueError if there is not so much."""
         # what was allocated before is given back first: there is no room for two
         self._steps = None
-        cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device)
-        self._steps = Steps(self.decoder, cache, self._options)
+        try:
+            cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device)
+            self._steps = Steps(self.decoder, cache, self._options)
+        except torch.OutOfMemoryError as error:
+            size = f"{blocks * self.block_bytes / 2**30:.1f} GiB"
+            raise ValueError(f"{size} for KV are not free on the GPU; ask for less: {error}") from error
 
-    def host_memory(self, slots: int) -> HostMemory:
-        """Host memory for `slots` blocks, page-locked where there is a GPU to copy from it."""
-        return HostMemory(self.steps.cache, slots, is_pinned=self.decoder.device.type == "cuda")
+    def host_memory(self, slots: int) -> PinnedMemory:
+        """Host memory for `slots` blocks, and what copies them beside the computation."""
+        return PinnedMemory(self.steps.cache, slots, device=self.decoder.device)
 
     def prepare(self, rows: int) -> None:
-        """Compile and capture decoding steps of up to `rows` sequences."""
+        """Compile and capture decoding steps of up to `rows` sequences, and compile what long chunks need."""
         self.steps.warm_up(range(1, rows + 1))
+        self.steps.warm_up_long()
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Ticket:
         """Begin to compute `batch` and to draw one token per row of logits; megabytes of logits stay where they are.

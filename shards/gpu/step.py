@@ -6,6 +6,7 @@ it can be submitted before the host knows what was drawn. What the host sends is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +27,11 @@ from shards.gpu.layout import Layout, bucket_for, decode_buckets, decode_layout,
 from shards.gpu.spans import Span, Step, step_of_spans
 from shards.gpu.static import StaticBuffers
 from shards.gpu.transfers import Inbound, Outbound, Ticket, tokens_of
+from shards.kernels.cache import BLOCK_TOKENS
 from shards.kernels.gather_prefill import MOST_MASKED_PAIRS
 from shards.kernels.launch import gpu_of
 from shards.kernels.paged_decode import DecodePlan, plan_decode, splits_of
-from shards.kernels.paged_prefill import PrefillPlan, plan_prefill
+from shards.kernels.paged_prefill import PrefillPlan, Tile, plan_prefill
 from shards.kernels.sampling import Draw, sample
 
 Tensors = Mapping[str, Tensor]
@@ -57,10 +59,11 @@ class Steps:
         # the row past the last is where padding and what nobody reads is drawn to
         self._pool = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self._outbound, self._inbound = Outbound(device), Inbound(device, rows)
+        config, dtype = decoder.config, decoder.weights.embedding.dtype
+        group = config.heads // config.kv_heads
+        self._tile = Tile.of(gpu_of(device), group=group, dim=config.head_dim, dtype=dtype)
         self._buckets = decode_buckets(min(rows, self.options.graph_rows))
-        self._static = StaticBuffers(
-            decoder.config, cache, self._buckets[-1], device=device, dtype=decoder.weights.embedding.dtype
-        )
+        self._static = StaticBuffers(config, cache, self._buckets[-1], device=device, dtype=dtype)
         capture = cuda_capture() if self.options.graphs and device.type == "cuda" else None
         self._drawing = Graphs(partial(self._compute_decode, draws=True), capture)
         self._plain = Graphs(partial(self._compute_decode, draws=False), capture)
@@ -117,6 +120,17 @@ class Steps:
         """Prove that nothing that is under way can be overwritten."""
         self._inbound.check()
 
+    def warm_up_long(self) -> None:
+        """Compile what a chunk needs that is long enough for dense attention, if there is one."""
+        most = self._decoder.config.max_positions
+        tokens = min(math.isqrt(self.options.dense_from_pairs) + 1, most)
+        if self._decoder.dense is None or tokens * min(2 * tokens, most) < self.options.dense_from_pairs:
+            return
+        # once as a prompt begins, once behind an old context: all of it in the block that is set aside
+        for computed in (0, min(tokens, most - tokens)):
+            blocks = [self.cache.blocks] * -(-(computed + tokens) // BLOCK_TOKENS)
+            self._run(step_of_spans([Span(self.unread, [0] * tokens, computed, blocks, GREEDY)]), draws=True)
+
     @torch.inference_mode()
     def _run(self, step: Step, *, draws: bool) -> Tensor:
         """[token|is sound, wanted] int32 of what is drawn, or the logits [wanted, vocabulary]."""
@@ -143,7 +157,10 @@ class Steps:
         of_rows = 1 if draws else 0
         if np.array_equal(step.wanted, np.arange(rows)):
             return computed.narrow(of_rows, 0, rows)
-        return computed.index_select(of_rows, torch.as_tensor(step.wanted, device=computed.device))
+        # page-locked like all that goes there: any other copy would wait for the device
+        wanted = self._outbound.next(len(step.wanted))
+        wanted.numpy()[:] = step.wanted
+        return computed.index_select(of_rows, self._outbound.send(wanted))
 
     @torch.inference_mode()
     def _compute_decode(self, bucket: int, *, draws: bool) -> Tensor:
@@ -212,9 +229,8 @@ class Steps:
         return plan_prefill(
             [row.tokens for row in rows],
             [row.context_tokens for row in rows],
-            group=self._decoder.config.heads // self._decoder.config.kv_heads,
+            tile=self._tile,
             device=torch.device("cpu"),
-            gpu=gpu_of(self._decoder.device),
         )
 
     def _plan_decodes(self, fields: Tensors, contexts: list[int]) -> Decodes:
@@ -231,7 +247,7 @@ class Steps:
 
 def _prefills(fields: Tensors, index: int, rows: Sequence[Row], plan: PrefillPlan, *, is_dense: bool) -> Prefills:
     on_device = PrefillPlan(
-        fields[f"first_queries {index}"], fields[f"context {index}"], fields[f"tiles {index}"], plan.rows, plan.group
+        fields[f"first_queries {index}"], fields[f"context {index}"], fields[f"tiles {index}"], plan.tile
     )
     return Prefills(
         tables=fields[f"tables {index}"],

@@ -63,10 +63,16 @@ def _dense(linear: Linear) -> DenseLinear:
 
 
 def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtype: torch.dtype) -> GpuWeights:
-    """`weights` on `device` in `dtype`, layer by layer; a tied head stays tied."""
+    """`weights` on `device` in `dtype`, layer by layer; a tied head stays tied.
+
+    Raises ValueError if they do not fit.
+    """
 
     def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype).contiguous()
+        try:
+            return tensor.to(device, dtype).contiguous()
+        except torch.OutOfMemoryError as error:
+            raise ValueError(f"the weights do not fit into the memory of {device}: {error}") from error
 
     def matrix(linear: Linear) -> Matrix:
         dense = _dense(linear)

@@ -29,7 +29,8 @@ def gather_pages_reference(
     return pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :tokens].to(dtype)
 
 
-@triton.jit
+# contexts grow, and a table is any row of a wider one: compiled once for all
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["table"])
 def _gather_pages(
     kv,
     scales,

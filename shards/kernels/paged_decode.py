@@ -98,7 +98,8 @@ def splits_of(context_tokens: Iterable[int], *, window: int | None = None) -> in
     )
 
 
-@triton.jit
+# how many there are changes from step to step: compiled once for all, not anew for 1 and for multiples of 16
+@triton.jit(do_not_specialize=["sequences", "capacity"])
 def _plan(
     context_tokens,
     splits,
@@ -130,7 +131,7 @@ def _plan(
         tl.store(splits + 2 * (first + i) + 1, split + i, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "table_length"])
 def _attend_to_splits(
     query,
     kv,

@@ -19,10 +19,37 @@ from shards.kernels.gather_pages import gather_pages_reference
 from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
 from shards.kernels.paged import attend_to_page, constants_of, page_bytes, score_scale
 
-# Rows and warps of a program: the most rows that compile without spilling registers (tests/shards/kernels prints the
-# table). Hopper's matrix unit takes 64 rows of 4 warps; AMD's warps are twice as wide.
-TILES = {"sm_90": (128, 8), "gfx942": (128, 4)}
+# Rows and warps of a program on heads of up to 128 dimensions: the most rows that compile without spilling registers
+# (tests/shards/kernels prints the table). Hopper's matrix unit takes 64 rows of 4 warps; AMD's warps are twice as wide.
+TILES = {"sm_90": (128, 8), "sm_100": (128, 8), "gfx942": (128, 4)}
 OTHER_TILES = (64, 8)
+
+# No matrix unit multiplies float32 exactly, and what is multiplied elsewhere has to be in registers.
+FLOAT32_TILE = (16, 4)
+MOST_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program works on: `rows` queries, for each token one of the `group` heads that share a KV head."""
+
+    rows: int
+    warps: int
+    group: int
+
+    @classmethod
+    def of(cls, gpu: Gpu, *, group: int, dim: int, dtype: torch.dtype) -> Tile:
+        """The tile of queries of `dtype` with heads of `dim`. It depends on neither batch nor context.
+
+        Raises ValueError for more heads in a group than a tile has rows.
+        """
+        rows, warps = TILES.get(gpu.chip.name, OTHER_TILES)
+        if dim > 128:
+            rows = rows * 128 // triton.next_power_of_2(dim)
+        if dtype == torch.float32:
+            rows, warps = max(FLOAT32_TILE[0], triton.next_power_of_2(group)), FLOAT32_TILE[1]
+        require(group <= rows <= MOST_ROWS, f"a group of {group} heads does not fit into {min(rows, MOST_ROWS)} rows")
+        return cls(rows, warps, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +57,14 @@ class PrefillPlan:
     """What each program of a step works on, on the GPU; all layers share it.
 
     first_queries [sequences + 1] are running sums of the new tokens; context_tokens [sequences] count the new ones too;
-    tiles [tiles, sequence|first new token]: a program takes `rows` // `group` tokens from there. All int32.
+    tiles [tiles, sequence|first new token]: a program takes as many tokens from there as `tile` has rows for their
+    heads. All int32.
     """
 
     first_queries: torch.Tensor
     context_tokens: torch.Tensor
     tiles: torch.Tensor
-    rows: int
-    group: int
+    tile: Tile
 
 
 def paged_prefill_reference(
@@ -80,31 +107,25 @@ def visible(new_tokens: int, context_tokens: int, *, window: int | None, device:
 
 
 def plan_prefill(
-    new_tokens: Sequence[int],
-    context_tokens: Sequence[int],
-    *,
-    group: int,
-    device: torch.device,
-    gpu: Gpu | None = None,
+    new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile, device: torch.device
 ) -> PrefillPlan:
-    """A plan for sequences with so many new tokens at the end of so much context; `group` heads share one KV head.
+    """A plan for sequences with so many new tokens at the end of so much context.
 
-    The size of a tile depends on the chip alone, and so a result does not depend on the batch. Raises ValueError for
-    more new tokens than context, and for more heads in a group than a tile has rows.
+    Raises ValueError for more new tokens than context.
     """
-    rows, _ = TILES.get((gpu or gpu_of(device)).chip.name, OTHER_TILES)
-    require(group <= rows, f"a group of {group} heads does not fit into {rows} rows")
     pairs = list(zip(new_tokens, context_tokens, strict=True))
     for new, context in pairs:
         require(0 < new <= context, f"{new} new tokens in a context of {context}")
-    starts = [(sequence, at) for sequence, (new, _) in enumerate(pairs) for at in range(0, new, rows // group)]
+    starts = [
+        (sequence, at) for sequence, (new, _) in enumerate(pairs) for at in range(0, new, tile.rows // tile.group)
+    ]
     # the longest first: they would otherwise run alone at the end
     starts.sort(key=lambda tile: pairs[tile[0]][0] - pairs[tile[0]][1] - tile[1])
     sums = [sum(new_tokens[:end]) for end in range(len(new_tokens) + 1)]
     first_queries, contexts, tiles = (
         torch.tensor(values, dtype=torch.int32, device=device) for values in (sums, list(context_tokens), starts)
     )
-    return PrefillPlan(first_queries, contexts, tiles, rows, group)
+    return PrefillPlan(first_queries, contexts, tiles, tile)
 
 
 @triton.jit
@@ -150,7 +171,8 @@ def _attend(
     )  # fmt: skip
 
 
-@triton.jit
+# tables are as wide as the longest context of a step: compiled once for all
+@triton.jit(do_not_specialize=["table_length"])
 def _paged_prefill(
     query,
     kv,
@@ -247,16 +269,16 @@ def paged_prefill(
     require_prefill(query, kv, tables, plan)
     (tokens, heads, dim), kv_heads = query.shape, kv.shape[2]
     out = query.new_empty(tokens, heads, dim)
-    constants = constants_of(kv, group=plan.group, rows=plan.rows, window=window, is_quantised=scales is not None)
+    tile = plan.tile
+    constants = constants_of(kv, group=tile.group, rows=tile.rows, window=window, is_quantised=scales is not None)
     arguments = (
         *(query, kv, scales, tables, plan.first_queries, plan.context_tokens, plan.tiles, out),
         *(query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim)),
     )
     grid = (plan.tiles.shape[0] * kv_heads,)
-    _, warps = TILES.get(gpu.chip.name, OTHER_TILES)
     # the page's id takes a stage too
     stages = 1 + gpu.chip.fits(page_bytes(kv, query.element_size()), most=2)
-    gpu.start(Launch(_paged_prefill, grid, arguments, constants, warps=warps, stages=stages))
+    gpu.start(Launch(_paged_prefill, grid, arguments, constants, warps=tile.warps, stages=stages))
     return out
 
 
@@ -264,7 +286,7 @@ def require_prefill(query: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor,
     """Raise ValueError unless these shapes belong together, as `paged_prefill_reference` says."""
     heads, dim = query.shape[1:]
     require(dim == kv.shape[4], f"queries have {dim} dimensions and keys {kv.shape[4]}")
-    require(heads == kv.shape[2] * plan.group, f"{heads} heads are not {kv.shape[2]} groups of {plan.group}")
+    require(heads == kv.shape[2] * plan.tile.group, f"{heads} heads are not {kv.shape[2]} groups of {plan.tile.group}")
     require(query.stride()[1:] == (dim, 1), "a token's heads in query are not in one piece")
     require_shape("tables", tables, (plan.context_tokens.shape[0], tables.shape[-1]))
     require(tables.stride(1) == 1, "a table is not in one piece")

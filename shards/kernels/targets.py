@@ -36,7 +36,11 @@ CHIPS = {
     chip.name: chip
     for chip in (
         Chip("sm_80", "cuda", 80, warp_threads=32, shared_bytes=163 * 1024, registers=255, has_e4m3=False),
+        Chip("sm_86", "cuda", 86, warp_threads=32, shared_bytes=99 * 1024, registers=255, has_e4m3=False),
+        Chip("sm_89", "cuda", 89, warp_threads=32, shared_bytes=99 * 1024, registers=255, has_e4m3=True),
         Chip("sm_90", "cuda", 90, warp_threads=32, shared_bytes=227 * 1024, registers=255, has_e4m3=True),
+        Chip("sm_100", "cuda", 100, warp_threads=32, shared_bytes=227 * 1024, registers=255, has_e4m3=True),
+        Chip("sm_120", "cuda", 120, warp_threads=32, shared_bytes=99 * 1024, registers=255, has_e4m3=True),
         Chip("gfx942", "hip", "gfx942", warp_threads=64, shared_bytes=64 * 1024, registers=512, has_e4m3=False),
     )
 }

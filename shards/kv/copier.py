@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from queue import Queue
 from threading import Condition, Thread
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 MOST_QUEUED = 64
 """Batches of copies that may wait for the thread; whoever starts one more waits."""
@@ -46,8 +46,6 @@ class Copier(Protocol):
 
     That order is all that keeps host slots right: a slot may be read or taken anew at once. Device blocks are also
     used by the network, so nobody may touch one before `done` says so, but for reading one that is only being saved.
-    On a GPU this is a side stream: a ticket is an event, `done` queries it, and `wait` makes the computing stream wait
-    for it.
     """
 
     @property
@@ -164,6 +162,20 @@ class ThreadCopier:
     def _refuse_broken(self) -> None:
         if self._error is not None:
             raise CopyFailed(f"a copy between device and host failed: {self._error}") from self._error
+
+
+@runtime_checkable
+class SelfCopying(Protocol):
+    """Memory that knows better than a thread how to copy beside the computation."""
+
+    def copier(self) -> Copier:
+        """What copies its blocks; whoever asks closes it."""
+        ...
+
+
+def usual_copier(memory: BlockMemory) -> Copier:
+    """The copier of `memory` itself where it has one, else a thread."""
+    return memory.copier() if isinstance(memory, SelfCopying) else ThreadCopier(memory)
 
 
 def _copy(memory: BlockMemory, copies: Sequence[BlockCopy]) -> None:

@@ -21,16 +21,13 @@ class HostMemory:
     """Room for `slots` blocks of `cache`, each contiguous across layers, so that one block is one copy.
 
     One tensor [slots, layers, k|v, kv_heads, 64, head_dim] and, for a quantised cache, one for its scales. Copies are
-    bit-exact. `is_pinned`: page-locked, which a GPU needs to copy beside its work. The system provides the memory of a
-    slot when it is first written.
+    bit-exact. The system provides the memory of a slot when it is first written.
     """
 
-    def __init__(self, cache: Blocks, slots: int, *, is_pinned: bool = False) -> None:
+    def __init__(self, cache: Blocks, slots: int) -> None:
         self.slots = slots
         self._device = cache.planes
-        self._host = tuple(
-            torch.empty((slots, *plane.shape[1:]), dtype=plane.dtype, pin_memory=is_pinned) for plane in self._device
-        )
+        self._host = tuple(torch.empty((slots, *plane.shape[1:]), dtype=plane.dtype) for plane in self._device)
 
     def __repr__(self) -> str:
         return f"HostMemory({self.slots} slots, {self.nbytes} bytes)"

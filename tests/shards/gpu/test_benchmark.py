@@ -5,10 +5,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+
+from benchmarks.gpu_parts.report import Poisoned, Report, limited
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -28,7 +31,7 @@ def test_every_part_runs_at_toy_sizes(tmp_path: Path) -> None:
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "gpu.json").read_text())
-    assert {figure["part"] for figure in report["figures"]} == {"decode", "prefill", "e2e"}
+    assert {figure["part"] for figure in report["figures"]} == {"decode", "prefill", "tune", "e2e"}
     assert report["checks"]
     assert all(check["passed"] for check in report["checks"])
     assert report["errors"] == []
@@ -56,4 +59,50 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_a_part_that_is_unknown_is_named() -> None:
     done = run("--only", "decode,speed")
     assert done.returncode == 2
-    assert "speed is none of kernels, checks, decode, prefill, e2e" in done.stderr
+    assert "speed is none of kernels, checks, decode, prefill, tune, e2e" in done.stderr
+
+
+def a_report(file: Path, **changes: object) -> Report:
+    return Report(deadline_s=time.monotonic() + 60, file=file, **changes)  # type: ignore[arg-type]
+
+
+def fail() -> None:
+    raise ValueError("no")
+
+
+def test_what_was_measured_is_in_the_file_at_once_and_a_later_run_goes_on_after_it(tmp_path: Path) -> None:
+    file, calls = tmp_path / "gpu.json", []
+    report = a_report(file, head={"device": "none"})
+    report.attempt("one", lambda: report.add("decode", "rate", 3.0, floor=6.0, unit="GB/s"), needs_s=1)
+    report.attempt("two", fail, needs_s=1)
+    saved = json.loads(file.read_text())
+    assert saved["device"] == "none"
+    assert saved["figures"][0]["ratio"] == 0.5
+    assert saved["errors"] == [{"name": "two", "error": "ValueError: no"}]
+    later = a_report(file)
+    later.resume()
+    for name in ("one", "two", "three"):
+        later.attempt(name, lambda name=name: calls.append(name), needs_s=1)  # type: ignore[misc]
+    assert calls == ["three"]
+    assert later.figures == report.figures
+
+
+def test_after_a_kernel_that_breaks_the_device_nothing_more_is_tried_in_this_process(tmp_path: Path) -> None:
+    report = a_report(tmp_path / "gpu.json", is_alive=lambda: False)
+    with pytest.raises(Poisoned, match="inner"):
+        report.attempt("outer", lambda: report.attempt("inner", fail, needs_s=1), needs_s=1)
+    assert json.loads((tmp_path / "gpu.json").read_text())["tried"] == ["outer", "inner"]
+
+
+def test_a_measurement_that_takes_too_long_is_ended_and_the_one_around_it_keeps_its_limit() -> None:
+    def spin() -> None:
+        while True:
+            pass
+
+    with limited(30):
+        with pytest.raises(TimeoutError, match="took more than"), limited(0.02):
+            spin()
+        with pytest.raises(TimeoutError), limited(0.02):
+            spin()
+    with pytest.raises(TimeoutError), limited(0.02), limited(30):
+        spin()

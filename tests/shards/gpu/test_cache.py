@@ -5,7 +5,7 @@ import torch
 
 from shards.gpu.cache import GpuCache, bytes_per_block
 from shards.kv.host_memory import HostMemory
-from shards.network.config import NetworkConfig
+from shards.network.config_file import read_config
 from tests.shards.tiny_checkpoints import save_checkpoint
 
 
@@ -15,7 +15,7 @@ def test_a_block_goes_to_the_host_and_comes_back_bit_for_bit(
 ) -> None:
     folder = tmp_path_factory.mktemp("tiny")
     save_checkpoint(folder, "llama")
-    config = NetworkConfig.read(folder)
+    config = read_config(folder)
     cache = GpuCache(config, 4, dtype=dtype, device=torch.device("cpu"))
     assert sum(plane[0].nbytes for plane in cache.planes) == bytes_per_block(config, dtype)
     for plane in cache.planes:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shards.engine import Engine, EngineOptions
 from shards.exec.drawing import Drawing
+from shards.gpu import dense
 from shards.gpu.decoder import GpuDecoder
 from shards.gpu.dense import dense_attention
 from shards.gpu.network import GpuNetwork
@@ -22,6 +23,7 @@ from shards.gpu.weights import moved
 from shards.kv.cache import KvCache
 from shards.model import Model
 from shards.network.config import NetworkConfig
+from shards.network.config_file import read_config
 from shards.network.decoder import Decoder
 from shards.network.loading import load_weights
 from shards.nouns import SamplingParams, Submission
@@ -64,7 +66,7 @@ def a_checkpoint(
     is_dense: bool = False,
 ) -> Checkpoint:
     model = save_checkpoint(folder, kind)
-    config = NetworkConfig.read(folder)
+    config = read_config(folder)
     weights = load_weights(folder, config)
     on_device = moved(weights, config, device=device, dtype=torch.float32)
     decoder = GpuDecoder(config, on_device, dense="flash" if is_dense else None)
@@ -113,6 +115,29 @@ def test_long_chunks_take_dense_attention(tmp_path: Path, device: torch.device) 
     batch = a_batch((prompt[6:], 6, (3, 7)), (short, 0, (5,)), wanted=[5, 8])
     ours = pair.network.forward(batch)
     assert_agree(ours, torch.stack([pair.expected(prompt)[-1], pair.expected(short)[-1]]))
+
+
+def test_what_long_chunks_need_is_compiled_beforehand_and_changes_nothing_that_is_cached(
+    tmp_path: Path, device: torch.device
+) -> None:
+    pair = a_checkpoint(tmp_path, "llama", device, options=StepOptions(rows=4, dense_from_pairs=9), is_dense=True)
+    cache = pair.network.steps.cache.data.view(torch.uint8)
+    before = cache.clone()
+    pair.network.steps.warm_up_long()
+    assert torch.equal(cache[:-1], before[:-1])
+    assert not torch.equal(cache[-1], before[-1])
+
+
+def test_every_attention_of_long_chunks_can_be_timed(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    if device.type == "cpu":
+        monkeypatch.setattr(dense, "_NEW_TOKENS", 4)
+        monkeypatch.setattr(dense, "_TIMED_PAGES", 3)
+        monkeypatch.setattr(dense, "_TIMED_KV_HEADS", 1)
+    for way in ("flash", None):
+        timing = dense._timing_of(way, device, dtype, 32, 2)
+        assert timing.again > 0
+        assert timing.new > 0
 
 
 def test_the_dense_attention_that_is_asked_for_is_right_or_none(device: torch.device) -> None:
@@ -223,7 +248,7 @@ def test_the_engine_serves_it_as_any_network(tmp_path: Path, device: torch.devic
 
 def test_nothing_is_computed_before_memory_is_there(tmp_path: Path, device: torch.device) -> None:
     save_checkpoint(tmp_path, "llama")
-    config = NetworkConfig.read(tmp_path)
+    config = read_config(tmp_path)
     weights = moved(load_weights(tmp_path, config), config, device=device, dtype=torch.float32)
     network = GpuNetwork(GpuDecoder(config, weights))
     with pytest.raises(RuntimeError, match="no memory"):

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shards.gpu.cache import GpuCache, bytes_per_block, room_bytes, working_bytes
-from shards.gpu.device import choose_device
+from shards.gpu.device import Found, choose_device
 from shards.gpu.weights import random_on
 from shards.model import Model
 from shards.network.config import NetworkConfig, Rope
@@ -41,6 +42,24 @@ def test_where_no_gpu_is_auto_is_the_cpu_and_cuda_is_refused(tmp_path: Path) -> 
     assert Model.load(tmp_path, device="auto").dtype == "float32"
     with pytest.raises(ValueError, match="torch sees no GPU here"):
         Model.load(tmp_path, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"built_for": None, "sees_gpu": False}, "it was built for CPUs alone"),
+        ({"sees_gpu": False}, "nvidia-smi says whether there is one, and a driver for 13.0"),
+        ({"capability": (7, 5)}, "capability 7.5; kernels need 8.0"),
+        ({"has_triton": False}, "triton is not installed"),
+        ({"has_compiler": False}, "install gcc, or name one in CC"),
+    ],
+)
+def test_what_is_missing_for_a_gpu_is_said(changes: dict[str, Any], said: str) -> None:
+    all_there = Found("13.0", sees_gpu=True, capability=(9, 0), has_triton=True, has_compiler=True)
+    lacking = replace(all_there, **changes).lacking
+    assert said in lacking
+    assert bool(lacking) == bool(changes)
 
 
 def test_another_device_is_refused_by_name() -> None:

@@ -30,22 +30,41 @@ from shards.kernels.kv_write import HeadNorm, Rotation, kv_write
 from shards.kernels.launch import Gpu, Launch
 from shards.kernels.norm import rms_norm
 from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
-from shards.kernels.paged_prefill import paged_prefill, plan_prefill
+from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
 from shards.kernels.sampling import Draw, sample
 from shards.kernels.silu_mul import silu_mul
 from shards.kernels.targets import CHIPS, Chip
 
 # Llama-3.1-8B
-LAYERS, HEADS, KV_HEADS, DIM, WIDTH, INNER, VOCABULARY = 32, 32, 8, 128, 4096, 14336, 128256
+LAYERS, WIDTH, INNER, VOCABULARY = 32, 4096, 14336, 128256
 META = torch.device("meta")
 TYPES = {
     torch.bfloat16: "bf16",
+    torch.float16: "fp16",
     torch.float32: "fp32",
     torch.int8: "i8",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.float8_e4m3fn: "fp8e4nv",
 }
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention's shape, the type of what is computed, and how KV is `stored` where that is another."""
+
+    heads: int = 32
+    kv_heads: int = 8
+    dim: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    stored: torch.dtype | None = None
+    window: int | None = None
+
+    def layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One layer of a cache of 10,000 blocks, and its scales."""
+        shape = (10_000, LAYERS, 2, self.kv_heads, 64)
+        kv = empty(*shape, self.dim, dtype=self.stored or self.dtype)[:, 3]
+        return kv, None if self.stored is None else empty(*shape, dtype=torch.float32)[:, 3]
 
 
 @dataclass(frozen=True)
@@ -62,42 +81,37 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def layer(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    kv = empty(10_000, LAYERS, 2, KV_HEADS, 64, DIM, dtype=dtype)[:, 3]
-    return kv, None if dtype == torch.bfloat16 else empty(10_000, LAYERS, 2, KV_HEADS, 64, dtype=torch.float32)[:, 3]
+def write(gpu: Gpu, of: Heads) -> None:
+    kv, scales = of.layer()
+    fused = empty(64, of.heads + 2 * of.kv_heads, of.dim, dtype=of.dtype)
+    query, key, value = torch.split(fused, [of.heads, of.kv_heads, of.kv_heads], dim=1)
+    places = (empty(64, dtype=torch.int32), empty(64, dtype=torch.int32))
+    angles = empty(131072, of.dim // 2, dtype=torch.float32)
+    norm = HeadNorm(empty(of.dim), empty(of.dim), 1e-6)
+    kv_write((query, key, value), places, kv=kv, rotation=Rotation(angles, angles), norm=norm, scales=scales, gpu=gpu)
 
 
-def write(gpu: Gpu, dtype: torch.dtype) -> None:
-    kv, scales = layer(dtype)
-    fused = empty(64, HEADS + 2 * KV_HEADS, DIM)
-    query, key, value = torch.split(fused, [HEADS, KV_HEADS, KV_HEADS], dim=1)
-    places = (empty(64, dtype=torch.int64), empty(64, dtype=torch.int64))
-    angles = empty(131072, DIM // 2, dtype=torch.float32)
-    rotation = Rotation(angles, angles)
-    norm = HeadNorm(empty(DIM), empty(DIM), 1e-6)
-    kv_write((query, key, value), places, kv=kv, rotation=rotation, norm=norm, scales=scales, gpu=gpu)
-
-
-def decode(gpu: Gpu, dtype: torch.dtype, window: int | None = None) -> None:
-    kv, scales = layer(dtype)
+def decode(gpu: Gpu, of: Heads) -> None:
+    kv, scales = of.layer()
     tables, contexts = empty(64, 2048, dtype=torch.int32), empty(64, dtype=torch.int32)
-    plan = DecodePlan.with_room(64, 16384, heads=HEADS, dim=DIM, device=META, window=window)
+    plan = DecodePlan.with_room(64, 16384, heads=of.heads, dim=of.dim, device=META, window=of.window)
     plan_decode(plan, contexts, gpu=gpu)
-    query = empty(64, HEADS, DIM)
+    query = empty(64, of.heads, of.dim, dtype=of.dtype)
     paged_decode(query, kv, tables=tables, context_tokens=contexts, plan=plan, scales=scales, gpu=gpu)
 
 
-def prefill(gpu: Gpu, dtype: torch.dtype, window: int | None = None) -> None:
-    kv, scales = layer(dtype)
-    plan = plan_prefill([8192], [131072], group=HEADS // KV_HEADS, device=META, gpu=gpu)
-    query, tables = empty(8192, HEADS, DIM), empty(1, 2048, dtype=torch.int32)
-    paged_prefill(query, kv, tables=tables, plan=plan, window=window, scales=scales, gpu=gpu)
+def prefill(gpu: Gpu, of: Heads) -> None:
+    kv, scales = of.layer()
+    tile = Tile.of(gpu, group=of.heads // of.kv_heads, dim=of.dim, dtype=of.dtype)
+    plan = plan_prefill([8192], [131072], tile=tile, device=META)
+    query, tables = empty(8192, of.heads, of.dim, dtype=of.dtype), empty(1, 2048, dtype=torch.int32)
+    paged_prefill(query, kv, tables=tables, plan=plan, window=of.window, scales=scales, gpu=gpu)
 
 
-def gather(gpu: Gpu, dtype: torch.dtype) -> None:
-    kv, scales = layer(dtype)
+def gather(gpu: Gpu, of: Heads) -> None:
+    kv, scales = of.layer()
     table = empty(2048, dtype=torch.int32)
-    gather_pages(kv, table, tokens=131072, dtype=torch.bfloat16, scales=scales, gpu=gpu)
+    gather_pages(kv, table, tokens=131072, dtype=of.dtype, scales=scales, gpu=gpu)
 
 
 def draw(gpu: Gpu) -> None:
@@ -107,49 +121,64 @@ def draw(gpu: Gpu) -> None:
 
 
 def copy(gpu: Gpu) -> None:
-    cache = empty(10_000, LAYERS, 2, KV_HEADS, 64, DIM)
+    cache = empty(10_000, LAYERS, 2, 8, 64, 128)
     copy_blocks(cache, cache, empty(7, 2, dtype=torch.int64), gpu=gpu)
 
 
-PLAIN: dict[str, Callable[[Gpu], object]] = {
-    "kv_write": lambda gpu: write(gpu, torch.bfloat16),
-    "decode": lambda gpu: decode(gpu, torch.bfloat16),
-    "prefill": lambda gpu: prefill(gpu, torch.bfloat16),
-    "gather": lambda gpu: gather(gpu, torch.bfloat16),
+ROWS: dict[str, Callable[[Gpu], object]] = {
     "norm": lambda gpu: rms_norm(empty(64, WIDTH), empty(WIDTH), epsilon=1e-6, residual=empty(64, WIDTH), gpu=gpu),
     "silu_mul": lambda gpu: silu_mul(empty(64, 2 * INNER), gpu=gpu),
     "sample": draw,
     "copy": copy,
 }
-STORING: dict[str, Callable[..., object]] = {
-    "kv_write": write,
-    "decode": decode,
-    "prefill": prefill,
-    "gather": gather,
+ATTENTION: tuple[Callable[[Gpu, Heads], None], ...] = (write, decode, prefill, gather)
+
+# What goes by other names for others: the shapes of Qwen2's smallest, of wide heads, and of what tests compute in.
+SHAPES = {
+    "": Heads(),
+    "e4m3": Heads(stored=torch.float8_e4m3fn),
+    "window": Heads(window=4096),
+    "14/2 heads of 64": Heads(14, 2, 64),
+    "16/8 heads of 256": Heads(16, 8, 256),
+    "float32": Heads(dtype=torch.float32),
+    "int8": Heads(stored=torch.int8),
+    "float16": Heads(dtype=torch.float16),
+    "int8, 16/8 heads of 256": Heads(16, 8, 256, stored=torch.int8),
 }
-E4M3 = torch.float8_e4m3fn
+# Everything on an H200, and on those with less memory what needs most of it; AMD's compiler takes its time.
+USUAL = {
+    "sm_80": ("",),
+    "sm_86": ("",),
+    "sm_89": ("", "e4m3", "16/8 heads of 256"),
+    "sm_90": ("", "e4m3", "window", "14/2 heads of 64", "16/8 heads of 256", "float32"),
+    "sm_100": ("",),
+    "sm_120": ("",),
+    "gfx942": ("",),
+}
 
 
 def asked_of(chip: Chip, *, everything: bool) -> dict[str, Launch]:
-    """Every launch by name. On Hopper with e4m3 and a window; with `everything` with all that the chip has."""
-    work: dict[str, Callable[[Gpu], object]] = dict(PLAIN)
-    hopper = chip.name == "sm_90"
-    for dtype in [torch.int8] * everything + [E4M3] * (chip.has_e4m3 and (everything or hopper)):
-        for name, call in STORING.items():
-            work[f"{name} {TYPES[dtype]}"] = partial(call, dtype=dtype)
-    if everything or hopper:
-        work["decode window"] = lambda gpu: decode(gpu, torch.bfloat16, window=4096)
-        work["prefill window"] = lambda gpu: prefill(gpu, torch.bfloat16, window=4096)
+    """Every launch by name, in the usual shapes; with `everything` in all that the chip has."""
+    wholly = everything or chip.name in ("sm_90", "gfx942")
+    work: dict[str, Callable[[Gpu], object]] = dict(ROWS) if wholly else {}
+    for name, shape in SHAPES.items():
+        stores = wholly and (not name or shape.stored is not None)
+        if (everything or name in USUAL[chip.name]) and (chip.has_e4m3 or shape.stored != torch.float8_e4m3fn):
+            work |= {
+                f"{call.__name__} {name}".strip(): partial(call, of=shape)
+                for call in (ATTENTION if everything or stores else (decode, prefill))
+            }
     launches = {}
     for name, ask in work.items():
         recorder = Recorder(chip, processors=132)
         ask(recorder)
         for launch in recorder.launches:
             _, _, variant = name.partition(" ")
-            # planning does not see how KV is stored, nor merging that there is a window
-            same = {"_plan": variant != "window", "_merge_splits": True}.get(launch.kernel.fn.__name__, False)
+            kernel = launch.kernel.fn.__name__
+            # planning sees windows and merging the size of heads: nothing else of a shape
+            same = {"_plan": variant != "window", "_merge_splits": "heads of" not in variant}.get(kernel, False)
             if not (variant and same):
-                launches[f"{launch.kernel.fn.__name__} {variant}".strip()] = launch
+                launches[f"{kernel} {variant}".strip()] = launch
     return launches
 
 
@@ -160,7 +189,9 @@ def source_of(launch: Launch) -> ASTSource:
     constants: dict[str, int | bool | None] = dict(launch.constants)
     attributes: dict[tuple[int], list[list[str | int]]] = {}
     for i, value in enumerate(launch.arguments):
-        if value is None or (isinstance(value, int) and value == 1):
+        parameter = launch.kernel.params[i]
+        is_special = not parameter.do_not_specialize
+        if value is None or (isinstance(value, int) and value == 1 and is_special):
             signature[names[i]], constants[names[i]] = "constexpr", value
             continue
         if isinstance(value, torch.Tensor):
@@ -169,7 +200,8 @@ def source_of(launch: Launch) -> ASTSource:
             signature[names[i]] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:
             signature[names[i]] = "fp32"
-        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+        is_aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+        if is_aligned and is_special and not parameter.do_not_specialize_on_alignment:
             attributes[(i,)] = [["tt.divisibility", 16]]
     signature |= dict.fromkeys(launch.constants, "constexpr")
     return ASTSource(launch.kernel, {name: signature[name] for name in names}, constants, attributes)
@@ -190,6 +222,12 @@ def registers_and_spills(compiled: CompiledKernel, chip: Chip) -> tuple[int, int
     return registers, stack
 
 
+def matrix_unit(compiled: CompiledKernel) -> str | None:
+    """Which of NVIDIA's matrix instructions a kernel uses: wgmma, which is Hopper's, tcgen05, Blackwell's, or mma."""
+    used = re.search(r"\b(wgmma|tcgen05|mma)(?:\.mma_async|\.mma|\.sync)", compiled.asm.get("ptx", ""))
+    return used[1] if used else None
+
+
 def compile_for(chip: Chip, *, everything: bool) -> None:
     target = GPUTarget(chip.backend, chip.arch, chip.warp_threads)
     for name, launch in asked_of(chip, everything=everything).items():
@@ -197,6 +235,7 @@ def compile_for(chip: Chip, *, everything: bool) -> None:
         compiled = triton.compile(source_of(launch), target=target, options=options)
         registers, spills = registers_and_spills(compiled, chip)
         row = {"kernel": name, "shared": compiled.metadata.shared, "registers": registers, "spills": spills}
+        row["matrix"] = matrix_unit(compiled)
         print(json.dumps({"chip": chip.name} | row), flush=True)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-NEVER_INTERPRETED = {"test_interpreted.py", "test_ahead_of_time.py", "test_launch.py"}
+NEVER_INTERPRETED = {"test_interpreted.py", "test_ahead_of_time.py", "test_launch.py", "test_compiled_once.py"}
 
 if INTERPRETED:
     collect_ignore = sorted(NEVER_INTERPRETED)

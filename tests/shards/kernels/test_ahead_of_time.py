@@ -30,9 +30,16 @@ def compiled() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
 def test_every_kernel_fits_into_the_chip(compiled: list[dict[str, Any]], chip: Any) -> None:
     rows = [row for row in compiled if row["chip"] == chip.name]
-    print("\n".join("{chip:7} {kernel:28} {shared:7} B shared {registers:4} registers".format(**row) for row in rows))
-    assert {"_kv_write", "_attend_to_splits", "_paged_prefill", "_threshold"} <= {row["kernel"] for row in rows}
+    line = "{chip:7} {kernel:36} {shared:7} B shared {registers:4} registers {matrix}"
+    print("\n".join(line.format(**row) for row in rows))
+    assert {"_attend_to_splits", "_merge_splits", "_paged_prefill"} <= {row["kernel"] for row in rows}
     for row in rows:
         assert row["shared"] <= chip.shared_bytes, row
         assert row["registers"] <= chip.registers, row
         assert row["spills"] == 0, row
+
+
+def test_prefill_is_multiplied_where_the_chip_is_fastest(compiled: list[dict[str, Any]]) -> None:
+    used = {row["chip"]: row["matrix"] for row in compiled if row["kernel"] == "_paged_prefill"}
+    nvidia = {"sm_80": "mma", "sm_86": "mma", "sm_89": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "sm_120": "mma"}
+    assert {chip: used[chip] for chip in nvidia} == nvidia

@@ -6,7 +6,8 @@ import torch
 
 from shards.kernels import gather_prefill as dense
 from shards.kernels.gather_prefill import gather_prefill
-from shards.kernels.paged_prefill import PrefillPlan, paged_prefill, paged_prefill_reference, plan_prefill
+from shards.kernels.launch import gpu_of
+from shards.kernels.paged_prefill import PrefillPlan, Tile, paged_prefill, paged_prefill_reference, plan_prefill
 
 Close = Callable[[torch.Tensor, torch.Tensor], None]
 Way = Callable[..., torch.Tensor]
@@ -27,6 +28,10 @@ def gathered(query: torch.Tensor, cache: Any, plan: PrefillPlan, window: int | N
         window=window,
         scales=cache.scales,
     )
+
+
+def a_tile(query: torch.Tensor, group: int) -> Tile:
+    return Tile.of(gpu_of(query.device), group=group, dim=query.shape[2], dtype=query.dtype)
 
 
 @pytest.fixture(params=["paged", "masked", "merged"])
@@ -61,7 +66,7 @@ def test_each_token_attends_to_what_came_before(
 ) -> None:
     cache = a_cache(contexts, kv_heads=kv_heads, dim=dim, stored=dtype)
     query = torch.randn(sum(new), heads, dim, device=device).to(dtype)
-    plan = plan_prefill(new, contexts, group=heads // kv_heads, device=device)
+    plan = plan_prefill(new, contexts, tile=a_tile(query, heads // kv_heads), device=device)
     expected = paged_prefill_reference(query, cache.kv, tables=cache.tables, plan=plan, window=window)
     close(way(query, cache, plan, window), expected)
 
@@ -72,7 +77,7 @@ def test_each_token_attends_to_what_is_kept(
 ) -> None:
     cache = a_cache([130], kv_heads=2, dim=32, stored=stored)
     query = torch.randn(70, 4, 32, device=device).half()
-    plan = plan_prefill([70], [130], group=2, device=device)
+    plan = plan_prefill([70], [130], tile=a_tile(query, 2), device=device)
     shared = {"tables": cache.tables, "plan": plan, "scales": cache.scales}
     close(way(query, cache, plan), paged_prefill_reference(query, cache.kv, **shared))
 
@@ -82,15 +87,15 @@ def test_a_result_does_not_depend_on_how_a_prompt_is_cut(
 ) -> None:
     cache = a_cache([130], kv_heads=1, dim=32, stored=dtype)
     query = torch.randn(130, 2, 32, device=device).to(dtype)
-    at_once = paged(query, cache, plan_prefill([130], [130], group=2, device=device))
+    at_once = paged(query, cache, plan_prefill([130], [130], tile=a_tile(query, 2), device=device))
     for start, end in ((0, 7), (7, 130)):
-        chunk = plan_prefill([end - start], [end], group=2, device=device)
+        chunk = plan_prefill([end - start], [end], tile=a_tile(query, 2), device=device)
         assert torch.equal(paged(query[start:end], cache, chunk), at_once[start:end])
 
 
 def test_the_longest_tiles_come_first(device: torch.device) -> None:
-    plan = plan_prefill([100, 70], [100, 500], group=4, device=device)
-    assert plan.rows == 128 or device.type == "cuda"
+    plan = plan_prefill([100, 70], [100, 500], tile=Tile(128, 8, group=4), device=device)
+    assert len(plan.tiles) == 4 + 3
     context = [100 - 100 + at if sequence == 0 else 500 - 70 + at for sequence, at in plan.tiles.tolist()]
     assert context == sorted(context, reverse=True)
     assert plan.first_queries.tolist() == [0, 100, 170]
@@ -98,12 +103,12 @@ def test_the_longest_tiles_come_first(device: torch.device) -> None:
 
 def test_other_shapes_are_refused(device: torch.device, a_cache: Callable[..., Any]) -> None:
     cache = a_cache([3], kv_heads=2, dim=32, stored=torch.float16)
-    plan = plan_prefill([2], [3], group=2, device=device)
+    plan = plan_prefill([2], [3], tile=Tile(64, 8, group=2), device=device)
     with pytest.raises(ValueError, match="6 heads are not 2 groups of 2"):
         paged(torch.ones(2, 6, 32, device=device).half(), cache, plan)
     with pytest.raises(ValueError, match="16 dimensions"):
         paged(torch.ones(2, 4, 16, device=device).half(), cache, plan)
     with pytest.raises(ValueError, match="4 new tokens in a context of 3"):
-        plan_prefill([4], [3], group=2, device=device)
+        plan_prefill([4], [3], tile=Tile(64, 8, group=2), device=device)
     with pytest.raises(ValueError, match="200 heads does not fit"):
-        plan_prefill([1], [3], group=200, device=device)
+        Tile.of(gpu_of(device), group=200, dim=128, dtype=torch.bfloat16)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shards.network.config import NetworkConfig, Rope
+from shards.network.config_file import read_config
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any)
     (folder / "config.json").write_text(json.dumps(LLAMA | changes))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return NetworkConfig.read(folder)
+    return read_config(folder)
 
 
 def test_what_is_left_out_means_what_transformers_takes_it_to_mean(tmp_path: Path) -> None:
@@ -154,11 +155,11 @@ def test_a_slip_in_the_file_is_named(tmp_path: Path, changes: dict[str, Any], me
 
 def test_a_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(BrokenCheckpoint, match=r"config\.json cannot be read"):
-        NetworkConfig.read(tmp_path)
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"\xff'])
 def test_a_config_that_is_not_json_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(BrokenCheckpoint, match=r"config\.json"):
-        NetworkConfig.read(tmp_path)
+        read_config(tmp_path)

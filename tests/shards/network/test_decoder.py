@@ -8,6 +8,7 @@ import torch
 
 from shards.kv.cache import KvCache
 from shards.network.config import NetworkConfig, Rope
+from shards.network.config_file import read_config
 from shards.network.decoder import Decoder
 from shards.network.loading import load_weights, random_weights
 from tests.shards.tiny_checkpoints import KINDS, VOCABULARY, a_batch, save_checkpoint, some_tokens
@@ -46,7 +47,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("checkpoint")
     model = save_checkpoint(folder, request.param)
-    config = NetworkConfig.read(folder)
+    config = read_config(folder)
     return Pair(model, config, Decoder(config, load_weights(folder, config)))
 
 
@@ -111,7 +112,7 @@ def test_a_chunk_of_which_no_logits_are_wanted_is_in_the_cache_all_the_same(pair
 @pytest.mark.parametrize("kind", ["llama", "qwen2, window from layer 1, yarn", "qwen3"])
 def test_bfloat16_errs_no_more_than_transformers_does(kind: str, tmp_path: Path) -> None:
     model = save_checkpoint(tmp_path, kind, dtype=torch.bfloat16)
-    config = NetworkConfig.read(tmp_path)
+    config = read_config(tmp_path)
     pair = Pair(model, config, Decoder(config, load_weights(tmp_path, config)))
     tokens, cache = some_tokens(PROMPT), KvCache(config, 40, dtype=torch.bfloat16)
     cache.data.fill_(float("nan"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shards.network.config import NetworkConfig
+from shards.network.config_file import read_config
 from shards.network.errors import BrokenCheckpoint, UnsupportedCheckpoint
 from shards.network.layers import DenseLinear, Linear
 from shards.network.loading import DtypeChoice, load_weights, random_weights
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_reads_the_same_input_is_one_matrix(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    layer = load_weights(folder, NetworkConfig.read(folder)).layers[1]
+    layer = load_weights(folder, read_config(folder)).layers[1]
     parts = [tensors[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv"]
     assert torch.equal(dense(layer.query_key_value).weight, torch.cat(parts))
     parts = [tensors[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
@@ -57,7 +57,7 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "whole", "llama")
     save_checkpoint(tmp_path / "sharded", "llama", shard_size="100KB")
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
-    config = NetworkConfig.read(tmp_path / "sharded")
+    config = read_config(tmp_path / "sharded")
     whole, sharded = (load_weights(tmp_path / name, config) for name in ("whole", "sharded"))
     assert torch.equal(dense(whole.head).weight, dense(sharded.head).weight)
     for one, other in zip(whole.layers, sharded.layers, strict=True):
@@ -67,7 +67,7 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama, tied head")
-    weights = load_weights(tmp_path, NetworkConfig.read(tmp_path))
+    weights = load_weights(tmp_path, read_config(tmp_path))
     assert dense(weights.head).weight is weights.embedding
 
 
@@ -85,7 +85,7 @@ def test_the_dtype_is_the_one_chosen(
     tmp_path: Path, stored: torch.dtype, chosen: DtypeChoice, found: torch.dtype
 ) -> None:
     save_checkpoint(tmp_path, "qwen2", dtype=stored)
-    weights = load_weights(tmp_path, NetworkConfig.read(tmp_path), dtype=chosen)
+    weights = load_weights(tmp_path, read_config(tmp_path), dtype=chosen)
     layer = weights.layers[0]
     tensors = (weights.embedding, dense(layer.down).weight, bias_of(layer.query_key_value), dense(weights.head).weight)
     assert {tensor.dtype for tensor in tensors} == {weights.norm.dtype} == {found}
@@ -93,7 +93,7 @@ def test_the_dtype_is_the_one_chosen(
 
 def test_progress_rises_to_the_whole(folder: Path) -> None:
     seen: list[tuple[int, int]] = []
-    load_weights(folder, NetworkConfig.read(folder), on_progress=lambda done, total: seen.append((done, total)))
+    load_weights(folder, read_config(folder), on_progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1] == ((folder / "model.safetensors").stat().st_size,) * 2
     assert len(seen) > 20
@@ -114,30 +114,30 @@ NORM = "model.layers.1.self_attn.q_norm.weight"
 def test_a_wrong_tensor_is_named(folder: Path, change: Callable[[dict[str, Tensor]], object], message: str) -> None:
     rewrite(folder, change)
     with pytest.raises(BrokenCheckpoint, match=message):
-        load_weights(folder, NetworkConfig.read(folder))
+        load_weights(folder, read_config(folder))
 
 
 def test_tensors_of_another_precision_are_refused(folder: Path) -> None:
     rewrite(folder, lambda tensors: tensors.update({NORM: torch.ones(32, dtype=torch.int8)}))
     with pytest.raises(UnsupportedCheckpoint, match=f"{NORM} is stored as I8"):
-        load_weights(folder, NetworkConfig.read(folder))
+        load_weights(folder, read_config(folder))
 
 
 def test_frequencies_that_old_checkpoints_carry_do_not_hurt(folder: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     rewrite(folder, lambda tensors: tensors.update({name: torch.ones(16)}))
-    load_weights(folder, NetworkConfig.read(folder))
+    load_weights(folder, read_config(folder))
 
 
 def test_a_folder_without_safetensors_is_no_checkpoint(folder: Path) -> None:
-    config = NetworkConfig.read(folder)
+    config = read_config(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(BrokenCheckpoint, match="holds neither"):
         load_weights(folder, config)
 
 
 def test_a_file_cut_short_is_named(folder: Path) -> None:
-    config, file = NetworkConfig.read(folder), folder / "model.safetensors"
+    config, file = read_config(folder), folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(BrokenCheckpoint, match=r"model\.safetensors cannot be read"):
         load_weights(folder, config)
@@ -147,18 +147,18 @@ def test_a_file_cut_short_is_named(folder: Path) -> None:
 def test_an_index_that_is_none_is_named(folder: Path, index: object) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(BrokenCheckpoint, match="is not an index"):
-        load_weights(folder, NetworkConfig.read(folder))
+        load_weights(folder, read_config(folder))
 
 
 def test_a_shard_that_is_not_there_is_named(folder: Path) -> None:
     index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(BrokenCheckpoint, match=r"model-00002-of-00002\.safetensors cannot be read"):
-        load_weights(folder, NetworkConfig.read(folder))
+        load_weights(folder, read_config(folder))
 
 
 def test_random_weights_depend_on_the_seed_alone(folder: Path) -> None:
-    config = NetworkConfig.read(folder)
+    config = read_config(folder)
     first, again, other = (random_weights(config, seed) for seed in (1, 1, 2))
     drawn, again_drawn, other_drawn = (dense(weights.layers[1].down).weight for weights in (first, again, other))
     assert torch.equal(drawn, again_drawn)
@@ -168,7 +168,7 @@ def test_random_weights_depend_on_the_seed_alone(folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["llama", "llama, tied head", "qwen3"])
 def test_int8_keeps_the_embedding_and_the_norms_and_quantises_every_matrix(tmp_path: Path, kind: str) -> None:
     save_checkpoint(tmp_path, kind, dtype=torch.bfloat16)
-    config = NetworkConfig.read(tmp_path)
+    config = read_config(tmp_path)
     weights, exact = load_weights(tmp_path, config, dtype="int8"), load_weights(tmp_path, config)
     assert torch.equal(weights.embedding, exact.embedding)
     hidden = torch.randn(3, config.hidden_size, generator=torch.Generator().manual_seed(0))
