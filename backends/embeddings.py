@@ -5,13 +5,15 @@ Source: OpenAI API reference, "Embeddings".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from backends.http import Post, encoded
+from backends.nonsense import MISSHAPEN
 from backends.openai_chunks import usage_of
+from backends.whole_body import WholeBody
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Usage
 
@@ -24,35 +26,23 @@ def embeddings_post(body: Mapping[str, Any], model: str, *, without: Collection[
     return Post(EMBEDDINGS_PATH, encoded({**sent, "model": model}), is_streamed=False)
 
 
-class EmbeddingsAnswer:
-    """Fed with the body of a 200: one JSON object of at most `limit_bytes`, passed on as it is, then its usage.
+class EmbeddingsAnswer(WholeBody):
+    """Fed with the body of a 200: one JSON object, passed on as it is, then its usage.
 
     Where the server tells no usage, the prompt's tokens are `prompt_tokens`.
     """
 
     def __init__(self, backend: str, *, prompt_tokens: int, limit_bytes: int = 256 << 20) -> None:
-        self.is_over = False
-        self._backend, self._prompt_tokens, self._limit_bytes = backend, prompt_tokens, limit_bytes
-        self._whole = bytearray()
+        super().__init__(backend, limit_bytes=limit_bytes)
+        self._prompt_tokens = prompt_tokens
 
-    def __repr__(self) -> str:
-        return f"<EmbeddingsAnswer of {self._backend}: {len(self._whole)} bytes>"
-
-    def feed(self, data: bytes) -> Iterator[Delta]:
-        """Nothing yet. Raises BackendFailed if the reply is too long."""
-        self._whole += data
-        if len(self._whole) > self._limit_bytes:
-            raise BackendFailed(f"{self._backend} answered more than {self._limit_bytes} bytes")
-        return iter(())
-
-    def end(self) -> Iterator[Delta]:
-        """The reply and its usage. Raises BackendFailed at nonsense."""
+    def _read(self, whole: bytes) -> list[Delta]:
+        """The reply and its usage."""
         try:
             # numbers stay text: a reply may have millions, and only their reader needs them
-            reply = msgspec.json.decode(self._whole, type=dict[str, msgspec.Raw])
+            reply = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
             usage = usage_of(msgspec.json.decode(reply["usage"])) if "usage" in reply else None
             msgspec.json.decode(reply["data"], type=list[msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError, ValueError) as error:
+        except MISSHAPEN as error:
             raise BackendFailed(f"{self._backend} answered nonsense instead of embeddings") from error
-        self.is_over = True
-        yield Delta(body=bytes(self._whole), usage=usage or Usage(self._prompt_tokens))
+        return [Delta(body=whole, usage=usage or Usage(self._prompt_tokens))]

@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 
+from backends.event_answer import EventAnswer
 from backends.openai_errors import error_in_stream, error_of
-from backends.sse import SseDecoder
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _DONE = b"[DONE]"
-_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, msgspec.DecodeError)
 
 
 @dataclass(slots=True)
@@ -30,11 +29,13 @@ class _Choice:
     completion_tokens: int = 0
 
 
-class GenerateAnswer:
+class GenerateAnswer(EventAnswer):
     """Fed with the body of a 200. Each event has a choice's text, ids and log-probabilities and what is known of it.
 
     `is_cumulative`: each event repeats all that came before, which is SGLang's usual way. Usage comes last and once.
     """
+
+    last_word = "[DONE]"
 
     def __init__(
         self,
@@ -43,42 +44,21 @@ class GenerateAnswer:
         is_cumulative: bool,
         error_of: Callable[[str, Any], ExpectedError] = error_in_stream,
     ) -> None:
-        self.is_over = False
-        self._backend, self._is_cumulative, self._error_of = backend, is_cumulative, error_of
-        self._events = SseDecoder()
+        super().__init__(backend)
+        self._is_cumulative, self._error_of = is_cumulative, error_of
         self._choices: dict[int, _Choice] = {}
         self._prompt_tokens, self._cached_tokens = 0, 0
 
-    def __repr__(self) -> str:
-        return (
-            f"<GenerateAnswer of {self._backend}: {len(self._choices)} choices, {'over' if self.is_over else 'open'}>"
-        )
-
-    def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
-        for event in self._events.feed(data):
-            if not self.is_over:
-                yield from self._hear(event.data)
-
-    def end(self) -> Iterator[Delta]:
-        """Nothing more. Raises BackendFailed if the end came too early."""
-        if not self.is_over:
-            raise BackendFailed(f"{self._backend} ended its stream without [DONE]")
-        return iter(())
-
-    def _hear(self, data: bytes) -> Iterator[Delta]:
+    def _read(self, data: bytes) -> Iterator[Delta]:
         if data == _DONE:
             self.is_over = True
             drawn = sum(choice.completion_tokens for choice in self._choices.values())
             yield Delta(usage=Usage(self._prompt_tokens, drawn, self._cached_tokens))
             return
-        try:
-            chunk = msgspec.json.decode(data)
-            if chunk.get("error"):
-                raise self._error_of(self._backend, chunk["error"])
-            delta = self._delta(chunk)
-        except _MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense: {data[:200].decode(errors='replace')}") from error
+        chunk = msgspec.json.decode(data)
+        if chunk.get("error"):
+            raise self._error_of(self._backend, chunk["error"])
+        delta = self._delta(chunk)
         if delta != Delta(choice=delta.choice):
             yield delta
 

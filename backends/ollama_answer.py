@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from backends.frames import FrameDecoder
+from backends.nonsense import MISSHAPEN, nonsense
 from backends.openai_errors import details_of, error_of
 from policies.errors import BackendFailed, ExpectedError, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _FINISHES = {"load": "stop", "unload": "stop", "": "stop"}
-_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
 
 
 class OllamaAnswer:
@@ -57,8 +57,8 @@ class OllamaAnswer:
                 raise _error_in_stream(self._backend, str(said["error"]))
             delta = self._delta(said)
             last = self._last(said) if said.get("done") else ()
-        except _MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense: {line[:200].decode(errors='replace')}") from error
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, line) from error
         if delta != Delta():
             yield delta
         yield from last

@@ -10,12 +10,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from backends.nonsense import usage_told
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _ID_MARK = "token_id:"
-MOST_TOKENS = 2**40
-"""No call has more."""
-
 FINISHES = {"eos_token": "stop", "stop_sequence": "stop"}
 """Words of TGI before 2.0 for what OpenAI calls `stop`."""
 
@@ -36,11 +34,7 @@ def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
 def usage_of(usage: Mapping[str, Any]) -> Usage:
     """OpenAI's usage object as ours. Raises as `deltas_of`, also for what is no count: tenants are charged by it."""
     details = usage.get("prompt_tokens_details") or {}
-    told = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
-    prompt, completion, cached = (int(count or 0) for count in told)
-    if not (0 <= prompt < MOST_TOKENS and 0 <= completion < MOST_TOKENS and 0 <= cached < MOST_TOKENS):
-        raise ValueError(f"{told} are no numbers of tokens")
-    return Usage(prompt, completion, cached)
+    return usage_told(usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
 
 
 def _chat(choice: Mapping[str, Any]) -> Delta:

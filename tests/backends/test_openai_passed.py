@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from backends.http import Answer
 from backends.openai_answer import OpenAIAnswer
-from backends.openai_passed import MOST_HELD_BYTES, Ear, GatheredWhole, PassedStream, PassedWhole
+from backends.openai_passed import Ear, GatheredWhole, PassedStream, PassedWhole
+from backends.passed_blocks import MOST_HELD_BYTES
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta, Usage
 from tests.backends.parts import a_request
