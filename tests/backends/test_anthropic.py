@@ -193,7 +193,7 @@ async def test_key_and_version_are_in_headers() -> None:
 
 async def test_errors_mean_what_they_say() -> None:
     async with a_backend(AnthropicServer(key="k"), key="x") as (backend, server):
-        with pytest.raises(BackendRefused, match="does not let the router in"):
+        with pytest.raises(BackendFailed, match="does not let the router in"):
             await everything(backend)
         server.key, server.is_busy = None, True
         with pytest.raises(Overloaded) as busy:
