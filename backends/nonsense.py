@@ -21,6 +21,11 @@ def nonsense(backend: str, data: bytes) -> BackendFailed:
     return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")
 
 
+def not_asked_for(backend: str, choice: int, asked: int) -> BackendFailed:
+    """What it means that an answer to a request for `asked` choices has one of this number."""
+    return BackendFailed(f"{backend} gave answer {choice} where {asked} were asked for")
+
+
 def usage_told(prompt: Any, completion: Any, cached: Any = None) -> Usage:
     """Counts as an engine tells them, None where it does not.
 

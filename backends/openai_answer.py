@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.event_answer import EventAnswer
+from backends.nonsense import not_asked_for
 from backends.openai_chunks import deltas_of
 from backends.openai_errors import error_in_stream
 from policies.errors import BackendFailed, ExpectedError
@@ -79,8 +80,7 @@ class OpenAIAnswer(EventAnswer):
             if delta.finish_reason in BROKEN:
                 raise BackendFailed(f"{self._backend} broke the answer off ({delta.finish_reason})")
             if delta.choice not in self._choices:
-                asked = len(self._choices)
-                raise BackendFailed(f"{self._backend} gave answer {delta.choice} where {asked} were asked for")
+                raise not_asked_for(self._backend, delta.choice, len(self._choices))
             self._said += bool(delta.text or delta.message)
             yield delta
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.json_members import ABSENT, with_members
-from backends.nonsense import MISSHAPEN, nonsense
+from backends.nonsense import MISSHAPEN, nonsense, not_asked_for
 from backends.openai_answer import BROKEN, DONE
 from backends.openai_chunks import FINISHES, usage_of
 from backends.openai_errors import error_in_stream
@@ -91,6 +91,7 @@ class Ear:
         self._shown_model = shown_model
         self._prompt_tokens, self._pieces = request.prompt_tokens, 0
         self._usage: Usage | None = None
+        self._choices = range(request.sampling.choices)
 
     def __repr__(self) -> str:
         return f"<Ear at {self.backend}: {self._pieces} pieces, {self._usage}>"
@@ -109,6 +110,8 @@ class Ear:
         for choice in chunk.choices or ():
             if choice.finish_reason in BROKEN:
                 raise BackendFailed(f"{self.backend} broke the answer off ({choice.finish_reason})")
+            if choice.index not in self._choices:
+                raise not_asked_for(self.backend, choice.index, len(self._choices))
             chunk.pieces += choice.adds
         self._pieces += chunk.pieces
         return chunk
@@ -199,6 +202,8 @@ class GatheredWhole:
         if pieces:
             yield Delta(tokens=pieces)
         if self.is_over:
+            if not self._gathered.choices:
+                raise BackendFailed(f"{self._ear.backend} ended its stream without an answer")
             finishes = self._gathered.finishes()
             yield from _in_one_piece(self._gathered.body(), finishes, self._ear.usage(), is_whole=False)
 
