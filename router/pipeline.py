@@ -260,7 +260,7 @@ class _Call(msgspec.Struct, frozen=True):
                 tokens.token_ids,
                 ask.bodies[at],
                 ask.path,
-                self.account.trace.headers,
+                {**ask.passed_headers, **self.account.trace.headers},
                 ask.anthropic_body,
                 ask.verbatim,
             ),

@@ -25,6 +25,9 @@ VERSIONS = ("2023-06-01", "2026-10-21")
 """Values of `anthropic-version` that are spoken. The newer one has no `temperature`, `top_p` and `top_k`; models
 that are not Anthropic's have, so they are read in both."""
 
+_PASSED_HEADERS = ("anthropic-beta", "anthropic-version")
+"""What says how a body is to be read: fields of a beta are refused without the first."""
+
 _Fields = TypeVar("_Fields", bound=CountBody)
 
 _HINTS = {
@@ -48,7 +51,9 @@ def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         said["stop"] = fields.stop_sequences
     if fields.metadata is not None and fields.metadata.user_id is not None:
         said["user"] = fields.metadata.user_id
-    return replace(chat_ask(_chat(fields) | said, headers), anthropic_body=body, include_usage=True)
+    passed = {name: headers[name] for name in _PASSED_HEADERS if name in headers}
+    ask = chat_ask(_chat(fields) | said, headers)
+    return replace(ask, anthropic_body=body, include_usage=True, passed_headers=passed)
 
 
 def counted_messages(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:

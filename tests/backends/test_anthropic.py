@@ -191,6 +191,14 @@ async def test_key_and_version_are_in_headers() -> None:
     assert "authorization" not in headers
 
 
+async def test_a_client_of_its_dialect_speaks_the_version_that_it_names() -> None:
+    own = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "x-1"}
+    async with a_backend(version="2026-10-21") as (backend, server):
+        await everything(backend, prompt=Prompt(body=own, anthropic_body=own, headers=headers))
+    assert server.received[0].headers.items() >= headers.items()
+
+
 async def test_errors_mean_what_they_say() -> None:
     async with a_backend(AnthropicServer(key="k"), key="x") as (backend, server):
         with pytest.raises(BackendFailed, match="does not let the router in"):

@@ -282,6 +282,15 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
     assert backend.prompts[1].anthropic_body == {**a_message(messages=history, tools=[WEATHER]), "stream": True}
 
 
+async def test_what_an_anthropic_backend_must_be_told_in_headers_goes_with_the_prompt() -> None:
+    backend = ScriptedBackend()
+    said = {"anthropic-beta": "context-management-2025-06-27,x-1", "anthropic-version": "2023-06-01"}
+    async with a_router(backend) as router, a_client(router) as client:
+        await client.answer(MESSAGES_PATH, a_message(), headers={**said, "anthropic-other": "no"})
+        await client.answer(MESSAGES_PATH, a_message())
+    assert [prompt.headers for prompt in backend.prompts] == [said, {}]
+
+
 async def test_message_start_tells_how_long_the_prompt_is() -> None:
     async with a_router() as router, a_client(router) as client:
         async with client.post(MESSAGES_PATH, a_message(stream=True)) as reply:
