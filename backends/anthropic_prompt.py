@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from backends.openai_messages import content_of
 from backends.unsupported import refuse_unsupported
 from policies.errors import InvalidRequest
 from policies.nouns import Prompt, Request
@@ -59,7 +60,7 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] in ("system", "developer"):
-            system += _blocks(message.get("content"))
+            system += _blocks(content_of(message))
             continue
         role = "assistant" if message["role"] == "assistant" else "user"
         blocks = list(_assistant(message) if role == "assistant" else _user(message))
@@ -72,16 +73,16 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
 
 def _user(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if message["role"] == "tool":
-        content = _blocks(message.get("content"))
+        content = _blocks(content_of(message))
         yield {"type": "tool_result", "tool_use_id": message.get("tool_call_id"), "content": content}
     else:
-        yield from _blocks(message.get("content"))
+        yield from _blocks(content_of(message))
 
 
 def _assistant(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     # thinking comes back only as it was signed; what another model thought is nothing that this one can check
     yield from message.get("thinking_blocks") or ()
-    yield from _blocks(message.get("content"))
+    yield from _blocks(content_of(message))
     for call in message.get("tool_calls") or ():
         function = call["function"]
         called = {"id": call.get("id"), "name": function["name"], "input": _input(function.get("arguments"))}

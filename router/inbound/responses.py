@@ -138,10 +138,17 @@ def _text(content: str | Sequence[Part] | None, where: str, first: int = 0) -> s
     if content is None or isinstance(content, str):
         return content or ""
     for at, part in enumerate(content, first):
-        if part.type not in _TEXT_PARTS or part.text is None:
+        if _said(part) is None:
             param, hint = f"{where}[{at}]", "input_text, and input_image and input_file by URL or value, are"
             raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
-    return "".join(part.text or "" for part in content)
+    return "".join(_said(part) or "" for part in content)
+
+
+def _said(part: Part) -> str | None:
+    """The text of `part`; None if it is none."""
+    if part.type == "refusal":
+        return part.refusal
+    return part.text if part.type in _TEXT_PARTS else None
 
 
 def _tool(tool: Tool, at: int) -> dict[str, Any]:

@@ -291,6 +291,23 @@ async def test_what_an_anthropic_backend_must_be_told_in_headers_goes_with_the_p
     assert [prompt.headers for prompt in backend.prompts] == [said, {}]
 
 
+@pytest.mark.parametrize("finish", ["stop", "content_filter"])
+async def test_what_openais_models_say_to_refuse_is_text_and_a_refusal(finish: str) -> None:
+    script: list[Any] = [
+        Delta(message={"refusal": "I can"}),
+        Delta(message={"refusal": "not."}),
+        Delta(finish_reason=finish, usage=Usage(1, 2)),
+    ]
+    backend = ScriptedBackend(scripts=[list(script), list(script)])
+    async with a_router(backend) as router, official(router.http_url) as client:
+        whole = await client.messages.create(**a_message())
+        async with client.messages.stream(**a_message()) as stream:
+            streamed = await stream.get_final_message()
+    for said in (whole, streamed):
+        assert [(block.type, getattr(block, "text", "")) for block in said.content] == [("text", "I cannot.")]
+        assert said.stop_reason == "refusal"
+
+
 async def test_message_start_tells_how_long_the_prompt_is() -> None:
     async with a_router() as router, a_client(router) as client:
         async with client.post(MESSAGES_PATH, a_message(stream=True)) as reply:
