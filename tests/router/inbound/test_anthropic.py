@@ -92,6 +92,29 @@ def test_a_conversation_with_tools_says_the_same_in_openais_words() -> None:
     assert body["max_tokens"] == 100
 
 
+def test_what_is_not_of_this_api_reaches_other_backends_too_but_for_hints() -> None:
+    beyond = {"min_p": 0.1, "seed": 7, "vendor": {"a": [1]}, "mcp_servers": [{"name": "x"}]}
+    hints = {"service_tier": "auto", "context_management": {"edits": []}, "cache_control": {"type": "ephemeral"}}
+    body = an_openai_body(**beyond, **hints)
+    assert body == {"model": MODEL, "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}], **beyond}
+
+
+@pytest.mark.parametrize("name", ["n", "logprobs", "response_format", "max_completion_tokens"])
+def test_words_of_openais_chats_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        an_openai_body(**{name: 2})
+    assert failure.value.param == name
+
+
+def test_rules_see_whose_message_it_is() -> None:
+    assert messages_ask(a_message(metadata={"user_id": "u"}), {}).metadata == {"user_id": "u"}
+
+
+def test_a_tool_that_is_strict_stays_so() -> None:
+    (tool,) = an_openai_body(tools=[{**WEATHER, "strict": True}])["tools"]
+    assert tool["function"]["strict"] is True
+
+
 @pytest.mark.parametrize(
     ("choice", "said"),
     [

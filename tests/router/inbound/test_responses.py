@@ -52,6 +52,28 @@ def test_a_text_with_instructions_is_a_chat() -> None:
     }
 
 
+def test_what_is_not_of_this_api_reaches_the_backend_all_the_same() -> None:
+    beyond = {"top_k": 5, "seed": 7, "service_tier": "flex", "prompt_cache_key": "k", "vendor": {"a": [1]}}
+    idle = {"truncation": "auto", "max_tool_calls": 3, "stream_options": {"include_obfuscation": False}, "store": True}
+    body = a_chat_body(**beyond, **idle, metadata={"a": "b"})
+    assert body == {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **beyond}
+
+
+def test_rules_see_the_metadata_of_a_response() -> None:
+    assert responses_ask(a_body(metadata={"team": "red"}), {}).metadata == {"team": "red"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [("max_tokens", 5, "max_output_tokens"), ("messages", [], "input"), ("n", 2, "several calls")],
+)
+def test_words_of_chats_are_refused_with_what_to_say_instead(name: str, value: Any, instead: str) -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        responses_ask(a_body(**{name: value}), {})
+    assert failure.value.param == name
+    assert instead in failure.value.hint
+
+
 def test_items_of_one_turn_become_one_message() -> None:
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
