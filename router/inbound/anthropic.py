@@ -230,10 +230,8 @@ def _tool(tool: ToolDefinition, at: int) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         hint = "only tools that the client runs itself: {'name': ..., 'input_schema': {...}}"
         raise InvalidRequest(f"tools[{at}]: nobody here runs '{tool.type}'", hint=hint, param=f"tools[{at}].type")
-    function: dict[str, Any] = {
-        "name": tool.name,
-        "parameters": tool.input_schema or {"type": "object", "properties": {}},
-    }
+    schema = tool.input_schema or {"type": "object", "properties": {}}
+    function: dict[str, Any] = {"name": tool.name, "parameters": schema}
     if tool.description is not None:
         function["description"] = tool.description
     if tool.strict is not None:
