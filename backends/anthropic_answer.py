@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from backends.event_answer import EventAnswer
+from backends.nonsense import usage_told
 from backends.openai_errors import details_of, error_of, retry_after_s
 from policies.errors import ContextExceeded, ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
@@ -109,12 +110,13 @@ class AnthropicAnswer(EventAnswer):
     def told(self, usage: Mapping[str, Any]) -> Usage:
         """What was used, now that `usage` is told too.
 
-        Its counts are of the whole message so far; one that is not told stays what it was.
+        Its counts are of the whole message so far; one that is not told stays what it was. Raises ValueError for what
+        is no count.
         """
         self._usage |= {name: value for name, value in usage.items() if isinstance(value, int)}
         cached = self._usage.get("cache_read_input_tokens", 0)
         prompt = self._usage.get("input_tokens", 0) + cached + self._usage.get("cache_creation_input_tokens", 0)
-        return Usage(prompt, self._usage.get("output_tokens", 0), cached)
+        return usage_told(prompt, self._usage.get("output_tokens"), cached)
 
 
 def finish_of(stop_reason: str) -> str:

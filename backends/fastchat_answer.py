@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from backends.frames import FrameDecoder
-from backends.nonsense import MISSHAPEN, nonsense
+from backends.nonsense import MISSHAPEN, nonsense, usage_told
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, Usage
 
@@ -78,7 +78,7 @@ class FastChatAnswer:
 
     def _note_usage(self, usage: Mapping[str, Any] | None) -> None:
         if usage:
-            self._usage = Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+            self._usage = usage_told(usage["prompt_tokens"], usage["completion_tokens"])
             self._has_usage = True
 
 

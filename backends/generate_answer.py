@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from backends.event_answer import EventAnswer
+from backends.nonsense import not_asked_for, usage_told
 from backends.openai_errors import error_in_stream, error_of
 from policies.errors import BackendFailed, ExpectedError
-from policies.nouns import Delta, TokenLogprob, Usage
+from policies.nouns import Delta, TokenLogprob
 
 _DONE = b"[DONE]"
 
@@ -32,7 +33,8 @@ class _Choice:
 class GenerateAnswer(EventAnswer):
     """Fed with the body of a 200. Each event has a choice's text, ids and log-probabilities and what is known of it.
 
-    `is_cumulative`: each event repeats all that came before, which is SGLang's usual way. Usage comes last and once.
+    `is_cumulative`: each event repeats all that came before, which is SGLang's usual way. There are
+    `choices`. Usage comes last and once.
     """
 
     last_word = "[DONE]"
@@ -42,10 +44,12 @@ class GenerateAnswer(EventAnswer):
         backend: str,
         *,
         is_cumulative: bool,
+        choices: int = 1,
         error_of: Callable[[str, Any], ExpectedError] = error_in_stream,
     ) -> None:
         super().__init__(backend)
         self._is_cumulative, self._error_of = is_cumulative, error_of
+        self._most_choices = choices
         self._choices: dict[int, _Choice] = {}
         self._prompt_tokens, self._cached_tokens = 0, 0
 
@@ -53,7 +57,7 @@ class GenerateAnswer(EventAnswer):
         if data == _DONE:
             self.is_over = True
             drawn = sum(choice.completion_tokens for choice in self._choices.values())
-            yield Delta(usage=Usage(self._prompt_tokens, drawn, self._cached_tokens))
+            yield Delta(usage=usage_told(self._prompt_tokens, drawn, self._cached_tokens))
             return
         chunk = msgspec.json.decode(data)
         if chunk.get("error"):
@@ -64,6 +68,8 @@ class GenerateAnswer(EventAnswer):
 
     def _delta(self, chunk: Mapping[str, Any]) -> Delta:
         at, meta = int(chunk.get("index") or 0), chunk["meta_info"]
+        if not 0 <= at < self._most_choices:
+            raise not_asked_for(self._backend, at, self._most_choices)
         choice = self._choices.setdefault(at, _Choice())
         text, ids = chunk.get("text") or "", chunk.get("output_ids") or ()
         drawn, tops = meta.get("output_token_logprobs") or (), meta.get("output_top_logprobs") or ()
@@ -75,12 +81,15 @@ class GenerateAnswer(EventAnswer):
         choice.completion_tokens = int(meta.get("completion_tokens") or choice.tokens)
         self._prompt_tokens = int(meta.get("prompt_tokens") or 0)
         self._cached_tokens = max(self._cached_tokens, int(meta.get("cached_tokens") or 0))
+        finish = meta.get("finish_reason")
+        stop = finish.get("matched") if finish else None
         return Delta(
             text=text,
             choice=at,
             token_ids=tuple(ids),
             logprobs=tuple(_logprobs(drawn, tops)),
-            finish_reason=self._finish(meta.get("finish_reason")),
+            finish_reason=self._finish(finish),
+            stop=stop if isinstance(stop, str) else None,
         )
 
     def _finish(self, finish: Mapping[str, Any] | None) -> str | None:

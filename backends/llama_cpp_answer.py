@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from backends.event_answer import EventAnswer
+from backends.nonsense import usage_told
 from backends.openai_errors import error_in_stream
-from policies.nouns import Delta, TokenLogprob, Usage
+from policies.nouns import Delta, TokenLogprob
 
 _FINISHES = {"limit": "length", "eos": "stop", "word": "stop", "none": "stop"}
 
@@ -62,5 +63,6 @@ class LlamaCppAnswer(EventAnswer):
         prompt, timings = int(said["tokens_evaluated"]), said.get("timings") or {}
         # before `cache_n` only the part that was computed is told
         cached = timings["cache_n"] if "cache_n" in timings else prompt - int(timings.get("prompt_n", prompt))
-        usage = Usage(prompt, int(said["tokens_predicted"]), max(0, int(cached)))
-        return (Delta(finish_reason=_FINISHES.get(stop, stop)), Delta(usage=usage))
+        usage = usage_told(prompt, said["tokens_predicted"], max(0, int(cached)))
+        word = said.get("stopping_word") or None
+        return (Delta(finish_reason=_FINISHES.get(stop, stop), stop=word), Delta(usage=usage))

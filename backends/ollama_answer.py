@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from backends.frames import FrameDecoder
-from backends.nonsense import MISSHAPEN, nonsense
+from backends.nonsense import MISSHAPEN, nonsense, usage_told
 from backends.openai_errors import details_of, error_of
 from policies.errors import BackendFailed, ExpectedError, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
@@ -93,11 +93,12 @@ class OllamaAnswer:
         self.is_over = True
         reason = str(said.get("done_reason") or "")
         finish = _FINISHES.get(reason, reason)
-        told = int(said.get("prompt_eval_count") or 0)
+        counts = usage_told(said.get("prompt_eval_count"), said.get("eval_count"))
+        told = counts.prompt_tokens
         cached = 0
         if self._counted is not None and 2 * told < self._counted:
             cached, told = self._counted - told, self._counted
-        usage = Usage(told or self._prompt_tokens, int(said.get("eval_count") or 0), cached)
+        usage = Usage(told or self._prompt_tokens, counts.completion_tokens, cached)
         ended = "tool_calls" if finish == "stop" and self._calls else finish
         return (Delta(finish_reason=ended), Delta(usage=usage))
 

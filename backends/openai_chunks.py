@@ -34,7 +34,11 @@ def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
 def usage_of(usage: Mapping[str, Any]) -> Usage:
     """OpenAI's usage object as ours. Raises as `deltas_of`, also for what is no count: tenants are charged by it."""
     details = usage.get("prompt_tokens_details") or {}
-    return usage_told(usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+    names = ("prompt_cache_hit_tokens", "cached_tokens")
+    # DeepSeek's and Moonshot's servers say it beside
+    beside = next((usage[name] for name in names if usage.get(name) is not None), None)
+    cached = beside if details.get("cached_tokens") is None else details["cached_tokens"]
+    return usage_told(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
 
 
 def _chat(choice: Mapping[str, Any]) -> Delta:
@@ -54,13 +58,13 @@ def _text(choice: Mapping[str, Any]) -> Delta:
 
 
 def _common(choice: Mapping[str, Any]) -> Delta:
-    finish, stop = choice.get("finish_reason") or None, choice.get("stop_reason")
+    finish, stop = choice.get("finish_reason") or None, choice.get("stop_reason", choice.get("matched_stop"))
     return Delta(
         choice=int(choice.get("index") or 0),
         # vLLM's `return_token_ids`
         token_ids=tuple(choice.get("token_ids") or ()),
         finish_reason=FINISHES.get(finish, finish) if finish else None,
-        # vLLM's, which may be a token id as well
+        # vLLM's and SGLang's, which may be a token id as well
         stop=stop if isinstance(stop, str) else None,
     )
 

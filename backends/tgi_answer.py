@@ -13,9 +13,10 @@ import msgspec
 
 from backends.detokenize import StopCutter
 from backends.event_answer import EventAnswer
+from backends.nonsense import usage_told
 from backends.openai_errors import error_of, retry_after_s
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
-from policies.nouns import Delta, TokenLogprob, Usage
+from policies.nouns import Delta, TokenLogprob
 
 _FINISHES = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
 _TOO_LONG = re.compile(r"`inputs` (?:tokens|must have less)|`max_new_tokens` must be <=")
@@ -65,7 +66,7 @@ class TGIAnswer(EventAnswer):
     def _last(self, details: Mapping[str, Any]) -> tuple[Delta, ...]:
         self.is_over = True
         finish = str(details["finish_reason"])
-        usage = Usage(int(details.get("input_length") or 0), int(details["generated_tokens"]))
+        usage = usage_told(details.get("input_length"), details["generated_tokens"])
         held = self._cutter.flush()
         return (Delta(text=held, finish_reason=_FINISHES.get(finish, finish)), Delta(usage=usage))
 

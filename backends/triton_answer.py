@@ -15,7 +15,7 @@ import msgspec
 from backends.detokenize import StopCutter
 from backends.event_answer import EventAnswer
 from backends.kserve import inference_pb2 as kserve
-from backends.nonsense import MISSHAPEN
+from backends.nonsense import MISSHAPEN, usage_told
 from backends.openai_errors import details_of, error_of
 from backends.sse import SseDecoder
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
@@ -51,7 +51,7 @@ class TritonText:
         """What one response adds. Raises KeyError, TypeError or ValueError if it has another shape."""
         text = str(_one(outputs["text_output"]))
         if outputs.get("num_input_tokens") is not None:
-            self._prompt_tokens = int(_one(outputs["num_input_tokens"]))
+            self._prompt_tokens = usage_told(_one(outputs["num_input_tokens"]), 0).prompt_tokens
         self._reason = str(_one(outputs.get("finish_reason") or self._reason))
         self._whole = text if self._is_cumulative else self._whole + text
         # half a character may become a whole one only where the text is said again
