@@ -60,10 +60,11 @@ class MessagesDialect:
         return anthropic_failure(error)
 
 
-def anthropic_failure(error: ExpectedError) -> Failure:
-    """`error` as Anthropic's API answers it; what is overloaded has a status of its own there."""
-    status = _OVERLOADED_STATUS if isinstance(error, Overloaded) else status_of(error).http
-    return Failure(status, _encode(_error(error)))
+def anthropic_failure(error: ExpectedError, status: int | None = None) -> Failure:
+    """`error` as Anthropic's API answers it, with `status` if it is not its own; what is overloaded has one there."""
+    if isinstance(error, Overloaded):
+        return Failure(_OVERLOADED_STATUS, _encode(_error(error)))
+    return Failure(status or status_of(error).http, _encode(_error(error, status)))
 
 
 class MessageStream:
@@ -217,6 +218,8 @@ def _arguments(text: str) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, dict) else {"INVALID_JSON": text}
 
 
-def _error(error: ExpectedError) -> dict[str, Any]:
-    kind = "overloaded_error" if isinstance(error, Overloaded) else _ERROR_TYPES.get(status_of(error).http, "api_error")
+def _error(error: ExpectedError, status: int | None = None) -> dict[str, Any]:
+    usual = "api_error" if status is None else "invalid_request_error"
+    kind = _ERROR_TYPES.get(status or status_of(error).http, usual)
+    kind = "overloaded_error" if isinstance(error, Overloaded) else kind
     return {"type": "error", "error": {"type": kind, "message": str(error)}}

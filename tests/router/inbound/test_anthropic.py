@@ -17,7 +17,7 @@ from policies.nouns import Capability, Delta, Usage
 from router.ask import Chat
 from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, messages_ask
 from tests.router.inbound.test_openai import anything, scalars
-from tests.router.parts import KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer
+from tests.router.parts import CONTEXT_TOKENS, KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer
 
 WEATHER = {"name": "weather", "description": "Tells it.", "input_schema": {"type": "object", "properties": {}}}
 
@@ -419,8 +419,22 @@ async def test_wrong_keys_models_and_routes_are_answered_in_anthropics_shape() -
                 await known.messages.create(**a_message(model="tinny"))
         async with client.get(MESSAGES_PATH) as reply:
             assert (reply.status, (await reply.json())["type"]) == (405, "error")
+        status, body = await client.answer(f"{MESSAGES_PATH}/batches", a_message())
+        assert (status, body["error"]["type"]) == (404, "not_found_error")
         status, body = await client.answer(MESSAGES_PATH, data=b"{")
         assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_the_official_client_lists_models_and_finds_one() -> None:
+    async with a_router() as router, official(router.http_url) as client:
+        listed = [model async for model in await client.models.list()]
+        one = await client.models.retrieve(MODEL)
+        for model in (*listed, one):
+            assert (model.type, model.id, model.display_name) == ("model", MODEL, MODEL)
+            assert model.max_input_tokens == CONTEXT_TOKENS
+        with pytest.raises(anthropic.NotFoundError) as failure:
+            await client.models.retrieve("other")
+    assert failure.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:

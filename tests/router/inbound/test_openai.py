@@ -150,6 +150,11 @@ def test_tools_reach_the_template_unless_they_may_not_be_chosen() -> None:
         assert chat.tools == expected
 
 
+def test_no_alternatives_need_no_logprobs() -> None:
+    ask = chat_ask(a_chat(top_logprobs=0))
+    assert (ask.sampling.top_logprobs, ask.needs) == (None, frozenset())
+
+
 def test_sampling_takes_every_field() -> None:
     fields: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.3,
