@@ -67,6 +67,12 @@ async def test_a_batch_is_one_request_that_needs_embeddings() -> None:
     assert (request.prompt_tokens, request.max_new_tokens) == (102, 1)
 
 
+async def test_texts_that_fit_one_by_one_may_together_be_longer_than_a_context() -> None:
+    async with a_router(an_embedder()) as router, a_client(router) as client:
+        status, _ = await client.answer(EMBEDDINGS_PATH, a_body(["a word " * 100] * 100))
+    assert status == 200
+
+
 async def test_a_backend_that_answers_without_embeddings_has_failed() -> None:
     async with a_router() as router, a_client(router) as client:
         status, body = await client.answer(EMBEDDINGS_PATH, a_body())
