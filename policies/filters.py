@@ -9,6 +9,8 @@ from policies.predict import uncached_tokens
 PASSING = frozenset({"has_room", "under_limit", "warming"})
 """Filters whose objection ends by itself when other requests finish."""
 
+_POOLED = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
+
 
 def healthy(*, fresh: float = 10.0) -> Filter:
     """Well, not draining, and its newest report, if it gives any, is at most `fresh` seconds old."""
@@ -33,7 +35,7 @@ def fits_context() -> Filter:
 
     def passes(request: Request, backend: BackendView) -> bool:
         limit = backend.context_tokens
-        if limit is None or Capability.EMBEDDINGS in request.needs:
+        if limit is None or not _POOLED.isdisjoint(request.needs):
             return True
         return request.prompt_tokens + request.max_new_tokens <= limit
 

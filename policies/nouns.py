@@ -44,6 +44,9 @@ class Capability(enum.StrEnum):
     EMBEDDINGS = "embeddings"
     """Vectors for texts, instead of an answer to them."""
 
+    RERANK = "rerank"
+    """Scores of documents and texts against a query."""
+
     MEDIA = "media"
     """Images, sound, video or files beside the text of a chat."""
 

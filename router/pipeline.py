@@ -59,6 +59,7 @@ WANTED = {
     Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
     Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
     Capability.EMBEDDINGS: ("make embeddings", "model", "ask for a model that embeds"),
+    Capability.RERANK: ("score documents", "model", "ask for a model that reranks"),
     Capability.MEDIA: ("read images, sound or files", "messages", "send text alone, or ask for a model that sees"),
     Capability.PINS: ("keep prefixes for a time", "pin", "leave `pin` out: the prefix is computed there all the same"),
     Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from backends.embeddings import EMBEDDINGS_PATH
 from backends.openai import OpenAI, OpenAIAPIOptions
+from backends.pooled import EMBEDDINGS_PATH
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Prompt, Sampling
 from tests.backends.parts import a_request, everything, text_of
