@@ -25,8 +25,8 @@ from policies.nouns import Capability, Prompt, Request
 class AnthropicOptions(HttpOptions):
     """How to talk to Anthropic.
 
-    `version` is what is sent as `anthropic-version`; 2026-10-21 takes no `temperature`, `top_p` or `top_k`. Models are
-    asked for every `asks_every_s` at most.
+    `version` is what is sent as `anthropic-version` for clients of other dialects; 2026-10-21 takes no `temperature`,
+    `top_p` or `top_k`. Models are asked for every `asks_every_s` at most.
     """
 
     version: str = "2023-06-01"

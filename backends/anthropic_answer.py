@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from backends.event_answer import EventAnswer
+from backends.nonsense import usage_told
 from backends.openai_errors import details_of, error_of, retry_after_s
-from backends.sse import SseDecoder
-from policies.errors import BackendFailed, ContextExceeded, ExpectedError, Overloaded
+from policies.errors import ContextExceeded, ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 
 _FINISHES = {
@@ -36,47 +37,28 @@ _STATUSES = {
 }
 _TOO_LONG = re.compile(r"prompt is too long|exceed context limit|input length and `max_tokens`")
 _OVERLOADED = 529
-MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError)
 
 
-class AnthropicAnswer:
+class AnthropicAnswer(EventAnswer):
     """Fed with the body of a 200. `message_stop` is the end.
 
     Thinking becomes `reasoning_content`, and once a block of it is over `thinking_blocks`: all so far, signed.
     """
 
+    last_word = "message_stop"
+
     def __init__(self, backend: str) -> None:
-        self.is_over = False
-        self._backend, self._events = backend, SseDecoder()
+        super().__init__(backend)
         self._usage: dict[str, int] = {}
         self._thinking: list[dict[str, Any]] = []
         self._calls = -1
         self._open = ""
 
-    def __repr__(self) -> str:
-        return f"<AnthropicAnswer of {self._backend}: {'over' if self.is_over else 'open'}>"
-
-    def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
-        for event in self._events.feed(data):
-            if self.is_over:
-                return
-            try:
-                said = msgspec.json.decode(event.data)
-                if said["type"] == "error":
-                    raise error_in_stream(self._backend, said)
-                deltas = list(self._hear(said["type"], said))
-            except MISSHAPEN as error:
-                raise misshapen(self._backend, event.data) from error
-            yield from deltas
-
-    def end(self) -> Iterator[Delta]:
-        """Nothing more. Raises BackendFailed if the end came too early."""
-        if not self.is_over:
-            raise BackendFailed(f"{self._backend} ended its stream without message_stop")
-        return iter(())
-
-    def _hear(self, kind: str, said: Mapping[str, Any]) -> Iterator[Delta]:
+    def _read(self, data: bytes) -> Iterator[Delta]:
+        said = msgspec.json.decode(data)
+        kind = said["type"]
+        if kind == "error":
+            raise error_in_stream(self._backend, said)
         if kind == "message_start":
             self.told(said["message"].get("usage") or {})
         elif kind == "content_block_start":
@@ -128,22 +110,18 @@ class AnthropicAnswer:
     def told(self, usage: Mapping[str, Any]) -> Usage:
         """What was used, now that `usage` is told too.
 
-        Its counts are of the whole message so far; one that is not told stays what it was.
+        Its counts are of the whole message so far; one that is not told stays what it was. Raises ValueError for what
+        is no count.
         """
         self._usage |= {name: value for name, value in usage.items() if isinstance(value, int)}
         cached = self._usage.get("cache_read_input_tokens", 0)
         prompt = self._usage.get("input_tokens", 0) + cached + self._usage.get("cache_creation_input_tokens", 0)
-        return Usage(prompt, self._usage.get("output_tokens", 0), cached)
+        return usage_told(prompt, self._usage.get("output_tokens"), cached)
 
 
 def finish_of(stop_reason: str) -> str:
     """OpenAI's word for why a message ended."""
     return _FINISHES.get(stop_reason, "stop")
-
-
-def misshapen(backend: str, data: bytes) -> BackendFailed:
-    """What it means that `data` cannot be read."""
-    return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")
 
 
 def error_of_anthropic(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:

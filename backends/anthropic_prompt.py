@@ -10,14 +10,22 @@ from typing import Any
 
 import msgspec
 
-from backends.unsupported import refuse_unsupported
+from backends.openai_messages import content_of
+from backends.unsupported import refuse_unknown, refuse_unsupported
 from policies.errors import InvalidRequest
 from policies.nouns import Prompt, Request
 
 CHAT_PATH = "/v1/chat/completions"
 
 _KNOWS = ("temperature", "top_p", "top_k", "stop")
-_COPIED = ("temperature", "top_p", "thinking", "service_tier")
+_OWN = ("thinking", "container", "context_management", "mcp_servers", "inference_geo", "speed")
+"""Fields of Anthropic's own that a client of another dialect may put beside its own."""
+_COPIED = ("temperature", "top_p", *_OWN)
+_READ = (*_OWN, "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "response_format")
+_IDLE = ("verbosity", "prediction", "modalities", "chat_template_kwargs", "cache_control")
+_TIERS = {"auto": "auto", "default": "standard_only", "standard_only": "standard_only"}
+"""Others are words of OpenAI's for how fast it is to be."""
+_EFFORTS = {"minimal": "low"}
 _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
 
 
@@ -34,6 +42,7 @@ def messages_body(request: Request, prompt: Prompt, model: str) -> dict[str, Any
 def _translated(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
     sampling = request.sampling
     refuse_unsupported(sampling, _KNOWS, "Anthropic's API")
+    refuse_unknown(body, (*_READ, *_IDLE), "Anthropic's API")
     if sampling.temperature > 1:
         hint = "from 0 to 1"
         raise InvalidRequest("Anthropic's API has no temperature above 1", hint=hint, param="temperature")
@@ -48,8 +57,11 @@ def _translated(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         "tools": [_tool(tool) for tool in body.get("tools") or ()],
         "output_config": _output_config(body),
         "metadata": {"user_id": body["user"]} if body.get("user") else None,
+        "service_tier": _TIERS.get(str(body.get("service_tier"))),
     }
     said |= {name: value for name, value in beside.items() if value}
+    if body.get("reasoning_effort") == "none":
+        said.setdefault("thinking", {"type": "disabled"})
     return said | (_tool_choice(body) if body.get("tools") else {})
 
 
@@ -59,7 +71,7 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] in ("system", "developer"):
-            system += _blocks(message.get("content"))
+            system += _blocks(content_of(message))
             continue
         role = "assistant" if message["role"] == "assistant" else "user"
         blocks = list(_assistant(message) if role == "assistant" else _user(message))
@@ -72,16 +84,16 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
 
 def _user(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if message["role"] == "tool":
-        content = _blocks(message.get("content"))
+        content = _blocks(content_of(message))
         yield {"type": "tool_result", "tool_use_id": message.get("tool_call_id"), "content": content}
     else:
-        yield from _blocks(message.get("content"))
+        yield from _blocks(content_of(message))
 
 
 def _assistant(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     # thinking comes back only as it was signed; what another model thought is nothing that this one can check
     yield from message.get("thinking_blocks") or ()
-    yield from _blocks(message.get("content"))
+    yield from _blocks(content_of(message))
     for call in message.get("tool_calls") or ():
         function = call["function"]
         called = {"id": call.get("id"), "name": function["name"], "input": _input(function.get("arguments"))}
@@ -130,7 +142,8 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool["function"]
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     said = {"name": function["name"], "input_schema": schema}
-    beside = {"description": function.get("description"), "cache_control": tool.get("cache_control")}
+    beside = {name: function.get(name) for name in ("description", "strict")}
+    beside["cache_control"] = tool.get("cache_control")
     return said | {name: value for name, value in beside.items() if value}
 
 
@@ -139,6 +152,10 @@ def _tool_choice(body: Mapping[str, Any]) -> dict[str, Any]:
     if choice is None and parallel is not False:
         return {}
     if isinstance(choice, Mapping):
+        if choice.get("type") != "function":
+            hint = "'auto', 'none', 'required', or {'type': 'function', 'function': {'name': ...}}"
+            what = f"Anthropic's API has no tool_choice of type '{str(choice.get('type'))[:40]}'"
+            raise InvalidRequest(what, hint=hint, param="tool_choice")
         said: dict[str, Any] = {"type": "tool", "name": (choice.get("function") or {}).get("name")}
     else:
         said = {"type": _CHOICES.get(choice or "auto", "auto")}
@@ -149,8 +166,8 @@ def _tool_choice(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _output_config(body: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {}
-    if body.get("reasoning_effort"):
-        said["effort"] = body["reasoning_effort"]
+    if (effort := body.get("reasoning_effort")) and effort != "none":
+        said["effort"] = _EFFORTS.get(str(effort), effort)
     shape = body.get("response_format") or {}
     if shape.get("type") == "json_schema":
         said["format"] = {"type": "json_schema", "schema": (shape.get("json_schema") or {}).get("schema") or {}}

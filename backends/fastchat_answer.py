@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from backends.frames import FrameDecoder
+from backends.nonsense import MISSHAPEN, nonsense, usage_told
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, Usage
 
 _HALF = "\ufffd"
 """What a worker writes for a character of which only the first bytes were drawn."""
-_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
 
 
 class FastChatAnswer:
@@ -57,8 +57,8 @@ class FastChatAnswer:
                 raise worker_error(self._backend, said)
             self._whole, finish = str(said["text"]), said.get("finish_reason")
             self._note_usage(said.get("usage"))
-        except _MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense: {frame[:200].decode(errors='replace')}") from error
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, frame) from error
         if finish == "abort":
             raise BackendFailed(f"{self._backend} broke the answer off")
         certain = len(self._whole.rstrip(_HALF))
@@ -78,7 +78,7 @@ class FastChatAnswer:
 
     def _note_usage(self, usage: Mapping[str, Any] | None) -> None:
         if usage:
-            self._usage = Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+            self._usage = usage_told(usage["prompt_tokens"], usage["completion_tokens"])
             self._has_usage = True
 
 

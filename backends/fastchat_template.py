@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from backends.openai_messages import content_of, refuse_unknown_members
 from policies.errors import BackendFailed, InvalidRequest
 
 _CHATML_ROLE = "<|im_start|>"
@@ -85,10 +86,8 @@ def rendered(messages: Sequence[Mapping[str, Any]], template: Conversation | Non
 
 
 def _text(message: Mapping[str, Any], where: str) -> str:
-    for name, value in message.items():
-        if value and name not in ("role", "content"):
-            raise InvalidRequest(f"FastChat does not know `{where}.{name}`", param=f"{where}.{name}")
-    content = message.get("content") or ""
+    refuse_unknown_members(message, (), "FastChat", where)
+    content = content_of(message) or ""
     if isinstance(content, str):
         return content
     if any(part.get("type") != "text" for part in content):

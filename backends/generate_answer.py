@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
+from backends.event_answer import EventAnswer
+from backends.nonsense import not_asked_for, usage_told
 from backends.openai_errors import error_in_stream, error_of
-from backends.sse import SseDecoder
 from policies.errors import BackendFailed, ExpectedError
-from policies.nouns import Delta, TokenLogprob, Usage
+from policies.nouns import Delta, TokenLogprob
 
 _DONE = b"[DONE]"
-_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, msgspec.DecodeError)
 
 
 @dataclass(slots=True)
@@ -30,60 +30,46 @@ class _Choice:
     completion_tokens: int = 0
 
 
-class GenerateAnswer:
+class GenerateAnswer(EventAnswer):
     """Fed with the body of a 200. Each event has a choice's text, ids and log-probabilities and what is known of it.
 
-    `is_cumulative`: each event repeats all that came before, which is SGLang's usual way. Usage comes last and once.
+    `is_cumulative`: each event repeats all that came before, which is SGLang's usual way. There are
+    `choices`. Usage comes last and once.
     """
+
+    last_word = "[DONE]"
 
     def __init__(
         self,
         backend: str,
         *,
         is_cumulative: bool,
+        choices: int = 1,
         error_of: Callable[[str, Any], ExpectedError] = error_in_stream,
     ) -> None:
-        self.is_over = False
-        self._backend, self._is_cumulative, self._error_of = backend, is_cumulative, error_of
-        self._events = SseDecoder()
+        super().__init__(backend)
+        self._is_cumulative, self._error_of = is_cumulative, error_of
+        self._most_choices = choices
         self._choices: dict[int, _Choice] = {}
         self._prompt_tokens, self._cached_tokens = 0, 0
 
-    def __repr__(self) -> str:
-        return (
-            f"<GenerateAnswer of {self._backend}: {len(self._choices)} choices, {'over' if self.is_over else 'open'}>"
-        )
-
-    def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
-        for event in self._events.feed(data):
-            if not self.is_over:
-                yield from self._hear(event.data)
-
-    def end(self) -> Iterator[Delta]:
-        """Nothing more. Raises BackendFailed if the end came too early."""
-        if not self.is_over:
-            raise BackendFailed(f"{self._backend} ended its stream without [DONE]")
-        return iter(())
-
-    def _hear(self, data: bytes) -> Iterator[Delta]:
+    def _read(self, data: bytes) -> Iterator[Delta]:
         if data == _DONE:
             self.is_over = True
             drawn = sum(choice.completion_tokens for choice in self._choices.values())
-            yield Delta(usage=Usage(self._prompt_tokens, drawn, self._cached_tokens))
+            yield Delta(usage=usage_told(self._prompt_tokens, drawn, self._cached_tokens))
             return
-        try:
-            chunk = msgspec.json.decode(data)
-            if chunk.get("error"):
-                raise self._error_of(self._backend, chunk["error"])
-            delta = self._delta(chunk)
-        except _MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense: {data[:200].decode(errors='replace')}") from error
+        chunk = msgspec.json.decode(data)
+        if chunk.get("error"):
+            raise self._error_of(self._backend, chunk["error"])
+        delta = self._delta(chunk)
         if delta != Delta(choice=delta.choice):
             yield delta
 
     def _delta(self, chunk: Mapping[str, Any]) -> Delta:
         at, meta = int(chunk.get("index") or 0), chunk["meta_info"]
+        if not 0 <= at < self._most_choices:
+            raise not_asked_for(self._backend, at, self._most_choices)
         choice = self._choices.setdefault(at, _Choice())
         text, ids = chunk.get("text") or "", chunk.get("output_ids") or ()
         drawn, tops = meta.get("output_token_logprobs") or (), meta.get("output_top_logprobs") or ()
@@ -95,12 +81,15 @@ class GenerateAnswer:
         choice.completion_tokens = int(meta.get("completion_tokens") or choice.tokens)
         self._prompt_tokens = int(meta.get("prompt_tokens") or 0)
         self._cached_tokens = max(self._cached_tokens, int(meta.get("cached_tokens") or 0))
+        finish = meta.get("finish_reason")
+        stop = finish.get("matched") if finish else None
         return Delta(
             text=text,
             choice=at,
             token_ids=tuple(ids),
             logprobs=tuple(_logprobs(drawn, tops)),
-            finish_reason=self._finish(meta.get("finish_reason")),
+            finish_reason=self._finish(finish),
+            stop=stop if isinstance(stop, str) else None,
         )
 
     def _finish(self, finish: Mapping[str, Any] | None) -> str | None:

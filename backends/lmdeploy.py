@@ -49,7 +49,7 @@ class LMDeploy(OpenAICompatible):
     """An api_server at `url`."""
 
     kind = "lmdeploy"
-    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS}
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK}
     options_type = LMDeployOptions
     own_paths = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
     _options: LMDeployOptions

@@ -35,7 +35,7 @@ class MLC(OpenAICompatible):
     kind = "mlc"
     # what goes there depends on the client's body
     own_paths = frozenset()
-    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS}
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK}
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body in MLC's spelling. Raises InvalidRequest for what MLC would skip or cannot read."""

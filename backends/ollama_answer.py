@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from backends.frames import FrameDecoder
+from backends.nonsense import MISSHAPEN, nonsense, usage_told
 from backends.openai_errors import details_of, error_of
 from policies.errors import BackendFailed, ExpectedError, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _FINISHES = {"load": "stop", "unload": "stop", "": "stop"}
-_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
 
 
 class OllamaAnswer:
@@ -57,8 +57,8 @@ class OllamaAnswer:
                 raise _error_in_stream(self._backend, str(said["error"]))
             delta = self._delta(said)
             last = self._last(said) if said.get("done") else ()
-        except _MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense: {line[:200].decode(errors='replace')}") from error
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, line) from error
         if delta != Delta():
             yield delta
         yield from last
@@ -93,11 +93,12 @@ class OllamaAnswer:
         self.is_over = True
         reason = str(said.get("done_reason") or "")
         finish = _FINISHES.get(reason, reason)
-        told = int(said.get("prompt_eval_count") or 0)
+        counts = usage_told(said.get("prompt_eval_count"), said.get("eval_count"))
+        told = counts.prompt_tokens
         cached = 0
         if self._counted is not None and 2 * told < self._counted:
             cached, told = self._counted - told, self._counted
-        usage = Usage(told or self._prompt_tokens, int(said.get("eval_count") or 0), cached)
+        usage = Usage(told or self._prompt_tokens, counts.completion_tokens, cached)
         ended = "tool_calls" if finish == "stop" and self._calls else finish
         return (Delta(finish_reason=ended), Delta(usage=usage))
 

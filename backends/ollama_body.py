@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from backends.openai_messages import content_of, refuse_unknown_members
 from backends.unsupported import refuse_unknown, refuse_unsupported
 from policies.errors import InvalidRequest
 from policies.nouns import Request
@@ -26,7 +27,7 @@ _THE_ROUTERS = ("keep_alive", "num_ctx", "truncate", "shift", "raw", "context", 
 """What the pool says, or what would undo it; a client's value never reaches Ollama."""
 _OPTIONS_NOT_THE_CLIENTS = ("num_ctx", "num_predict", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap")
 """Options with which the model would be loaded anew, for everybody."""
-_OF_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "images")
+_OF_MESSAGE = ("name", "tool_calls", "tool_call_id", "images")
 _EFFORTS: Mapping[str, str | bool] = {"none": False, "minimal": "low", "xhigh": "max"}
 
 
@@ -66,9 +67,7 @@ def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     sent = []
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
-        for name, value in message.items():
-            if value and name not in _OF_MESSAGE:
-                raise InvalidRequest(f"Ollama does not know `{where}.{name}`", param=f"{where}.{name}")
+        refuse_unknown_members(message, _OF_MESSAGE, "Ollama", where)
         sent.append(_message(message, called, where))
     return sent
 
@@ -76,7 +75,7 @@ def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _message(message: Mapping[str, Any], called: dict[str, str], where: str) -> dict[str, Any]:
     """`called` maps the ids of tool calls so far to the names of their functions."""
     role = message["role"]
-    text, images = _content(message.get("content"), where)
+    text, images = _content(content_of(message), where)
     sent: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": text}
     if images or message.get("images"):
         sent["images"] = [*images, *(message.get("images") or ())]

@@ -16,7 +16,7 @@ from backends.http import Exchange, HttpOptions
 from backends.openai_compatible import OpenAICompatible, OpenAIOptions
 from backends.unsupported import refuse_unsupported
 from policies.errors import InvalidRequest
-from policies.nouns import Prompt, Request
+from policies.nouns import Capability, Prompt, Request
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -51,6 +51,7 @@ class OpenAI(OpenAICompatible):
     """OpenAI's API at `url` (https://api.openai.com/v1)."""
 
     kind = "openai"
+    capabilities = OpenAICompatible.capabilities - {Capability.RERANK}
     # what goes there depends on the client's body
     own_paths = frozenset()
     options_type = OpenAIAPIOptions

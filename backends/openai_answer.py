@@ -8,25 +8,27 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from backends.event_answer import EventAnswer
+from backends.nonsense import not_asked_for
 from backends.openai_chunks import deltas_of
 from backends.openai_errors import error_in_stream
-from backends.sse import SseDecoder
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
 
 DONE = b"[DONE]"
 BROKEN = ("abort", "error")
 """Ends of an answer that are none: vLLM, SGLang and LMDeploy say so where somebody else stopped it."""
-MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError)
 
 
-class OpenAIAnswer:
+class OpenAIAnswer(EventAnswer):
     """Fed with the body of a 200, streamed (server-sent events) or whole (one JSON object of at most `limit_bytes`).
 
     Usage comes last and once, as a Delta of its own. Where the server tells none, tokens are estimated: the prompt's as
     the request has them, one for each Delta with text or a message. `error_of` says what an error in the body means.
     `most_choices` is for answers to several prompts at once; else there are as many as the request asks for.
     """
+
+    last_word = "[DONE]"
 
     def __init__(
         self,
@@ -38,10 +40,9 @@ class OpenAIAnswer:
         error_of: Callable[[str, Any], ExpectedError] = error_in_stream,
         most_choices: int | None = None,
     ) -> None:
-        self.is_over = False
+        super().__init__(backend)
         self._error_of = error_of
-        self._backend, self._is_streamed, self._limit_bytes = backend, is_streamed, limit_bytes
-        self._events = SseDecoder()
+        self._is_streamed, self._limit_bytes = is_streamed, limit_bytes
         self._whole = bytearray()
         self._usage: Usage | None = None
         self._prompt_tokens, self._said = request.prompt_tokens, 0
@@ -53,9 +54,7 @@ class OpenAIAnswer:
     def feed(self, data: bytes) -> Iterator[Delta]:
         """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
         if self._is_streamed:
-            for event in self._events.feed(data):
-                if not self.is_over:
-                    yield from self._hear(event.data)
+            yield from super().feed(data)
             return
         self._whole += data
         if len(self._whole) > self._limit_bytes:
@@ -63,34 +62,27 @@ class OpenAIAnswer:
 
     def end(self) -> Iterator[Delta]:
         """What the end of the body adds. Raises BackendFailed if it came too early."""
-        if self.is_over:
+        if self._is_streamed or self.is_over:
+            yield from super().end()
             return
-        if self._is_streamed:
-            raise BackendFailed(f"{self._backend} ended its stream without [DONE]")
-        for delta in self._hear(bytes(self._whole)):
+        for delta in self.hear(bytes(self._whole)):
             yield replace(delta, is_whole=True)
         yield from self._close()
 
-    def _hear(self, data: bytes) -> Iterator[Delta]:
+    def _read(self, data: bytes) -> Iterator[Delta]:
         if data == DONE:
             yield from self._close()
             return
-        try:
-            deltas = list(deltas_of(chunk_in(self._backend, data, self._error_of)))
-        except MISSHAPEN as error:
-            raise nonsense(self._backend, data) from error
-        for delta in deltas:
+        for delta in deltas_of(chunk_in(self._backend, data, self._error_of)):
             if delta.usage is not None:
                 self._usage = delta.usage
-            else:
-                if delta.finish_reason in BROKEN:
-                    raise BackendFailed(f"{self._backend} broke the answer off ({delta.finish_reason})")
-                if delta.choice not in self._choices:
-                    raise BackendFailed(
-                        f"{self._backend} gave answer {delta.choice} where {len(self._choices)} were asked for"
-                    )
-                self._said += bool(delta.text or delta.message)
-                yield delta
+                continue
+            if delta.finish_reason in BROKEN:
+                raise BackendFailed(f"{self._backend} broke the answer off ({delta.finish_reason})")
+            if delta.choice not in self._choices:
+                raise not_asked_for(self._backend, delta.choice, len(self._choices))
+            self._said += bool(delta.text or delta.message)
+            yield delta
 
     def _close(self) -> Iterator[Delta]:
         self.is_over = True
@@ -104,8 +96,3 @@ def chunk_in(backend: str, data: bytes, error_of: Callable[[str, Any], ExpectedE
     if error:
         raise error_of(backend, error)
     return chunk
-
-
-def nonsense(backend: str, data: bytes) -> BackendFailed:
-    """What it means that `data` cannot be read."""
-    return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")

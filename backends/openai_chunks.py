@@ -10,12 +10,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from backends.nonsense import usage_told
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _ID_MARK = "token_id:"
-MOST_TOKENS = 2**40
-"""No call has more."""
-
 FINISHES = {"eos_token": "stop", "stop_sequence": "stop"}
 """Words of TGI before 2.0 for what OpenAI calls `stop`."""
 
@@ -36,11 +34,11 @@ def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
 def usage_of(usage: Mapping[str, Any]) -> Usage:
     """OpenAI's usage object as ours. Raises as `deltas_of`, also for what is no count: tenants are charged by it."""
     details = usage.get("prompt_tokens_details") or {}
-    told = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
-    prompt, completion, cached = (int(count or 0) for count in told)
-    if not (0 <= prompt < MOST_TOKENS and 0 <= completion < MOST_TOKENS and 0 <= cached < MOST_TOKENS):
-        raise ValueError(f"{told} are no numbers of tokens")
-    return Usage(prompt, completion, cached)
+    names = ("prompt_cache_hit_tokens", "cached_tokens")
+    # DeepSeek's and Moonshot's servers say it beside
+    beside = next((usage[name] for name in names if usage.get(name) is not None), None)
+    cached = beside if details.get("cached_tokens") is None else details["cached_tokens"]
+    return usage_told(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
 
 
 def _chat(choice: Mapping[str, Any]) -> Delta:
@@ -60,13 +58,13 @@ def _text(choice: Mapping[str, Any]) -> Delta:
 
 
 def _common(choice: Mapping[str, Any]) -> Delta:
-    finish, stop = choice.get("finish_reason") or None, choice.get("stop_reason")
+    finish, stop = choice.get("finish_reason") or None, choice.get("stop_reason", choice.get("matched_stop"))
     return Delta(
         choice=int(choice.get("index") or 0),
         # vLLM's `return_token_ids`
         token_ids=tuple(choice.get("token_ids") or ()),
         finish_reason=FINISHES.get(finish, finish) if finish else None,
-        # vLLM's, which may be a token id as well
+        # vLLM's and SGLang's, which may be a token id as well
         stop=stop if isinstance(stop, str) else None,
     )
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from backends.embeddings import EMBEDDINGS_PATH, EmbeddingsAnswer, embeddings_post
 from backends.http import Answer, Exchange, HttpOptions, decoded
 from backends.http_backend import Forward, HttpBackend
 from backends.openai_answer import OpenAIAnswer
 from backends.openai_errors import error_of
 from backends.openai_passed import Ear, GatheredWhole, PassedStream, PassedWhole
 from backends.openai_prompt import own_bytes, post_of
+from backends.pooled import POOLED, PooledAnswer, pooled_post
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Capability, Prompt, Request
 
@@ -47,7 +47,7 @@ class OpenAICompatible(HttpBackend):
     _options: OpenAIOptions
     # such a server refuses what it cannot do by itself
     capabilities = frozenset(Capability) - {Capability.PINS}
-    own_paths = frozenset({"/v1/chat/completions", "/v1/completions", EMBEDDINGS_PATH})
+    own_paths = frozenset({"/v1/chat/completions", "/v1/completions", *POOLED})
     _passes_on: ClassVar[bool] = True
     """Its answers are what clients of the dialect expect, and may go to them as they are."""
     _streamed_at = -math.inf
@@ -63,15 +63,17 @@ class OpenAICompatible(HttpBackend):
     def forward(self, request: Request, path: str) -> Forward:
         """Own fields are said here too: they decide whose KV is shared and who goes first."""
         own = self._own_fields(request)
-        if path == EMBEDDINGS_PATH:
+        if path in POOLED:
             own = dict.fromkeys(own)
         there = super().forward(request, path)
         return there._replace(fields={**there.fields, **own}, error_of=self._error_of)
 
     def _openai_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
-        if prompt.path == EMBEDDINGS_PATH and prompt.body is not None:
-            post = embeddings_post(prompt.body, self._backends_name(request), without=own)
-            return Exchange(post, EmbeddingsAnswer(self.name, prompt_tokens=request.prompt_tokens), self._error_of)
+        if prompt.path in POOLED and prompt.body is not None:
+            post = pooled_post(prompt.path, prompt.body, self._backends_name(request), without=own)
+            return Exchange(
+                post, PooledAnswer(self.name, prompt.path, prompt_tokens=request.prompt_tokens), self._error_of
+            )
         body = prompt.body or {}
         is_wanted = request.stream or bool(body.get("stream"))
         post = post_of(

@@ -17,6 +17,20 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 _MOST_CHARACTERS = 2000
+_MOST_PAGE_CHARACTERS = 8000
+_TAG = re.compile(r"<(style|script)\b.*?</\1>|<[^<>]*>", re.IGNORECASE | re.DOTALL)
+_KEY_HINT = "is the pool's key right?"
+_STATUSES = {
+    "context_length_exceeded": 400,
+    "content_filter": 400,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+    "invalid_request_error": 400,
+    "BadRequestError": 400,
+    "rate_limit_error": 429,
+    "overloaded_error": 429,
+}
+"""What errors in a stream say in place of a status, as `code` or else as `type`."""
 
 
 def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
@@ -29,8 +43,11 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
         return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
     if status >= 500 or status < 400 or status == 408:
         return BackendFailed(f"{backend} answered {status}: {message}", retry_after_s=wait_s)
-    if status == 401 or status == 403:
-        return BackendRefused(f"{backend} does not let the router in: {message}", hint="is the pool's key right?")
+    if status in (401, 402):
+        # whose key and whose account that is no client can help, and another server may have another
+        return BackendFailed(f"{backend} does not let the router in: {message}", hint=_KEY_HINT)
+    if status == 403:
+        return BackendRefused(f"{backend} does not let the router in: {message}", hint=_KEY_HINT)
     param = details.get("param")
     param = param if isinstance(param, str) else None
     if details.get("code") == "context_length_exceeded" or (status in (400, 413, 422) and _TOO_LONG.search(message)):
@@ -45,22 +62,48 @@ def error_in_stream(backend: str, error: Any) -> ExpectedError:
     details = error if isinstance(error, Mapping) else {"message": error}
     code = details.get("code")
     code = int(code) if isinstance(code, str) and code.isdigit() else code
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    words = (word for name in ("code", "type") if isinstance(word := details.get(name), str))
+    told = next((status for word in words if (status := _STATUSES.get(word)) is not None), 500)
+    status = code if isinstance(code, int) and 400 <= code < 600 else told
     return error_of(backend, status, msgspec.json.encode({"error": dict(details)}), {})
 
 
 def details_of(body: bytes) -> Mapping[str, Any]:
     """The error object in `body`: OpenAI's `error`, vLLM's flat one, FastAPI's `detail`; else the text as `message`."""
+    text = body.decode(errors="replace").strip()
     try:
         decoded = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {"message": body.decode(errors="replace").strip()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {"message": _without_tags(text) if text.startswith("<") else text}
     if not isinstance(decoded, dict):
-        return {"message": str(decoded)}
+        return {"message": str(decoded) if decoded else None}
     error = decoded.get("error", decoded)
     if not isinstance(error, dict):
         return {"message": str(error)}
-    return error if error.get("message") else {**error, "message": decoded.get("detail")}
+    if error.get("message"):
+        return error
+    return {
+        **error,
+        **(_of_detail(decoded["detail"]) if decoded.get("detail") else {"message": text if error else None}),
+    }
+
+
+def _of_detail(detail: Any) -> Mapping[str, Any]:
+    """What FastAPI says of each field that it found wrong, or what somebody had it say."""
+    if isinstance(detail, dict):
+        return details_of(msgspec.json.encode(detail))
+    if not isinstance(detail, list):
+        return {"message": str(detail)}
+    found = [one if isinstance(one, dict) else {"msg": one} for one in detail]
+    fields = [".".join(map(str, where[1:])) if isinstance(where := one.get("loc"), list) else "" for one in found]
+    said = [str(one.get("msg") or one) for one in found]
+    message = "; ".join(f"{field}: {what}" if field else what for field, what in zip(fields, said, strict=True))
+    return {"message": message, "param": next(filter(None, fields), None)}
+
+
+def _without_tags(page: str) -> str:
+    """The text of an HTML `page`, as proxies write it."""
+    return " ".join(_TAG.sub(" ", page[:_MOST_PAGE_CHARACTERS]).split())
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

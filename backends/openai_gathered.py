@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-_NOT_GROWING = ("role", "id", "type")
+_NOT_GROWING = ("role", "id", "type", "thinking_blocks")
+"""Members that are said whole each time, or once."""
 
 
 class Gathered:
@@ -18,10 +19,10 @@ class Gathered:
 
     def __init__(self) -> None:
         self._whole: dict[str, Any] = {}
-        self._choices: dict[int, dict[str, Any]] = {}
+        self.choices: dict[int, dict[str, Any]] = {}
 
     def __repr__(self) -> str:
-        return f"<Gathered {len(self._choices)} choices>"
+        return f"<Gathered {len(self.choices)} choices>"
 
     def add(self, chunk: Mapping[str, Any]) -> None:
         """Take one more chunk."""
@@ -29,17 +30,17 @@ class Gathered:
             if name != "choices" and (value is not None or name not in self._whole):
                 self._whole[name] = value
         for choice in chunk.get("choices") or ():
-            self._add_to(self._choices.setdefault(int(choice.get("index") or 0), {}), choice)
+            self._add_to(self.choices.setdefault(int(choice.get("index") or 0), {}), choice)
 
     def finishes(self) -> list[tuple[int, str]]:
         """(choice, reason) of those that have ended."""
-        ends = ((at, choice.get("finish_reason")) for at, choice in sorted(self._choices.items()))
+        ends = ((at, choice.get("finish_reason")) for at, choice in sorted(self.choices.items()))
         return [(at, reason) for at, reason in ends if reason]
 
     def body(self) -> bytes:
         """The whole answer as JSON."""
         kind = str(self._whole.get("object", "")).removesuffix(".chunk")
-        choices = [self._choices[at] for at in sorted(self._choices)]
+        choices = [self.choices[at] for at in sorted(self.choices)]
         for choice in choices:
             for call in (choice.get("message") or {}).get("tool_calls") or ():
                 call.pop("index", None)
@@ -56,12 +57,15 @@ class Gathered:
                 choice["text"] = choice.get("text", "") + (value or "")
             elif name == "logprobs" and isinstance(value, Mapping) and choice.get("logprobs"):
                 choice["logprobs"] = _joined(choice["logprobs"], value)
+            elif isinstance(value, list) and isinstance(choice.get(name), list):
+                # its own: chunks are decoded anew
+                choice[name] += value
             elif value is not None or name not in choice:
                 choice[name] = value
 
 
 def merge_message(message: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Add `piece` of a streamed message to `message`: texts grow, tool calls are matched by their index."""
+    """Add `piece` of a streamed message to `message`: texts and lists grow, tool calls are matched by their index."""
     for name, value in piece.items():
         if name == "tool_calls" and isinstance(value, list):
             # SGLang says null in every piece that has none
@@ -70,6 +74,8 @@ def merge_message(message: dict[str, Any], piece: Mapping[str, Any]) -> None:
                 _merge_call(calls, call)
         elif isinstance(value, str) and isinstance(message.get(name), str) and name not in _NOT_GROWING:
             message[name] += value
+        elif isinstance(value, list) and isinstance(message.get(name), list) and name not in _NOT_GROWING:
+            message[name] = [*message[name], *value]
         elif isinstance(value, Mapping) and isinstance(message.get(name), dict):
             merge_message(message[name], value)
         elif value is not None or name not in message:

@@ -7,22 +7,22 @@ Pure but for their own memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from backends.json_members import ABSENT, with_members
-from backends.openai_answer import BROKEN, DONE, MISSHAPEN, nonsense
+from backends.nonsense import MISSHAPEN, nonsense, not_asked_for
+from backends.openai_answer import BROKEN, DONE
 from backends.openai_chunks import FINISHES, usage_of
 from backends.openai_errors import error_in_stream
 from backends.openai_gathered import Gathered
+from backends.passed_blocks import PassedBlocks
 from backends.sse import SseBlocks, block_of, data_in
+from backends.whole_body import WholeBody
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
-
-MOST_HELD_BYTES = 64 << 10
-"""What may wait for the first chunk that says something: comments, and chunks that only name a role."""
 
 ErrorInStream = Callable[[str, Any], ExpectedError]
 
@@ -91,6 +91,7 @@ class Ear:
         self._shown_model = shown_model
         self._prompt_tokens, self._pieces = request.prompt_tokens, 0
         self._usage: Usage | None = None
+        self._choices = range(request.sampling.choices)
 
     def __repr__(self) -> str:
         return f"<Ear at {self.backend}: {self._pieces} pieces, {self._usage}>"
@@ -109,6 +110,8 @@ class Ear:
         for choice in chunk.choices or ():
             if choice.finish_reason in BROKEN:
                 raise BackendFailed(f"{self.backend} broke the answer off ({choice.finish_reason})")
+            if choice.index not in self._choices:
+                raise not_asked_for(self.backend, choice.index, len(self._choices))
             chunk.pieces += choice.adds
         self._pieces += chunk.pieces
         return chunk
@@ -122,105 +125,50 @@ class Ear:
         return {} if self._shown_model is None or chunk.model is None else {"model": self._shown_model}
 
 
-class PassedStream:
-    """Fed with a stream, gives its own bytes back in as many Deltas as pieces were fed, then the last one with usage.
+class PassedStream(PassedBlocks):
+    """Fed with a stream, gives its own bytes back; [DONE] comes last, with usage.
 
-    Nothing is passed on before the first chunk that says something, so that another backend may still be tried. Without
-    `shows_usage` the client did not ask for usage and does not see it.
+    Without `shows_usage` the client did not ask for usage and does not see it.
     """
 
+    last_word = "[DONE]"
+
     def __init__(self, ear: Ear, *, shows_usage: bool) -> None:
-        self.is_over = False
+        super().__init__(ear.backend)
         self._ear, self._shows_usage = ear, shows_usage
-        self._blocks = SseBlocks()
-        self._held = list[bytes]()
-        self._pieces, self._may_go, self._is_out = 0, False, False
 
-    def __repr__(self) -> str:
-        return f"<PassedStream {self._ear!r}, {'over' if self.is_over else 'open'}>"
-
-    def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
-        try:
-            for block in self._blocks.feed(data):
-                if self.is_over:
-                    return
-                said = data_in(block)
-                if said is None:
-                    self._held.append(block)
-                elif said == DONE:
-                    self._may_go = self.is_over = True
-                    if self._held:
-                        yield self._let_go()
-                    yield Delta(usage=self._ear.usage(), raw=block)
-                else:
-                    for choice, finish in self._take(block, said):
-                        yield self._let_go(choice, finish)
-        except ExpectedError:
-            # who has seen the beginning sees what came before the error, too
-            if self._is_out and self._held:
-                yield self._let_go()
-            raise
-        if self._held and (self._may_go or sum(map(len, self._held)) > MOST_HELD_BYTES):
-            yield self._let_go()
-
-    def end(self) -> Iterator[Delta]:
-        """Nothing more. Raises BackendFailed if the end came too early."""
-        if not self.is_over:
-            raise BackendFailed(f"{self._ear.backend} ended its stream without [DONE]")
-        return iter(())
-
-    def _take(self, block: bytes, said: bytes) -> list[tuple[int, str]]:
-        """Hold what the client is to see of `block`; the choices that end in it."""
+    def _take(self, block: bytes, said: bytes) -> Sequence[Delta]:
+        if said == DONE:
+            self.is_over = True
+            held = [self._let_go()] if self._held else []
+            return [*held, Delta(usage=self._ear.usage(), raw=block)]
         chunk = self._ear.hear(said)
         changes = self._ear.shown(chunk)
         hides = chunk.usage is not None and not self._shows_usage
         if hides:
             changes["usage"] = ABSENT
         if chunk.choices or not hides:
-            self._held.append(_rewritten(said, chunk, changes) if changes else block)
-        if chunk.pieces:
-            self._pieces += chunk.pieces
-            self._may_go = True
-        return chunk.finishes
-
-    def _let_go(self, choice: int = 0, finish: str | None = None) -> Delta:
-        """All that is held, as one Delta."""
-        raw = self._held[0] if len(self._held) == 1 else b"".join(self._held)
-        tokens, self._pieces = self._pieces, 0
-        self._held.clear()
-        self._may_go = self._is_out = True
-        return Delta(choice=choice, finish_reason=finish, raw=raw, tokens=tokens)
+            self._hold(_rewritten(said, chunk, changes) if changes else block, chunk.pieces)
+        ends = chunk.finishes
+        # of hundreds of chunks one has any
+        return [self._let_go(choice, finish) for choice, finish in ends] if ends else ()
 
 
-class PassedWhole:
-    """Fed with an answer in one piece of at most `limit_bytes`, gives it back at its end."""
+class PassedWhole(WholeBody):
+    """Fed with an answer in one piece, gives it back at its end."""
 
     def __init__(self, ear: Ear, *, limit_bytes: int = 64 << 20) -> None:
-        self.is_over = False
-        self._ear, self._limit_bytes = ear, limit_bytes
-        self._whole = bytearray()
+        super().__init__(ear.backend, limit_bytes=limit_bytes)
+        self._ear = ear
 
-    def __repr__(self) -> str:
-        return f"<PassedWhole {self._ear!r}, {len(self._whole)} bytes>"
-
-    def feed(self, data: bytes) -> Iterator[Delta]:
-        """Nothing yet. Raises BackendFailed if the answer is too long."""
-        self._whole += data
-        if len(self._whole) > self._limit_bytes:
-            raise BackendFailed(f"{self._ear.backend} answered more than {self._limit_bytes} bytes")
-        return iter(())
-
-    def end(self) -> Iterator[Delta]:
-        """The answer, its other ends, its usage. Raises BackendFailed at nonsense, and what an error means."""
-        whole = bytes(self._whole)
+    def _read(self, whole: bytes) -> list[Delta]:
+        """The answer, its other ends, its usage."""
         chunk = self._ear.hear(whole)
         if not chunk.choices:
-            raise nonsense(self._ear.backend, whole)
+            raise nonsense(self._backend, whole)
         changes = self._ear.shown(chunk)
-        self.is_over = True
         body = with_members(whole, changes) if changes else whole
-        yield from _in_one_piece(body, chunk.finishes, self._ear.usage(), is_whole=True)
+        return list(_in_one_piece(body, chunk.finishes, self._ear.usage(), is_whole=True))
 
 
 class GatheredWhole:
@@ -254,6 +202,8 @@ class GatheredWhole:
         if pieces:
             yield Delta(tokens=pieces)
         if self.is_over:
+            if not self._gathered.choices:
+                raise BackendFailed(f"{self._ear.backend} ended its stream without an answer")
             finishes = self._gathered.finishes()
             yield from _in_one_piece(self._gathered.body(), finishes, self._ear.usage(), is_whole=False)
 

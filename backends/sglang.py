@@ -84,7 +84,12 @@ class SGLang(OpenAICompatible):
         if prompt.body is not None or not prompt.token_ids:
             return self._openai_exchange(request, prompt, own)._replace(abort=abort)
         body = {**generate_body(request, prompt.token_ids), **_given(own)}
-        answer = GenerateAnswer(self.name, is_cumulative=self._is_cumulative is not False, error_of=_error_in_stream)
+        answer = GenerateAnswer(
+            self.name,
+            is_cumulative=self._is_cumulative is not False,
+            choices=request.sampling.choices,
+            error_of=_error_in_stream,
+        )
         return Exchange(Post("/generate", encoded(body)), answer, self._error_of, abort)
 
     @staticmethod

@@ -36,7 +36,7 @@ class TensorRTLLM(OpenAICompatible):
     """A trtllm-serve at `url`."""
 
     kind = "tensorrt_llm"
-    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS}
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK}
     options_type = TensorRTLLMOptions
     _options: TensorRTLLMOptions
 

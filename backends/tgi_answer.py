@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from backends.detokenize import StopCutter
+from backends.event_answer import EventAnswer
+from backends.nonsense import usage_told
 from backends.openai_errors import error_of, retry_after_s
-from backends.sse import SseDecoder
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
-from policies.nouns import Delta, TokenLogprob, Usage
+from policies.nouns import Delta, TokenLogprob
 
 _FINISHES = {"length": "length", "eos_token": "stop", "stop_sequence": "stop"}
 _TOO_LONG = re.compile(r"`inputs` (?:tokens|must have less)|`max_new_tokens` must be <=")
@@ -29,47 +30,29 @@ _SAYS = {
     "Missing template": "missing_template_variable",
     "Tool error": "tool_error",
 }
-_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
 
 
-class TGIAnswer:
+class TGIAnswer(EventAnswer):
     """Fed with the body of a 200. The event with `details` is the last: there is no [DONE].
 
     TGI leaves the stop string in its text; here it is cut off. `wants_logprobs`: those of drawn tokens are told.
     """
 
+    last_word = "details"
+
     def __init__(self, backend: str, *, stops: tuple[str, ...] = (), wants_logprobs: bool = False) -> None:
-        self.is_over = False
-        self._backend, self._wants_logprobs = backend, wants_logprobs
-        self._events, self._cutter = SseDecoder(), StopCutter(stops)
+        super().__init__(backend)
+        self._wants_logprobs, self._cutter = wants_logprobs, StopCutter(stops)
 
-    def __repr__(self) -> str:
-        return f"<TGIAnswer of {self._backend}: {'over' if self.is_over else 'open'}>"
-
-    def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
-        for event in self._events.feed(data):
-            if not self.is_over:
-                yield from self._hear(event.data)
-
-    def end(self) -> Iterator[Delta]:
-        """Nothing more. Raises BackendFailed if the end came too early."""
-        if not self.is_over:
-            raise BackendFailed(f"{self._backend} ended its stream without details")
-        return iter(())
-
-    def _hear(self, data: bytes) -> Iterator[Delta]:
-        try:
-            said = msgspec.json.decode(data)
-            if said.get("error"):
-                raise tgi_error(self._backend, said)
-            delta, details = self._delta(said), said.get("details")
-            last = self._last(details) if details else ()
-        except _MISSHAPEN as error:
-            raise BackendFailed(f"{self._backend} answered nonsense: {data[:200].decode(errors='replace')}") from error
+    def _read(self, data: bytes) -> Iterator[Delta]:
+        said = msgspec.json.decode(data)
+        if said.get("error"):
+            raise tgi_error(self._backend, said)
+        delta = self._delta(said)
         if delta != Delta():
             yield delta
-        yield from last
+        if details := said.get("details"):
+            yield from self._last(details)
 
     def _delta(self, said: Mapping[str, Any]) -> Delta:
         token = said["token"]
@@ -83,7 +66,7 @@ class TGIAnswer:
     def _last(self, details: Mapping[str, Any]) -> tuple[Delta, ...]:
         self.is_over = True
         finish = str(details["finish_reason"])
-        usage = Usage(int(details.get("input_length") or 0), int(details["generated_tokens"]))
+        usage = usage_told(details.get("input_length"), details["generated_tokens"])
         held = self._cutter.flush()
         return (Delta(text=held, finish_reason=_FINISHES.get(finish, finish)), Delta(usage=usage))
 

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from backends.detokenize import StopCutter
+from backends.event_answer import EventAnswer
 from backends.kserve import inference_pb2 as kserve
+from backends.nonsense import MISSHAPEN, usage_told
 from backends.openai_errors import details_of, error_of
 from backends.sse import SseDecoder
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
@@ -29,7 +31,6 @@ _ITS_OWN = re.compile(
 )
 _UNKNOWN = re.compile(r"unknown model.*not found", re.IGNORECASE)
 _BUSY = re.compile(r"Exceeds maximum queue size|max_queue_size|timeout.*queue", re.IGNORECASE)
-_MISSHAPEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, struct.error, msgspec.DecodeError)
 _NUMBERS = {"INT32": "<i", "INT64": "<q", "UINT32": "<I", "UINT64": "<Q", "FP32": "<f", "FP64": "<d", "BOOL": "<?"}
 
 
@@ -50,7 +51,7 @@ class TritonText:
         """What one response adds. Raises KeyError, TypeError or ValueError if it has another shape."""
         text = str(_one(outputs["text_output"]))
         if outputs.get("num_input_tokens") is not None:
-            self._prompt_tokens = int(_one(outputs["num_input_tokens"]))
+            self._prompt_tokens = usage_told(_one(outputs["num_input_tokens"]), 0).prompt_tokens
         self._reason = str(_one(outputs.get("finish_reason") or self._reason))
         self._whole = text if self._is_cumulative else self._whole + text
         # half a character may become a whole one only where the text is said again
@@ -72,36 +73,27 @@ class TritonText:
         return text
 
 
-class TritonAnswer:
+class TritonAnswer(EventAnswer):
     """Fed with the body of a reply to generate_stream, which ends without a word: the end of the body is the end."""
 
+    last_word = "a response"
+
     def __init__(self, backend: str, request: Request, *, is_cumulative: bool) -> None:
-        self.is_over = False
-        self._backend, self._events = backend, SseDecoder()
-        self._text, self._heard = TritonText(request, is_cumulative=is_cumulative), 0
-
-    def __repr__(self) -> str:
-        return f"<TritonAnswer of {self._backend}: {self._heard} responses, {'over' if self.is_over else 'open'}>"
-
-    def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
-        for event in self._events.feed(data):
-            self._heard += 1
-            try:
-                said = msgspec.json.decode(event.data)
-                if said.get("error"):
-                    raise triton_error(self._backend, str(said["error"]))
-                deltas = list(self._text.hear(said))
-            except _MISSHAPEN as error:
-                raise _nonsense(self._backend, event.data) from error
-            yield from deltas
+        super().__init__(backend)
+        self._text, self._has_begun = TritonText(request, is_cumulative=is_cumulative), False
 
     def end(self) -> Iterator[Delta]:
         """The end and the usage. Raises BackendFailed if nothing was said at all."""
-        if not self._heard:
-            raise BackendFailed(f"{self._backend} ended its stream without a response")
-        self.is_over = True
+        self.is_over = self._has_begun
+        yield from super().end()
         yield from self._text.finish()
+
+    def _read(self, data: bytes) -> Iterator[Delta]:
+        said = msgspec.json.decode(data)
+        if said.get("error"):
+            raise triton_error(self._backend, str(said["error"]))
+        self._has_begun = True
+        yield from self._text.hear(said)
 
 
 def heard_of(backend: str, text: TritonText, response: kserve.ModelInferResponse) -> list[Delta]:
@@ -113,7 +105,7 @@ def heard_of(backend: str, text: TritonText, response: kserve.ModelInferResponse
             if output.name in ("text_output", "num_input_tokens", "finish_reason")
         }
         return list(text.hear(outputs)) if outputs else []
-    except _MISSHAPEN as error:
+    except (*MISSHAPEN, struct.error) as error:
         raise BackendFailed(f"{backend} answered with tensors that cannot be read") from error
 
 
@@ -164,7 +156,3 @@ def _values(datatype: str, raw: bytes) -> list[Any]:
         texts.append(raw[at + 4 : at + 4 + size].decode(errors="replace"))
         at += 4 + size
     return texts
-
-
-def _nonsense(backend: str, data: bytes) -> BackendFailed:
-    return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")

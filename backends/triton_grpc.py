@@ -113,7 +113,9 @@ class TritonStreams:
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{self.name} could not finish before the deadline")
         if code in _REFUSED:
-            return BackendRefused(f"{self.name} does not let the router in: {told}", hint="is the pool's key right?")
+            # as over HTTP: a wrong key is the pool's, what is forbidden is the client's
+            kind = BackendFailed if code == grpc.StatusCode.UNAUTHENTICATED else BackendRefused
+            return kind(f"{self.name} does not let the router in: {told}", hint="is the pool's key right?")
         return BackendFailed(f"{self.name} cannot be reached: {told}", hint=f"is {self.address} up?")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from policies.compose import Filter
-from policies.nouns import BackendView, Decision, Request
+from policies.nouns import BackendView, Capability, Decision, Request
 from policies.predict import uncached_tokens
 
 PASSING = frozenset({"has_room", "under_limit", "warming"})
 """Filters whose objection ends by itself when other requests finish."""
+
+_POOLED = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
 
 
 def healthy(*, fresh: float = 10.0) -> Filter:
@@ -26,11 +28,16 @@ def serves_model() -> Filter:
 
 
 def fits_context() -> Filter:
-    """Prompt and answer together fit its context; one that does not tell its context passes."""
+    """Prompt and answer together fit its context; one that does not tell its context passes.
+
+    So does what is no prompt but many texts, each of which has to fit: they are measured together.
+    """
 
     def passes(request: Request, backend: BackendView) -> bool:
         limit = backend.context_tokens
-        return limit is None or request.prompt_tokens + request.max_new_tokens <= limit
+        if limit is None or not _POOLED.isdisjoint(request.needs):
+            return True
+        return request.prompt_tokens + request.max_new_tokens <= limit
 
     return passes
 

@@ -44,6 +44,9 @@ class Capability(enum.StrEnum):
     EMBEDDINGS = "embeddings"
     """Vectors for texts, instead of an answer to them."""
 
+    RERANK = "rerank"
+    """Scores of documents and texts against a query."""
+
     MEDIA = "media"
     """Images, sound, video or files beside the text of a chat."""
 
@@ -165,7 +168,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
     `token_ids` are little-endian uint32; empty where nobody tokenized. `body` is the client's own request (OpenAI
     dialect, unknown fields included) and `path` the endpoint that it was sent to, for backends that speak the dialect;
-    None if the client spoke another one. `headers` are those that a backend should see (trace context).
+    None if the client spoke another one. `headers` are those that a backend should see (trace
+    context, and how the body is to be read).
     """
 
     token_ids: bytes = b""

@@ -64,6 +64,8 @@ class Ask(msgspec.Struct, frozen=True):
     """The client wants to know why its prompt went where it went."""
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    passed_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Those that belong to the body: a backend of the client's dialect cannot read it without."""
 
     @property
     def subject(self) -> str:

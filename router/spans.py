@@ -35,7 +35,12 @@ from router.bid import Placed
 from router.outcome import code_of, outcome_of
 from router.tracing import Answered, CallTrace, Target, TraceIds, Untraced
 
-OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v1/score": "rerank",
+}
 """Endpoint -> gen_ai.operation.name; any other is `chat`."""
 
 MOST_PROMPT_CHARACTERS = 16_384

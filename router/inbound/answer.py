@@ -62,6 +62,11 @@ def usage_sum(usages: Iterable[Usage]) -> Usage:
     )
 
 
+def refusal_in(message: Mapping[str, Any]) -> str:
+    """What a model says to refuse, which OpenAI's tell apart from text, in a message or a piece of one."""
+    return str(message.get("refusal") or "")
+
+
 def thought_in(message: Mapping[str, Any]) -> str:
     """The reasoning in a message or a piece of one."""
     return next((str(message[name]) for name in _REASONING if message.get(name)), "")

@@ -17,13 +17,16 @@ from policies.errors import InvalidRequest
 from router.ask import Ask
 from router.inbound.anthropic_fields import Block, CountBody, MessagesBody, Source, ToolChoice, ToolDefinition, Turn
 from router.inbound.openai import chat_ask
-from router.inbound.reading import converted
+from router.inbound.reading import converted, members_beyond
 
 MESSAGES_PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
 VERSIONS = ("2023-06-01", "2026-10-21")
 """Values of `anthropic-version` that are spoken. The newer one has no `temperature`, `top_p` and `top_k`; models
 that are not Anthropic's have, so they are read in both."""
+
+_PASSED_HEADERS = ("anthropic-beta", "anthropic-version")
+"""What says how a body is to be read: fields of a beta are refused without the first."""
 
 _Fields = TypeVar("_Fields", bound=CountBody)
 
@@ -36,6 +39,20 @@ _HINTS = {
 }
 _ELSEWHERE = "see Anthropic's API reference for this field"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_IDLE = ("service_tier", "context_management", "cache_control", "inference_geo", "speed")
+"""Hints to Anthropic's own servers; its backends get them with the body as it came."""
+_INSTEAD = {
+    "n": "send several calls",
+    "max_completion_tokens": "say `max_tokens`",
+    "response_format": "say `output_config.format`",
+    "logprobs": "Anthropic's API has none",
+    "top_logprobs": "Anthropic's API has none",
+    "stream_options": "usage always comes",
+    "functions": "say `tools`",
+    "function_call": "say `tool_choice`",
+    "continue_final_message": "end with a message of the assistant",
+    "add_generation_prompt": "end with a message of the assistant",
+}
 _COPIED = ("max_tokens", "temperature", "top_p", "top_k", "stream")
 
 
@@ -43,12 +60,16 @@ def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     """What a body of /v1/messages asks for. `headers` have lower-case names. Raises InvalidRequest."""
     require_known_version(headers)
     fields = converted(body, MessagesBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+    more = members_beyond(body, MessagesBody, idle=_IDLE, instead=_INSTEAD)
     said = {name: value for name in _COPIED if (value := getattr(fields, name)) is not None}
     if fields.stop_sequences:
         said["stop"] = fields.stop_sequences
     if fields.metadata is not None and fields.metadata.user_id is not None:
         said["user"] = fields.metadata.user_id
-    return replace(chat_ask(_chat(fields) | said, headers), anthropic_body=body, include_usage=True)
+    passed = {name: headers[name] for name in _PASSED_HEADERS if name in headers}
+    ask = chat_ask(more | _chat(fields) | said, headers)
+    whose = {} if "user" not in said else {"user_id": said["user"]}
+    return replace(ask, anthropic_body=body, include_usage=True, metadata=whose, passed_headers=passed)
 
 
 def counted_messages(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
@@ -209,9 +230,12 @@ def _tool(tool: ToolDefinition, at: int) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         hint = "only tools that the client runs itself: {'name': ..., 'input_schema': {...}}"
         raise InvalidRequest(f"tools[{at}]: nobody here runs '{tool.type}'", hint=hint, param=f"tools[{at}].type")
-    function = {"name": tool.name, "parameters": tool.input_schema or {"type": "object", "properties": {}}}
+    schema = tool.input_schema or {"type": "object", "properties": {}}
+    function: dict[str, Any] = {"name": tool.name, "parameters": schema}
     if tool.description is not None:
         function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     mark = {"cache_control": tool.cache_control} if tool.cache_control else {}
     return {"type": "function", "function": function, **mark}
 

@@ -13,7 +13,7 @@ import msgspec
 from policies.errors import ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 from router.ask import Ask
-from router.inbound.answer import Answer, Head, thought_in
+from router.inbound.answer import Answer, Head, refusal_in, thought_in
 from router.inbound.anthropic import messages_ask
 from router.inbound.dialect import Failure, comment
 from router.inbound.status import status_of
@@ -51,7 +51,8 @@ class MessagesDialect:
         (answer,) = answers
         if answer.body:
             return answer.body
-        ending = _ending(answer.finish_reason, answer.stop, has_calls=bool(answer.message.get("tool_calls")))
+        finish = "content_filter" if refusal_in(answer.message) else answer.finish_reason
+        ending = _ending(finish, answer.stop, has_calls=bool(answer.message.get("tool_calls")))
         return _encode(_message(head) | {"content": list(_blocks(answer)), **ending, "usage": _usage(usage)})
 
     def failure(self, error: ExpectedError) -> Failure:
@@ -59,10 +60,11 @@ class MessagesDialect:
         return anthropic_failure(error)
 
 
-def anthropic_failure(error: ExpectedError) -> Failure:
-    """`error` as Anthropic's API answers it; what is overloaded has a status of its own there."""
-    status = _OVERLOADED_STATUS if isinstance(error, Overloaded) else status_of(error).http
-    return Failure(status, _encode(_error(error)))
+def anthropic_failure(error: ExpectedError, status: int | None = None) -> Failure:
+    """`error` as Anthropic's API answers it, with `status` if it is not its own; what is overloaded has one there."""
+    if isinstance(error, Overloaded):
+        return Failure(_OVERLOADED_STATUS, _encode(_error(error)))
+    return Failure(status or status_of(error).http, _encode(_error(error, status)))
 
 
 class MessageStream:
@@ -73,7 +75,7 @@ class MessageStream:
         self._is_begun = False
         self._open: str | int | None = None
         """What the open block is: "thinking", "text", or the number of a tool call."""
-        self._blocks, self._has_calls = 0, False
+        self._blocks, self._has_calls, self._has_refused = 0, False, False
         self._signed = 0
         self._finish: str | None = None
         self._stop: str | None = None
@@ -98,7 +100,8 @@ class MessageStream:
 
     def end(self, usage: Usage) -> bytes:
         """Why it stopped, what it used, and message_stop."""
-        ending = _ending(self._finish, self._stop, has_calls=self._has_calls)
+        finish = "content_filter" if self._has_refused else self._finish
+        ending = _ending(finish, self._stop, has_calls=self._has_calls)
         last = {"type": "message_delta", "delta": ending, "usage": _usage(usage)}
         closing = b"".join(map(_event, self._close()))
         return self._start() + closing + _event(last) + _event({"type": "message_stop"})
@@ -121,9 +124,11 @@ class MessageStream:
             yield from self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             yield self._piece({"type": "thinking_delta", "thinking": thought})
         yield from self._sign(said.get("thinking_blocks") or ())
-        if delta.text:
+        refusal = refusal_in(said)
+        self._has_refused |= bool(refusal)
+        if text := delta.text + refusal:
             yield from self._switch("text", {"type": "text", "text": ""})
-            yield self._piece({"type": "text_delta", "text": delta.text})
+            yield self._piece({"type": "text_delta", "text": text})
         for call in said.get("tool_calls") or ():
             yield from self._call(call)
 
@@ -196,8 +201,8 @@ def _blocks(answer: Answer) -> Iterator[Mapping[str, Any]]:
         yield from answer.message["thinking_blocks"]
     elif thought:
         yield {"type": "thinking", "thinking": thought, "signature": ""}
-    if answer.text:
-        yield {"type": "text", "text": answer.text}
+    if text := answer.text + refusal_in(answer.message):
+        yield {"type": "text", "text": text}
     for call in answer.message.get("tool_calls") or ():
         function = call.get("function") or {}
         called = _arguments(function.get("arguments") or "{}")
@@ -213,6 +218,8 @@ def _arguments(text: str) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, dict) else {"INVALID_JSON": text}
 
 
-def _error(error: ExpectedError) -> dict[str, Any]:
-    kind = "overloaded_error" if isinstance(error, Overloaded) else _ERROR_TYPES.get(status_of(error).http, "api_error")
+def _error(error: ExpectedError, status: int | None = None) -> dict[str, Any]:
+    usual = "api_error" if status is None else "invalid_request_error"
+    kind = _ERROR_TYPES.get(status or status_of(error).http, usual)
+    kind = "overloaded_error" if isinstance(error, Overloaded) else kind
     return {"type": "error", "error": {"type": kind, "message": str(error)}}

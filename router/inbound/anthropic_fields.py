@@ -57,6 +57,7 @@ class ToolDefinition(msgspec.Struct):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
     cache_control: dict[str, Any] | None = None
 
 

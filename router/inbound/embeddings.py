@@ -1,4 +1,4 @@
-"""OpenAI's embeddings API as a dialect: one call is one Request, however many texts it holds, and is answered whole.
+"""OpenAI's embeddings API as a dialect.
 
 Source: OpenAI API reference, "Embeddings".
 """
@@ -6,22 +6,18 @@ Source: OpenAI API reference, "Embeddings".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from backends.embeddings import EMBEDDINGS_PATH
-from policies.errors import BackendFailed, ExpectedError, InvalidRequest
-from policies.nouns import Capability, Usage
+from backends.pooled import EMBEDDINGS_PATH
+from policies.errors import InvalidRequest
+from policies.nouns import Capability
 from router.ask import Ask, Input
-from router.inbound.answer import Answer, Head
-from router.inbound.dialect import Failure
-from router.inbound.openai_dialect import openai_failure
+from router.inbound.pooled import MOST_TEXTS, PooledDialect, pooled_ask
 from router.inbound.reading import converted
 from router.token_ids import pack
-
-MOST_TEXTS = 2048
 
 _INPUT = "a text, a list of texts, a list of token ids, or a list of such lists"
 _HINTS = {"model": "GET /v1/models lists the models", "input": _INPUT, "encoding_format": "'float' or 'base64'"}
@@ -37,30 +33,9 @@ class EmbeddingsBody(msgspec.Struct, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
-class EmbeddingsDialect:
+def embeddings_dialect() -> PooledDialect:
     """`/v1/embeddings`."""
-
-    prefix = "embd-"
-
-    def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-        """What `body` asks for. Raises InvalidRequest."""
-        return embeddings_ask(body, headers)
-
-    def stream(self, head: Head, ask: Ask) -> NoReturn:
-        """Never: an Ask for embeddings is not streamed."""
-        raise NotImplementedError
-
-    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:  # noqa: ARG002 - it is in the body
-        """The backend's own reply, under the name that the client knows the model by."""
-        (answer,) = answers
-        if not answer.body:
-            raise BackendFailed("the backend answered without embeddings")
-        reply = msgspec.json.decode(answer.body, type=dict[str, msgspec.Raw])
-        return msgspec.json.encode({**reply, "model": head.model})
-
-    def failure(self, error: ExpectedError) -> Failure:
-        """{"error": ...}."""
-        return openai_failure(error)
+    return PooledDialect("embd-", embeddings_ask)
 
 
 def embeddings_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
@@ -68,18 +43,8 @@ def embeddings_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     fields = converted(body, EmbeddingsBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     measured = _measured(fields.input)
     needs = {Capability.EMBEDDINGS} | ({Capability.TOKEN_IDS} if isinstance(measured, bytes) else set())
-    return Ask(
-        model=fields.model,
-        inputs=(measured,),
-        bodies=(body,),
-        path=EMBEDDINGS_PATH,
-        # nothing is drawn; one is the least that a plan knows
-        max_new_tokens=1,
-        needs=frozenset(needs),
-        priority=headers.get("x-pointsman-priority") or None,
-        session=headers.get("x-pointsman-session") or None,
-        explain=headers.get("x-pointsman-explain") == "1",
-        headers=headers,
+    return pooled_ask(
+        body, headers, path=EMBEDDINGS_PATH, model=fields.model, measured=measured, needs=frozenset(needs)
     )
 
 

@@ -13,7 +13,7 @@ from policies.errors import InvalidRequest
 from policies.nouns import Delta, TokenLogprob, Usage
 from router.ask import Ask
 from router.caller import Placement
-from router.inbound.answer import Answer, thought_in
+from router.inbound.answer import Answer, refusal_in, thought_in
 from router.inbound.openai import chat_ask, completion_ask
 from router.inbound.v1 import inference_pb2 as pb
 from router.token_ids import pack, unpack
@@ -75,7 +75,7 @@ def reply_of(delta: Delta, choice: int) -> pb.GenerateReply:
     """One piece of a streamed answer."""
     return pb.GenerateReply(
         choice=choice,
-        text=delta.text,
+        text=delta.text + refusal_in(delta.message or {}),
         token_ids=pack(delta.token_ids),
         logprobs=[_logprob(one) for one in delta.logprobs],
         finish_reason=delta.finish_reason or "",
@@ -88,7 +88,7 @@ def reply_of(delta: Delta, choice: int) -> pb.GenerateReply:
 def answer_of(answer: Answer) -> pb.Answer:
     """One choice of a whole answer."""
     return pb.Answer(
-        text=answer.text,
+        text=answer.text + refusal_in(answer.message),
         finish_reason=answer.finish_reason or "",
         token_ids=pack(answer.token_ids),
         logprobs=[_logprob(one) for one in answer.logprobs],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from router.inbound.anthropic_answers import anthropic_failure
 from router.inbound.counting import count_tokens
 from router.inbound.dialect import Dialect, Failure, Stream
 from router.inbound.dialects import DIALECTS
+from router.inbound.models import MODELS_PATH, anthropic_entry, model_entry, model_list
 from router.inbound.openai_dialect import openai_failure
 from router.inbound.prefixes import PREFIXES_PATH, add_prefixes
 from router.inbound.rate_limits import rate_limit_headers
@@ -46,6 +48,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
+_ENCODINGS = ("identity", "gzip", "deflate", "br", "zstd")
+"""Those of the last two that are not installed aiohttp refuses by itself."""
+
 _ROUTES_HINT = (
     f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, {PREFIXES_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
 )
@@ -58,8 +63,8 @@ def http_app(gateway: Gateway) -> web.Application:
     for path, dialect in DIALECTS.items():
         app.router.add_post(path, _endpoint(dialect))
     app.router.add_post(COUNT_PATH, _count_tokens)
-    app.router.add_get("/v1/models", _models)
-    app.router.add_get("/v1/models/{id:.+}", _model)
+    app.router.add_get(MODELS_PATH, _models)
+    app.router.add_get(f"{MODELS_PATH}/{{id:.+}}", _model)
     add_prefixes(app, gateway, _tenant, _body)
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)
@@ -211,9 +216,17 @@ class HttpCaller:
 
 
 async def read_body(http: web.Request, gateway: Gateway) -> bytes:
-    """The body of `http`. Raises RequestTooLarge, InvalidRequest, CallerGone."""
+    """The body of `http`, without a byte order mark (RFC 8259, section 8.1).
+
+    Raises RequestTooLarge, InvalidRequest, CallerGone.
+    """
+    encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in _ENCODINGS:
+        # what is not decoded would be read as it is
+        hint = f"send it as {', '.join(_ENCODINGS)}"
+        raise InvalidRequest(f"a body encoded as '{encoding[:40]}' is not read here", hint=hint)
     try:
-        return await http.read()
+        return (await http.read()).removeprefix(codecs.BOM_UTF8)
     except web.HTTPRequestEntityTooLarge as error:
         most = gateway.config.server.max_body_bytes
         hint = "shorten the prompt, or raise server.max_body"
@@ -247,7 +260,7 @@ async def _hang_up_where_closed(request: web.Request, response: web.StreamRespon
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure leaves in the shape of its path, those of HTTP itself too; OpenAI's where there is none."""
-    shape = _failure_shape(request.path)
+    shape = anthropic_failure if _speaks_anthropic(request) else openai_failure
     try:
         with outer_edge(request.app[_GATEWAY].telemetry):
             try:
@@ -255,7 +268,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             except web.HTTPException as refusal:
                 allowed = {"Allow": refusal.headers["Allow"]} if "Allow" in refusal.headers else {}
                 what = InvalidRequest(f"{refusal.reason}: {request.method} {request.path[:200]}", hint=_ROUTES_HINT)
-                return failure_response(shape(what)._replace(status=refusal.status), what, headers=allowed)
+                return failure_response(shape(what, refusal.status), what, headers=allowed)
     except ExpectedError as error:
         return failure_response(shape(error), error, headers={})
     except CallerGone:
@@ -263,9 +276,11 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.Response(status=499)
 
 
-def _failure_shape(path: str) -> Callable[[ExpectedError], Failure]:
-    """How an error looks to clients of `path`."""
-    return anthropic_failure if path.startswith(MESSAGES_PATH) else openai_failure
+def _speaks_anthropic(request: web.Request) -> bool:
+    """Is it a client of Anthropic's dialect? At paths that both dialects have it says so in a header."""
+    return request.path.startswith(MESSAGES_PATH) or (
+        request.path.startswith(MODELS_PATH) and "anthropic-version" in request.headers
+    )
 
 
 def _endpoint(dialect: Callable[[], Dialect]) -> Handler:
@@ -300,8 +315,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 async def _models(request: web.Request) -> web.Response:
-    entries = [model_entry(model) for model in _allowed_models(request).values()]
-    return _json({"object": "list", "data": entries})
+    models = _allowed_models(request).values()
+    return _json(model_list(models, is_anthropic=_speaks_anthropic(request)))
 
 
 async def _model(request: web.Request) -> web.Response:
@@ -310,17 +325,11 @@ async def _model(request: web.Request) -> web.Response:
     if model is None:
         hint = "GET /v1/models lists the models"
         raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
-    return _json(model_entry(model))
+    return _json(anthropic_entry(model) if _speaks_anthropic(request) else model_entry(model))
 
 
 def _allowed_models(request: web.Request) -> dict[str, ServedModel]:
     return request.app[_GATEWAY].models_for(_tenant(request))
-
-
-def model_entry(model: ServedModel) -> dict[str, Any]:
-    """`model` as an entry of OpenAI's list."""
-    entry: dict[str, Any] = {"id": model.name, "object": "model", "created": 0, "owned_by": "pointsman"}
-    return entry | {"max_model_len": model.context_tokens, "backends": model.backends}
 
 
 async def _healthz(_: web.Request) -> web.Response:

@@ -47,7 +47,7 @@ _ELSEWHERE = "see OpenAI's API reference for this field"
 def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
     """What a body of /v1/chat/completions asks for. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
-    if fields.top_logprobs is not None and not fields.logprobs:
+    if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs`", hint="set `logprobs` to true", param="top_logprobs")
     continues = bool(fields.continue_final_message)
     chat = Chat(
@@ -182,7 +182,9 @@ def _plain(message: Message, raw: Mapping[str, Any], at: int) -> Mapping[str, An
     if message.content is None and not message.tool_calls and message.role in ("system", "developer", "user", "tool"):
         hint = "give it a text"
         raise InvalidRequest(f"{where}: a {message.role} message needs content", hint=hint, param=f"{where}.content")
-    plain = {**raw, "content": _text(message.content, raw.get("content"), where)}
+    refusal = raw.get("refusal")
+    said = _text(message.content, raw.get("content"), where)
+    plain = {**raw, "content": said or (refusal if isinstance(refusal, str) else "")}
     if message.tool_calls:
         plain["tool_calls"] = [_with_parsed_arguments(call) for call in raw["tool_calls"]]
     return plain
@@ -196,6 +198,8 @@ def _text(content: str | list[Part] | None, raw: Any, where: str) -> str:
     for at, part in enumerate(content):
         if part.type == "text" and part.text is not None:
             texts.append(part.text)
+        elif part.type == "refusal" and isinstance(raw[at].get("refusal"), str):
+            texts.append(raw[at]["refusal"])
         elif part.type in MEDIA_PARTS and isinstance(raw[at].get(part.type), Mapping):
             texts.append(f"\x1d{part.type} {xxh3_64_hexdigest(msgspec.json.encode(raw[at][part.type]))}\x1d")
         else:

@@ -42,9 +42,9 @@ class OpenAIDialect:
         return openai_failure(error)
 
 
-def openai_failure(error: ExpectedError) -> Failure:
-    """`error` as OpenAI's API answers it."""
-    return Failure(status_of(error).http, msgspec.json.encode(openai_error(error)))
+def openai_failure(error: ExpectedError, status: int | None = None) -> Failure:
+    """`error` as OpenAI's API answers it, with `status` if it is not its own."""
+    return Failure(status or status_of(error).http, msgspec.json.encode(openai_error(error)))
 
 
 def chat_dialect() -> OpenAIDialect:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,3 +42,21 @@ def converted(body: Mapping[str, Any], kind: type[_Fields], *, hints: Mapping[st
         param = ".".join(filter(None, (path.strip("`$."), missing[1] if missing else "")))
         hint = hints.get(re.split(r"[.\[]", param)[0], elsewhere)
         raise InvalidRequest(f"{param}: {what}" if param else what, hint=hint, param=param or None) from None
+
+
+def members_beyond(
+    body: Mapping[str, Any], fields: type[msgspec.Struct], *, idle: Collection[str], instead: Mapping[str, str]
+) -> dict[str, Any]:
+    """What `body` says beyond `fields`, for backends to read under the same names; not what is null or `idle`.
+
+    `instead` has words of OpenAI's chats, which would say there what another field says here. Raises InvalidRequest for
+    one of them, with what to say instead.
+    """
+    more: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or name in fields.__struct_fields__ or name in idle:
+            continue
+        if name in instead:
+            raise InvalidRequest(f"`{name}` is no field of this API", hint=instead[name], param=name)
+        more[name] = value
+    return more

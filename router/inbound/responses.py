@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from policies.errors import InvalidRequest
 from router.ask import Ask
 from router.inbound.openai import chat_ask
-from router.inbound.reading import converted
+from router.inbound.reading import converted, members_beyond
 from router.inbound.responses_fields import Format, Item, Part, ResponsesBody, Tool
 
 RESPONSES_PATH = "/v1/responses"
@@ -31,6 +33,20 @@ _STATEFUL = {
     "background": "leave it out, and stream",
 }
 _SAME = ("temperature", "top_p", "stream", "user", "parallel_tool_calls")
+_IDLE = ("store", "truncation", "max_tool_calls", "stream_options", "context_management")
+"""What changes nothing where no answers are kept, nothing is cut and no tools are run."""
+_INSTEAD = {
+    "messages": "say `input`",
+    "n": "send several calls",
+    "max_tokens": "say `max_output_tokens`",
+    "max_completion_tokens": "say `max_output_tokens`",
+    "response_format": "say `text.format`",
+    "logprobs": "say `top_logprobs`",
+    "functions": "say `tools`",
+    "function_call": "say `tool_choice`",
+    "continue_final_message": "end with what the user says",
+    "add_generation_prompt": "end with what the user says",
+}
 _LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -41,7 +57,9 @@ def responses_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     for name, hint in _STATEFUL.items():
         if getattr(fields, name):
             raise InvalidRequest(f"{name}: this router keeps no answers", hint=hint, param=name)
-    return chat_ask(_chat(fields), headers)
+    more = members_beyond(body, ResponsesBody, idle=_IDLE, instead=_INSTEAD)
+    # metadata are for rules and the response; to a chat that is not stored OpenAI wants none
+    return replace(chat_ask(more | _chat(fields), headers), metadata=fields.metadata or {})
 
 
 def _chat(fields: ResponsesBody) -> dict[str, Any]:
@@ -138,10 +156,17 @@ def _text(content: str | Sequence[Part] | None, where: str, first: int = 0) -> s
     if content is None or isinstance(content, str):
         return content or ""
     for at, part in enumerate(content, first):
-        if part.type not in _TEXT_PARTS or part.text is None:
+        if _said(part) is None:
             param, hint = f"{where}[{at}]", "input_text, and input_image and input_file by URL or value, are"
             raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
-    return "".join(part.text or "" for part in content)
+    return "".join(_said(part) or "" for part in content)
+
+
+def _said(part: Part) -> str | None:
+    """The text of `part`; None if it is none."""
+    if part.type == "refusal":
+        return part.refusal
+    return part.text if part.type in _TEXT_PARTS else None
 
 
 def _tool(tool: Tool, at: int) -> dict[str, Any]:

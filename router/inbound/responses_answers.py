@@ -13,7 +13,7 @@ import msgspec
 from policies.errors import ExpectedError
 from policies.nouns import Delta, Usage
 from router.ask import Ask
-from router.inbound.answer import Answer, Head, thought_in
+from router.inbound.answer import Answer, Head, refusal_in, thought_in
 from router.inbound.dialect import Failure, comment
 from router.inbound.openai_answers import chat_logprob
 from router.inbound.openai_dialect import openai_failure
@@ -35,6 +35,10 @@ _ECHOED: Mapping[str, Any] = {
     "user": None,
 }
 """Fields of a request that its response repeats, and what they are where it left them out."""
+
+_MESSAGE: Mapping[str, Any] = {"type": "message", "role": "assistant"}
+_IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+"""What the ids of items begin with, by their type."""
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -63,9 +67,9 @@ class ResponsesDialect:
         thought = thought_in(answer.message)
         if thought:
             stream.render(0, Delta(message={"reasoning_content": thought}))
-        calls = {"tool_calls": answer.message.get("tool_calls") or ()}
+        beside = {"refusal": refusal_in(answer.message), "tool_calls": answer.message.get("tool_calls") or ()}
         logprobs = tuple(answer.logprobs)
-        stream.render(0, Delta(answer.text, logprobs=logprobs, message=calls, finish_reason=answer.finish_reason))
+        stream.render(0, Delta(answer.text, logprobs=logprobs, message=beside, finish_reason=answer.finish_reason))
         stream.end(usage)
         return _encode(stream.response)
 
@@ -99,7 +103,7 @@ class ResponseStream:
         }
         self._events, self._is_begun = 0, False
         self._open: str | int | None = None
-        """What the open item is: "reasoning", "message", or the number of a tool call."""
+        """What the open item is: "reasoning", "message", "refusal", or the number of a tool call."""
         self._finish: str | None = None
 
     def __repr__(self) -> str:
@@ -116,16 +120,15 @@ class ResponseStream:
         """The events for one piece."""
         self._finish = delta.finish_reason or self._finish
         said = delta.message or {}
-        thought, calls = thought_in(said), said.get("tool_calls") or ()
-        if not (thought or delta.text or delta.logprobs or calls):
+        if not (delta.text or delta.logprobs or said.get("tool_calls") or thought_in(said) or refusal_in(said)):
             return b""
-        return b"".join([*self._begin(), *self._piece(delta, thought, calls)])
+        return b"".join([*self._begin(), *self._piece(delta, said)])
 
     def end(self, usage: Usage) -> bytes:
         """What closes the last item, and the whole response."""
-        events = [*self._begin(), *self._close()]
         reason = _INCOMPLETE.get(self._finish or "")
         status = "completed" if reason is None else "incomplete"
+        events = [*self._begin(), *self._close(status)]
         details = None if reason is None else {"reason": reason}
         self.response |= {"status": status, "incomplete_details": details, "usage": _usage(usage)}
         return b"".join(events) + self._event(f"response.{status}", response=self.response)
@@ -142,20 +145,24 @@ class ResponseStream:
             yield self._event("response.created", response=self.response)
             yield self._event("response.in_progress", response=self.response)
 
-    def _piece(self, delta: Delta, thought: str, calls: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-        if thought:
+    def _piece(self, delta: Delta, said: Mapping[str, Any]) -> Iterator[bytes]:
+        if thought := thought_in(said):
             reasoning = {"type": "reasoning_text", "text": ""}
             yield from self._switch("reasoning", {"type": "reasoning", "summary": [], "content": []}, reasoning)
             self._part["text"] += thought
             yield self._in_part("response.reasoning_text.delta", delta=thought)
         if delta.text or delta.logprobs:
             text = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            yield from self._switch("message", {"type": "message", "role": "assistant", "content": []}, text)
+            yield from self._switch("message", {**_MESSAGE, "content": []}, text)
             logprobs = [chat_logprob(one) for one in delta.logprobs]
             self._part["text"] += delta.text
             self._part["logprobs"] += logprobs
             yield self._in_part("response.output_text.delta", delta=delta.text, logprobs=logprobs)
-        for call in calls:
+        if refusal := refusal_in(said):
+            yield from self._switch("refusal", {**_MESSAGE, "content": []}, {"type": "refusal", "refusal": ""})
+            self._part["refusal"] += refusal
+            yield self._in_part("response.refusal.delta", delta=refusal)
+        for call in said.get("tool_calls") or ():
             yield from self._call(call)
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[bytes]:
@@ -173,7 +180,7 @@ class ResponseStream:
         yield from self._close()
         self._open = kind
         number = len(self.response["output"])
-        name = {"reasoning": "rs", "message": "msg"}.get(str(kind), "fc")
+        name = _IDS[item["type"]]
         item = {"id": f"{name}_{self.response['id'].removeprefix('resp_')}_{number}", **item, "status": "in_progress"}
         self.response["output"].append(item)
         yield self._event("response.output_item.added", output_index=number, item=item)
@@ -181,7 +188,7 @@ class ResponseStream:
             item["content"].append(part)
             yield self._in_part("response.content_part.added", part=part)
 
-    def _close(self) -> Iterator[bytes]:
+    def _close(self, status: str = "completed") -> Iterator[bytes]:
         if self._open is None:
             return
         item, self._open = self._item, None
@@ -191,11 +198,10 @@ class ResponseStream:
             yield self._in_item("response.function_call_arguments.done", **done)
         else:
             part = self._part
-            told = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-            name = "output_text" if item["type"] == "message" else "reasoning_text"
-            yield self._in_part(f"response.{name}.done", text=part["text"], **told)
+            told = {name: value for name, value in part.items() if name not in ("type", "annotations")}
+            yield self._in_part(f"response.{part['type']}.done", **told)
             yield self._in_part("response.content_part.done", part=part)
-        item["status"] = "completed"
+        item["status"] = status
         yield self._event("response.output_item.done", output_index=self._number, item=item)
 
     @property

@@ -16,6 +16,7 @@ class Part(msgspec.Struct):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
     image_url: str | None = None
     detail: str | None = None
     filename: str | None = None

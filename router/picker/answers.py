@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from backends.anthropic_answer import AnthropicAnswer
-from backends.embeddings import EMBEDDINGS_PATH, EmbeddingsAnswer
 from backends.http import Answer
 from backends.openai_answer import OpenAIAnswer
 from backends.openai_errors import error_in_stream
+from backends.pooled import POOLED, PooledAnswer
 from backends.sse import SseDecoder
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Request, Usage
@@ -28,8 +28,8 @@ _ENDS = {"response.completed": "stop", "response.incomplete": "length"}
 
 def reader_of(path: str, backend: str, request: Request, *, is_streamed: bool) -> Answer:
     """What reads the 200 of `backend` to a request to `path`, as server-sent events or whole."""
-    if path == EMBEDDINGS_PATH:
-        return EmbeddingsAnswer(backend, prompt_tokens=request.prompt_tokens)
+    if path in POOLED:
+        return PooledAnswer(backend, path, prompt_tokens=request.prompt_tokens)
     if path == MESSAGES_PATH and is_streamed:
         return AnthropicAnswer(backend)
     if path == RESPONSES_PATH and is_streamed:

@@ -24,7 +24,8 @@ from router.gateway import Gateway
 from router.identify import identify, key_in
 from router.inbound.dialect import Dialect
 from router.inbound.dialects import DIALECTS
-from router.inbound.http import INLINE_BYTES, model_entry
+from router.inbound.http import INLINE_BYTES
+from router.inbound.models import model_entry
 from router.inbound.openai_dialect import openai_failure
 from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.reading import decode

@@ -97,6 +97,53 @@ def test_a_conversation_with_tools_says_the_same_in_anthropics_words() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("web_search_options", {"a": 1}), ("functions", [{"name": "f"}]), ("mirostat", 2)]
+)
+def test_what_anthropic_does_not_know_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"does not know `{name}`") as failure:
+        translated({name: value})
+    assert failure.value.param == name
+
+
+def test_what_is_idle_is_left_out_and_anthropics_own_words_go_through() -> None:
+    idle = {"verbosity": "low", "prediction": {"type": "content"}, "store": True, "web_search_options": None}
+    own = {"thinking": {"type": "adaptive"}, "container": "c", "mcp_servers": [{"name": "x"}]}
+    assert translated({**idle, **own}) == {**translated({}), **own}
+
+
+@pytest.mark.parametrize(
+    ("tier", "said"),
+    [("auto", "auto"), ("default", "standard_only"), ("standard_only", "standard_only"), ("flex", None), (None, None)],
+)
+def test_tiers_of_service_have_anthropics_names(tier: str | None, said: str | None) -> None:
+    assert translated({"service_tier": tier}).get("service_tier") == said
+
+
+@pytest.mark.parametrize(
+    ("effort", "said"),
+    [
+        ("low", {"output_config": {"effort": "low"}}),
+        ("minimal", {"output_config": {"effort": "low"}}),
+        ("xhigh", {"output_config": {"effort": "xhigh"}}),
+        ("none", {"thinking": {"type": "disabled"}}),
+    ],
+)
+def test_efforts_have_anthropics_names(effort: str, said: dict[str, Any]) -> None:
+    assert translated({"reasoning_effort": effort}) == {**translated({}), **said}
+
+
+def test_a_tool_that_is_strict_is_so_at_anthropic() -> None:
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+    assert translated({"tools": [strict]})["tools"][0]["strict"] is True
+
+
+def test_a_choice_of_several_tools_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        translated({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}})
+    assert failure.value.param == "tool_choice"
+
+
 def test_images_and_files_are_blocks() -> None:
     parts = [
         {"type": "text", "text": "Look:"},
@@ -191,9 +238,17 @@ async def test_key_and_version_are_in_headers() -> None:
     assert "authorization" not in headers
 
 
+async def test_a_client_of_its_dialect_speaks_the_version_that_it_names() -> None:
+    own = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "x-1"}
+    async with a_backend(version="2026-10-21") as (backend, server):
+        await everything(backend, prompt=Prompt(body=own, anthropic_body=own, headers=headers))
+    assert server.received[0].headers.items() >= headers.items()
+
+
 async def test_errors_mean_what_they_say() -> None:
     async with a_backend(AnthropicServer(key="k"), key="x") as (backend, server):
-        with pytest.raises(BackendRefused, match="does not let the router in"):
+        with pytest.raises(BackendFailed, match="does not let the router in"):
             await everything(backend)
         server.key, server.is_busy = None, True
         with pytest.raises(Overloaded) as busy:

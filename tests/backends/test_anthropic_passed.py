@@ -14,7 +14,7 @@ from backends.anthropic import Anthropic
 from backends.anthropic_answer import AnthropicAnswer
 from backends.anthropic_passed import PassedMessage, PassedWholeMessage
 from backends.http import Answer
-from backends.openai_passed import MOST_HELD_BYTES
+from backends.passed_blocks import MOST_HELD_BYTES
 from policies.errors import BackendFailed, Overloaded
 from policies.nouns import Delta, Prompt, Usage
 from tests.backends.parts import a_request, everything

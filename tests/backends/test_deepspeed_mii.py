@@ -8,7 +8,7 @@ import pytest
 
 from backends.deepspeed_mii import DeepSpeedMII
 from backends.openai_compatible import OpenAIOptions
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, InvalidRequest
+from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Prompt, Sampling, Usage
 from tests.backends.parts import a_request, everything
 from tests.standins.deepspeed_mii import MIIServer
@@ -62,7 +62,7 @@ async def test_a_prompt_that_would_break_the_answer_off_is_refused_where_the_con
 
 async def test_a_model_or_key_that_is_wrong_and_a_server_that_is_ill() -> None:
     async with a_backend(MIIServer(key="k")) as (backend, server):
-        with pytest.raises(BackendRefused):
+        with pytest.raises(BackendFailed):
             await everything(backend)
         server.key = None
         with pytest.raises(InvalidRequest, match="not found"):

@@ -30,8 +30,8 @@ DELTAS = [
 ]
 
 
-def read(data: bytes, *, is_cumulative: bool = True, size: int = 1 << 20) -> list[Delta]:
-    answer = GenerateAnswer("b", is_cumulative=is_cumulative, error_of=flat_error)
+def read(data: bytes, *, is_cumulative: bool = True, size: int = 1 << 20, choices: int = 1) -> list[Delta]:
+    answer = GenerateAnswer("b", is_cumulative=is_cumulative, choices=choices, error_of=flat_error)
     deltas = [delta for at in range(0, len(data), size) for delta in answer.feed(data[at : at + size])]
     return deltas + list(answer.end())
 
@@ -72,9 +72,16 @@ def test_choices_do_not_mix_and_their_tokens_are_counted_together() -> None:
         meta = {"prompt_tokens": 2, "completion_tokens": len(text), "cached_tokens": index}
         return event({"index": index, "text": text, "output_ids": [7] * len(text), "meta_info": meta})
 
-    deltas = read(said(0, "a") + said(1, "x") + said(1, "xy") + said(0, "ab") + b"data: [DONE]\n\n")
+    deltas = read(said(0, "a") + said(1, "x") + said(1, "xy") + said(0, "ab") + b"data: [DONE]\n\n", choices=2)
     assert [(delta.choice, delta.text) for delta in deltas[:-1]] == [(0, "a"), (1, "x"), (1, "y"), (0, "b")]
     assert deltas[-1].usage == Usage(2, 4, 1)
+
+
+@pytest.mark.parametrize(("matched", "stop"), [("END", "END"), (151645, None), (None, None)])
+def test_the_stop_that_ended_a_choice_is_told(matched: object, stop: str | None) -> None:
+    meta = {"prompt_tokens": 2, "completion_tokens": 1, "finish_reason": {"type": "stop", "matched": matched}}
+    (last, _) = read(event({"text": "", "output_ids": [], "meta_info": meta}) + b"data: [DONE]\n\n")
+    assert (last.finish_reason, last.stop) == ("stop", stop)
 
 
 ABORT = {"text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": "abort", "message": "gone"}}}

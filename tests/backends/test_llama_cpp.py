@@ -10,7 +10,7 @@ from backends.base import Load
 from backends.llama_cpp import LlamaCpp, completion_body, load_of_slots
 from backends.openai_chunks import deltas_of
 from backends.openai_compatible import OpenAIOptions
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, InvalidRequest
+from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Prompt, Sampling, TokenLogprob, Usage
 from shards.wire.translate import pack_ids
 from tests.backends.parts import a_prompt, a_request, everything, text_of
@@ -147,7 +147,7 @@ async def test_llama_cpp_pythons_server_is_spoken_to_in_openais_dialect_alone() 
 
 async def test_a_wrong_key_is_told() -> None:
     async with a_backend(LlamaCppServer(key="right"), key="wrong") as (backend, _):
-        with pytest.raises(BackendRefused, match="let the router in"):
+        with pytest.raises(BackendFailed, match="let the router in"):
             await everything(backend, prompt=a_prompt(body=None))
 
 

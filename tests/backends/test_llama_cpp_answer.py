@@ -52,6 +52,12 @@ def test_each_way_to_stop_has_openais_word(stop_type: str | None, finish: str) -
     assert read(event(last)) == [Delta(finish_reason=finish), Delta(usage=Usage(4, 1))]
 
 
+def test_the_word_that_stopped_it_is_told() -> None:
+    last = {"content": "", "stop": True, "stop_type": "word", "stopping_word": "END"}
+    (end, _) = read(event({**last, "tokens_evaluated": 4, "tokens_predicted": 1}))
+    assert (end.finish_reason, end.stop) == ("stop", "END")
+
+
 def test_before_the_cache_was_told_it_is_what_was_not_computed() -> None:
     last = {"content": "", "stop": True, "tokens_evaluated": 40, "tokens_predicted": 1, "timings": {"prompt_n": 8}}
     assert read(event(last))[-1] == Delta(usage=Usage(40, 1, 32))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from backends.embeddings import EMBEDDINGS_PATH
 from backends.openai import OpenAI, OpenAIAPIOptions
-from policies.errors import BackendFailed, BackendRefused, InvalidRequest
+from backends.pooled import EMBEDDINGS_PATH
+from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Prompt, Sampling
 from tests.backends.parts import a_request, everything, text_of
 from tests.standins.openai import OpenAIAPI
@@ -90,9 +90,9 @@ async def test_who_pays_there_is_said_in_headers() -> None:
     assert (headers["openai-organization"], headers["openai-project"]) == ("org", "proj")
 
 
-async def test_a_wrong_key_is_nothing_that_another_try_mends() -> None:
+async def test_a_wrong_key_is_told() -> None:
     async with a_backend(OpenAIAPI(key="k"), key="x") as (backend, _):
-        with pytest.raises(BackendRefused, match="does not let the router in"):
+        with pytest.raises(BackendFailed, match="does not let the router in"):
             await everything(backend)
 
 

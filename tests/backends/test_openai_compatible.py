@@ -219,7 +219,7 @@ async def test_a_body_that_is_no_json_is_the_clients_mistake() -> None:
         (400, {"object": "error", "message": "This model's maximum context length is 10"}, ContextExceeded, "is 10"),
         (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}, ContextExceeded, "too long"),
         (404, {"error": {"message": "no such model"}}, BackendRefused, "no such model"),
-        (401, {"error": "who are you"}, BackendRefused, "who are you"),
+        (403, {"error": "who are you"}, BackendRefused, "who are you"),
         (413, "too big", BackendRefused, "too big"),
         (429, {"error": {"message": "slow down"}}, Overloaded, "slow down"),
         (503, {"error": {"message": "full"}}, Overloaded, "full"),

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from backends.http import Answer
 from backends.openai_answer import OpenAIAnswer
-from backends.openai_passed import MOST_HELD_BYTES, Ear, GatheredWhole, PassedStream, PassedWhole
+from backends.openai_passed import Ear, GatheredWhole, PassedStream, PassedWhole
+from backends.passed_blocks import MOST_HELD_BYTES
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
-from policies.nouns import Delta, Usage
+from policies.nouns import Delta, Sampling, Usage
 from tests.backends.parts import a_request
 from tests.backends.upstream import DONE, event, said, used
 
@@ -27,8 +28,12 @@ COMMENT = b": working\n\n"
 STREAM = (ROLE, COMMENT, PIECE, PIECE, CALL, COMMENT, END, used(5, 3, cached=2), DONE)
 
 
-def a_stream(shown_model: str | None = None, *, shows_usage: bool = False) -> PassedStream:
-    return PassedStream(Ear("up", a_request(prompt_tokens=9), shown_model=shown_model), shows_usage=shows_usage)
+def an_ear(choices: int = 1, **fields: Any) -> Ear:
+    return Ear("up", a_request(prompt_tokens=9, sampling=Sampling(choices=choices)), **fields)
+
+
+def a_stream(shown_model: str | None = None, *, shows_usage: bool = False, choices: int = 1) -> PassedStream:
+    return PassedStream(an_ear(choices, shown_model=shown_model), shows_usage=shows_usage)
 
 
 def heard(answer: Answer, pieces: Iterable[bytes]) -> list[Delta]:
@@ -81,7 +86,7 @@ CHUNKS = st.fixed_dictionaries(
 @given(st.lists(CHUNKS, max_size=6))
 def test_what_is_accounted_is_what_is_when_an_answer_is_taken_apart(chunks: list[dict[str, Any]]) -> None:
     pieces = [*map(event, chunks), DONE]
-    passed = heard(a_stream(shows_usage=True), pieces)
+    passed = heard(a_stream(shows_usage=True, choices=8), pieces)
     apart = heard(OpenAIAnswer("up", a_request(prompt_tokens=9), is_streamed=True, most_choices=8), pieces)
     assert passed[-1].usage == apart[-1].usage
     assert [(one.choice, one.finish_reason) for one in passed if one.finish_reason] == [
@@ -169,7 +174,7 @@ WHOLE = (
 
 
 def test_a_whole_answer_goes_through_whole_and_tells_nothing_of_its_first_token() -> None:
-    answer = PassedWhole(Ear("up", a_request()))
+    answer = PassedWhole(an_ear(2))
     assert heard(answer, cut(WHOLE, [3, 50])) == [
         Delta(choice=1, body=WHOLE, finish_reason="length", is_whole=True, tokens=6),
         Delta(choice=0, finish_reason="stop"),
@@ -178,7 +183,7 @@ def test_a_whole_answer_goes_through_whole_and_tells_nothing_of_its_first_token(
 
 
 def test_a_whole_answer_has_the_clients_name_of_the_model() -> None:
-    body = heard(PassedWhole(Ear("up", a_request(), shown_model="mine")), [WHOLE])[0].body
+    body = heard(PassedWhole(an_ear(2, shown_model="mine")), [WHOLE])[0].body
     assert body == WHOLE.replace(b'"m"', b'"mine"')
 
 
@@ -227,6 +232,44 @@ def test_tool_calls_add_up_where_a_server_says_null_for_none() -> None:
     assert choice["message"]["tool_calls"] == [{"id": "c", "type": "function", "function": call["function"]}]
 
 
+def test_lists_that_come_in_pieces_add_up_like_texts() -> None:
+    first = {"index": 0, "delta": {"content": "a", "annotations": [1], "details": []}, "token_ids": [5]}
+    chunks = [
+        {"prompt_token_ids": [1, 2], "choices": [{**first, "logprobs": None}]},
+        {"choices": [{"index": 0, "delta": {"content": "b", "details": [{"n": 1}]}, "token_ids": [6, 7]}]},
+        {"choices": [{"index": 0, "delta": {"annotations": [2]}, "token_ids": None, "finish_reason": "stop"}]},
+    ]
+    deltas = heard(GatheredWhole(Ear("up", a_request())), [*map(event, chunks), DONE])
+    (body,) = [json.loads(delta.body) for delta in deltas if delta.body]
+    (choice,) = body["choices"]
+    assert (body["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [5, 6, 7])
+    assert choice["message"] == {"role": "assistant", "content": "ab", "annotations": [1, 2], "details": [{"n": 1}]}
+
+
+def test_blocks_of_thinking_that_are_told_anew_are_not_told_twice() -> None:
+    one, two = {"type": "thinking", "signature": "1"}, {"type": "thinking", "signature": "2"}
+    pieces = [said(thinking_blocks=[one]), said("a", thinking_blocks=[one, two]), DONE]
+    body = next(delta.body for delta in heard(GatheredWhole(Ear("up", a_request())), pieces) if delta.body)
+    assert json.loads(body)["choices"][0]["message"]["thinking_blocks"] == [one, two]
+
+
+@pytest.mark.parametrize("index", [1, -1, 7])
+def test_an_answer_that_nobody_asked_for_is_nonsense(index: int) -> None:
+    whole = {"choices": [{"index": index, "message": {"content": "a"}, "finish_reason": "stop"}]}
+    for answer, data in (
+        (a_stream(), said("a", index=index)),
+        (GatheredWhole(Ear("up", a_request())), said("a", index=index)),
+        (PassedWhole(Ear("up", a_request())), json.dumps(whole).encode()),
+    ):
+        with pytest.raises(BackendFailed, match=f"answer {index} where 1"):
+            heard(answer, [data])
+
+
+def test_a_stream_without_a_choice_adds_up_to_no_answer() -> None:
+    with pytest.raises(BackendFailed, match="without an answer"):
+        heard(GatheredWhole(Ear("up", a_request())), [used(1, 0), DONE])
+
+
 def test_chunks_add_up_to_what_the_server_would_have_answered_whole() -> None:
     call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}
     more = {"index": 0, "function": {"arguments": ": 1}"}}
@@ -241,7 +284,7 @@ def test_chunks_add_up_to_what_the_server_would_have_answered_whole() -> None:
         top | {"choices": [{"index": 1, "delta": {}, "finish_reason": "tool_calls"}], "service_tier": "flex"},
         top | {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "vendor": 1}},
     ]
-    deltas = heard(GatheredWhole(Ear("up", a_request(), shown_model="mine")), [*map(event, chunks), DONE])
+    deltas = heard(GatheredWhole(an_ear(2, shown_model="mine")), [*map(event, chunks), DONE])
     assert sum(delta.tokens for delta in deltas) == 4
     (body,) = [delta.body for delta in deltas if delta.body]
     assert json.loads(body) == {

@@ -10,7 +10,7 @@ from backends.base import Load
 from backends.openai_chunks import deltas_of
 from backends.openai_compatible import OpenAIOptions
 from backends.tabby import Tabby
-from policies.errors import BackendFailed, BackendRefused, ContextExceeded, InvalidRequest
+from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Prompt, Sampling, TokenLogprob, Usage
 from shards.wire.translate import pack_ids
 from tests.backends.parts import a_prompt, a_request, everything, text_of
@@ -121,7 +121,7 @@ async def test_a_prompt_that_is_too_long_and_a_wrong_key_are_told() -> None:
         with pytest.raises(ContextExceeded):
             await everything(backend)
         server.key = "right"
-        with pytest.raises(BackendRefused, match="let the router in"):
+        with pytest.raises(BackendFailed, match="let the router in"):
             await everything(backend)
 
 

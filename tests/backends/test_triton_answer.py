@@ -97,6 +97,8 @@ def a_broken(field: str) -> kserve.ModelInferResponse:
     response = a_response("hé")
     if field == "length":
         response.raw_output_contents[0] = b"\xff\xff\xff\x7fhi"
+    elif field == "half a length":
+        response.raw_output_contents[0] = b"\xff"
     elif field == "empty":
         response.raw_output_contents[0] = b""
     else:
@@ -104,7 +106,7 @@ def a_broken(field: str) -> kserve.ModelInferResponse:
     return response
 
 
-@pytest.mark.parametrize("field", ["length", "empty", "count"])
+@pytest.mark.parametrize("field", ["length", "half a length", "empty", "count"])
 def test_tensors_that_cannot_be_read_are_a_failure(field: str) -> None:
     with pytest.raises(BackendFailed, match="cannot be read"):
         heard_of("b", TritonText(a_request(), is_cumulative=False), a_broken(field))

@@ -2,7 +2,7 @@ import pytest
 
 from policies import filters
 from policies.compose import Filter
-from policies.nouns import BackendView, Decision, Request
+from policies.nouns import BackendView, Capability, Decision, Request
 from tests.policies.builders import a_backend, a_request
 
 
@@ -20,6 +20,12 @@ from tests.policies.builders import a_backend, a_request
         (filters.fits_context(), a_request(prompt_tokens=90, max_new_tokens=10), a_backend(context_tokens=100), True),
         (filters.fits_context(), a_request(prompt_tokens=91, max_new_tokens=10), a_backend(context_tokens=100), False),
         (filters.fits_context(), a_request(prompt_tokens=10**9), a_backend(context_tokens=None), True),
+        (
+            filters.fits_context(),
+            a_request(prompt_tokens=10**6, needs=frozenset({Capability.EMBEDDINGS})),
+            a_backend(context_tokens=100),
+            True,
+        ),
         (filters.has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=100, running=1), False),
         (filters.has_room(), a_request(prompt_tokens=101), a_backend(free_tokens=100, running=1, held_tokens=1), True),
         (filters.has_room(tokens=1), a_request(prompt_tokens=100), a_backend(free_tokens=100, waiting=1), False),

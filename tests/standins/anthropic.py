@@ -38,7 +38,7 @@ class AnthropicServer(StandIn):
     def refusal(self, request: web.Request, body: Mapping[str, Any], tokens: int) -> web.Response | None:
         if self.key and request.headers.get("x-api-key") != self.key:
             return self.error(401, "authentication_error", "invalid x-api-key")
-        if request.headers.get("anthropic-version") != "2023-06-01":
+        if request.headers.get("anthropic-version") not in ("2023-06-01", "2026-10-21"):
             return self.error(400, "invalid_request_error", "anthropic-version: header is required")
         if self.is_busy:
             return self.error(529, "overloaded_error", "Overloaded", **{"Retry-After": "3"})

@@ -26,6 +26,7 @@ class OpenAIServer(StandIn):
             web.post("/v1/chat/completions", self.complete),
             web.post("/v1/completions", self.complete),
             web.post("/v1/embeddings", self.embed),
+            web.post("/v1/rerank", self.rerank),
         )
 
     async def list_models(self, request: web.Request) -> web.Response:
@@ -95,6 +96,17 @@ class OpenAIServer(StandIn):
         data = [{"object": "embedding", "index": at, "embedding": [float(at), 0.5]} for at in range(len(texts))]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return web.json_response({"object": "list", "data": data, "model": body["model"], "usage": usage})
+
+    async def rerank(self, request: web.Request) -> web.StreamResponse:
+        body = await self.seen(request)
+        tokens = sum(map(tokens_in, (body["query"], *body["documents"])))
+        refusal = self.refusal(body, tokens)
+        if refusal is not None:
+            return refusal
+        results = [{"index": at, "relevance_score": 1 / (1 + at)} for at in range(len(body["documents"]))]
+        return web.json_response(
+            {"id": "r", "model": body["model"], "usage": {"total_tokens": tokens}, "results": results}
+        )
 
     async def _stream(self, request: web.Request, body: Mapping[str, Any], prompt_tokens: int) -> web.StreamResponse:
         reply, drawn = await self.begin(request), 0

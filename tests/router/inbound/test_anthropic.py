@@ -17,7 +17,7 @@ from policies.nouns import Capability, Delta, Usage
 from router.ask import Chat
 from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, messages_ask
 from tests.router.inbound.test_openai import anything, scalars
-from tests.router.parts import KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer
+from tests.router.parts import CONTEXT_TOKENS, KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer
 
 WEATHER = {"name": "weather", "description": "Tells it.", "input_schema": {"type": "object", "properties": {}}}
 
@@ -90,6 +90,29 @@ def test_a_conversation_with_tools_says_the_same_in_openais_words() -> None:
     assert (body["tool_choice"], body["parallel_tool_calls"]) == ("required", False)
     assert (body["stop"], body["temperature"], body["top_k"], body["user"]) == (["END"], 0.5, 4, "u1")
     assert body["max_tokens"] == 100
+
+
+def test_what_is_not_of_this_api_reaches_other_backends_too_but_for_hints() -> None:
+    beyond = {"min_p": 0.1, "seed": 7, "vendor": {"a": [1]}, "mcp_servers": [{"name": "x"}]}
+    hints = {"service_tier": "auto", "context_management": {"edits": []}, "cache_control": {"type": "ephemeral"}}
+    body = an_openai_body(**beyond, **hints)
+    assert body == {"model": MODEL, "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}], **beyond}
+
+
+@pytest.mark.parametrize("name", ["n", "logprobs", "response_format", "max_completion_tokens"])
+def test_words_of_openais_chats_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        an_openai_body(**{name: 2})
+    assert failure.value.param == name
+
+
+def test_rules_see_whose_message_it_is() -> None:
+    assert messages_ask(a_message(metadata={"user_id": "u"}), {}).metadata == {"user_id": "u"}
+
+
+def test_a_tool_that_is_strict_stays_so() -> None:
+    (tool,) = an_openai_body(tools=[{**WEATHER, "strict": True}])["tools"]
+    assert tool["function"]["strict"] is True
 
 
 @pytest.mark.parametrize(
@@ -282,6 +305,32 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
     assert backend.prompts[1].anthropic_body == {**a_message(messages=history, tools=[WEATHER]), "stream": True}
 
 
+async def test_what_an_anthropic_backend_must_be_told_in_headers_goes_with_the_prompt() -> None:
+    backend = ScriptedBackend()
+    said = {"anthropic-beta": "context-management-2025-06-27,x-1", "anthropic-version": "2023-06-01"}
+    async with a_router(backend) as router, a_client(router) as client:
+        await client.answer(MESSAGES_PATH, a_message(), headers={**said, "anthropic-other": "no"})
+        await client.answer(MESSAGES_PATH, a_message())
+    assert [prompt.headers for prompt in backend.prompts] == [said, {}]
+
+
+@pytest.mark.parametrize("finish", ["stop", "content_filter"])
+async def test_what_openais_models_say_to_refuse_is_text_and_a_refusal(finish: str) -> None:
+    script: list[Any] = [
+        Delta(message={"refusal": "I can"}),
+        Delta(message={"refusal": "not."}),
+        Delta(finish_reason=finish, usage=Usage(1, 2)),
+    ]
+    backend = ScriptedBackend(scripts=[list(script), list(script)])
+    async with a_router(backend) as router, official(router.http_url) as client:
+        whole = await client.messages.create(**a_message())
+        async with client.messages.stream(**a_message()) as stream:
+            streamed = await stream.get_final_message()
+    for said in (whole, streamed):
+        assert [(block.type, getattr(block, "text", "")) for block in said.content] == [("text", "I cannot.")]
+        assert said.stop_reason == "refusal"
+
+
 async def test_message_start_tells_how_long_the_prompt_is() -> None:
     async with a_router() as router, a_client(router) as client:
         async with client.post(MESSAGES_PATH, a_message(stream=True)) as reply:
@@ -370,8 +419,22 @@ async def test_wrong_keys_models_and_routes_are_answered_in_anthropics_shape() -
                 await known.messages.create(**a_message(model="tinny"))
         async with client.get(MESSAGES_PATH) as reply:
             assert (reply.status, (await reply.json())["type"]) == (405, "error")
+        status, body = await client.answer(f"{MESSAGES_PATH}/batches", a_message())
+        assert (status, body["error"]["type"]) == (404, "not_found_error")
         status, body = await client.answer(MESSAGES_PATH, data=b"{")
         assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_the_official_client_lists_models_and_finds_one() -> None:
+    async with a_router() as router, official(router.http_url) as client:
+        listed = [model async for model in await client.models.list()]
+        one = await client.models.retrieve(MODEL)
+        for model in (*listed, one):
+            assert (model.type, model.id, model.display_name) == ("model", MODEL, MODEL)
+            assert model.max_input_tokens == CONTEXT_TOKENS
+        with pytest.raises(anthropic.NotFoundError) as failure:
+            await client.models.retrieve("other")
+    assert failure.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:

@@ -9,7 +9,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 
-from backends.embeddings import EMBEDDINGS_PATH
+from backends.pooled import EMBEDDINGS_PATH
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Delta, Usage
 from router.inbound.embeddings import embeddings_ask
@@ -65,6 +65,12 @@ async def test_a_batch_is_one_request_that_needs_embeddings() -> None:
     (request,) = backend.requests
     assert request.needs == {Capability.EMBEDDINGS}
     assert (request.prompt_tokens, request.max_new_tokens) == (102, 1)
+
+
+async def test_texts_that_fit_one_by_one_may_together_be_longer_than_a_context() -> None:
+    async with a_router(an_embedder()) as router, a_client(router) as client:
+        status, _ = await client.answer(EMBEDDINGS_PATH, a_body(["a word " * 100] * 100))
+    assert status == 200
 
 
 async def test_a_backend_that_answers_without_embeddings_has_failed() -> None:

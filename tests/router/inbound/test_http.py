@@ -380,6 +380,28 @@ async def test_a_body_that_does_not_decompress_is_the_clients_mistake() -> None:
         assert status == 400
 
 
+@pytest.mark.parametrize("encoding", ["compress", "gzip, gzip"])
+async def test_an_encoding_that_nobody_here_reads_is_named(encoding: str) -> None:
+    async with a_router() as router, a_client(router) as client:
+        status, body = await client.answer(CHAT, data=b"{}", headers={"content-encoding": encoding})
+    assert status == 400
+    assert (encoding in body["error"]["message"], "gzip" in body["error"]["hint"]) == (True, True)
+
+
+async def test_a_byte_order_mark_is_no_part_of_a_body() -> None:
+    backend = ScriptedBackend(speaks_tokens=False)
+    async with a_router(backend) as router, a_client(router) as client:
+        status, _ = await client.answer(CHAT, data=b"\xef\xbb\xbf" + json.dumps(a_chat()).encode())
+    assert status == 200
+    assert backend.prompts[0].verbatim == json.dumps(a_chat()).encode()
+
+
+async def test_a_page_of_an_unknown_path_says_so_with_its_status() -> None:
+    async with a_router() as router, a_client(router) as client:
+        status, body = await client.answer("/chat/completions", a_chat())
+    assert (status, CHAT in body["error"]["message"]) == (404, True)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/nothing", 404), ("GET", CHAT, 405), ("PUT", "/v1/models", 405)]
 )

@@ -105,6 +105,19 @@ def with_parts(*parts: dict[str, Any]) -> Ask:
     return chat_ask(a_chat(messages=[{"role": "user", "content": list(parts)}]))
 
 
+def test_a_refusal_is_text_of_the_conversation() -> None:
+    part = {"type": "refusal", "refusal": "No."}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [part]},
+        {"role": "assistant", "content": None, "refusal": "Never."},
+        {"role": "user", "content": "b"},
+    ]
+    (chat,) = chat_ask(a_chat(messages=messages)).inputs
+    assert isinstance(chat, Chat)
+    assert [message["content"] for message in chat.messages] == ["a", "No.", "Never.", "b"]
+
+
 @pytest.mark.parametrize("kind", sorted(MEDIA_PARTS))
 def test_what_is_no_text_needs_a_backend_that_sees_and_hears(kind: str) -> None:
     ask = with_parts({"type": "text", "text": "Look:"}, {"type": kind, kind: {"url": "x"}})
@@ -135,6 +148,11 @@ def test_tools_reach_the_template_unless_they_may_not_be_chosen() -> None:
         (chat,) = chat_ask(a_chat(tools=tools, tool_choice=choice)).inputs
         assert isinstance(chat, Chat)
         assert chat.tools == expected
+
+
+def test_no_alternatives_need_no_logprobs() -> None:
+    ask = chat_ask(a_chat(top_logprobs=0))
+    assert (ask.sampling.top_logprobs, ask.needs) == (None, frozenset())
 
 
 def test_sampling_takes_every_field() -> None:

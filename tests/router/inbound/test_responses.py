@@ -10,6 +10,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.responses import ResponseOutputMessage
 
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Delta, TokenLogprob, Usage
@@ -49,6 +50,28 @@ def test_a_text_with_instructions_is_a_chat() -> None:
         "temperature": 0.5,
         "user": "u",
     }
+
+
+def test_what_is_not_of_this_api_reaches_the_backend_all_the_same() -> None:
+    beyond = {"top_k": 5, "seed": 7, "service_tier": "flex", "prompt_cache_key": "k", "vendor": {"a": [1]}}
+    idle = {"truncation": "auto", "max_tool_calls": 3, "stream_options": {"include_obfuscation": False}, "store": True}
+    body = a_chat_body(**beyond, **idle, metadata={"a": "b"})
+    assert body == {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **beyond}
+
+
+def test_rules_see_the_metadata_of_a_response() -> None:
+    assert responses_ask(a_body(metadata={"team": "red"}), {}).metadata == {"team": "red"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [("max_tokens", 5, "max_output_tokens"), ("messages", [], "input"), ("n", 2, "several calls")],
+)
+def test_words_of_chats_are_refused_with_what_to_say_instead(name: str, value: Any, instead: str) -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        responses_ask(a_body(**{name: value}), {})
+    assert failure.value.param == name
+    assert instead in failure.value.hint
 
 
 def test_items_of_one_turn_become_one_message() -> None:
@@ -225,6 +248,33 @@ async def test_an_answer_that_was_cut_short_is_incomplete(finish: str, reason: s
     for said in (whole, events[-1].response):
         assert said.incomplete_details is not None
         assert (said.status, said.incomplete_details.reason) == ("incomplete", reason)
+        assert [one.status for one in said.output] == ["incomplete"]  # type: ignore[union-attr]
+
+
+async def test_a_refusal_is_a_part_of_its_own_and_comes_back_as_text() -> None:
+    script: list[Any] = [
+        Delta(message={"refusal": "I can"}),
+        Delta(message={"refusal": "not."}),
+        Delta(finish_reason="stop", usage=Usage(1, 2)),
+    ]
+    backend = ScriptedBackend(scripts=[list(script), list(script), an_answer("Well")])
+    async with a_router(backend) as router, official(router.http_url) as client:
+        whole = await client.responses.create(**a_body())
+        async with client.responses.stream(**a_body()) as stream:
+            events = [event async for event in stream]
+            streamed = await stream.get_final_response()
+        for said in (whole, streamed):
+            (message,) = said.output
+            assert isinstance(message, ResponseOutputMessage)
+            assert [part.to_dict() for part in message.content] == [{"type": "refusal", "refusal": "I cannot."}]
+        history: list[Any] = [{"role": "user", "content": "hi"}, *(one.to_dict() for one in whole.output)]
+        await client.responses.create(model=MODEL, input=[*history, {"role": "user", "content": "why?"}])
+    deltas = [event.delta for event in events if event.type == "response.refusal.delta"]
+    assert deltas == ["I can", "not."]
+    assert [event.refusal for event in events if event.type == "response.refusal.done"] == ["I cannot."]
+    body = backend.prompts[2].body
+    assert body is not None
+    assert body["messages"][1] == {"role": "assistant", "content": "I cannot."}
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_and_a_failed_response() -> None:

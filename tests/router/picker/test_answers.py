@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.anthropic_answer import AnthropicAnswer
-from backends.embeddings import EmbeddingsAnswer
 from backends.openai_answer import OpenAIAnswer
+from backends.pooled import PooledAnswer
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
 from router.picker.answers import ResponseEvents, WholeAnswer, reader_of
@@ -99,7 +99,7 @@ def test_a_whole_answer_is_bounded() -> None:
     [
         ("/v1/chat/completions", True, OpenAIAnswer),
         ("/v1/completions", False, OpenAIAnswer),
-        ("/v1/embeddings", False, EmbeddingsAnswer),
+        ("/v1/embeddings", False, PooledAnswer),
         ("/v1/messages", True, AnthropicAnswer),
         ("/v1/messages", False, WholeAnswer),
         ("/v1/responses", True, ResponseEvents),

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from backends.embeddings import EMBEDDINGS_PATH, EmbeddingsAnswer
 from backends.openai_compatible import OpenAICompatible, OpenAIOptions
-from backends.vllm import VLLM
+from backends.pooled import EMBEDDINGS_PATH, RERANK_PATH, SCORE_PATH, PooledAnswer
+from backends.vllm import VLLM, VLLMOptions
 from policies.errors import BackendFailed, InvalidRequest, Overloaded
 from policies.nouns import Delta, Prompt, Usage
 from tests.backends.parts import a_request, everything
@@ -19,8 +19,8 @@ BODY: dict[str, Any] = {"model": "ours", "input": ["a", "bc"], "encoding_format"
 REPLY = b'{"object":"list","data":[{"index":0,"embedding":[0.10,-1e-3]}],"usage":{"prompt_tokens":3},"x":1}'
 
 
-def read(data: bytes, size: int = 1 << 20, **options: Any) -> list[Delta]:
-    answer = EmbeddingsAnswer("b", prompt_tokens=5, **options)
+def read(data: bytes, size: int = 1 << 20, path: str = EMBEDDINGS_PATH, **options: Any) -> list[Delta]:
+    answer = PooledAnswer("b", path, prompt_tokens=5, **options)
     deltas = [delta for at in range(0, len(data), size) for delta in answer.feed(data[at : at + size])]
     return deltas + list(answer.end())
 
@@ -38,6 +38,14 @@ def test_a_server_that_tells_no_usage_used_what_the_prompt_has() -> None:
 def test_nonsense_is_a_failure_of_the_backend(data: bytes) -> None:
     with pytest.raises(BackendFailed, match="nonsense"):
         read(data)
+
+
+@pytest.mark.parametrize(("path", "name"), [(RERANK_PATH, "results"), (SCORE_PATH, "data")])
+def test_scores_are_one_delta_too_and_may_tell_their_total_alone(path: str, name: str) -> None:
+    reply = json.dumps({"id": "x", name: [{"index": 0, "relevance_score": 0.5}], "usage": {"total_tokens": 9}}).encode()
+    assert read(reply, path=path) == [Delta(body=reply, usage=Usage(9))]
+    with pytest.raises(BackendFailed, match=f"instead of `{name}`"):
+        read(b'{"other": []}', path=path)
 
 
 def test_a_reply_has_a_bound() -> None:
@@ -65,6 +73,19 @@ async def test_fields_that_are_the_routers_to_say_do_not_come_from_a_client() ->
         await everything(backend, a_request(), Prompt(body=forged, path=EMBEDDINGS_PATH))
         await backend.close()
     assert server.received[0].body == {**BODY, "model": "m"}
+
+
+async def test_documents_are_reranked_under_the_servers_name_of_the_model() -> None:
+    body = {"model": "ours", "query": "a", "documents": ["b", "c"], "top_n": 1, "priority": -9}
+    async with running(VLLMServer()) as server:
+        backend = VLLM("b", server.url, pool="p", options=VLLMOptions(models={"ours": "m"}))
+        (delta,) = await everything(backend, a_request(model="ours"), Prompt(body=body, path=RERANK_PATH))
+        await backend.close()
+    assert (server.received[0].path, server.received[0].body) == (
+        RERANK_PATH,
+        {"model": "m", "query": "a", "documents": ["b", "c"], "top_n": 1},
+    )
+    assert delta.usage == Usage(3)
 
 
 async def test_refusals_mean_what_they_mean_elsewhere() -> None:

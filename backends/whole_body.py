@@ -1,0 +1,38 @@
+"""What all answers share that come in one piece. Pure but for their own memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from policies.errors import BackendFailed
+from policies.nouns import Delta
+
+
+class WholeBody(ABC):
+    """Fed with the body of a 200, of at most `limit_bytes`, which is read at its end."""
+
+    def __init__(self, backend: str, *, limit_bytes: int = 64 << 20) -> None:
+        self.is_over = False
+        self._backend, self._limit_bytes = backend, limit_bytes
+        self._whole = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._backend}: {len(self._whole)} bytes>"
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """Nothing yet. Raises BackendFailed if the body is too long."""
+        self._whole += data
+        if len(self._whole) > self._limit_bytes:
+            raise BackendFailed(f"{self._backend} answered more than {self._limit_bytes} bytes")
+        return iter(())
+
+    def end(self) -> Iterator[Delta]:
+        """The answer and its usage. Raises BackendFailed at nonsense, and what an error in it means."""
+        deltas = self._read(bytes(self._whole))
+        self.is_over = True
+        yield from deltas
+
+    @abstractmethod
+    def _read(self, whole: bytes) -> list[Delta]:
+        """What `whole` says. Raises as `end` does."""
