@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from policies.filters import PASSING
 from policies.nouns import BackendView, ClusterView, Decision, Request, ServiceClass
 from policies.predict import uncached_tokens
+from policies.waiting import would_take
 
 
 def promised_ttft_s(service_class: ServiceClass, decode_s: float = 0.0) -> float | None:
@@ -16,12 +14,6 @@ def promised_ttft_s(service_class: ServiceClass, decode_s: float = 0.0) -> float
     """
     by_deadline = None if service_class.deadline_s is None else max(0.0, service_class.deadline_s - decode_s)
     return min((due for due in (service_class.ttft_s, by_deadline) if due is not None), default=None)
-
-
-def would_take(view: ClusterView, decision: Decision) -> Iterator[BackendView]:
-    """The backends of `view` that `decision` dropped only for want of room, or not at all."""
-    reasons = dict(decision.dropped)
-    return (backend for backend in view.backends if reasons.get(backend.name) in {None, *PASSING})
 
 
 def fastest_prefill_s(request: Request, view: ClusterView, decision: Decision) -> float:

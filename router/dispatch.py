@@ -13,9 +13,8 @@ from itertools import islice
 from policies.config import Config
 from policies.errors import Overloaded
 from policies.fairness.queue import FairQueue
-from policies.filters import is_worth_waiting
 from policies.predict import uncached_tokens
-from policies.promise import would_take
+from policies.waiting import is_outage, is_worth_waiting, would_take
 from router.bid import Bid, Found, Placed
 from router.cluster import Cluster
 from router.model_queue import ModelQueue
@@ -80,14 +79,18 @@ class Dispatcher:
 
     async def wait(self, bid: Bid, found: Found, *, seconds: float | None) -> Placed | None:
         """Queue for a backend, after `found` had none; None if none came within `seconds`. Raises Overloaded, or what
-        `refusal` says as soon as no backend can take it any more.
+        `refusal` says as soon as no backend can ever take it, or, where `seconds` sets no end, none is well for too
+        long.
         """
         queue, was_charged = self._queue(bid), bid.is_charged
         self._make_place(bid)
         bid.waiting = waiting = asyncio.get_running_loop().create_future()
-        self._enter(queue, bid, backends=sum(1 for _ in would_take(found.view, found.decision)))
+        self._enter(queue, bid, found)
         try:
-            await asyncio.wait((waiting,), timeout=seconds)
+            if seconds is None:
+                await self._through_outages(queue, bid, waiting)
+            else:
+                await asyncio.wait((waiting,), timeout=seconds)
         except asyncio.CancelledError:
             if waiting.done() and waiting.exception() is None:
                 self._cluster.end(waiting.result().flight)
@@ -99,11 +102,15 @@ class Dispatcher:
         return waiting.result() if waiting.done() else None
 
     def wait_s(self, bid: Bid, found: Found) -> float:
-        """Seconds that `bid` is expected to wait in the queue if it joined it now."""
+        """Seconds that `bid` is expected to wait in the queue if it joined it now; while nobody is well, from when
+        somebody is.
+        """
         queue, request = self._queue(bid), bid.request
         ahead_s = queue.fair.ahead_s(request.service_class, request.tenant, self._clock())
-        backends = sum(1 for _ in would_take(found.view, found.decision))
-        return (ahead_s + (bid.cost_s or 0.0)) / queue.rate.per_second(backends)
+        backends = len(would_take(found.view, found.decision))
+        # its own cost stands for what is left of those that run, and after an outage nobody does
+        left_s = 0.0 if found.is_outage else bid.cost_s or 0.0
+        return (ahead_s + left_s) / queue.rate.per_second(backends)
 
     def correct(self, bid: Bid, actual_s: float) -> None:
         """The request is over and took `actual_s` of a backend's time; what was charged is put right, once."""
@@ -172,10 +179,24 @@ class Dispatcher:
                 self._let_go(queue, newest, full)
                 return
 
-    def _enter(self, queue: ModelQueue, bid: Bid, *, backends: int) -> None:
+    async def _through_outages(self, queue: ModelQueue, bid: Bid, waiting: asyncio.Future[Placed]) -> None:
+        """Return once `bid` was placed or let go. Raises its `refusal` when nobody was well for too long."""
+        while not waiting.done():
+            left_s = queue.patience_s(bid, self._clock(), self._config().outage_s)
+            if left_s > 0:
+                # an outage that begins meanwhile is not over before this is
+                await asyncio.wait((waiting,), timeout=left_s)
+                continue
+            view, decision = bid.decide(bid.request, bid.avoiding)
+            if is_outage(decision):
+                raise bid.refusal(bid.request, view, decision)
+            queue.looked(bid, view, decision, self._clock())
+            self._walk_soon(queue)
+
+    def _enter(self, queue: ModelQueue, bid: Bid, found: Found) -> None:
         now = self._clock()
-        queue.rate.waited(now, backends)
         queue.enter(bid, now)
+        queue.looked(bid, found.view, found.decision, now)
         self._count(bid, 1)
 
     def _leave(self, queue: ModelQueue, bid: Bid) -> None:
@@ -241,10 +262,12 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - a policy's mistake is one request's failure, not the queue's
             return error
         if decision.chosen is not None:
+            queue.outages.pop(bid.shape, None)
             return self._placed(bid, Found(view, decision, is_free=True))
         if not is_worth_waiting(decision):
             return bid.refusal(bid.request, view, decision)
         queue.stuck.add(bid.shape)
+        queue.looked(bid, view, decision, self._clock())
         if self._clock() - bid.arrived_at > self._config().ageing_s:
             queue.hungry.append(bid.request.pools)
         return None

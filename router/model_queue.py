@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from policies.drain_rate import DrainRate
 from policies.fairness.queue import FairQueue
-from policies.nouns import Request
+from policies.nouns import ClusterView, Decision, Request
+from policies.waiting import is_outage, would_take
 from router.bid import Bid
 
 
@@ -18,7 +19,7 @@ class ModelQueue:
     """What waits for one model: in `fair` their order, with the bids in it and how many there are of each shape.
 
     `stuck` are shapes that found no room since the last change, `hungry` the pools that somebody waits for who has
-    waited so long that nobody may pass.
+    waited so long that nobody may pass. `outages` are the shapes that wait for a backend to be well, and since when.
     """
 
     fair: FairQueue
@@ -26,6 +27,7 @@ class ModelQueue:
     shapes: Counter[Hashable] = field(default_factory=Counter)
     stuck: set[Hashable] = field(default_factory=set)
     hungry: list[tuple[str, ...] | None] = field(default_factory=list)
+    outages: dict[Hashable, float] = field(default_factory=dict)
     rate: DrainRate = field(default_factory=DrainRate)
     walk: asyncio.TimerHandle | None = None
 
@@ -51,6 +53,28 @@ class ModelQueue:
         self.shapes[bid.shape] -= 1
         if not self.shapes[bid.shape]:
             del self.shapes[bid.shape]
+            self.outages.pop(bid.shape, None)
+
+    def looked(self, bid: Bid, view: ClusterView, decision: Decision, now: float) -> None:
+        """`bid`, which waits, found at `now` that it has to wait on, for room or for somebody to be well."""
+        if is_outage(decision):
+            self.outages.setdefault(bid.shape, now)
+            # nobody works anything off, which says nothing of how fast the queue empties
+            self.rate.waited(now, 0)
+        else:
+            self.outages.pop(bid.shape, None)
+            self.rate.waited(now, len(would_take(view, decision)))
+
+    def patience_s(self, bid: Bid, now: float, outage_s: float) -> float:
+        """For how many seconds from `now` on `bid` may wait, at the least, before an outage has lasted too long for it.
+
+        That is `outage_s` after its begin or after the bid's arrival, and always up to the deadline of its class.
+        """
+        since = self.outages.get(bid.shape)
+        if since is None:
+            return outage_s
+        deadline_s = bid.service_class.deadline_s or 0.0
+        return max(max(since, bid.arrived_at) + outage_s, bid.arrived_at + deadline_s) - now
 
     def all_stuck(self) -> bool:
         """Has every shape that waits found no room?"""

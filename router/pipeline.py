@@ -25,11 +25,11 @@ from policies.errors import (
     Unreached,
 )
 from policies.explain import explain, without_secrets
-from policies.filters import is_worth_waiting
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.promise import answer_s
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
+from policies.waiting import is_outage, is_worth_waiting
 from router.admission import Permit
 from router.ask import Ask
 from router.bid import Bid, Placed
@@ -369,7 +369,7 @@ def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequ
 def _nobody(decision: Decision, backends: Sequence[BackendView]) -> NoBackend | Overloaded:
     reasons = ", ".join(f"{name}: {reason}" for name, reason in decision.dropped[:8])
     more = f" and {len(decision.dropped) - 8} more" if len(decision.dropped) > 8 else ""
-    kind = Overloaded if is_worth_waiting(decision) else NoBackend
+    kind = Overloaded if is_worth_waiting(decision) and not is_outage(decision) else NoBackend
     return kind(
         f"none of {len(backends)} backends can take this request",
         hint=f"dropped by policy '{decision.policy}': {reasons}{more}" if reasons else "the cluster is empty",

@@ -4,7 +4,7 @@ import pytest
 
 from policies.cost import Latency
 from policies.nouns import Decision, ServiceClass
-from policies.promise import answer_s, cost_s, fastest_decode_s, fastest_prefill_s, promised_ttft_s, would_take
+from policies.promise import answer_s, cost_s, fastest_decode_s, fastest_prefill_s, promised_ttft_s
 from tests.policies.builders import a_backend, a_cluster, a_request
 
 SLOW = Latency(fixed_s=0.1, token_s=1e-3, pair_s=0.0, step_s=0.1, sequence_s=0.0, context_s=0.0)
@@ -22,12 +22,6 @@ def test_the_first_token_is_due_by_the_target_and_before_the_deadline_less_the_r
     assert promised_ttft_s(ServiceClass("late", 0, deadline_s=1.0), decode_s=5.0) == 0.0
 
 
-def test_backends_that_only_lack_room_would_take_it() -> None:
-    assert [backend.name for backend in would_take(VIEW, ROOMLESS)] == ["slow", "fast"]
-    chosen = Decision("slow", "default", dropped=(("ill", "healthy"),))
-    assert [backend.name for backend in would_take(VIEW, chosen)] == ["slow", "fast"]
-
-
 def test_the_fastest_of_those_counts() -> None:
     assert fastest_prefill_s(REQUEST, VIEW, ROOMLESS) == pytest.approx(0.2)
     assert fastest_decode_s(REQUEST, VIEW, ROOMLESS, new_tokens=50) == pytest.approx(0.5)
@@ -35,7 +29,7 @@ def test_the_fastest_of_those_counts() -> None:
 
 
 def test_with_nobody_left_nothing_is_promised_or_charged() -> None:
-    nobody = Decision(None, "default", dropped=tuple((backend.name, "healthy") for backend in VIEW.backends))
+    nobody = Decision(None, "default", dropped=tuple((backend.name, "fits_context") for backend in VIEW.backends))
     assert fastest_prefill_s(REQUEST, VIEW, nobody) == 0.0
     assert cost_s(REQUEST, VIEW, nobody, new_tokens=50) == 0.0
 

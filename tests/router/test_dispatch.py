@@ -217,14 +217,114 @@ def test_who_is_cancelled_while_it_waits_gives_back_even_what_it_was_just_given(
     run_virtually(run())
 
 
-def test_who_waits_hears_at_once_when_nobody_can_take_it_any_more() -> None:
+def test_who_waits_hears_at_once_when_nobody_can_ever_take_it() -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())
         (waiting,) = await queued(stage, stage.bid())
-        stage.cluster.drain("b0")
+        stage.backends[0].models = frozenset({"other"})
+        stage.cluster.changed("b0")
+        before = stage.clock()
         with pytest.raises(NoBackend, match="nobody is left"):
             await waiting
+        assert stage.clock() - before < 0.1
+        stage.leave(holder)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_who_waits_waits_on_while_nobody_is_well_and_goes_where_one_is_well_again() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        holder = await stage.place(stage.bid())
+        (waiting,) = await queued(stage, stage.bid())
+        await asyncio.sleep(25)
+        stage.cluster.drain("b0")
+        stage.leave(holder)
+        await asyncio.sleep(9)
+        (fresh,) = await queued(stage, stage.bid())
+        assert not waiting.done()
+        stage.cluster.drain("b0", False)
+        stage.leave(await waiting)
+        stage.leave(await fresh)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_nobody_waits_longer_than_the_file_lets_it_for_somebody_to_be_well() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        holder = await stage.place(stage.bid())
+        bids = [stage.bid() for _ in range(3)]
+        waiting = await queued(stage, *bids)
+        await asyncio.sleep(25)
+        stage.cluster.drain("b0")
+        began = stage.clock()
+        await asyncio.sleep(4)
+        (fresh,) = await queued(stage, stage.bid())
+        for task in waiting:
+            with pytest.raises(NoBackend, match="nobody is left"):
+                await task
+            assert stage.clock() - began == pytest.approx(stage.config.outage_s, abs=0.01)
+        with pytest.raises(NoBackend):
+            await fresh
+        assert stage.clock() - began == pytest.approx(4 + stage.config.outage_s, abs=0.01)
+        stage.leave(holder)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_a_class_with_a_deadline_waits_for_somebody_to_be_well_until_then() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        stage.cluster.drain("b0")
+        bid = stage.bid()
+        bid.service_class = replace(bid.service_class, deadline_s=60.0)
+        began = stage.clock()
+        (waiting,) = await queued(stage, bid)
+        with pytest.raises(NoBackend):
+            await waiting
+        assert stage.clock() - began == pytest.approx(60.0, abs=0.01)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_each_outage_is_waited_for_anew() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        holder = await stage.place(stage.bid())
+        (waiting,) = await queued(stage, stage.bid())
+        for _ in range(5):
+            stage.cluster.drain("b0")
+            await asyncio.sleep(9)
+            stage.cluster.drain("b0", False)
+            await asyncio.sleep(2)
+        assert not waiting.done()
+        stage.leave(holder)
+        stage.leave(await waiting)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_an_outage_says_nothing_of_how_fast_the_queue_empties() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        holder = await stage.place(stage.bid())
+        probe = stage.bid()
+        before_s = stage.dispatcher.wait_s(probe, stage.dispatcher.look(probe))
+        (waiting,) = await queued(stage, stage.bid())
+        stage.cluster.drain("b0")
+        await asyncio.sleep(9)
+        stage.cluster.drain("b0", False)
+        stage.leave(holder)
+        stage.leave(await waiting)
+        holder = await stage.place(stage.bid())
+        assert stage.dispatcher.wait_s(probe, stage.dispatcher.look(probe)) <= before_s * 1.01
         stage.leave(holder)
         stage.check()
 
