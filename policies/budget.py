@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from policies.charge import Charge
 from policies.errors import QuotaExceeded
 from policies.nouns import Limits, Tenant
+from policies.quantities import told_seconds
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -174,7 +175,7 @@ class Refused:
         meter = self.meter
         limit = f"{meter.limit:,} {_LIMITED[meter.resource]}"
         if self.retry_after_s is not None:
-            hint = f"the same request fits in {self.retry_after_s:,.3f} s"
+            hint = f"the same request fits in {told_seconds(self.retry_after_s)}"
             if self.is_local:
                 hint += ", by this router's share, since the shared store is away"
             message = f"{meter.descriptor} has reached its limit of {limit}"

@@ -138,6 +138,19 @@ def written_seconds(seconds: float) -> str:
     return f"{milliseconds}ms" if seconds < 1 else f"{seconds:.9f}".rstrip("0") + "s"
 
 
+def told_seconds(seconds: float) -> str:
+    """A duration for a sentence, rounded up and so never nothing: 3 ms, 1.3 s, 14 s, 3 min, 20 h."""
+    ms = max(1, math.ceil(seconds * 1e3 - 1e-6))
+    if ms < 1_000:
+        return f"{ms} ms"
+    if ms <= 10_000:
+        return f"{math.ceil(ms / 100) / 10:g} s"
+    for unit, scale in (("s", 1_000), ("min", 60_000)):
+        if ms <= 120 * scale:
+            return f"{math.ceil(ms / scale)} {unit}"
+    return f"{math.ceil(ms / 3_600_000):,} h"
+
+
 def quoted(text: str) -> str:
     """`text` for a sentence: in quotes, and cut where it is long."""
     return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}...'"

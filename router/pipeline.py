@@ -27,6 +27,7 @@ from policies.errors import (
 from policies.explain import explain, without_secrets
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.promise import answer_s
+from policies.quantities import told_seconds
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.waiting import is_outage, is_worth_waiting
@@ -130,7 +131,7 @@ async def _within(seconds: float) -> AsyncIterator[None]:
     except TimeoutError as error:
         if limit.expired():
             hint = "give the request more time"
-            raise DeadlineExceeded(f"the deadline of {seconds:.3f} s has passed", hint=hint) from error
+            raise DeadlineExceeded(f"the deadline of {told_seconds(seconds)} has passed", hint=hint) from error
         raise
 
 

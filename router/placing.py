@@ -11,6 +11,7 @@ from policies.errors import ExpectedError, Overloaded, Unavailable
 from policies.nouns import Request
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.promise import fastest_prefill_s
+from policies.quantities import told_seconds
 from router.bid import Bid, Found, Placed
 from router.dispatch import Dispatcher
 
@@ -86,8 +87,9 @@ class Placer(msgspec.Struct, frozen=True):
         late_s = max(0.0, now + (first_s or 0.0) - due_s)
         self.on_shed(bid, found)
         kind = Overloaded if status == 429 else Unavailable
+        late, name = told_seconds(late_s), bid.request.service_class
         return kind(
-            f"the first token would come {late_s:.1f} s later than class '{bid.request.service_class}' promises",
+            f"the first token would come {late} later than class '{name}' promises",
             hint="try again later, or ask for a class that waits",
             retry_after_s=max(1.0, late_s),
         )

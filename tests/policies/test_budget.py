@@ -94,7 +94,7 @@ def test_a_refusal_names_the_limit_that_takes_longest() -> None:
     assert (refused.meter, refused.retry_after_s) == (slow, 60)
     error = refused.error()
     assert error.message == "tenant 'acme' at model 'llama' has reached its limit of 1 requests a minute"
-    assert (error.hint, error.retry_after_s) == ("the same request fits in 60.000 s", 60)
+    assert (error.hint, error.retry_after_s) == ("the same request fits in 60 s", 60)
 
 
 def test_a_refusal_of_the_local_share_says_so() -> None:
