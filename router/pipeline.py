@@ -37,7 +37,7 @@ from router.bid import Bid, Placed
 from router.caller import Caller, CallerGone, Placement
 from router.carrier import Carrier, Ourselves
 from router.gateway import Gateway
-from router.identify import identify, on_behalf_of
+from router.identify import Identity, identity_of, on_behalf_of
 from router.placing import Placer
 from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
 from router.served_model import ServedModel
@@ -85,7 +85,8 @@ async def serve(
 
 async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Account, tenant_name: str | None) -> None:
     config = gateway.config
-    tenant = identify(caller.key, config, gateway.keys) if tenant_name is None else on_behalf_of(tenant_name, config)
+    known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
+    tenant, key = known or identity_of(caller.key, config, gateway.keys)
     account.tenant = tenant.name
     ask = await caller.read()
     async with within(ask.deadline_s):
@@ -98,7 +99,7 @@ async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Ac
         account.service_class, account.rule = ruling.service_class.name, ruling.rule
         if ask.yields:
             ruling, account.service_class = yielding(ruling, config), YIELDING
-        claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
+        claim = claim_of(caller.id, ask, inputs, held, facts=facts, key=key, config=config, gateway=gateway)
         async with gateway.admission.permit(claim, caller.limited) as permit:
             call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
             pairs = enumerate(zip(inputs, held, strict=True))
