@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
-from itertools import islice
+from collections.abc import Callable, Hashable, Mapping
 
 from policies.config import Config
 from policies.errors import Overloaded
 from policies.fairness.queue import FairQueue
 from policies.predict import uncached_tokens
-from policies.waiting import is_outage, is_worth_waiting, would_take
+from policies.waiting import ROOM, is_outage, is_worth_waiting, would_take
 from router.bid import Bid, Found, Placed
 from router.cluster import Cluster
 from router.model_queue import ModelQueue
@@ -36,7 +35,8 @@ class Dispatcher:
     """A fair queue for each model. A change that may have made room is answered by a walk through the queue, in order.
 
     Nobody who finds room is kept waiting by somebody of a better rank who finds none, unless that one has waited longer
-    than the ageing time: then nobody behind it may take room in its pools, so that small prompts do not starve it.
+    than the ageing time: then nobody behind it may take the room that it waits for, so that small prompts do not starve
+    it.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Dispatcher:
 
     def look(self, bid: Bid) -> Found:
         """What the policy decides for `bid` now. Raises what its `refusal` says if no backend can take it at all."""
-        view, decision = bid.decide(bid.request, bid.avoiding)
+        queue = self._queue(bid)
+        view, decision, is_reserved = queue.decide(bid)
         if decision.chosen is None and not is_worth_waiting(decision):
             raise bid.refusal(bid.request, view, decision)
         bid.measure(view, decision)
-        queue = self._queue(bid)
         if decision.chosen is None and queue.bids:
             queue.stuck.add(bid.shape)
-        is_free = decision.chosen is not None and not self._is_full and queue.lets(bid)
+        is_free = decision.chosen is not None and not is_reserved and not self._is_full and queue.lets(bid)
         return Found(view, decision, is_free)
 
     def take(self, bid: Bid, found: Found) -> Placed:
@@ -128,6 +128,8 @@ class Dispatcher:
         for model, queue in self._queues.items():
             queue.fair.check()
             assert len(queue.fair) == len(queue.bids), f"{self!r}: tickets and bids of {model} differ"
+            shaped = {name: bid for bids in queue.shapes.values() for name, bid in bids.items()}
+            assert shaped == queue.bids, f"{self!r}: a bid for {model} has no shape"
             assert all(bid.waiting is not None for bid in queue.bids.values()), f"{self!r}: a bid waits for nothing"
 
     def waiting(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
@@ -231,36 +233,55 @@ class Dispatcher:
             queue.walk = asyncio.get_running_loop().call_later(PAUSE_S, self._walk, queue)
 
     def _walk(self, queue: ModelQueue) -> None:
-        """Place whom there is room for, in fair order."""
+        """Place whom there is room for, in fair order; where too many in front find none, some of the others by turns.
+
+        Those in front look first each time: room that they can use is theirs.
+        """
         queue.walk = None
         queue.stuck.clear()
-        queue.hungry.clear()
+        queue.reserved.clear()
         self._follow_config()
-        leaving: list[tuple[Bid, Placed | Exception]] = []
-        failed = 0
-        for ticket in islice(queue.fair.order(self._clock()), MOST_SEEN):
-            if self._is_full or queue.all_stuck():
-                break
-            bid = queue.bids[ticket.id]
-            if bid.shape not in queue.stuck and not queue.is_held_back(bid.request):
-                if (outcome := self._tried(queue, bid)) is None:
-                    failed += 1
-                else:
-                    leaving.append((bid, outcome))
-            if len(leaving) == MOST_PLACED or failed == MOST_FAILED_LOOKS:
-                break
+        leaving: dict[Bid, Placed | Exception] = {}
+        is_cut = self._look_around(queue, leaving, past=set())
+        if is_cut and len(leaving) < MOST_PLACED:
+            is_cut = self._look_around(queue, leaving, past=queue.passed)
+            if not is_cut:
+                queue.passed.clear()
         # the queue stands still while it is walked
-        for bid, outcome in leaving:
+        for bid, outcome in leaving.items():
             self._let_go(queue, bid, outcome)
-        if len(leaving) == MOST_PLACED:
+        if is_cut:
             self._walk_soon(queue)
+
+    def _look_around(self, queue: ModelQueue, leaving: dict[Bid, Placed | Exception], *, past: set[Hashable]) -> bool:
+        """Let those of no shape in `past` have a look, whose shapes are noted there, and note in `leaving` what becomes
+        of those that go. Is there somebody left who had none?
+        """
+        failed = 0
+        for bid in queue.in_turn(self._clock(), MOST_SEEN):
+            if self._is_full or queue.all_stuck():
+                return False
+            if bid.shape in queue.stuck or bid.shape in past or bid in leaving:
+                continue
+            if (outcome := self._tried(queue, bid)) is None:
+                failed += 1
+                past.add(bid.shape)
+            else:
+                leaving[bid] = outcome
+            if len(leaving) == MOST_PLACED or failed == MOST_FAILED_LOOKS:
+                return True
+        # others of their shapes may stand further behind
+        return bool(leaving) and len(queue.bids) > MOST_SEEN
 
     def _tried(self, queue: ModelQueue, bid: Bid) -> Placed | Exception | None:
         """Where `bid` goes now, or why it goes nowhere; None if it has to wait on."""
         try:
-            view, decision = bid.decide(bid.request, bid.avoiding)
+            view, decision, is_reserved = queue.decide(bid)
         except Exception as error:  # noqa: BLE001 - a policy's mistake is one request's failure, not the queue's
             return error
+        if is_reserved:
+            queue.stuck.add(bid.shape)
+            return None
         if decision.chosen is not None:
             queue.outages.pop(bid.shape, None)
             return self._placed(bid, Found(view, decision, is_free=True))
@@ -269,7 +290,7 @@ class Dispatcher:
         queue.stuck.add(bid.shape)
         queue.looked(bid, view, decision, self._clock())
         if self._clock() - bid.arrived_at > self._config().ageing_s:
-            queue.hungry.append(bid.request.pools)
+            queue.reserved.update(name for name, reason in decision.dropped if reason in ROOM)
         return None
 
     def _let_go(self, queue: ModelQueue, bid: Bid, outcome: Placed | Exception) -> None:

@@ -16,7 +16,7 @@ from policies.errors import BackendFailed, NoBackend, Overloaded
 from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
 from router.bid import Bid, Placed
 from router.cluster import Cluster
-from router.dispatch import PAUSE_S, Dispatcher
+from router.dispatch import MOST_FAILED_LOOKS, MOST_SEEN, PAUSE_S, Dispatcher
 from tests.policies.builders import a_request
 from tests.router.parts import MODEL, a_config, a_tenant
 from tests.virtual_time import run_virtually
@@ -179,6 +179,76 @@ def test_small_prompts_pass_a_long_one_that_finds_no_room_until_it_has_waited_fo
         await asyncio.sleep(2 * PAUSE_S)
         stage.leave(await long)
         stage.leave(await held_back)
+        stage.check()
+
+    run_virtually(run())
+
+
+def only_at(name: str, bid: Bid) -> Bid:
+    """`bid`, which no other of two backends may take."""
+    bid.avoiding = frozenset({"b0", "b1"} - {name})
+    return bid
+
+
+def test_who_has_waited_long_keeps_nobody_from_backends_that_could_not_take_it() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        holders = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
+        (old,) = await queued(stage, only_at("b0", stage.bid()))
+        (next_,) = await queued(stage, stage.bid())
+        await asyncio.sleep(11)
+        stage.leave(holders[1])
+        await asyncio.sleep(2 * PAUSE_S)
+        assert next_.done()
+        stage.leave(await next_)
+        fresh = await asyncio.wait_for(stage.place(stage.bid()), 1.0)
+        # and where it could go, it goes first
+        (rival,) = await queued(stage, only_at("b0", stage.bid()))
+        stage.leave(holders[0])
+        stage.leave(await old)
+        for placed in (fresh, await rival):
+            stage.leave(placed)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_many_kinds_that_find_no_room_keep_nobody_from_room_of_another_kind() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        holders = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
+        kinds = [only_at("b0", stage.bid(prompt_tokens=2**size)) for size in range(2 * MOST_FAILED_LOOKS + 1)]
+        front = await queued(stage, *kinds)
+        (behind,) = await queued(stage, only_at("b1", stage.bid(rank=1)))
+        stage.leave(holders[1])
+        # the other backend tells of its load all the time
+        for _ in range(20):
+            await asyncio.sleep(PAUSE_S)
+            stage.dispatcher.changed()
+        assert behind.done()
+        stage.leave(await behind)
+        stage.leave(holders[0])
+        for task in front:
+            stage.leave(await task)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_a_crowd_that_finds_no_room_keeps_nobody_from_room_of_another_kind() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2, most=2 * MOST_SEEN).well()
+        holders = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
+        front = await queued(stage, *(only_at("b0", stage.bid()) for _ in range(MOST_SEEN + 1)))
+        (behind,) = await queued(stage, only_at("b1", stage.bid(rank=1)))
+        stage.leave(holders[1])
+        await asyncio.sleep(5 * PAUSE_S)
+        assert behind.done()
+        stage.leave(await behind)
+        for task in front:
+            task.cancel()
+        await asyncio.gather(*front, return_exceptions=True)
+        stage.leave(holders[0])
         stage.check()
 
     run_virtually(run())
