@@ -215,12 +215,16 @@ class _Call(msgspec.Struct, frozen=True):
         bid, flight, gateway = placed.bid, placed.flight, self.gateway
         actual_s = 0.0
         if flight.answered:
-            told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens)
+            # who hung up, or was cut off, is not told: then what was believed to be cached counts as cached
+            cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
+            told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens, cached)
             self.permit.spend(told)
             self.account.usage = self.permit.usage or Usage()
             uncached = max(1, told.prompt_tokens - told.cached_tokens)
             where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
-            actual_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
+            used_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
+            # whatever a backend counts, no request has more of its time than it was there
+            actual_s = min(used_s, max(0.0, gateway.clock() - flight.sent_at))
             gateway.beliefs.answered(flight.backend, bid.request.block_keys, flight, where)
             if not self.ask.yields:
                 gateway.lengths.learn(bid.request.tenant, bid.request.service_class, told.completion_tokens)

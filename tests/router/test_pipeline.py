@@ -429,3 +429,24 @@ async def test_what_a_shadow_file_would_do_otherwise_is_counted_and_does_nothing
     }
     assert counted == {"class": 1.0, "none": 1.0}
     await gateway.tokenizers.close()
+
+
+async def test_who_hangs_up_pays_for_what_its_backend_was_believed_to_compute_and_not_for_the_whole_prompt() -> None:
+    text = "the quick brown fox " * 300
+    long = an_answer("a", usage=Usage(1000, 1, 0))
+    gateway = await well(a_gateway(ScriptedBackend(scripts=[long, an_answer("a", "b", "c")])), "b0")
+    await serve(Listener(chat_ask(a_chat(text))), gateway)
+    before = tokens_of(gateway)
+    with pytest.raises(CallerGone):
+        await serve(Listener(chat_ask(a_chat(text)), hangs_up_after=1), gateway)
+    charged = {kind: count - before.get(kind, 0.0) for kind, count in tokens_of(gateway).items()}
+    assert charged["cached"] > 0.5 * charged["prompt"] > 0
+    await gateway.tokenizers.close()
+
+
+async def test_a_count_that_cannot_be_charges_the_fair_queue_no_more_than_the_time_that_passed() -> None:
+    gateway = await well(a_gateway(ScriptedBackend(scripts=[an_answer("a", usage=Usage(10, 10**12, 0))])), "b0")
+    await serve(Listener(chat_ask(a_chat())), gateway)
+    (queue,) = gateway.dispatcher._queues.values()
+    assert queue.fair._queues["chat"].tenants["acme"].account.tag < 60.0
+    await gateway.tokenizers.close()
