@@ -29,11 +29,12 @@ def fastest_decode_s(request: Request, view: ClusterView, decision: Decision, *,
 
 
 def cost_s(request: Request, view: ClusterView, decision: Decision, *, new_tokens: int) -> float:
-    """Seconds of a backend's time that `request` uses with an answer of `new_tokens`, where it uses least of it.
+    """Seconds of a backend's time that `request` uses with answers of `new_tokens` each, where it uses least of it.
 
     This is what the fair queue charges; 0 if no backend would take it.
     """
-    costs = (answer_s(request, backend, new_tokens=new_tokens) for backend in would_take(view, decision))
+    drawn = new_tokens * request.sampling.choices
+    costs = (answer_s(request, backend, new_tokens=drawn) for backend in would_take(view, decision))
     return min(costs, default=0.0)
 
 

@@ -227,7 +227,8 @@ class _Call(msgspec.Struct, frozen=True):
             actual_s = min(used_s, max(0.0, gateway.clock() - flight.sent_at))
             gateway.beliefs.answered(flight.backend, bid.request.block_keys, flight, where)
             if not self.ask.yields:
-                gateway.lengths.learn(bid.request.tenant, bid.request.service_class, told.completion_tokens)
+                each = min(bid.request.max_new_tokens, told.completion_tokens // bid.request.sampling.choices)
+                gateway.lengths.learn(bid.request.tenant, bid.request.service_class, each)
         gateway.dispatcher.correct(bid, actual_s)
 
     async def _answered(self, at: int, placed: Placed, trace: PromptTrace) -> None:

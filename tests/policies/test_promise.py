@@ -3,7 +3,7 @@
 import pytest
 
 from policies.cost import Latency
-from policies.nouns import Decision, ServiceClass
+from policies.nouns import Decision, Sampling, ServiceClass
 from policies.promise import answer_s, cost_s, fastest_decode_s, fastest_prefill_s, promised_ttft_s
 from tests.policies.builders import a_backend, a_cluster, a_request
 
@@ -38,3 +38,10 @@ def test_what_was_cached_costs_no_prefill_and_company_shares_the_steps() -> None
     holding = a_backend("fast", latency=FAST, held_tokens=900, running=4)
     assert answer_s(REQUEST, holding, new_tokens=100) == pytest.approx(0.1 + 0.01 + 100 * 0.01 / 4)
     assert answer_s(REQUEST, holding, new_tokens=100, uncached=1000) == pytest.approx(0.1 + 0.1 + 100 * 0.01 / 4)
+
+
+def test_each_of_several_answers_costs_its_decoding_and_all_are_drawn_side_by_side() -> None:
+    several = a_request(prompt_tokens=1000, sampling=Sampling(choices=4))
+    one_s, four_s = (cost_s(asked, VIEW, ROOMLESS, new_tokens=50) for asked in (REQUEST, several))
+    assert four_s - one_s == pytest.approx(3 * 50 * 0.01)
+    assert fastest_decode_s(several, VIEW, ROOMLESS, new_tokens=50) == pytest.approx(0.5)

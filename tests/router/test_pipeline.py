@@ -450,3 +450,12 @@ async def test_a_count_that_cannot_be_charges_the_fair_queue_no_more_than_the_ti
     (queue,) = gateway.dispatcher._queues.values()
     assert queue.fair._queues["chat"].tenants["acme"].account.tag < 60.0
     await gateway.tokenizers.close()
+
+
+async def test_an_answer_is_expected_to_be_as_long_as_one_of_several_was() -> None:
+    pieces = [Delta(text="a", choice=choice, finish_reason="stop") for choice in range(4)]
+    backend = ScriptedBackend(scripts=[[*pieces, Delta(usage=Usage(7, 400, 0))]])
+    gateway = await well(a_gateway(backend), "b0")
+    await serve(Listener(completion_ask({"model": "tiny", "prompt": "Hi", "n": 4})), gateway)
+    assert gateway.lengths.expected("acme", "chat", most=4096) == 100
+    await gateway.tokenizers.close()
