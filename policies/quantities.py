@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from policies.charge import MOST_PER_TOKEN
 from policies.rules import Range
 from policies.shapes import Scalar
 
@@ -75,10 +76,15 @@ def read_weight(text: str) -> float:
     return _above_zero(_scaled(text, {"": 1.0}, "a number above zero"), text)
 
 
-@_scalar(_looks({"": 1.0}, minimum=0))
+@_scalar(_looks({"": 1.0}, minimum=0, maximum=MOST_PER_TOKEN / 1000))
 def read_price(text: str) -> float:
-    """A number, zero included."""
-    return _scaled(text, {"": 1.0}, "a number like 1 or 0.1")
+    """A number of at most three decimals, as charges are counted in thousandths; zero included."""
+    price = _scaled(text, {"": 1.0}, "a number like 1 or 0.1")
+    if price * 1000 > MOST_PER_TOKEN:
+        raise ValueError(f"must be at most {MOST_PER_TOKEN // 1000:,}, not {quoted(text)} (make the unit larger)")
+    if abs(price * 1000 - round(price * 1000)) > 1e-6:
+        raise ValueError(f"must be in whole thousandths, not {quoted(text)} (make the unit smaller)")
+    return price
 
 
 @_scalar({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": rf"^\s*{_NUMBER}\s*%?\s*$"})

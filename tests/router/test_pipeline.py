@@ -456,6 +456,6 @@ async def test_an_answer_is_expected_to_be_as_long_as_one_of_several_was() -> No
     pieces = [Delta(text="a", choice=choice, finish_reason="stop") for choice in range(4)]
     backend = ScriptedBackend(scripts=[[*pieces, Delta(usage=Usage(7, 400, 0))]])
     gateway = await well(a_gateway(backend), "b0")
-    await serve(Listener(completion_ask({"model": "tiny", "prompt": "Hi", "n": 4})), gateway)
+    await serve(Listener(completion_ask({"model": "tiny", "prompt": "Hi", "n": 4, "max_tokens": 200})), gateway)
     assert gateway.lengths.expected("acme", "chat", most=4096) == 100
     await gateway.tokenizers.close()
