@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from policies.charge import Charge
 from policies.errors import QuotaExceeded
 from policies.nouns import Limits, Tenant
+from policies.quantities import told_seconds
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -40,14 +41,22 @@ _LIMITED = {
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """Whom `limits` bind: a tenant, or a tenant at one model."""
+    """Whom `limits` bind: a tenant, a tenant at one model, or one of its keys, by the key's id."""
 
     tenant: str
     limits: Limits
     model: str | None = None
+    key: str | None = None
 
     def __str__(self) -> str:
-        return f"tenant '{self.tenant}'" + ("" if self.model is None else f" at model '{self.model}'")
+        of_key = "" if self.key is None else f"key {self.key} of "
+        return f"{of_key}tenant '{self.tenant}'" + ("" if self.model is None else f" at model '{self.model}'")
+
+    @property
+    def scope(self) -> str:
+        """Who is bound of all that are called so for one tenant; empty for the tenant itself."""
+        of_key = "" if self.key is None else f"@{self.key}"
+        return of_key + ("" if self.model is None else f":{self.model}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +70,7 @@ class Meter:
     @property
     def name(self) -> str:
         """Unique among the meters of one tenant, and the same when the limit changes."""
-        model = self.descriptor.model
-        return str(self.resource) if model is None else f"{self.resource}:{model}"
+        return f"{self.resource}{self.descriptor.scope}"
 
     @property
     def is_daily(self) -> bool:
@@ -174,7 +182,7 @@ class Refused:
         meter = self.meter
         limit = f"{meter.limit:,} {_LIMITED[meter.resource]}"
         if self.retry_after_s is not None:
-            hint = f"the same request fits in {self.retry_after_s:,.3f} s"
+            hint = f"the same request fits in {told_seconds(self.retry_after_s)}"
             if self.is_local:
                 hint += ", by this router's share, since the shared store is away"
             message = f"{meter.descriptor} has reached its limit of {limit}"
@@ -194,12 +202,12 @@ class Settlement(enum.StrEnum):
     """It was settled before: nothing happened."""
 
 
-def descriptors(tenant: Tenant, model: str) -> tuple[Descriptor, ...]:
-    """Whose limits a request of `tenant` to `model` must keep: all of them or it is refused."""
-    whole = Descriptor(tenant.name, tenant.limits)
-    if model not in tenant.model_limits:
-        return (whole,)
-    return (whole, Descriptor(tenant.name, tenant.model_limits[model], model))
+def descriptors(tenant: Tenant, model: str, key: Descriptor | None = None) -> tuple[Descriptor, ...]:
+    """Whose limits a request of `tenant` to `model`, with that `key`, must keep: all of them or it is refused."""
+    found = [Descriptor(tenant.name, tenant.limits)]
+    if model in tenant.model_limits:
+        found.append(Descriptor(tenant.name, tenant.model_limits[model], model))
+    return (*found, key) if key is not None else tuple(found)
 
 
 def meters(descriptors: Sequence[Descriptor]) -> tuple[Meter, ...]:
@@ -258,4 +266,4 @@ def share(descriptor: Descriptor, replicas: int) -> Descriptor:
         concurrent=limits.concurrent,
         cost_per_day=part(limits.cost_per_day),
     )
-    return Descriptor(descriptor.tenant, parts, descriptor.model)
+    return replace(descriptor, limits=parts)

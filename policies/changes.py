@@ -13,6 +13,7 @@ FIXED_SERVER = {
     "http": "http",
     "grpc": "grpc",
     "admin": "admin",
+    "picker": "picker",
     "keys_file": "keys_file",
     "max_body": "max_body_bytes",
     "decision_log": "decision_log",
@@ -57,6 +58,9 @@ def _server_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, 
     for key, name in FIXED_SERVER.items():
         if getattr(before.server, name) != getattr(after.server, name):
             yield ("server", key), "cannot change while the router runs (restart to change where it listens)"
+    if before.server.admin_key_hashes and not after.server.admin_key_hashes:
+        # the port may be open to others, and then these are all that guards it
+        yield ("server", "admin_keys"), "cannot all go while the router runs (restart to serve operators without keys)"
 
 
 def _store_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from policies.nouns import BackendView, ClusterView, Decision, Request
 from policies.predict import predicted_ttft_s
+from policies.waiting import PASSING, UNREACHED
 
 Filter = Callable[[Request, BackendView], bool]
 """May this backend take this request?"""
@@ -42,10 +43,11 @@ class Policy:
     ) -> Decision:
         """The backend for `request`, with the reasons; `chosen` is None if nobody is left.
 
-        Backends outside the pools that the rules gave are dropped as `in_pools`, those in `avoiding` as `avoided`, and
-        those that lack what the request needs as `incapable`, whatever the policy's own filters are; those that it
-        cannot go to at all for the reason that the view gives. Who was ill and gets no more requests yet is dropped as
-        `warming`.
+        Backends outside the pools that the rules gave are dropped as `in_pools`, those in `avoiding` as `avoided`,
+        those that never said what they serve as `unreached`, and those that lack what the request needs as `incapable`,
+        whatever the policy's own filters are; those that it cannot go to at all for the reason that the view gives. Who
+        was ill and gets no more requests yet is dropped as `warming`. Of several objections one that is for good is
+        told before one that passes.
         """
         kept, dropped = self._filtered(request, view, avoiding)
         if not kept:
@@ -75,12 +77,19 @@ class Policy:
             return "avoided"
         if backend.unfit is not None:
             return backend.unfit
+        if not backend.models:
+            return UNREACHED
         if not request.needs <= backend.capabilities:
             return "incapable"
+        passing: str | None = None
         for name, passes in self.filters:
+            if passing is not None and name in PASSING:
+                continue
             if not passes(request, backend):
-                return name
-        return "warming" if backend.may_take == 0 else None
+                if name not in PASSING:
+                    return name
+                passing = name
+        return passing or ("warming" if backend.may_take == 0 else None)
 
     def _scored(
         self, request: Request, kept: list[BackendView]

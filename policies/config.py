@@ -115,8 +115,9 @@ class Config:
 
     `classes` are in order of rank. `policies` holds the named ones and the file's own. `anonymous` is the tenant of
     requests without a key; None refuses them. `on_miss` has the steps of a class, by its name; one that is not there
-    waits. `ageing_s` is how long a request waits in the queue until it counts as one rank better. `version` changes
-    exactly when the file's text does.
+    waits. `ageing_s` is how long a request waits in the queue until it counts as one rank better,
+    `outage_s` how long it waits while no backend is well that could take it. `version` changes exactly when the file's
+    text does.
     """
 
     classes: Mapping[str, ServiceClass]
@@ -131,4 +132,5 @@ class Config:
     prices: Prices = field(default_factory=Prices)
     on_miss: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
     ageing_s: float = 30.0
+    outage_s: float = 10.0
     store: StoreSettings = field(default_factory=StoreSettings)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from policies.compose import Filter
-from policies.nouns import BackendView, Capability, Decision, Request
+from policies.nouns import BackendView, Capability, Request
 from policies.predict import uncached_tokens
-
-PASSING = frozenset({"has_room", "under_limit", "warming"})
-"""Filters whose objection ends by itself when other requests finish."""
 
 _POOLED = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
 
@@ -68,8 +65,3 @@ def under_limit() -> Filter:
         return limit is None or backend.running + backend.waiting - backend.reclaimable_requests < limit
 
     return passes
-
-
-def is_worth_waiting(decision: Decision) -> bool:
-    """Was a backend dropped only for want of room, so that the same request may be placed a moment later?"""
-    return decision.chosen is None and any(reason in PASSING for _, reason in decision.dropped)

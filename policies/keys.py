@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from policies.errors import InvalidRequest
+from policies.nouns import Limits
 from policies.suggest import did_you_mean
 
 PREFIX = "pm_"
@@ -39,7 +40,7 @@ def id_of(sha256: str) -> str:
 class IssuedKey:
     """What is kept of a key that operators issued for `tenant`: its hash, never itself. Times are Unix seconds.
 
-    `replaced_by` is the id of the key that it was rotated to.
+    `replaced_by` is the id of the key that it was rotated to. `limits` hold beside those of its tenant.
     """
 
     sha256: str
@@ -48,6 +49,7 @@ class IssuedKey:
     name: str | None = None
     expires: int | None = None
     replaced_by: str | None = None
+    limits: Limits | None = None
 
     @property
     def id(self) -> str:

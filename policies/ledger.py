@@ -61,7 +61,7 @@ class Ledger:
         # both in the order in which they end, so that only the first ones need be looked at
         self._open: dict[str, _Hold] = {}
         self._settled: dict[str, int] = {}
-        self._sweep_ms = 0
+        self._sweep_ms = self._now_ms = 0
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self._open)} open, {len(self._settled)} settled lately, {len(self._buckets)} meters>"
@@ -142,6 +142,9 @@ class Ledger:
 
     def _advance(self, now: float) -> int:
         now_ms = milliseconds(now)
+        if now_ms < self._now_ms:
+            self._turn_back(now_ms)
+        self._now_ms = now_ms
         while self._open and (lapses_ms := next(iter(self._open.values())).lapses_ms) is not None:
             if lapses_ms > now_ms:
                 break
@@ -152,6 +155,20 @@ class Ledger:
             self._sweep_ms = now_ms + MINUTE_MS
             self._forget(now_ms)
         return now_ms
+
+    def _turn_back(self, now_ms: int) -> None:
+        """The clock ran ahead and was set right: what it was told meanwhile counts as told now, or limits would not
+        come back, and nothing would be forgotten, before it is there again."""
+        for bucket in self._buckets.values():
+            bucket.at = min(bucket.at, bucket.meter.stamp(now_ms))
+        self._settled = {id: min(until, now_ms + self._kept_ms) for id, until in self._settled.items()}  # noqa: A001
+        latest = self._lapses_ms(now_ms)
+        if latest is not None:
+            self._open = {
+                id: replace(hold, lapses_ms=min(latest, hold.lapses_ms or latest))
+                for id, hold in self._open.items()  # noqa: A001
+            }
+        self._sweep_ms = min(self._sweep_ms, now_ms + MINUTE_MS)
 
     def _lapse(self, id: str, now_ms: int) -> None:  # noqa: A002
         for key, amount, at in self._open.pop(id).parts:

@@ -82,6 +82,9 @@ class Limits:
     cost_per_day: int | None = None
 
 
+NO_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Prices:
     """What a token costs, in units of which a tenant's budget is made."""
@@ -100,7 +103,8 @@ class Tenant:
     """Who pays and whose data must not mix.
 
     `key_hashes` are sha256 hex digests. Empty `models` or `classes` allow all. `domain` is the cache domain: tenants
-    with equal domains share KV. `limits` are those of the whole tenant, `model_limits` of one model beside them.
+    with equal domains share KV. `limits` are those of the whole tenant, `model_limits` of one model beside them, and
+    `key_limits` of one of its keys, by its hash.
     At most `pinned_tokens` of its prefixes are kept at a time, each counted once for every backend.
     """
 
@@ -110,8 +114,9 @@ class Tenant:
     weight: float = 1.0
     models: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
     model_limits: Mapping[str, Limits] = field(default_factory=dict)
+    key_limits: Mapping[str, Limits] = field(default_factory=dict)
     pinned_tokens: int = USUAL_PINNED_TOKENS
 
 

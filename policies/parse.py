@@ -20,7 +20,7 @@ from policies.sla.pools import POOLS, read_pools
 from policies.sla.proofs import prove
 from policies.sla.rules import RULES, Names, read_rules
 from policies.sla.secrets import Outside
-from policies.sla.server import QUEUE, SERVER, USUAL_AGEING_S, read_server
+from policies.sla.server import QUEUE, SERVER, USUAL_AGEING_S, USUAL_OUTAGE_S, read_server
 from policies.sla.store import STORE, read_store
 from policies.sla.tenants import TENANTS, read_tenants
 from policies.yaml_positions import read_yaml
@@ -128,4 +128,5 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
         prices=read_cost(top.get("cost")),
         on_miss=read_on_miss(top.get("on_miss"), classes=classes, pools=pools),
         ageing_s=queue.read("ageing", USUAL_AGEING_S),
+        outage_s=queue.read("outage", USUAL_OUTAGE_S),
     )

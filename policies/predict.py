@@ -14,13 +14,3 @@ def predicted_ttft_s(request: Request, backend: BackendView) -> float:
     """Seconds from sending `request` to `backend` now to its first token: its queue, then what is not cached there."""
     uncached = uncached_tokens(request, backend)
     return backend.latency.ttft_s(uncached, request.prompt_tokens - uncached, queue_s=backend.queue_s)
-
-
-def predicted_cost_s(request: Request, backend: BackendView) -> float:
-    """Seconds of `backend` that the whole of `request` would use, its answer being as long as it may.
-
-    What the fair queue charges, beside who decodes there now.
-    """
-    uncached, choices = uncached_tokens(request, backend), request.sampling.choices
-    cached, new_tokens = request.prompt_tokens - uncached, request.max_new_tokens * choices
-    return backend.latency.answer_s(uncached, cached, new_tokens, batch=backend.running + choices)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from policies.filters import PASSING
 from policies.nouns import BackendView, ClusterView, Decision, Request, ServiceClass
 from policies.predict import uncached_tokens
+from policies.waiting import would_take
 
 
 def promised_ttft_s(service_class: ServiceClass, decode_s: float = 0.0) -> float | None:
@@ -16,12 +14,6 @@ def promised_ttft_s(service_class: ServiceClass, decode_s: float = 0.0) -> float
     """
     by_deadline = None if service_class.deadline_s is None else max(0.0, service_class.deadline_s - decode_s)
     return min((due for due in (service_class.ttft_s, by_deadline) if due is not None), default=None)
-
-
-def would_take(view: ClusterView, decision: Decision) -> Iterator[BackendView]:
-    """The backends of `view` that `decision` dropped only for want of room, or not at all."""
-    reasons = dict(decision.dropped)
-    return (backend for backend in view.backends if reasons.get(backend.name) in {None, *PASSING})
 
 
 def fastest_prefill_s(request: Request, view: ClusterView, decision: Decision) -> float:
@@ -37,11 +29,12 @@ def fastest_decode_s(request: Request, view: ClusterView, decision: Decision, *,
 
 
 def cost_s(request: Request, view: ClusterView, decision: Decision, *, new_tokens: int) -> float:
-    """Seconds of a backend's time that `request` uses with an answer of `new_tokens`, where it uses least of it.
+    """Seconds of a backend's time that `request` uses with answers of `new_tokens` each, where it uses least of it.
 
     This is what the fair queue charges; 0 if no backend would take it.
     """
-    costs = (answer_s(request, backend, new_tokens=new_tokens) for backend in would_take(view, decision))
+    drawn = new_tokens * request.sampling.choices
+    costs = (answer_s(request, backend, new_tokens=drawn) for backend in would_take(view, decision))
     return min(costs, default=0.0)
 
 

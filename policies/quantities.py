@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from policies.charge import MOST_PER_TOKEN
 from policies.rules import Range
 from policies.shapes import Scalar
 
@@ -75,10 +76,15 @@ def read_weight(text: str) -> float:
     return _above_zero(_scaled(text, {"": 1.0}, "a number above zero"), text)
 
 
-@_scalar(_looks({"": 1.0}, minimum=0))
+@_scalar(_looks({"": 1.0}, minimum=0, maximum=MOST_PER_TOKEN / 1000))
 def read_price(text: str) -> float:
-    """A number, zero included."""
-    return _scaled(text, {"": 1.0}, "a number like 1 or 0.1")
+    """A number of at most three decimals, as charges are counted in thousandths; zero included."""
+    price = _scaled(text, {"": 1.0}, "a number like 1 or 0.1")
+    if price * 1000 > MOST_PER_TOKEN:
+        raise ValueError(f"must be at most {MOST_PER_TOKEN // 1000:,}, not {quoted(text)} (make the unit larger)")
+    if abs(price * 1000 - round(price * 1000)) > 1e-6:
+        raise ValueError(f"must be in whole thousandths, not {quoted(text)} (make the unit smaller)")
+    return price
 
 
 @_scalar({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": rf"^\s*{_NUMBER}\s*%?\s*$"})
@@ -136,6 +142,19 @@ def written_seconds(seconds: float) -> str:
             return f"{seconds / scale:.0f}{unit}"
     milliseconds = f"{seconds * 1e3:.6f}".rstrip("0").rstrip(".")
     return f"{milliseconds}ms" if seconds < 1 else f"{seconds:.9f}".rstrip("0") + "s"
+
+
+def told_seconds(seconds: float) -> str:
+    """A duration for a sentence, rounded up and so never nothing: 3 ms, 1.3 s, 14 s, 3 min, 20 h."""
+    ms = max(1, math.ceil(seconds * 1e3 - 1e-6))
+    if ms < 1_000:
+        return f"{ms} ms"
+    if ms <= 10_000:
+        return f"{math.ceil(ms / 100) / 10:g} s"
+    for unit, scale in (("s", 1_000), ("min", 60_000)):
+        if ms <= 120 * scale:
+            return f"{math.ceil(ms / scale)} {unit}"
+    return f"{math.ceil(ms / 3_600_000):,} h"
 
 
 def quoted(text: str) -> str:

@@ -41,11 +41,11 @@ class Admission:
     def __init__(self, store: QuotaStore) -> None:
         self.store = store
         self._open: set[Permit] = set()
-        self._running: Counter[tuple[str, str | None]] = Counter()
+        self._running: Counter[tuple[str, str]] = Counter()
         self.settled: Counter[Outcome] = Counter()
 
     def __repr__(self) -> str:
-        tenants = {tenant: count for (tenant, model), count in sorted(self._running.items(), key=str) if model is None}
+        tenants = {tenant: count for (tenant, scope), count in sorted(self._running.items()) if not scope}
         named = ", ".join(f"{tenant}: {count}" for tenant, count in tenants.items())
         return f"<Admission {len(self._open)} open ({named}), {self.settled.total()} settled>"
 
@@ -55,7 +55,7 @@ class Admission:
 
     def running(self, tenant: str) -> int:
         """How many permits of `tenant` are open."""
-        return self._running[(tenant, None)]
+        return self._running[(tenant, "")]
 
     def is_idle(self) -> bool:
         """Is no permit open?"""
@@ -156,5 +156,5 @@ class Permit:
         await self._admission.settle(self, self.outcome)
 
 
-def _who(descriptor: Descriptor) -> tuple[str, str | None]:
-    return (descriptor.tenant, descriptor.model)
+def _who(descriptor: Descriptor) -> tuple[str, str]:
+    return (descriptor.tenant, descriptor.scope)

@@ -12,6 +12,7 @@ from policies.errors import ExpectedError
 from policies.fairness.ticket import Ticket
 from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
 from policies.promise import cost_s, fastest_decode_s, promised_ttft_s
+from policies.waiting import is_outage
 from router.flights import Flight
 from router.tool_calls import ToolSyntax
 
@@ -22,6 +23,11 @@ class Found(msgspec.Struct, frozen=True):
     view: ClusterView
     decision: Decision
     is_free: bool
+
+    @property
+    def is_outage(self) -> bool:
+        """Is nobody well who could take it?"""
+        return is_outage(self.decision)
 
 
 class Placed(msgspec.Struct, frozen=True):

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
-from itertools import islice
+from collections.abc import Callable, Hashable, Mapping
 
 from policies.config import Config
 from policies.errors import Overloaded
 from policies.fairness.queue import FairQueue
-from policies.filters import is_worth_waiting
 from policies.predict import uncached_tokens
-from policies.promise import would_take
+from policies.waiting import ROOM, is_outage, is_worth_waiting, would_take
 from router.bid import Bid, Found, Placed
 from router.cluster import Cluster
 from router.model_queue import ModelQueue
@@ -37,7 +35,8 @@ class Dispatcher:
     """A fair queue for each model. A change that may have made room is answered by a walk through the queue, in order.
 
     Nobody who finds room is kept waiting by somebody of a better rank who finds none, unless that one has waited longer
-    than the ageing time: then nobody behind it may take room in its pools, so that small prompts do not starve it.
+    than the ageing time: then nobody behind it may take the room that it waits for, so that small prompts do not starve
+    it.
     """
 
     def __init__(
@@ -60,14 +59,14 @@ class Dispatcher:
 
     def look(self, bid: Bid) -> Found:
         """What the policy decides for `bid` now. Raises what its `refusal` says if no backend can take it at all."""
-        view, decision = bid.decide(bid.request, bid.avoiding)
+        queue = self._queue(bid)
+        view, decision, is_reserved = queue.decide(bid)
         if decision.chosen is None and not is_worth_waiting(decision):
             raise bid.refusal(bid.request, view, decision)
         bid.measure(view, decision)
-        queue = self._queue(bid)
         if decision.chosen is None and queue.bids:
             queue.stuck.add(bid.shape)
-        is_free = decision.chosen is not None and not self._is_full and queue.lets(bid)
+        is_free = decision.chosen is not None and not is_reserved and not self._is_full and queue.lets(bid)
         return Found(view, decision, is_free)
 
     def take(self, bid: Bid, found: Found) -> Placed:
@@ -80,14 +79,18 @@ class Dispatcher:
 
     async def wait(self, bid: Bid, found: Found, *, seconds: float | None) -> Placed | None:
         """Queue for a backend, after `found` had none; None if none came within `seconds`. Raises Overloaded, or what
-        `refusal` says as soon as no backend can take it any more.
+        `refusal` says as soon as no backend can ever take it, or, where `seconds` sets no end, none is well for too
+        long.
         """
         queue, was_charged = self._queue(bid), bid.is_charged
         self._make_place(bid)
         bid.waiting = waiting = asyncio.get_running_loop().create_future()
-        self._enter(queue, bid, backends=sum(1 for _ in would_take(found.view, found.decision)))
+        self._enter(queue, bid, found)
         try:
-            await asyncio.wait((waiting,), timeout=seconds)
+            if seconds is None:
+                await self._through_outages(queue, bid, waiting)
+            else:
+                await asyncio.wait((waiting,), timeout=seconds)
         except asyncio.CancelledError:
             if waiting.done() and waiting.exception() is None:
                 self._cluster.end(waiting.result().flight)
@@ -99,11 +102,15 @@ class Dispatcher:
         return waiting.result() if waiting.done() else None
 
     def wait_s(self, bid: Bid, found: Found) -> float:
-        """Seconds that `bid` is expected to wait in the queue if it joined it now."""
+        """Seconds that `bid` is expected to wait in the queue if it joined it now; while nobody is well, from when
+        somebody is.
+        """
         queue, request = self._queue(bid), bid.request
         ahead_s = queue.fair.ahead_s(request.service_class, request.tenant, self._clock())
-        backends = sum(1 for _ in would_take(found.view, found.decision))
-        return (ahead_s + (bid.cost_s or 0.0)) / queue.rate.per_second(backends)
+        backends = len(would_take(found.view, found.decision))
+        # its own cost stands for what is left of those that run, and after an outage nobody does
+        left_s = 0.0 if found.is_outage else bid.cost_s or 0.0
+        return (ahead_s + left_s) / queue.rate.per_second(backends)
 
     def correct(self, bid: Bid, actual_s: float) -> None:
         """The request is over and took `actual_s` of a backend's time; what was charged is put right, once."""
@@ -121,6 +128,8 @@ class Dispatcher:
         for model, queue in self._queues.items():
             queue.fair.check()
             assert len(queue.fair) == len(queue.bids), f"{self!r}: tickets and bids of {model} differ"
+            shaped = {name: bid for bids in queue.shapes.values() for name, bid in bids.items()}
+            assert shaped == queue.bids, f"{self!r}: a bid for {model} has no shape"
             assert all(bid.waiting is not None for bid in queue.bids.values()), f"{self!r}: a bid waits for nothing"
 
     def waiting(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
@@ -172,10 +181,24 @@ class Dispatcher:
                 self._let_go(queue, newest, full)
                 return
 
-    def _enter(self, queue: ModelQueue, bid: Bid, *, backends: int) -> None:
+    async def _through_outages(self, queue: ModelQueue, bid: Bid, waiting: asyncio.Future[Placed]) -> None:
+        """Return once `bid` was placed or let go. Raises its `refusal` when nobody was well for too long."""
+        while not waiting.done():
+            left_s = queue.patience_s(bid, self._clock(), self._config().outage_s)
+            if left_s > 0:
+                # an outage that begins meanwhile is not over before this is
+                await asyncio.wait((waiting,), timeout=left_s)
+                continue
+            view, decision = bid.decide(bid.request, bid.avoiding)
+            if is_outage(decision):
+                raise bid.refusal(bid.request, view, decision)
+            queue.looked(bid, view, decision, self._clock())
+            self._walk_soon(queue)
+
+    def _enter(self, queue: ModelQueue, bid: Bid, found: Found) -> None:
         now = self._clock()
-        queue.rate.waited(now, backends)
         queue.enter(bid, now)
+        queue.looked(bid, found.view, found.decision, now)
         self._count(bid, 1)
 
     def _leave(self, queue: ModelQueue, bid: Bid) -> None:
@@ -210,43 +233,64 @@ class Dispatcher:
             queue.walk = asyncio.get_running_loop().call_later(PAUSE_S, self._walk, queue)
 
     def _walk(self, queue: ModelQueue) -> None:
-        """Place whom there is room for, in fair order."""
+        """Place whom there is room for, in fair order; where too many in front find none, some of the others by turns.
+
+        Those in front look first each time: room that they can use is theirs.
+        """
         queue.walk = None
         queue.stuck.clear()
-        queue.hungry.clear()
+        queue.reserved.clear()
         self._follow_config()
-        leaving: list[tuple[Bid, Placed | Exception]] = []
-        failed = 0
-        for ticket in islice(queue.fair.order(self._clock()), MOST_SEEN):
-            if self._is_full or queue.all_stuck():
-                break
-            bid = queue.bids[ticket.id]
-            if bid.shape not in queue.stuck and not queue.is_held_back(bid.request):
-                if (outcome := self._tried(queue, bid)) is None:
-                    failed += 1
-                else:
-                    leaving.append((bid, outcome))
-            if len(leaving) == MOST_PLACED or failed == MOST_FAILED_LOOKS:
-                break
+        leaving: dict[Bid, Placed | Exception] = {}
+        is_cut = self._look_around(queue, leaving, past=set())
+        if is_cut and len(leaving) < MOST_PLACED:
+            is_cut = self._look_around(queue, leaving, past=queue.passed)
+            if not is_cut:
+                queue.passed.clear()
         # the queue stands still while it is walked
-        for bid, outcome in leaving:
+        for bid, outcome in leaving.items():
             self._let_go(queue, bid, outcome)
-        if len(leaving) == MOST_PLACED:
+        if is_cut:
             self._walk_soon(queue)
+
+    def _look_around(self, queue: ModelQueue, leaving: dict[Bid, Placed | Exception], *, past: set[Hashable]) -> bool:
+        """Let those of no shape in `past` have a look, whose shapes are noted there, and note in `leaving` what becomes
+        of those that go. Is there somebody left who had none?
+        """
+        failed = 0
+        for bid in queue.in_turn(self._clock(), MOST_SEEN):
+            if self._is_full or queue.all_stuck():
+                return False
+            if bid.shape in queue.stuck or bid.shape in past or bid in leaving:
+                continue
+            if (outcome := self._tried(queue, bid)) is None:
+                failed += 1
+                past.add(bid.shape)
+            else:
+                leaving[bid] = outcome
+            if len(leaving) == MOST_PLACED or failed == MOST_FAILED_LOOKS:
+                return True
+        # others of their shapes may stand further behind
+        return bool(leaving) and len(queue.bids) > MOST_SEEN
 
     def _tried(self, queue: ModelQueue, bid: Bid) -> Placed | Exception | None:
         """Where `bid` goes now, or why it goes nowhere; None if it has to wait on."""
         try:
-            view, decision = bid.decide(bid.request, bid.avoiding)
+            view, decision, is_reserved = queue.decide(bid)
         except Exception as error:  # noqa: BLE001 - a policy's mistake is one request's failure, not the queue's
             return error
+        if is_reserved:
+            queue.stuck.add(bid.shape)
+            return None
         if decision.chosen is not None:
+            queue.outages.pop(bid.shape, None)
             return self._placed(bid, Found(view, decision, is_free=True))
         if not is_worth_waiting(decision):
             return bid.refusal(bid.request, view, decision)
         queue.stuck.add(bid.shape)
+        queue.looked(bid, view, decision, self._clock())
         if self._clock() - bid.arrived_at > self._config().ageing_s:
-            queue.hungry.append(bid.request.pools)
+            queue.reserved.update(name for name, reason in decision.dropped if reason in ROOM)
         return None
 
     def _let_go(self, queue: ModelQueue, bid: Bid, outcome: Placed | Exception) -> None:

@@ -7,16 +7,30 @@ import binascii
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
+from policies.budget import Descriptor
 from policies.config import Config
 from policies.errors import Unauthenticated, Unavailable
-from policies.keys import PREFIX, IssuedKey, hash_of
-from policies.nouns import Tenant
+from policies.keys import PREFIX, IssuedKey, hash_of, id_of
+from policies.nouns import Limits, Tenant
 from router.keys.ring import KeyRing
 
 
+class Identity(NamedTuple):
+    """Who asks: a tenant, and the `key` that it came with where that has limits of its own."""
+
+    tenant: Tenant
+    key: Descriptor | None = None
+
+
 def identify(key: str | None, config: Config, issued: KeyRing) -> Tenant:
-    """The tenant whose key this is, of the file or `issued`; the anonymous one, where the file has it, without a key.
+    """The tenant whose key this is. Raises as `identity_of` does."""
+    return identity_of(key, config, issued).tenant
+
+
+def identity_of(key: str | None, config: Config, issued: KeyRing) -> Identity:
+    """Whose key this is, of the file or `issued`; the anonymous tenant's, where the file has it, without a key.
 
     Keys are looked up by their sha256, so the time of a lookup says nothing about keys that exist.
     Raises Unauthenticated, and Unavailable for what may be an issued key while nobody knows these.
@@ -25,12 +39,12 @@ def identify(key: str | None, config: Config, issued: KeyRing) -> Tenant:
         digest = hash_of(key)
         tenant = config.tenant_by_key_hash.get(digest)
         if tenant is not None:
-            return tenant
+            return _identity(tenant, digest, tenant.key_limits.get(digest))
         if (found := issued.find(digest)) is not None:
-            return _owner(found, config, issued.now())
+            return _identity(_owner(found, config, issued.now()), digest, found.limits)
     # without any tenant that has keys there is nobody to tell apart: clients that must send some key may
     if config.anonymous is not None and (not key or not _tells_apart(key, config, issued)):
-        return config.anonymous
+        return Identity(config.anonymous)
     if not key:
         raise Unauthenticated("no API key was sent", hint="send the header 'Authorization: Bearer YOUR_KEY'")
     if key.startswith(PREFIX) and not issued.is_known:
@@ -49,6 +63,10 @@ def on_behalf_of(name: str, config: Config) -> Tenant:
     if tenant is None:
         raise Unauthenticated(f"there is no tenant '{name}' any more", hint="the SLA file has changed")
     return tenant
+
+
+def _identity(tenant: Tenant, digest: str, limits: Limits | None) -> Identity:
+    return Identity(tenant, None if limits is None else Descriptor(tenant.name, limits, key=id_of(digest)))
 
 
 def _owner(key: IssuedKey, config: Config, now: float) -> Tenant:

@@ -25,18 +25,19 @@ from policies.errors import (
     Unreached,
 )
 from policies.explain import explain, without_secrets
-from policies.filters import is_worth_waiting
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.promise import answer_s
+from policies.quantities import told_seconds
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
+from policies.waiting import is_outage, is_worth_waiting
 from router.admission import Permit
 from router.ask import Ask
 from router.bid import Bid, Placed
 from router.caller import Caller, CallerGone, Placement
 from router.carrier import Carrier, Ourselves
 from router.gateway import Gateway
-from router.identify import identify, on_behalf_of
+from router.identify import Identity, identity_of, on_behalf_of
 from router.placing import Placer
 from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
 from router.served_model import ServedModel
@@ -85,7 +86,8 @@ async def serve(
 
 async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Account, tenant_name: str | None) -> None:
     config = gateway.config
-    tenant = identify(caller.key, config, gateway.keys) if tenant_name is None else on_behalf_of(tenant_name, config)
+    known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
+    tenant, key = known or identity_of(caller.key, config, gateway.keys)
     account.tenant = tenant.name
     ask = await caller.read()
     async with within(ask.deadline_s):
@@ -98,7 +100,7 @@ async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Ac
         account.service_class, account.rule = ruling.service_class.name, ruling.rule
         if ask.yields:
             ruling, account.service_class = yielding(ruling, config), YIELDING
-        claim = claim_of(caller.id, ask, inputs, held, facts=facts, config=config, gateway=gateway)
+        claim = claim_of(caller.id, ask, inputs, held, facts=facts, key=key, config=config, gateway=gateway)
         async with gateway.admission.permit(claim, caller.limited) as permit:
             call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
             pairs = enumerate(zip(inputs, held, strict=True))
@@ -131,7 +133,7 @@ async def _within(seconds: float) -> AsyncIterator[None]:
     except TimeoutError as error:
         if limit.expired():
             hint = "give the request more time"
-            raise DeadlineExceeded(f"the deadline of {seconds:.3f} s has passed", hint=hint) from error
+            raise DeadlineExceeded(f"the deadline of {told_seconds(seconds)} has passed", hint=hint) from error
         raise
 
 
@@ -214,15 +216,20 @@ class _Call(msgspec.Struct, frozen=True):
         bid, flight, gateway = placed.bid, placed.flight, self.gateway
         actual_s = 0.0
         if flight.answered:
-            told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens)
+            # who hung up, or was cut off, is not told: then what was believed to be cached counts as cached
+            cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
+            told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens, cached)
             self.permit.spend(told)
             self.account.usage = self.permit.usage or Usage()
             uncached = max(1, told.prompt_tokens - told.cached_tokens)
             where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
-            actual_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
+            used_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
+            # whatever a backend counts, no request has more of its time than it was there
+            actual_s = min(used_s, max(0.0, gateway.clock() - flight.sent_at))
             gateway.beliefs.answered(flight.backend, bid.request.block_keys, flight, where)
             if not self.ask.yields:
-                gateway.lengths.learn(bid.request.tenant, bid.request.service_class, told.completion_tokens)
+                each = min(bid.request.max_new_tokens, told.completion_tokens // bid.request.sampling.choices)
+                gateway.lengths.learn(bid.request.tenant, bid.request.service_class, each)
         gateway.dispatcher.correct(bid, actual_s)
 
     async def _answered(self, at: int, placed: Placed, trace: PromptTrace) -> None:
@@ -370,7 +377,7 @@ def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequ
 def _nobody(decision: Decision, backends: Sequence[BackendView]) -> NoBackend | Overloaded:
     reasons = ", ".join(f"{name}: {reason}" for name, reason in decision.dropped[:8])
     more = f" and {len(decision.dropped) - 8} more" if len(decision.dropped) > 8 else ""
-    kind = Overloaded if is_worth_waiting(decision) else NoBackend
+    kind = Overloaded if is_worth_waiting(decision) and not is_outage(decision) else NoBackend
     return kind(
         f"none of {len(backends)} backends can take this request",
         hint=f"dropped by policy '{decision.policy}': {reasons}{more}" if reasons else "the cluster is empty",

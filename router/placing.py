@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from msgspec.structs import replace
 
-from policies.errors import Overloaded, Unavailable
+from policies.errors import ExpectedError, Overloaded, Unavailable
 from policies.nouns import Request
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.promise import fastest_prefill_s
+from policies.quantities import told_seconds
 from router.bid import Bid, Found, Placed
 from router.dispatch import Dispatcher
 
@@ -33,12 +34,14 @@ class Placer(msgspec.Struct, frozen=True):
         """A backend for `bid`, where its flight has begun.
 
         While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
-        its turn. After the last the bid waits, and takes what it gets. Raises Overloaded where a step sheds or the
-        queue is full, and what the bid's `refusal` says if nobody can take it at all.
+        its turn. After the last the bid waits, and takes what it gets. While nobody is well a step that leads elsewhere
+        is taken at once; otherwise that is waited for like room. Raises Overloaded where a step sheds or the queue is
+        full, and what the bid's `refusal` says if nobody can take it at all, or nobody is well for too long.
         """
         for step in self.steps:
             found = self.dispatcher.look(bid)
-            if (placed := await self._by(bid.due_at, bid, found)) is not None:
+            leads_elsewhere = found.is_outage and isinstance(step, Spill | Degrade)
+            if not leads_elsewhere and (placed := await self._by(bid.due_at, bid, found)) is not None:
                 return placed
             self.on_step(type(step).__name__.lower())
             match step:
@@ -74,16 +77,19 @@ class Placer(msgspec.Struct, frozen=True):
     def _first_at(self, found: Found) -> float:
         return self.clock() + (found.decision.predicted_ttft_s or 0.0)
 
-    def _shed(self, bid: Bid, status: int) -> Overloaded:
+    def _shed(self, bid: Bid, status: int) -> ExpectedError:
         found, now = self.dispatcher.look(bid), self.clock()
+        if found.is_outage:
+            return bid.refusal(bid.request, found.view, found.decision)
         prefill_s = fastest_prefill_s(bid.request, found.view, found.decision)
         first_s = found.decision.predicted_ttft_s if found.is_free else self.dispatcher.wait_s(bid, found) + prefill_s
         due_s = now if bid.due_at is None else bid.due_at
         late_s = max(0.0, now + (first_s or 0.0) - due_s)
         self.on_shed(bid, found)
         kind = Overloaded if status == 429 else Unavailable
+        late, name = told_seconds(late_s), bid.request.service_class
         return kind(
-            f"the first token would come {late_s:.1f} s later than class '{bid.request.service_class}' promises",
+            f"the first token would come {late} later than class '{name}' promises",
             hint="try again later, or ask for a class that waits",
             retry_after_s=max(1.0, late_s),
         )

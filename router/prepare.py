@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.budget import descriptors
+from policies.budget import Descriptor, descriptors
 from policies.charge import Charge, estimate
 from policies.config import Config
 from policies.errors import ContextExceeded, NoBackend, UnknownModel
@@ -92,10 +92,14 @@ def claim_of(
     held: Sequence[Mapping[str, int]],
     *,
     facts: Facts,
+    key: Descriptor | None,
     config: Config,
     gateway: Gateway,
 ) -> Claim:
-    """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers."""
+    """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers.
+
+    `key` is the one that it came with, where that has limits of its own.
+    """
     charges = [
         estimate(
             tokens.count,
@@ -107,7 +111,7 @@ def claim_of(
         for tokens, matched in zip(inputs, held, strict=True)
     ]
     whole = Charge(1, sum(one.tokens for one in charges), sum(one.cost for one in charges))
-    return Claim(id, descriptors(facts.tenant, facts.model), whole, config.prices)
+    return Claim(id, descriptors(facts.tenant, facts.model, key), whole, config.prices)
 
 
 def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:

@@ -14,6 +14,7 @@ ADDRESS_PATTERN = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"
 _ADDRESS = re.compile(ADDRESS_PATTERN, re.ASCII)
 
 USUAL_AGEING_S = 30.0
+USUAL_OUTAGE_S = 10.0
 
 
 def read_address(text: str) -> str:
@@ -45,6 +46,9 @@ QUEUE = Table(
     {
         "ageing": Key(read_seconds, "a request that has waited so long counts as one rank better; 30s without it"),
         "most": Key(read_count, "requests that may wait; 4096 without it"),
+        "outage": Key(
+            read_seconds, "how long a request waits while no backend that could take it is well; 10s without it"
+        ),
     }
 )
 

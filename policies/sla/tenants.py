@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from policies.fields import Field, Section
-from policies.nouns import USUAL_PINNED_TOKENS, Limits, Tenant
+from policies.nouns import NO_LIMITS, USUAL_PINNED_TOKENS, Limits, Tenant
 from policies.quantities import read_count, read_tokens, read_weight, read_yes
-from policies.shapes import TEXT, Key, Many, Named, Table
+from policies.shapes import TEXT, Either, Key, Many, Named, Table
 from policies.sla.secrets import API_KEY, Outside
 
 LIMIT_KEYS = {
@@ -17,7 +17,7 @@ LIMIT_KEYS = {
     "concurrent": Key(read_count, "requests that may run at once"),
     "budget_per_day": Key(read_count, "cost in a day, in the units of `cost`: 50M"),
 }
-_LIMIT_FIELDS = {key: "cost_per_day" if key == "budget_per_day" else key for key in LIMIT_KEYS}
+LIMIT_FIELDS = {key: "cost_per_day" if key == "budget_per_day" else key for key in LIMIT_KEYS}
 
 LIMITS = Table(
     {
@@ -27,9 +27,19 @@ LIMITS = Table(
     }
 )
 
+KEY = Table(
+    {
+        "key": Key(API_KEY, "sha256: and 64 hex digits, ${env:NAME} or ${file:path}", required=True),
+        "limits": Key(Table(LIMIT_KEYS), "limits for this key, which hold beside the tenant's own"),
+    }
+)
+
 TENANT = Table(
     {
-        "keys": Key(Many(API_KEY), "API keys: sha256: and 64 hex digits, ${env:NAME} or ${file:path}"),
+        "keys": Key(
+            Many(Either((API_KEY, KEY))),
+            "API keys: sha256: and 64 hex digits, ${env:NAME} or ${file:path}, alone or as {key: ..., limits: ...}",
+        ),
         "anonymous": Key(read_yes, "true: requests without a key belong to this tenant; one tenant at most"),
         "weight": Key(read_weight, "share beside other tenants of the same class; 1 without it"),
         "models": Key(Many(TEXT), "models that it may use; all without it"),
@@ -67,25 +77,39 @@ def read_tenants(
 
 
 def _read_tenant(section: Section, name: str, classes: Collection[str], outside: Outside) -> Tenant:
-    hashes = [item.read(outside.key_hash) for item in section.items("keys")]
     limits = section.section("limits")
+    keys = _read_keys(section, outside)
     tenant = Tenant(
         name,
         domain=name,
-        key_hashes=frozenset(digest for digest in hashes if digest),
+        key_hashes=frozenset(digest for _, digest, _ in keys),
         weight=section.read("weight", 1.0),
         models=frozenset(section.texts("models")),
         classes=frozenset(section.some_of("classes", classes, what="class")),
         limits=_read_limits(limits),
         model_limits=_read_model_limits(limits),
+        key_limits={digest: own for _, digest, own in keys if own is not None},
         pinned_tokens=limits.read("pinned_tokens", USUAL_PINNED_TOKENS),
     )
     _check_model_limits(limits, tenant)
+    _check_key_limits(keys, tenant)
     return tenant
 
 
+def _read_keys(section: Section, outside: Outside) -> list[tuple[Field, str, Limits | None]]:
+    """Where each key stands, its hash, and its own limits; without those whose hash cannot be had."""
+    found = []
+    for item in section.items("keys"):
+        entry = item.section(KEY) if isinstance(item.node.value, dict) else None
+        key = item if entry is None else entry.get("key")
+        limits = None if entry is None or "limits" not in entry else _read_limits(entry.section("limits"))
+        if key is not None and (digest := key.read(outside.key_hash)) is not None:
+            found.append((item, digest, limits))
+    return found
+
+
 def _read_limits(section: Section) -> Limits:
-    return Limits(**{name: section.read_any(key) for key, name in _LIMIT_FIELDS.items()})
+    return Limits(**{name: section.read_any(key) for key, name in LIMIT_FIELDS.items()})
 
 
 def _read_model_limits(section: Section) -> dict[str, Limits]:
@@ -99,12 +123,28 @@ def _check_model_limits(section: Section, tenant: Tenant) -> None:
         field = section.entries["models"].find(model)
         if tenant.models and model not in tenant.models:
             field.complain(f"the tenant may not use this model (it may use {', '.join(sorted(tenant.models))})")
-        if limits == Limits():
+        if limits == NO_LIMITS:
             field.complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)})")
-        for key, name in _LIMIT_FIELDS.items():
-            own, models = getattr(tenant.limits, name), getattr(limits, name)
-            if own is not None and models is not None and models > own:
-                field.find(key).complain(f"is above the tenant's own {own:,}, which holds first (lower it)")
+        _check_within(field, limits, tenant)
+
+
+def _check_key_limits(keys: Sequence[tuple[Field, str, Limits | None]], tenant: Tenant) -> None:
+    digests = [digest for _, digest, _ in keys]
+    for field, digest, limits in keys:
+        if limits is None:
+            continue
+        if digests.count(digest) > 1:
+            field.complain("the same key is here twice (which limits are meant?)")
+        if limits == NO_LIMITS:
+            field.find("limits").complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)})")
+        _check_within(field.find("limits"), limits, tenant)
+
+
+def _check_within(field: Field, limits: Limits, tenant: Tenant) -> None:
+    for key, name in LIMIT_FIELDS.items():
+        own, part = getattr(tenant.limits, name), getattr(limits, name)
+        if own is not None and part is not None and part > own:
+            field.find(key).complain(f"is above the tenant's own {own:,}, which holds first (lower it)")
 
 
 def _domains(sections: Mapping[str, Section]) -> dict[str, str]:

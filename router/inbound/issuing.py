@@ -9,8 +9,9 @@ from aiohttp import web
 
 from policies.errors import InvalidRequest
 from policies.keys import IssuedKey, id_of
-from policies.nouns import Tenant
-from policies.quantities import read_seconds
+from policies.nouns import Limits, Tenant
+from policies.quantities import read_count, read_seconds
+from policies.sla.tenants import LIMIT_FIELDS
 from policies.suggest import did_you_mean
 from router.dashboard.routes import json_reply, read_json
 from router.gateway import Gateway
@@ -27,14 +28,18 @@ def add_keys(app: web.Application, gateway: Gateway) -> None:
     """Add the calls to `app`."""
 
     async def issue(request: web.Request) -> web.Response:
-        tenant, body = _tenant(request, gateway), await _body(request, ("name", "expires"))
-        made = await gateway.keys.issue(tenant.name, name=_name(body), lives_s=_seconds(body, "expires"))
+        tenant, body = _tenant(request, gateway), await _body(request, ("name", "expires", "limits"))
+        name, lives_s, limits = _name(body), _seconds(body, "expires"), _limits(body, tenant)
+        made = await gateway.keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits)
         return json_reply(_told(made, gateway), status=201, headers=_TOLD_ONCE)
 
     async def show(request: web.Request) -> web.Response:
         tenant = _tenant(request, gateway)
         issued = [_shown(key, gateway) for key in gateway.keys.of(tenant.name)]
-        written = [{"id": id_of(digest), "from": "file"} for digest in sorted(tenant.key_hashes)]
+        written = [
+            {"id": id_of(digest), "limits": _told_limits(tenant.key_limits.get(digest)), "from": "file"}
+            for digest in sorted(tenant.key_hashes)
+        ]
         return json_reply({"tenant": tenant.name, "keys": [*issued, *written]})
 
     async def rotate(request: web.Request) -> web.Response:
@@ -106,6 +111,36 @@ def _seconds(body: Mapping[str, Any], param: str) -> float | None:
     return seconds
 
 
+def _limits(body: Mapping[str, Any], tenant: Tenant) -> Limits | None:
+    """What the new key may use in a time; None where nothing is said."""
+    said = body.get("limits") or {}
+    if not isinstance(said, Mapping):
+        raise InvalidRequest("limits must be an object", hint=f"known: {', '.join(LIMIT_FIELDS)}", param="limits")
+    found = {}
+    for key, wanted in said.items():
+        if key not in LIMIT_FIELDS:
+            hint = did_you_mean(key, LIMIT_FIELDS) or f"known: {', '.join(LIMIT_FIELDS)}"
+            raise InvalidRequest(f"there is no limit '{key[:80]}'", hint=hint, param=f"limits.{key[:80]}")
+        own = getattr(tenant.limits, LIMIT_FIELDS[key])
+        try:
+            if isinstance(wanted, bool):
+                raise ValueError("must be a whole number above zero")
+            found[LIMIT_FIELDS[key]] = most = read_count(wanted if isinstance(wanted, str) else str(wanted))
+            if own is not None and most > own:
+                raise ValueError(f"is above the tenant's own {own:,}, which holds first")
+        except ValueError as error:
+            raise InvalidRequest(
+                f"limits.{key} {error}", hint="write a number like 60 or 6M", param=f"limits.{key}"
+            ) from error
+    return Limits(**found) if found else None
+
+
+def _told_limits(limits: Limits | None) -> dict[str, int]:
+    """The limits that there are, as the SLA file calls them."""
+    told = {key: getattr(limits, name, None) for key, name in LIMIT_FIELDS.items()}
+    return {key: most for key, most in told.items() if most is not None}
+
+
 def _told(made: NewKey, gateway: Gateway) -> dict[str, Any]:
     """All of a new key, the key itself included: this once."""
     return {"key": made.text, "tenant": made.kept.tenant, **_shown(made.kept, gateway)}
@@ -120,5 +155,6 @@ def _shown(key: IssuedKey, gateway: Gateway) -> dict[str, Any]:
         "expired": key.has_expired(gateway.keys.now()),
         "last_used": gateway.keys.used(key.sha256),
         "replaced_by": key.replaced_by,
+        "limits": _told_limits(key.limits),
         "from": "api",
     }

@@ -9,11 +9,22 @@ import msgspec
 
 from policies.errors import ConfigError
 from policies.keys import IssuedKey, KeyBook
+from policies.nouns import Limits
 
 _Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Id = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{12}$")]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
+
+
+class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What may be used with one key, as `policies.nouns.Limits` has it."""
+
+    requests_per_minute: _Limit | None = None
+    tokens_per_minute: _Limit | None = None
+    concurrent: _Limit | None = None
+    cost_per_day: _Limit | None = None
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -25,6 +36,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     name: _Name | None = None
     expires: _Seconds | None = None
     replaced_by: _Id | None = None
+    limits: _Limits | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)
@@ -51,7 +63,8 @@ def decode(text: bytes, source: str) -> KeyBook:
             continue
         if key.sha256 in book:
             problems.append(f"{source}:{number}: the key {key.sha256[:12]} is here twice")
-        book[key.sha256] = IssuedKey(**msgspec.structs.asdict(key))
+        limits = None if key.limits is None else Limits(**msgspec.structs.asdict(key.limits))
+        book[key.sha256] = IssuedKey(**{**msgspec.structs.asdict(key), "limits": limits})
     if problems:
         hint = "mend or remove these lines, or put back a copy; without a key's line the key is revoked"
         raise ConfigError(f"{source} cannot be understood:", problems=tuple(problems[:20]), hint=hint)

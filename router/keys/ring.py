@@ -22,6 +22,7 @@ from policies.keys import (
     with_key,
     without_key,
 )
+from policies.nouns import Limits
 from router.keys.base import Edit, KeyStore
 
 LOOK_EVERY_S = 1.0
@@ -121,9 +122,11 @@ class KeyRing:
             self._trouble = None
             self._on_event("keys_back")
 
-    async def issue(self, tenant: str, *, name: str | None = None, lives_s: float | None = None) -> NewKey:
+    async def issue(
+        self, tenant: str, *, name: str | None = None, lives_s: float | None = None, limits: Limits | None = None
+    ) -> NewKey:
         """A new key for `tenant`, valid here at once. Raises InvalidRequest, Unavailable, ConfigError."""
-        made = self._made(tenant, name, lives_s)
+        made = self._made(tenant, name, lives_s, limits)
         await self._change(lambda book: with_key(book, made.kept, now=self._clock()))
         _log.info("key %s of tenant %s was issued", made.kept.id, tenant)
         return made
@@ -131,14 +134,15 @@ class KeyRing:
     async def rotate(self, tenant: str, id: str, *, overlap_s: float, lives_s: float | None = None) -> NewKey:  # noqa: A002
         """A new key in the place of that one, which lives for `overlap_s` beside it. Raises as `issue` does.
 
-        The new one has the old one's name and, unless `lives_s` says otherwise, may live as long as that one might.
+        The new one has the old one's name and limits, and may live as long as that one might unless `lives_s` says
+        otherwise.
         """
         if self._store is not None:
             await self.look()  # it may have been issued elsewhere, a moment ago
         old = find_key(self._book, tenant, id)
         if lives_s is None and old.expires is not None:
             lives_s = old.expires - old.created
-        made = self._made(tenant, old.name, lives_s)
+        made = self._made(tenant, old.name, lives_s, old.limits)
         until = math.ceil(self._clock() + overlap_s)
         await self._change(lambda book: rotated(book, id, made.kept, until=until, now=self._clock()))
         _log.info("key %s of tenant %s was rotated to %s", id, tenant, made.kept.id)
@@ -156,11 +160,11 @@ class KeyRing:
         if self._store is not None:
             await self._store.close()
 
-    def _made(self, tenant: str, name: str | None, lives_s: float | None) -> NewKey:
+    def _made(self, tenant: str, name: str | None, lives_s: float | None, limits: Limits | None) -> NewKey:
         # not of the router's rng, which is seeded in tests and guessable everywhere
         text, created = PREFIX + secrets.token_urlsafe(32), int(self._clock())
         expires = None if lives_s is None else created + math.ceil(lives_s)
-        return NewKey(text, IssuedKey(hash_of(text), tenant, created, name, expires))
+        return NewKey(text, IssuedKey(hash_of(text), tenant, created, name, expires, limits=limits))
 
     async def _change(self, edit: Edit) -> None:
         # of a caller who leaves meanwhile the store knows nothing: what it then holds must be known here too

@@ -23,16 +23,22 @@ local today = math.floor(now / 86400000)
 
 local function whole(number) return string.format('%.0f', number) end
 
--- the level now and its stamp, of what is stored; a rate of 0 is a budget of a day
-local function level(raw, rate)
-  if not raw then return 0, rate == 0 and today or now end
+local function stored(used, at) return string.format('%.0f %.0f', used, at) end
+
+-- the level now and its stamp, of what is stored; a rate of 0 is a budget of a day. Where the clock ran ahead and was
+-- set right, what is stored counts as stored now, and is stored so under its `name`: or it would not drip until then.
+local function level(raw, rate, name)
+  local present = rate == 0 and today or now
+  if not raw then return 0, present end
   local used, at = string.match(raw, '^(%d+) (%d+)$')
   used, at = tonumber(used), tonumber(at)
+  if at > present then
+    at = present
+    if name then redis.call('HSET', levels, name, stored(used, at)) end
+  end
   if rate == 0 then return at < today and 0 or used, math.max(at, today) end
   return math.max(0, used - rate * math.max(0, now - at)), math.max(at, now)
 end
-
-local function stored(used, at) return string.format('%.0f %.0f', used, at) end
 
 -- what is to be stored if a level rises by `amount` that was taken at the stamp `taken_at`
 local function moved(raw, rate, amount, taken_at)
@@ -80,7 +86,7 @@ for n, name in ipairs(names) do
   local i = 5 * n
   local rate, capacity = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   local need, amount = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
-  local used, at = level(raw[n], rate)
+  local used, at = level(raw[n], rate, name)
   if not record then
     if used + need > capacity then granted = 0 end
     taken[2 * n - 1], taken[2 * n] = name, stored(used + amount, at)
@@ -147,7 +153,7 @@ STANDING = (
 -- ARGV: now, then name, rate of each meter; returns {now, levels}
 local names, raw = meters(2, 2)
 local found = {}
-for n in ipairs(names) do found[n] = level(raw[n], tonumber(ARGV[2 * n + 1])) end
+for n, name in ipairs(names) do found[n] = level(raw[n], tonumber(ARGV[2 * n + 1]), name) end
 return {now, unpack(found)}
 """
 )

@@ -23,6 +23,7 @@ from tests.shards.attached import eventually
 TENANT = a_descriptor(requests_per_minute=60, tokens_per_minute=6000)
 AT_MODEL = a_descriptor(model="a model: with {odd} name", tokens_per_minute=600)
 BUDGET = a_descriptor(cost_per_day=10)
+YEAR_S = 365 * 86_400.0
 HALF_A_DAY_S = 43_200.0
 
 
@@ -179,6 +180,21 @@ async def test_a_budget_lasts_until_midnight_utc(stage: Stage) -> None:
     assert never.retry_after_s is None
     stage.clock.pass_s(HALF_A_DAY_S)
     await stage.reserved(a_reservation("s", BUDGET, cost=10_000))
+
+
+async def test_a_clock_that_ran_ahead_and_was_set_right_keeps_nobody_out(stage: Stage) -> None:
+    both = (TENANT, BUDGET)
+    stage.clock.pass_s(YEAR_S)
+    early = await stage.reserved(a_reservation("early", *both, tokens=6000, cost=10_000))
+    stage.clock.pass_s(-YEAR_S)
+    await stage.refused(a_reservation("r", TENANT, tokens=600))
+    stage.clock.pass_s(6.0)
+    await stage.reserved(a_reservation("s", TENANT, tokens=600))
+    await stage.store.settle(early, Charge(tokens=6000, cost=10_000))
+    # a budget belongs to the day on which it is first asked for again
+    assert await stage.left(BUDGET) == (0,)
+    stage.clock.pass_s(HALF_A_DAY_S)
+    await stage.reserved(a_reservation("t", *both, tokens=6000, cost=10_000))
 
 
 async def test_a_request_belongs_to_the_day_on_which_it_began(stage: Stage) -> None:

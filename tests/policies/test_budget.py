@@ -94,7 +94,7 @@ def test_a_refusal_names_the_limit_that_takes_longest() -> None:
     assert (refused.meter, refused.retry_after_s) == (slow, 60)
     error = refused.error()
     assert error.message == "tenant 'acme' at model 'llama' has reached its limit of 1 requests a minute"
-    assert (error.hint, error.retry_after_s) == ("the same request fits in 60.000 s", 60)
+    assert (error.hint, error.retry_after_s) == ("the same request fits in 60 s", 60)
 
 
 def test_a_refusal_of_the_local_share_says_so() -> None:
@@ -133,3 +133,29 @@ def test_the_shares_of_all_replicas_are_no_more_than_the_limit() -> None:
     assert share(whole, 1) == whole
     # a limit smaller than the number of replicas still lets something through at each
     assert share(whole, 4) == a_descriptor(requests_per_minute=2, tokens_per_minute=1, cost_per_day=0, concurrent=5)
+
+
+def test_a_key_is_counted_apart_from_its_tenant_its_models_and_other_keys() -> None:
+    tenant = a_tenant_with_models()
+    bound = descriptors(tenant, "llama", a_key_descriptor("0a1b2c3d4e5f"))
+    assert [str(one) for one in bound] == [
+        "tenant 'acme'",
+        "tenant 'acme' at model 'llama'",
+        "key 0a1b2c3d4e5f of tenant 'acme'",
+    ]
+    names = [meter.name for meter in meters((*bound, a_key_descriptor("ffffffffffff")))]
+    assert len(names) == len(set(names)) == 4
+
+
+def test_a_router_alone_gives_a_key_its_part() -> None:
+    part = share(a_key_descriptor("0a1b2c3d4e5f", 10), 4)
+    assert (part.key, part.limits.requests_per_minute) == ("0a1b2c3d4e5f", 2)
+
+
+def a_key_descriptor(key: str, most: int = 1) -> Descriptor:
+    return Descriptor("acme", Limits(requests_per_minute=most), key=key)
+
+
+def a_tenant_with_models() -> Tenant:
+    limits = Limits(requests_per_minute=5)
+    return Tenant("acme", "acme", limits=limits, model_limits={"llama": limits})

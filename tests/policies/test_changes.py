@@ -1,4 +1,6 @@
-from policies.changes import carried_over, fixed_changes
+import pytest
+
+from policies.changes import FIXED_SERVER, carried_over, fixed_changes
 from policies.parse import parse
 
 FILE = "pools:\n  own: {kind: fake, at: ['x:1'], model: m}\nserver: {http: '127.0.0.1:80'}\n"
@@ -33,3 +35,19 @@ def test_what_was_started_is_carried_over_and_the_rest_is_new() -> None:
     assert after.pools == running.pools
     assert (after.server.http, after.server.drain_s) == ("127.0.0.1:80", 1.0)
     assert list(after.classes) == ["a"]
+
+
+@pytest.mark.parametrize("name", [*FIXED_SERVER, "picker"])
+def test_whatever_is_built_into_the_running_servers_cannot_change(name: str) -> None:
+    value = {"max_body": "1MiB", "decision_log": "/log", "keys_file": "/keys"}.get(name, "127.0.0.1:9")
+    text = FILE if name == "http" else FILE.replace("server: {", f"server: {{{name}: '{value}', ")
+    text = text.replace("127.0.0.1:80", value) if name == "http" else text
+    assert [line.split(":")[2] for line in changes(text)] == [f" server.{name}"]
+
+
+def test_the_operators_keys_may_change_but_never_go_and_leave_the_port_open() -> None:
+    one, other = (f"{FILE}".replace("server: {", f"server: {{admin_keys: ['sha256:{digit * 64}'], ") for digit in "ab")
+    assert fixed_changes(parse(one), parse(other), text=other, source="f") == ()
+    assert fixed_changes(parse(FILE), parse(one), text=one, source="f") == ()
+    (line,) = fixed_changes(parse(one), parse(FILE), text=FILE, source="f")
+    assert line.startswith("f:3: server.admin_keys: cannot all go while the router runs")

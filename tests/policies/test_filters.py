@@ -2,7 +2,7 @@ import pytest
 
 from policies import filters
 from policies.compose import Filter
-from policies.nouns import BackendView, Capability, Decision, Request
+from policies.nouns import BackendView, Capability, Request
 from tests.policies.builders import a_backend, a_request
 
 
@@ -54,9 +54,3 @@ from tests.policies.builders import a_backend, a_request
 )
 def test_a_filter_asks_one_question(passes: Filter, request_: Request, backend: BackendView, verdict: bool) -> None:
     assert passes(request_, backend) is verdict
-
-
-def test_only_want_of_room_is_worth_waiting() -> None:
-    assert filters.is_worth_waiting(Decision(None, "default", dropped=(("a", "healthy"), ("b", "has_room"))))
-    assert not filters.is_worth_waiting(Decision(None, "default", dropped=(("a", "healthy"),)))
-    assert not filters.is_worth_waiting(Decision("b", "default", dropped=(("a", "has_room"),)))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.config import Config, PoolSpec, ServerSettings
 from policies.errors import ConfigError
-from policies.nouns import ServiceClass
+from policies.nouns import Limits, ServiceClass
 from policies.parse import default_config, parse
 from policies.rules import Range, Rule, When
 
@@ -328,3 +328,30 @@ def test_a_tenant_keeps_as_many_tokens_of_prefixes_as_the_file_says(limits: str,
 def test_a_tenant_needs_no_key_in_the_file_where_keys_can_be_issued(place: str) -> None:
     config = parse(f"tenants: {{a: {{}}}}\n{place}\n")
     assert (config.tenants["a"].key_hashes, config.anonymous) == (frozenset(), None)
+
+
+def test_a_key_may_have_limits_of_its_own() -> None:
+    keys = (
+        f'["sha256:{"a" * 64}", {{key: "sha256:{"b" * 64}", limits: {{requests_per_minute: 60, budget_per_day: 1M}}}}]'
+    )
+    tenant = parse(f"tenants: {{a: {{keys: {keys}, limits: {{requests_per_minute: 600}}}}}}").tenants["a"]
+    assert tenant.key_hashes == {"a" * 64, "b" * 64}
+    assert tenant.key_limits == {"b" * 64: Limits(requests_per_minute=60, cost_per_day=1_000_000)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ("{limits: {concurrent: 1}}", "tenants.a.keys: has no key"),
+        ("{key: '%s', limits: {}}", "tenants.a.keys.limits: has no limit"),
+        ("{key: '%s', limits: {concurrent: 9}}", "keys.limits.concurrent: is above the tenant's own 8"),
+        ("{key: '%s', limit: {concurrent: 1}}", "there is no 'limit' here (did you mean 'limits'?)"),
+        ("['%s', {key: '%s', limits: {concurrent: 1}}]", "tenants.a.keys[1]: the same key is here twice"),
+        ("[{key: 'plain', limits: {concurrent: 1}}]", "keys[0].key: a key must not stand in plain text"),
+    ],
+)
+def test_limits_of_a_key_that_cannot_be_meant_are_told(keys: str, sentence: str) -> None:
+    text = keys.replace("%s", "sha256:" + "a" * 64)
+    with pytest.raises(ConfigError) as caught:
+        parse(f"tenants: {{a: {{keys: {text}, limits: {{concurrent: 8}}}}}}")
+    assert sentence in str(caught.value)

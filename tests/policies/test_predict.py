@@ -1,8 +1,7 @@
 import pytest
 
 from policies.cost import Latency
-from policies.nouns import Sampling
-from policies.predict import predicted_cost_s, predicted_ttft_s, uncached_tokens
+from policies.predict import predicted_ttft_s, uncached_tokens
 from tests.policies.builders import a_backend, a_request
 
 SPEED = Latency(fixed_s=0.1, token_s=1e-3, pair_s=1e-6, step_s=0.01, sequence_s=0.002, context_s=1e-6)
@@ -26,17 +25,3 @@ def test_the_same_tokens_take_longer_behind_a_long_context() -> None:
     short = predicted_ttft_s(a_request(prompt_tokens=1000), a_backend(latency=SPEED))
     long = predicted_ttft_s(a_request(prompt_tokens=101_000), a_backend(latency=SPEED, held_tokens=100_000))
     assert long > 50 * short
-
-
-def test_a_request_costs_its_prefill_and_its_share_of_every_step() -> None:
-    request = a_request(prompt_tokens=1000, max_new_tokens=100)
-    alone = predicted_cost_s(request, a_backend(latency=SPEED, queue_s=5.0))
-    assert alone == pytest.approx(0.1 + 1.0 + 0.5 + 100 * (0.01 + 0.002 + 1e-6 * 1050))
-    among_nine = predicted_cost_s(request, a_backend(latency=SPEED, running=9))
-    assert alone - among_nine == pytest.approx(100 * 0.01 * 0.9)
-
-
-def test_each_choice_of_a_request_costs_its_decoding() -> None:
-    backend = a_backend(latency=SPEED)
-    one, two = (predicted_cost_s(a_request(sampling=Sampling(choices=n)), backend) for n in (1, 2))
-    assert two > one + 100 * SPEED.sequence_s

@@ -3,8 +3,8 @@
 import pytest
 
 from policies.cost import Latency
-from policies.nouns import Decision, ServiceClass
-from policies.promise import answer_s, cost_s, fastest_decode_s, fastest_prefill_s, promised_ttft_s, would_take
+from policies.nouns import Decision, Sampling, ServiceClass
+from policies.promise import answer_s, cost_s, fastest_decode_s, fastest_prefill_s, promised_ttft_s
 from tests.policies.builders import a_backend, a_cluster, a_request
 
 SLOW = Latency(fixed_s=0.1, token_s=1e-3, pair_s=0.0, step_s=0.1, sequence_s=0.0, context_s=0.0)
@@ -22,12 +22,6 @@ def test_the_first_token_is_due_by_the_target_and_before_the_deadline_less_the_r
     assert promised_ttft_s(ServiceClass("late", 0, deadline_s=1.0), decode_s=5.0) == 0.0
 
 
-def test_backends_that_only_lack_room_would_take_it() -> None:
-    assert [backend.name for backend in would_take(VIEW, ROOMLESS)] == ["slow", "fast"]
-    chosen = Decision("slow", "default", dropped=(("ill", "healthy"),))
-    assert [backend.name for backend in would_take(VIEW, chosen)] == ["slow", "fast"]
-
-
 def test_the_fastest_of_those_counts() -> None:
     assert fastest_prefill_s(REQUEST, VIEW, ROOMLESS) == pytest.approx(0.2)
     assert fastest_decode_s(REQUEST, VIEW, ROOMLESS, new_tokens=50) == pytest.approx(0.5)
@@ -35,7 +29,7 @@ def test_the_fastest_of_those_counts() -> None:
 
 
 def test_with_nobody_left_nothing_is_promised_or_charged() -> None:
-    nobody = Decision(None, "default", dropped=tuple((backend.name, "healthy") for backend in VIEW.backends))
+    nobody = Decision(None, "default", dropped=tuple((backend.name, "fits_context") for backend in VIEW.backends))
     assert fastest_prefill_s(REQUEST, VIEW, nobody) == 0.0
     assert cost_s(REQUEST, VIEW, nobody, new_tokens=50) == 0.0
 
@@ -44,3 +38,10 @@ def test_what_was_cached_costs_no_prefill_and_company_shares_the_steps() -> None
     holding = a_backend("fast", latency=FAST, held_tokens=900, running=4)
     assert answer_s(REQUEST, holding, new_tokens=100) == pytest.approx(0.1 + 0.01 + 100 * 0.01 / 4)
     assert answer_s(REQUEST, holding, new_tokens=100, uncached=1000) == pytest.approx(0.1 + 0.1 + 100 * 0.01 / 4)
+
+
+def test_each_of_several_answers_costs_its_decoding_and_all_are_drawn_side_by_side() -> None:
+    several = a_request(prompt_tokens=1000, sampling=Sampling(choices=4))
+    one_s, four_s = (cost_s(asked, VIEW, ROOMLESS, new_tokens=50) for asked in (REQUEST, several))
+    assert four_s - one_s == pytest.approx(3 * 50 * 0.01)
+    assert fastest_decode_s(several, VIEW, ROOMLESS, new_tokens=50) == pytest.approx(0.5)

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import quantities
+from policies.charge import charge_of
+from policies.nouns import Prices, Usage
 from policies.rules import Range
 
 READERS: list[Callable[[str], object]] = [
@@ -54,3 +56,43 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 def test_readers_raise_nothing_but_value_error(text: str, reader: Callable[[str], object]) -> None:
     with contextlib.suppress(ValueError):
         reader(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.0, "1 ms"),
+        (0.0004, "1 ms"),
+        (0.1, "100 ms"),
+        (0.0421, "43 ms"),
+        (0.9999, "1 s"),
+        (1.21, "1.3 s"),
+        (10.0, "10 s"),
+        (10.1, "11 s"),
+        (60, "60 s"),
+        (121, "3 min"),
+        (7199, "120 min"),
+        (86_399.0, "24 h"),
+    ],
+)
+def test_times_are_told_in_units_that_help_and_never_as_nothing(seconds: float, told: str) -> None:
+    assert quantities.told_seconds(seconds) == told
+
+
+@given(st.floats(0, 1e9))
+def test_who_waits_as_long_as_was_told_has_waited_long_enough(seconds: float) -> None:
+    number, unit = quantities.told_seconds(seconds).replace(",", "").split()
+    assert float(number) > 0
+    assert float(number) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit] >= seconds * (1 - 1e-9) - 1e-6
+
+
+@pytest.mark.parametrize("text", ["0", "0.001", "2.5", "1000"])
+def test_a_price_is_charged_as_it_is_written(text: str) -> None:
+    prices = Prices(uncached=quantities.read_price(text))
+    assert charge_of(Usage(prompt_tokens=1), prices).cost == round(float(text) * 1000)
+
+
+@pytest.mark.parametrize("text", ["0.0001", "1.0005", "1001", "1000.001"])
+def test_a_price_that_would_be_charged_otherwise_than_it_is_written_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        quantities.read_price(text)

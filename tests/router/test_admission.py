@@ -8,8 +8,9 @@ import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from policies.budget import Standing, descriptors
+from policies.budget import Descriptor, Standing, descriptors
 from policies.charge import Charge
 from policies.errors import BackendFailed, ExpectedError, Overloaded, QuotaExceeded
 from policies.nouns import Limits, Outcome, Prices, Tenant, Usage
@@ -140,3 +141,25 @@ async def test_no_permit_is_ever_lost(seed: int) -> None:
     assert admission.is_idle()
     refused = sum(isinstance(result, QuotaExceeded) for result in results)
     assert admission.settled.total() == 20 - refused
+
+
+async def test_a_key_may_have_limits_of_its_own_within_its_tenants() -> None:
+    (admission, _), tenant = an_admission(), a_tenant(concurrent=2)
+    keyed = Descriptor("acme", Limits(concurrent=1), key="0a1b2c3d4e5f")
+
+    def with_key() -> Claim:
+        claim = a_claim(tenant)
+        return replace(claim, descriptors=(*claim.descriptors, keyed))
+
+    async with admission.permit(with_key()):
+        with pytest.raises(QuotaExceeded, match="key 0a1b2c3d4e5f of tenant 'acme' has 1 requests running"):
+            async with admission.permit(with_key()):
+                pass
+        assert admission.running("acme") == 1
+        async with admission.permit(a_claim(tenant)):
+            admission.check()
+            with pytest.raises(QuotaExceeded, match=r"^tenant 'acme' has 2"):
+                async with admission.permit(with_key()):
+                    pass
+    admission.check()
+    assert admission.is_idle()

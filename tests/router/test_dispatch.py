@@ -16,7 +16,7 @@ from policies.errors import BackendFailed, NoBackend, Overloaded
 from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
 from router.bid import Bid, Placed
 from router.cluster import Cluster
-from router.dispatch import PAUSE_S, Dispatcher
+from router.dispatch import MOST_FAILED_LOOKS, MOST_SEEN, PAUSE_S, Dispatcher
 from tests.policies.builders import a_request
 from tests.router.parts import MODEL, a_config, a_tenant
 from tests.virtual_time import run_virtually
@@ -184,6 +184,76 @@ def test_small_prompts_pass_a_long_one_that_finds_no_room_until_it_has_waited_fo
     run_virtually(run())
 
 
+def only_at(name: str, bid: Bid) -> Bid:
+    """`bid`, which no other of two backends may take."""
+    bid.avoiding = frozenset({"b0", "b1"} - {name})
+    return bid
+
+
+def test_who_has_waited_long_keeps_nobody_from_backends_that_could_not_take_it() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        holders = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
+        (old,) = await queued(stage, only_at("b0", stage.bid()))
+        (next_,) = await queued(stage, stage.bid())
+        await asyncio.sleep(11)
+        stage.leave(holders[1])
+        await asyncio.sleep(2 * PAUSE_S)
+        assert next_.done()
+        stage.leave(await next_)
+        fresh = await asyncio.wait_for(stage.place(stage.bid()), 1.0)
+        # and where it could go, it goes first
+        (rival,) = await queued(stage, only_at("b0", stage.bid()))
+        stage.leave(holders[0])
+        stage.leave(await old)
+        for placed in (fresh, await rival):
+            stage.leave(placed)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_many_kinds_that_find_no_room_keep_nobody_from_room_of_another_kind() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2).well()
+        holders = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
+        kinds = [only_at("b0", stage.bid(prompt_tokens=2**size)) for size in range(2 * MOST_FAILED_LOOKS + 1)]
+        front = await queued(stage, *kinds)
+        (behind,) = await queued(stage, only_at("b1", stage.bid(rank=1)))
+        stage.leave(holders[1])
+        # the other backend tells of its load all the time
+        for _ in range(20):
+            await asyncio.sleep(PAUSE_S)
+            stage.dispatcher.changed()
+        assert behind.done()
+        stage.leave(await behind)
+        stage.leave(holders[0])
+        for task in front:
+            stage.leave(await task)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_a_crowd_that_finds_no_room_keeps_nobody_from_room_of_another_kind() -> None:
+    async def run() -> None:
+        stage = await Stage(backends=2, most=2 * MOST_SEEN).well()
+        holders = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
+        front = await queued(stage, *(only_at("b0", stage.bid()) for _ in range(MOST_SEEN + 1)))
+        (behind,) = await queued(stage, only_at("b1", stage.bid(rank=1)))
+        stage.leave(holders[1])
+        await asyncio.sleep(5 * PAUSE_S)
+        assert behind.done()
+        stage.leave(await behind)
+        for task in front:
+            task.cancel()
+        await asyncio.gather(*front, return_exceptions=True)
+        stage.leave(holders[0])
+        stage.check()
+
+    run_virtually(run())
+
+
 def test_who_has_waited_long_enough_gets_none_and_leaves_no_trace() -> None:
     async def run() -> None:
         stage = await Stage().well()
@@ -217,14 +287,114 @@ def test_who_is_cancelled_while_it_waits_gives_back_even_what_it_was_just_given(
     run_virtually(run())
 
 
-def test_who_waits_hears_at_once_when_nobody_can_take_it_any_more() -> None:
+def test_who_waits_hears_at_once_when_nobody_can_ever_take_it() -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())
         (waiting,) = await queued(stage, stage.bid())
-        stage.cluster.drain("b0")
+        stage.backends[0].models = frozenset({"other"})
+        stage.cluster.changed("b0")
+        before = stage.clock()
         with pytest.raises(NoBackend, match="nobody is left"):
             await waiting
+        assert stage.clock() - before < 0.1
+        stage.leave(holder)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_who_waits_waits_on_while_nobody_is_well_and_goes_where_one_is_well_again() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        holder = await stage.place(stage.bid())
+        (waiting,) = await queued(stage, stage.bid())
+        await asyncio.sleep(25)
+        stage.cluster.drain("b0")
+        stage.leave(holder)
+        await asyncio.sleep(9)
+        (fresh,) = await queued(stage, stage.bid())
+        assert not waiting.done()
+        stage.cluster.drain("b0", False)
+        stage.leave(await waiting)
+        stage.leave(await fresh)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_nobody_waits_longer_than_the_file_lets_it_for_somebody_to_be_well() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        holder = await stage.place(stage.bid())
+        bids = [stage.bid() for _ in range(3)]
+        waiting = await queued(stage, *bids)
+        await asyncio.sleep(25)
+        stage.cluster.drain("b0")
+        began = stage.clock()
+        await asyncio.sleep(4)
+        (fresh,) = await queued(stage, stage.bid())
+        for task in waiting:
+            with pytest.raises(NoBackend, match="nobody is left"):
+                await task
+            assert stage.clock() - began == pytest.approx(stage.config.outage_s, abs=0.01)
+        with pytest.raises(NoBackend):
+            await fresh
+        assert stage.clock() - began == pytest.approx(4 + stage.config.outage_s, abs=0.01)
+        stage.leave(holder)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_a_class_with_a_deadline_waits_for_somebody_to_be_well_until_then() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        stage.cluster.drain("b0")
+        bid = stage.bid()
+        bid.service_class = replace(bid.service_class, deadline_s=60.0)
+        began = stage.clock()
+        (waiting,) = await queued(stage, bid)
+        with pytest.raises(NoBackend):
+            await waiting
+        assert stage.clock() - began == pytest.approx(60.0, abs=0.01)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_each_outage_is_waited_for_anew() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        holder = await stage.place(stage.bid())
+        (waiting,) = await queued(stage, stage.bid())
+        for _ in range(5):
+            stage.cluster.drain("b0")
+            await asyncio.sleep(9)
+            stage.cluster.drain("b0", False)
+            await asyncio.sleep(2)
+        assert not waiting.done()
+        stage.leave(holder)
+        stage.leave(await waiting)
+        stage.check()
+
+    run_virtually(run())
+
+
+def test_an_outage_says_nothing_of_how_fast_the_queue_empties() -> None:
+    async def run() -> None:
+        stage = await Stage().well()
+        holder = await stage.place(stage.bid())
+        probe = stage.bid()
+        before_s = stage.dispatcher.wait_s(probe, stage.dispatcher.look(probe))
+        (waiting,) = await queued(stage, stage.bid())
+        stage.cluster.drain("b0")
+        await asyncio.sleep(9)
+        stage.cluster.drain("b0", False)
+        stage.leave(holder)
+        stage.leave(await waiting)
+        holder = await stage.place(stage.bid())
+        assert stage.dispatcher.wait_s(probe, stage.dispatcher.look(probe)) <= before_s * 1.01
         stage.leave(holder)
         stage.check()
 

@@ -296,6 +296,7 @@ async def test_a_drained_backend_gets_no_new_request() -> None:
         await serve(caller, gateway)
         assert caller.placed == ["b1"]
     gateway.cluster.drain("b1")
+    gateway.config = replace(gateway.config, outage_s=0.01)
     error = await ended(Listener(chat_ask(a_chat())), gateway)
     assert isinstance(error, NoBackend)
     assert "b0: healthy" in error.hint
@@ -427,4 +428,34 @@ async def test_what_a_shadow_file_would_do_otherwise_is_counted_and_does_nothing
         if sample.name == "pointsman_shadow_differences_total"
     }
     assert counted == {"class": 1.0, "none": 1.0}
+    await gateway.tokenizers.close()
+
+
+async def test_who_hangs_up_pays_for_what_its_backend_was_believed_to_compute_and_not_for_the_whole_prompt() -> None:
+    text = "the quick brown fox " * 300
+    long = an_answer("a", usage=Usage(1000, 1, 0))
+    gateway = await well(a_gateway(ScriptedBackend(scripts=[long, an_answer("a", "b", "c")])), "b0")
+    await serve(Listener(chat_ask(a_chat(text))), gateway)
+    before = tokens_of(gateway)
+    with pytest.raises(CallerGone):
+        await serve(Listener(chat_ask(a_chat(text)), hangs_up_after=1), gateway)
+    charged = {kind: count - before.get(kind, 0.0) for kind, count in tokens_of(gateway).items()}
+    assert charged["cached"] > 0.5 * charged["prompt"] > 0
+    await gateway.tokenizers.close()
+
+
+async def test_a_count_that_cannot_be_charges_the_fair_queue_no_more_than_the_time_that_passed() -> None:
+    gateway = await well(a_gateway(ScriptedBackend(scripts=[an_answer("a", usage=Usage(10, 10**12, 0))])), "b0")
+    await serve(Listener(chat_ask(a_chat())), gateway)
+    (queue,) = gateway.dispatcher._queues.values()
+    assert queue.fair._queues["chat"].tenants["acme"].account.tag < 60.0
+    await gateway.tokenizers.close()
+
+
+async def test_an_answer_is_expected_to_be_as_long_as_one_of_several_was() -> None:
+    pieces = [Delta(text="a", choice=choice, finish_reason="stop") for choice in range(4)]
+    backend = ScriptedBackend(scripts=[[*pieces, Delta(usage=Usage(7, 400, 0))]])
+    gateway = await well(a_gateway(backend), "b0")
+    await serve(Listener(completion_ask({"model": "tiny", "prompt": "Hi", "n": 4, "max_tokens": 200})), gateway)
+    assert gateway.lengths.expected("acme", "chat", most=4096) == 100
     await gateway.tokenizers.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from backends.base import Load
 from backends.fake import Answer, FakeBackend
 from policies.errors import ExpectedError
 from policies.explain import Explanation
-from policies.filters import PASSING
 from policies.nouns import Delta
 from policies.parse import parse
+from policies.waiting import ROOM
 from router.ask import Ask
 from router.build import build
 from router.caller import Placement
@@ -39,6 +40,7 @@ class Stopwatch:
     ask: Ask
     came_at: float
     first_at: float | None = None
+    over_at: float = 0.0
     refused: ExpectedError | None = None
     why: Explanation | None = None
     model: str = ""
@@ -90,14 +92,15 @@ class Crowd:
                 ask = chat_ask(body, self.headers)
                 call = Stopwatch(gateway.new_id(), self.key, ask, loop.time())
                 self.calls.append(call)
-                group.create_task(self._one(call, gateway))
+                group.create_task(self.one(call, gateway))
 
     @staticmethod
-    async def _one(call: Stopwatch, gateway: Gateway) -> None:
+    async def one(call: Stopwatch, gateway: Gateway) -> None:
         try:
             await serve(call, gateway)
         except ExpectedError as error:
             call.refused = error
+        call.over_at = asyncio.get_running_loop().time()
 
     def served(self, since: float, until: float) -> int:
         return sum(1 for call in self.calls if call.first_at is not None and since <= call.first_at < until)
@@ -232,6 +235,8 @@ def test_what_would_miss_its_target_is_shed_early_and_the_rest_is_in_time() -> N
     late = [call for call in quick.calls if call.first_at is not None and call.ttft_s > 0.8 and call.came_at > 5.0]
     assert {call.refused.code for call in shed if call.refused} == {"overloaded"}
     assert all(call.refused.retry_after_s for call in shed if call.refused)
+    told = {re.search(r"would come ([^ ]+) (ms|s) later", str(call.refused)) for call in shed}
+    assert all(match and float(match[1]) > 0 for match in told)
     assert len(late) < 0.05 * len(in_time)
     # what there is room for is served all the same
     assert quick.served(10.0, 40.0) >= 0.8 * 16 * 30
@@ -298,7 +303,7 @@ def test_who_is_shed_is_told_that_every_backend_would_be_late() -> None:
     for why in shed:
         assert why is not None
         assert why.chosen is None
-        assert dict(why.dropped)["own-0"] in {"late", *PASSING}
+        assert dict(why.dropped)["own-0"] in {"late", *ROOM}
     assert {why.chosen for call in crowd.calls if (why := call.why) and not call.refused} == {"own-0"}
 
 
@@ -309,3 +314,76 @@ def test_a_miss_may_wait_as_long_as_the_file_says_and_is_shed_then() -> None:
     assert max(waited) <= 3.5
     assert sum(1 for seconds in waited if seconds > 0.8) > 30
     assert any(call.refused for call in crowd.calls)
+
+
+def through_an_outage(
+    steps: str, *, seconds: float, far: FakeBackend | None = None, target: str = "800ms"
+) -> Stopwatch:
+    """One request that comes when the only backend of its pool is just away, for so many seconds."""
+    text = TWO_POOLS.replace("800ms", target) + (f"on_miss: {{interactive: {steps}}}\n" if steps else "")
+    crowd = Crowd("ACME", 1.0)
+
+    async def run() -> None:
+        async with a_router(text, [a_backend("own-0"), far or a_backend("far-0", "far")]) as gateway:
+            gateway.cluster.drain("own-0")
+            asyncio.get_running_loop().call_later(seconds, lambda: gateway.cluster.drain("own-0", False))
+            ask = chat_ask({"model": "fake", "messages": [{"role": "user", "content": "hello"}]}, {})
+            crowd.calls.append(Stopwatch(gateway.new_id(), "ACME", ask, asyncio.get_running_loop().time()))
+            await crowd.one(crowd.calls[0], gateway)
+            await asyncio.sleep(seconds)
+
+    run_virtually(run())
+    return crowd.calls[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "target", "seconds", "refused_after_s"),
+    [
+        ("", "800ms", 9.0, None),
+        ("", "800ms", 11.0, 10.0),
+        ("[shed]", "12s", 8.0, None),
+        ("[shed]", "800ms", 8.0, 0.8),
+        ("[{queue: 20s}, {shed: 503}]", "800ms", 15.0, None),
+        ("[{queue: 2s}, {shed: 429}]", "800ms", 5.0, 2.0),
+    ],
+)
+def test_a_request_waits_for_its_backends_to_be_well_as_long_as_its_class_lets_it_wait(
+    steps: str, target: str, seconds: float, refused_after_s: float | None
+) -> None:
+    call = through_an_outage(steps, seconds=seconds, target=target)
+    if refused_after_s is None:
+        assert call.refused is None
+        assert call.ttft_s < seconds + 0.5
+        return
+    assert call.refused is not None
+    assert (call.refused.code, call.refused.retry_after_s) == ("no_backend", 1.0)
+    assert "own-0: healthy" in str(call.refused)
+    # what the prefill takes is kept free
+    assert call.over_at - call.came_at == pytest.approx(refused_after_s, abs=0.3)
+
+
+def test_what_a_pool_that_is_away_would_take_spills_at_once() -> None:
+    far = a_backend("far-0", "far")
+    call = through_an_outage("[{spill: far}]", seconds=30.0, far=far)
+    assert call.ttft_s < 0.5
+    assert far.finished == 1
+
+
+def test_a_breaker_that_opens_for_a_second_costs_nobody_an_answer() -> None:
+    async def run() -> None:
+        backend, crowd = a_backend("own-0"), Crowd("ACME", 3.0)
+        async with a_router(TWO_POOLS, [backend, a_backend("far-0", "far")]) as gateway:
+            loop = asyncio.get_running_loop()
+            health = gateway.cluster._members["own-0"].health
+            work = asyncio.create_task(crowd.come(gateway, 10.0, 1))
+            await asyncio.sleep(3.0)
+            for _ in range(3):
+                health.request_failed(loop.time(), "it resets connections")
+            assert not health.may_serve
+            await asyncio.sleep(1.5)
+            assert await gateway.cluster.probe("own-0")
+            await work
+        assert len(crowd.calls) > 20
+        assert [call.refused for call in crowd.calls if call.refused] == []
+
+    run_virtually(run())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from policies.errors import ConfigError
 from policies.keys import id_of
+from policies.nouns import Limits
 from router.app import Router
 from router.inbound.v1 import inference_pb2 as pb
 from tests.router.parts import CHAT, KEY, MODEL, ScriptedBackend, a_chat, a_config, a_router, a_tenant, an_answer
@@ -91,9 +92,10 @@ async def test_a_list_tells_everything_but_keys(path: Path) -> None:
         status, told = await desk.call("GET", KEYS)
         (file_hash,) = desk.router.gateway.config.tenants["acme"].key_hashes
         issued, written = told["keys"]
-    assert (status, written) == (200, {"id": id_of(file_hash), "from": "file"})
+    assert (status, written) == (200, {"id": id_of(file_hash), "limits": {}, "from": "file"})
     assert issued["last_used"] >= made["created"]
     rest = {"name": "ci", "created": made["created"], "expires": None, "expired": False, "replaced_by": None}
+    rest["limits"] = {}
     assert issued == {"id": made["id"], "last_used": issued["last_used"], "from": "api", **rest}
     assert not {KEY, made["key"], "sha256"} & set(str(told).split("'"))
 
@@ -206,3 +208,42 @@ async def test_a_router_does_not_start_over_a_file_that_is_no_book(path: Path) -
     with pytest.raises(ConfigError, match=f"{path}:1: is no key"):
         async with a_desk(path):
             pass
+
+
+async def test_a_key_keeps_its_own_limits_through_rotation_and_a_restart_and_others_do_not_feel_them(
+    path: Path,
+) -> None:
+    async with a_desk(path) as desk:
+        first = await desk.issue(name="ci", limits={"requests_per_minute": 1, "tokens_per_minute": "6M"})
+        assert first["limits"] == {"requests_per_minute": 1, "tokens_per_minute": 6_000_000}
+        assert (await desk.chat(first["key"]))[0] == 200
+        status, body = await desk.chat(first["key"])
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        told = f"key {first['id']} of tenant 'acme' has reached its limit of 1 requests a minute"
+        assert told in body["error"]["message"]
+        assert (await desk.chat(KEY))[0] == 200
+        _, second = await desk.call("POST", f"{KEYS}/{first['id']}/rotate", {"overlap": "1h"})
+        assert second["limits"] == first["limits"]
+    async with a_desk(path) as desk:
+        assert [(await desk.chat(second["key"]))[0] for _ in range(2)] == [200, 429]
+
+
+@pytest.mark.parametrize(
+    ("limits", "param"),
+    [
+        ("many", "limits"),
+        ({"requests": 1}, "limits.requests"),
+        ({"concurrent": 0}, "limits.concurrent"),
+        ({"concurrent": True}, "limits.concurrent"),
+        ({"concurrent": "few"}, "limits.concurrent"),
+        ({"concurrent": 9}, "limits.concurrent"),
+    ],
+)
+async def test_limits_that_cannot_be_are_refused_by_name(path: Path, limits: Any, param: str) -> None:
+    async with a_desk(path) as desk:
+        config = desk.router.gateway.config
+        bound = replace(config.tenants["acme"], limits=Limits(concurrent=8))
+        desk.router.gateway.config = replace(config, tenants={**config.tenants, "acme": bound})
+        status, body = await desk.call("POST", KEYS, {"limits": limits})
+    assert (status, body["error"]["param"]) == (400, param)
+    assert lines(path) == []

@@ -14,12 +14,14 @@ import pytest
 
 from policies.errors import ConfigError, InvalidRequest, Unauthenticated, Unavailable
 from policies.keys import KeyBook, hash_of
-from policies.nouns import Tenant
+from policies.nouns import Limits, Tenant
 from router.identify import identify
 from router.keys.base import Edit, KeyStore
 from router.keys.file import FileKeys
+from router.keys.lines import decode, encode
 from router.keys.redis import RedisKeys
 from router.keys.ring import KeyRing
+from tests.policies.builders import an_issued_key
 from tests.router.parts import a_config, a_tenant
 from tests.router.store.parts import HandClock, RedisServer, a_redis
 
@@ -315,3 +317,13 @@ async def test_a_change_whose_caller_leaves_is_known_all_the_same() -> None:
         await asyncio.wait({asking})
         store.release.set()
     assert [key.tenant for key in ring.keys.of("acme")] == ["acme"]
+
+
+def test_a_book_without_limits_reads_as_it_always_did_and_one_with_them_comes_back_whole() -> None:
+    plain, limited = an_issued_key("pm_one"), an_issued_key("pm_two", limits=Limits(concurrent=2, cost_per_day=5))
+    book = {key.sha256: key for key in (plain, limited)}
+    text = encode(book)
+    assert decode(text, "book") == book
+    assert b"limits" not in encode({plain.sha256: plain})
+    with pytest.raises(ConfigError, match="is no key"):
+        decode(text.replace(b'"concurrent":2', b'"concurrent":0'), "book")

@@ -1,0 +1,43 @@
+"""Waiting: may a request that no backend takes now be placed a moment later, and what does it wait for? Pure."""
+
+from __future__ import annotations
+
+from policies.nouns import BackendView, ClusterView, Decision
+
+ROOM = frozenset({"has_room", "under_limit", "warming"})
+"""Objections that end by themselves when other requests finish."""
+
+HEALTH = frozenset({"healthy"})
+"""Objections that end when the backend is well again, back from a restart, or not drained any more."""
+
+PASSING = ROOM | HEALTH
+"""Objections that end some time; all others are for good."""
+
+UNREACHED = "unreached"
+"""The objection to a backend that never said what it serves."""
+
+_ELSEWHERE = frozenset({UNREACHED, "in_pools", "serves_model"})
+
+
+def is_worth_waiting(decision: Decision) -> bool:
+    """Was a backend dropped only for want of room or health, so that the same request may be placed later?
+
+    Also where all that serve the model are gone and others were not reached yet: they may be the same, restarted.
+    """
+    if decision.chosen is not None:
+        return False
+    reasons = {reason for _, reason in decision.dropped}
+    return not reasons.isdisjoint(PASSING) or (UNREACHED in reasons and reasons <= _ELSEWHERE)
+
+
+def is_outage(decision: Decision) -> bool:
+    """Is nobody well who could take it, so that only time tells whether anybody will be?"""
+    return is_worth_waiting(decision) and ROOM.isdisjoint(reason for _, reason in decision.dropped)
+
+
+def would_take(view: ClusterView, decision: Decision) -> list[BackendView]:
+    """The backends of `view` that `decision` dropped only for want of room, or not at all; where there are none, those
+    that it dropped for want of health."""
+    reasons = dict(decision.dropped)
+    well = [backend for backend in view.backends if reasons.get(backend.name) in {None, *ROOM}]
+    return well or [backend for backend in view.backends if reasons[backend.name] in HEALTH]
