@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from msgspec.structs import replace
 
-from policies.errors import Overloaded, Unavailable
+from policies.errors import ContextExceeded, NoBackend, Overloaded, Unavailable
 from policies.nouns import Request
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.promise import fastest_prefill_s
@@ -33,19 +33,20 @@ class Placer(msgspec.Struct, frozen=True):
         """A backend for `bid`, where its flight has begun.
 
         While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
-        its turn. After the last the bid waits, and takes what it gets. Raises Overloaded where a step sheds or the
-        queue is full, and what the bid's `refusal` says if nobody can take it at all.
+        its turn. After the last the bid waits, and takes what it gets. Where nobody is there to keep it, steps that
+        lead to somebody else are tried at once. Raises Overloaded where a step sheds or the queue is full, and what
+        the bid's `refusal` says if nobody can take it at all.
         """
-        for step in self.steps:
-            found = self.dispatcher.look(bid)
-            if (placed := await self._by(bid.due_at, bid, found)) is not None:
-                return placed
-            self.on_step(type(step).__name__.lower())
+        for at, step in enumerate(self.steps):
+            try:
+                if (placed := await self._in_time(bid, step)) is not None:
+                    return placed
+            except (NoBackend, ContextExceeded):
+                if not any(isinstance(later, Spill | Degrade) for later in self.steps[at:]):
+                    raise
+                if isinstance(step, Spill | Degrade):
+                    self._try(step)
             match step:
-                case Queue(seconds):
-                    last_at = max(bid.arrived_at + seconds, bid.due_at or 0.0)
-                    if (placed := await self._by(last_at, bid, self.dispatcher.look(bid))) is not None:
-                        return placed
                 case Spill(pool):
                     bid.request = _spilled(bid, pool)
                 case Degrade(model):
@@ -54,11 +55,39 @@ class Placer(msgspec.Struct, frozen=True):
                     raise self._shed(bid, status)
         return await self.whenever(bid)
 
+    async def elsewhere(self, bid: Bid) -> Placed:
+        """The next backend for `bid` after one has failed, however late; a pool to spill to where nobody else is left.
+
+        Raises as `place` does.
+        """
+        for step in self.steps:
+            if isinstance(step, Spill) and (spilled := _spilled(bid, step.pool)) is not bid.request:
+                try:
+                    return await self.whenever(bid)
+                except NoBackend:
+                    self._try(step)
+                    bid.request = spilled
+        return await self.whenever(bid)
+
     async def whenever(self, bid: Bid) -> Placed:
         """The next backend that has room for `bid`, however late. Raises as `place` does."""
         placed = await self._by(None, bid, self.dispatcher.look(bid))
         assert placed is not None, "who waits for ever waits until placed"
         return placed
+
+    async def _in_time(self, bid: Bid, step: Step) -> Placed | None:
+        """A backend that keeps the promise; else one for which `step` lets it wait; else None, and `step` is tried."""
+        found = self.dispatcher.look(bid)  # first: this is what sets when it is due
+        placed = await self._by(bid.due_at, bid, found)
+        if placed is None:
+            self._try(step)
+            if isinstance(step, Queue):
+                last_at = max(bid.arrived_at + step.seconds, bid.due_at or 0.0)
+                placed = await self._by(last_at, bid, self.dispatcher.look(bid))
+        return placed
+
+    def _try(self, step: Step) -> None:
+        self.on_step(type(step).__name__.lower())
 
     async def _by(self, last_at: float | None, bid: Bid, found: Found) -> Placed | None:
         """A backend that begins to answer by `last_at`; None if there will be none, as soon as that is foreseen."""
