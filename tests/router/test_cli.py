@@ -82,3 +82,9 @@ def test_counts_that_cannot_be_read_name_their_option() -> None:
     done = output_of("simulate", DEMO, "--trace", "day.jsonl", "--backends", "own")
     assert done.exit_code == 2
     assert "--backends: write NAME=VALUE, not 'own'" in done.output
+
+
+def test_a_priority_that_is_not_followed_is_told() -> None:
+    asked = output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k", "--priority", "interactive").output
+    assert "not interactive, as was asked" in asked
+    assert "as was asked" not in output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k").output
