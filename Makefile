@@ -12,9 +12,14 @@ help:            ## what there is
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PY) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	    || { echo "Pointsman needs Python 3.11 to 3.13; $(PY) is $$($(PY) -V 2>&1). Try: make PY=python3.12 ..."; exit 1; }
-	@echo "Setting up $(VENV): once, one to two minutes ..."
+	@echo "Setting up $(VENV): once, a minute or two, for torch and some libraries ..."
 	@$(PY) -m venv $(VENV)
 	@$(BIN)/python .ci/torch_is_light.py
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[shard]' openai
+	@touch $@
+
+$(VENV)/.ready-to-develop: $(VENV)/.ready
+	@echo "Adding to $(VENV) what tests and checks need: once, a minute or two ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[shard,triton,dev,docs]'
 	@touch $@
 
@@ -24,7 +29,7 @@ demo: $(VENV)/.ready   ## a RAG service's day in a minute: router, two shards, t
 up: $(VENV)/.ready     ## the same kept running, to play with
 	@$(BIN)/pointsman up
 
-test: $(VENV)/.ready   ## everything CI runs
+test: $(VENV)/.ready-to-develop   ## everything CI runs
 	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an environment of their own
@@ -32,14 +37,14 @@ clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an en
 	    --disable-pip-version-check -c constraints.txt -e '.[clients]' anthropic hypothesis openai pytest pytest-asyncio transformers; }
 	@$(VENV)-clients/bin/python -m pytest -p no:unraisableexception tests/clients
 
-check: $(VENV)/.ready  ## ruff and mypy alone
+check: $(VENV)/.ready-to-develop  ## ruff and mypy alone
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-protos: $(VENV)/.ready ## generate the code of proto/ again
+protos: $(VENV)/.ready-to-develop ## generate the code of proto/ again
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \
 	    $$(cd proto && find * -name '*.proto' | sort)
 
-site: $(VENV)/.ready   ## the pages of docs/ as a site, in build/site
+site: $(VENV)/.ready-to-develop   ## the pages of docs/ as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 clean:           ## forget the virtual environment and caches

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from policies.quantities import quoted
 from policies.shapes import NAME_PATTERN, Choice, Key, Many, Scalar, Table
-from policies.suggest import did_you_mean
+from policies.suggest import did_you_mean, nearest
 from policies.yaml_positions import Node, Problem, joined
 
 T = TypeVar("T")
@@ -141,8 +141,10 @@ class Field:
     def section(self, table: Table) -> Section:
         """The mapping here, whose keys must all be those of `table`, and the required ones there."""
         entries, keys = self.entries(), table.keys
-        for key in entries.keys() - keys.keys():
+        for key in sorted(entries.keys() - keys.keys()):
             entries[key].complain(f"there is no {quoted(key)} here{_hint(key, keys)}")
+            if (meant := nearest(key, keys)) and meant not in entries:
+                entries[meant] = entries[key]  # what only follows from the slip is not told too
         if missing := [name for name, key in keys.items() if key.required and name not in entries]:
             self.complain(f"has no {missing[0]} (add {missing[0]}: {keys[missing[0]].says})")
         return Section({key: entry for key, entry in entries.items() if key in keys}, keys)

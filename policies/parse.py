@@ -82,7 +82,7 @@ def file_table(catalogue: Catalogue) -> Table:
             "cost": Key(COST, "what a token costs, in the units of the tenants' budgets"),
             "pools": Key(POOLS, "backends of one kind that serve one model, by name"),
             "rules": Key(RULES, "which class, pools and policy a request gets: the first rule that matches wins"),
-            "on_miss": Key(ON_MISS, "by class, what happens where the predicted time to first token breaks the target"),
+            "on_miss": Key(ON_MISS, "by class, what happens where its target cannot be kept or no backend is well"),
             "policies": Key(policies_shape(catalogue), "how a backend is chosen, by name"),
             "queue": Key(QUEUE, "how requests wait in the router"),
             "store": Key(STORE, "where several routers keep what they share; without it each is alone"),

@@ -6,8 +6,14 @@ import difflib
 from collections.abc import Iterable
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The question "did you mean 'x'?" for the known word closest to `word`; empty if none is close."""
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word closest to `word`; None if none is close."""
     # difflib takes time in the square of the length: what a stranger sends is cut first
     near = difflib.get_close_matches(word[:80].lower(), sorted(known), n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else ""
+    return near[0] if near else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The question "did you mean 'x'?" for the known word closest to `word`; empty if none is close."""
+    meant = nearest(word, known)
+    return f"did you mean '{meant}'?" if meant else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -16,6 +17,9 @@ _MAX_TEXT_BYTES = 2**20
 _MAX_DEPTH = 32
 _MAX_NODES = 200_000
 """Aliases counted as often as they are used: a small file must not unfold into a huge one."""
+
+_UNQUOTED = re.compile(r"[:,\[]\s*(\$\{[^}]*\}|[>%@`][^,}\]#]*)")
+"""What YAML does not take for text: `>= 16k` begins a block, the brace of `${env:NAME}` within brackets a mapping."""
 
 _EMPTY = frozenset({"", "~", "null", "Null", "NULL"})
 
@@ -53,7 +57,7 @@ def read_yaml(text: str) -> tuple[Node, list[Problem]]:
         return Node(1, None), [(_line_of(text, error.start), "", "there is a character that is not valid Unicode")]
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        return Node(1, None), [(line, "", f"this is not YAML: {error.problem or error.context}{_tab_hint(text, line)}")]
+        return Node(1, None), [(line, "", f"this is not YAML: {error.problem or error.context}{_hint(text, line)}")]
     except yaml.reader.ReaderError as error:
         return Node(1, None), [(_line_of(text, error.position), "", f"this is not YAML: {error.reason}")]
 
@@ -62,11 +66,14 @@ def _line_of(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1
 
 
-def _tab_hint(text: str, line: int) -> str:
-    """What to do, if the line begins with a tab."""
+def _hint(text: str, line: int) -> str:
+    """What to do, if the line begins with a tab, or has a value that needs quotes."""
     lines = text.split("\n", line)
-    blank = lines[line - 1][: -len(lines[line - 1].lstrip())] if line <= len(lines) else ""
-    return " (indent with spaces: this line begins with a tab)" if "\t" in blank else ""
+    found = lines[line - 1] if line <= len(lines) else ""
+    if "\t" in found[: -len(found.lstrip())]:
+        return " (indent with spaces: this line begins with a tab)"
+    unquoted = _UNQUOTED.search(found)
+    return f' (put it into quotes: "{unquoted[1].strip()}")' if unquoted else ""
 
 
 class _Builder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 
 from policies.errors import ConfigError
@@ -29,3 +31,18 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+_HINTS = {
+    errno.EADDRINUSE: "is another router running? choose another port with --http, --grpc or --admin, or in the file",
+    errno.EACCES: "ports below 1024 are for root; choose a higher one",
+    errno.EADDRNOTAVAIL: "this machine has no such address; 0.0.0.0 is all that it has",
+}
+
+
+def cannot_listen(address: Address, error: Exception) -> ConfigError:
+    """What to tell a person whose server failed to listen at `address` with `error`."""
+    number = getattr(error, "errno", None) or 0
+    # grpc raises a RuntimeError without a number, whose second half is advice to its own developers
+    why = os.strerror(number).lower() if number in _HINTS else str(error).partition(";")[0]
+    return ConfigError(f"cannot listen on {address}: {why}", hint=_HINTS.get(number, _HINTS[errno.EADDRINUSE]))

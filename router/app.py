@@ -10,8 +10,7 @@ from typing import Unpack
 from aiohttp import web
 
 from policies.config import Config
-from policies.errors import ConfigError
-from router.address import Address
+from router.address import Address, cannot_listen
 from router.build import Parts, build
 from router.inbound.admin import admin_app
 from router.inbound.announcements import announcements
@@ -20,6 +19,7 @@ from router.inbound.fastchat_workers import Workers
 from router.inbound.grpc import GrpcServer
 from router.inbound.http import http_app
 from router.picker.server import PickerServer
+from router.preflight import require_guarded
 from router.reload import Reloader, as_shadow
 from router.supervise import supervise
 
@@ -161,9 +161,7 @@ class Router:
         return Address(address.host, runner.addresses[0][1])
 
     def _admin_app(self, address: Address) -> web.Application:
-        if not address.is_loopback and not self.gateway.config.server.admin_key_hashes:
-            hint = "write server.admin_keys, or listen on 127.0.0.1"
-            raise ConfigError(f"the admin port {address} can be reached by others and has no keys", hint=hint)
+        require_guarded(address, self.gateway.config)
         app = admin_app(self.gateway, None if self.reloader is None else self.reloader.reload)
         app.add_routes(announcements(self.gateway))
         FastChatController(Workers(FastChatPools(self.gateway), self.gateway.clock)).add_to(app)
@@ -194,8 +192,7 @@ def _naming(address: Address) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # RuntimeError: grpc's own word for it
-        hint = "is another router running? choose another port with --http and --grpc, or in the file"
-        raise ConfigError(f"cannot listen on {address}: {error}", hint=hint) from error
+        raise cannot_listen(address, error) from error
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

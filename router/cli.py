@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sized
+from collections.abc import Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from policies.errors import ExpectedError
 
 if TYPE_CHECKING:
-    from policies.config import Config
     from router.config_file import Contents
 
 app = typer.Typer(
@@ -28,7 +27,6 @@ app = typer.Typer(
 )
 
 SlaFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SLA file (YAML).", show_default=False)]
-Http = Annotated[str | None, typer.Option(help="host:port for HTTP; the file's word otherwise.")]
 Shadow = Annotated[
     Path | None,
     typer.Option(metavar="FILE2", help="A second file that decides too, without effect; differences are counted."),
@@ -37,20 +35,46 @@ JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log one JSON object
 Decisions = Annotated[
     str | None, typer.Option(metavar="FILE", help="Log decisions and outcomes there, as JSON lines; - is stdout.")
 ]
-Admin = Annotated[
-    str | None, typer.Option(help="host:port for operators and the dashboard, or off; the file's word otherwise.")
-]
-Grpc = Annotated[str | None, typer.Option(help="host:port for gRPC; the file's word otherwise.")]
 
 
-@app.command()
+def _door(what: str) -> Any:
+    return typer.Option(metavar="HOST:PORT", help=f"Where {what}; the file's word otherwise.")
+
+
+Http = Annotated[str | None, _door("HTTP is served")]
+Grpc = Annotated[str | None, _door("gRPC is served, or off")]
+Admin = Annotated[str | None, _door("operators and the dashboard are served, or off")]
+Picker = Annotated[str | None, _door("gateways ask which endpoint to take")]
+
+
+def show_version(asked: bool) -> None:
+    """Print the version and exit, if `asked`."""
+    from importlib.metadata import version
+
+    if asked:
+        print(f"pointsman {version('pointsman')}")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def pointsman(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take what stands before a command."""
+
+
+@app.command(short_help="Router, shards and a model on this machine.")
 def up(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file; without one: defaults.")] = None,
     http: Http = None,
     grpc: Grpc = None,
     admin: Admin = None,
     shards: Annotated[int | None, typer.Option(help="Local shards, if there is no file.", min=1)] = None,
-    model: Annotated[str | None, typer.Option(help="A Hugging Face directory, if there is no file.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="DIRECTORY", help="A checkpoint in Hugging Face format, if there is no file.")
+    ] = None,
     shadow: Shadow = None,
     decisions: Decisions = None,
     json_logs: JsonLogs = False,
@@ -64,14 +88,17 @@ def up(
       pointsman up sla.yaml
       pointsman up --model ./Qwen3-0.6B --shards 1
     """
+    from policies.config import BUNDLED
+    from policies.parse import default_config
     from router.logs import LogOptions
+    from router.overrides import listening, logging_decisions
     from router.up import Files, run
 
     if file is not None and (shards or model):
         raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
     if file is None:
         files = Files(shadow=started_with(shadow) if shadow else None)
-        config = default(shards, model)
+        config = default_config(local=shards or 2, model=model or BUNDLED)
     else:
         files = Files(contents := started_with(file), started_with(shadow) if shadow else None)
         config = contents.config
@@ -79,7 +106,7 @@ def up(
     run(logging_decisions(config, decisions), files, local=True, log=LogOptions(json_logs, verbose))
 
 
-@app.command()
+@app.command(short_help="The router alone, in front of FILE's backends.")
 def serve(
     file: SlaFile,
     http: Http = None,
@@ -90,15 +117,22 @@ def serve(
         int, typer.Option(help="Routers on the same ports, sharing what FILE's store says.", min=1)
     ] = 1,
     process: Annotated[str | None, typer.Option(hidden=True)] = None,
-    picker: Annotated[
-        str | None, typer.Option(help="host:port where gateways ask which endpoint to take; the file's word otherwise.")
-    ] = None,
+    picker: Picker = None,
     decisions: Decisions = None,
     json_logs: JsonLogs = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
-    """Run the router alone, in front of the backends that FILE names."""
+    """Run the router alone, in front of the backends that FILE names, until Ctrl-C or SIGTERM.
+
+    A FILE that changes takes effect whole within two seconds, or is refused and the old one stays.
+
+    \b
+    Examples:
+      pointsman serve sla.yaml
+      pointsman serve sla.yaml --shadow next.yaml
+    """
     from router.logs import LogOptions
+    from router.overrides import listening, logging_decisions
     from router.up import Files, run, run_many
 
     contents = started_with(file)
@@ -118,6 +152,7 @@ def serve(
 
 
 @app.command(
+    short_help="One shard of our own engine.",
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="[OPTIONS]",
@@ -125,16 +160,22 @@ def serve(
 def shard(context: typer.Context) -> None:
     """Run one shard of our own engine; `pointsman shard --help` lists its options."""
     from router.local_shards import shard_environment
+    from router.preflight import require_engine
 
+    require_engine()
     os.execve(sys.executable, [sys.executable, "-m", "shards", *context.args], shard_environment(os.environ))  # noqa: S606
 
 
-@app.command()
+@app.command(short_help="Every mistake in FILE, with its line.")
 def check(file: SlaFile) -> None:
     """Find every mistake in FILE: prints line, path and what was probably meant. Exits with 1 if there is any.
 
     Proves that every request matches a rule and that every rule is reached. What is legal but hardly meant is a
     warning, and FILE is sound all the same.
+
+    \b
+    Example:
+      pointsman check sla.yaml
     """
     config = started_with(file).config
     counts = (
@@ -151,11 +192,15 @@ def _counted(things: Sized, one: str, many: str) -> str:
     return f"{len(things)} {one if len(things) == 1 else many}"
 
 
-@app.command()
+@app.command(short_help="The JSON Schema of FILE, for editors.")
 def schema() -> None:
     """Print the JSON Schema of the SLA file, for editors that complete, explain and check while you write.
 
-    With it beside the file, its first line is:  # yaml-language-server: $schema=sla.schema.json
+    \b
+    Example:
+      pointsman schema > sla.schema.json
+    and the first line of the SLA file beside it:
+      # yaml-language-server: $schema=sla.schema.json
     """
     from json import dumps
 
@@ -165,7 +210,7 @@ def schema() -> None:
     print(dumps(json_schema(installed_catalogue()), indent=2))  # noqa: T201
 
 
-@app.command()
+@app.command(short_help="What FILE would do with a request, and why.")
 def explain(
     file: SlaFile,
     tokens: Annotated[str, typer.Option(help="Length of the prompt: 900, 16k.", show_default=False)],
@@ -197,6 +242,7 @@ def explain(
     """
     from policies.quantities import read_tokens
     from router.explanations import as_json, as_text
+    from router.overrides import read_pair
     from router.what_if import WhatIf, explain_on_paper
 
     config = opened(file).config
@@ -208,10 +254,10 @@ def explain(
             max_new_tokens=read_tokens(max_output),
             priority=priority,
             session=session,
-            headers={name.lower(): value for name, value in map(_pair, header or ())},
-            metadata=dict(map(_pair, metadata or ())),
-            held_tokens={name: read_tokens(value) for name, value in map(_pair, cached or ())},
-            running={name: read_tokens(value) for name, value in map(_pair, load or ())},
+            headers={name.lower(): value for name, value in map(read_pair, header or ())},
+            metadata=dict(map(read_pair, metadata or ())),
+            held_tokens={name: read_tokens(value) for name, value in map(read_pair, cached or ())},
+            running={name: read_tokens(value) for name, value in map(read_pair, load or ())},
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -219,7 +265,7 @@ def explain(
     print(as_json(told).decode() if json else as_text(told))  # noqa: T201
 
 
-@app.command()
+@app.command(short_help="What a day of requests would see under FILE.")
 def simulate(
     file: SlaFile,
     trace: Annotated[
@@ -256,17 +302,24 @@ def simulate(
 
     The router's own pipeline and the shards' own scheduler run on a virtual clock; only the models' work is simulated.
 
-    Examples:  pointsman simulate sla.yaml --trace day.jsonl
-               pointsman simulate sla.yaml --trace day.jsonl --speed 2 --backends own=8
-               pointsman simulate sla.yaml --decisions decisions.jsonl --against changed.yaml
-               pointsman simulate sla.yaml --trace day.jsonl --find-backends own
+    \b
+    Examples:
+      pointsman simulate sla.yaml --trace day.jsonl
+      pointsman simulate sla.yaml --trace day.jsonl --speed 2 --backends own=8
+      pointsman simulate sla.yaml --decisions decisions.jsonl --against changed.yaml
+      pointsman simulate sla.yaml --trace day.jsonl --find-backends own
     """
+    from router.overrides import read_counts
     from router.simulation.command import Wanted, run
 
     if not speed > 0:
         raise typer.BadParameter("--speed must be above 0")
     if find_backends is not None and against is not None:
         raise typer.BadParameter("--find-backends is for one file; leave --against out")
+    try:
+        counts = read_counts(backends or ())
+    except ValueError as error:
+        raise typer.BadParameter(f"--backends: {error}") from error
     run(
         Wanted(
             file=(str(file), started_with(file).config),
@@ -274,7 +327,7 @@ def simulate(
             trace=trace,
             decisions=decisions,
             profile=profile,
-            counts=_counts(backends or ()),
+            counts=counts,
             speed=speed,
             most=requests,
             tenant=tenant,
@@ -286,41 +339,25 @@ def simulate(
     )
 
 
-def _counts(texts: Iterable[str]) -> dict[str, int]:
-    from policies.quantities import read_count
-
-    try:
-        return {name: read_count(value) for text in texts for name, value in map(_pair, text.split(","))}
-    except ValueError as error:
-        raise typer.BadParameter(f"--backends: {error}") from error
-
-
-@app.command()
+@app.command(short_help="The dashboard in a terminal.")
 def top(
-    admin: Annotated[str, typer.Option(help="Where the router serves operators: host:port or URL.")] = "127.0.0.1:8082",
+    admin: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the router serves operators; or a URL.")
+    ] = "127.0.0.1:8082",
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
 ) -> None:
     """Show classes against their targets, tenants, backends and decisions as they come, until Ctrl-C.
 
     An admin key is read from POINTSMAN_ADMIN_KEY. The same as a page: http://127.0.0.1:8082/dashboard
+
+    \b
+    Examples:
+      pointsman top
+      pointsman top --admin 10.0.0.7:8082
     """
     from router.top import run
 
     run(admin, once=once)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not (name and sign):
-        raise ValueError(f"write NAME=VALUE, not '{text}'")
-    return name, value
-
-
-def default(shards: int | None, model: str | None) -> Config:
-    """The config without a file."""
-    from policies.parse import default_config
-
-    return default_config(local=shards or 2, model=model or "bundled")
 
 
 def started_with(file: Path) -> Contents:
@@ -340,42 +377,6 @@ def opened(file: Path) -> Contents:
         return ConfigFile(file, os.environ, installed_catalogue()).read()
     except ExpectedError as error:
         fail(str(error))
-
-
-def listening(
-    config: Config,
-    http: str | None,
-    grpc: str | None,
-    admin: str | None,
-    picker: str | None = None,
-    *,
-    usual_admin: bool = False,
-) -> Config:
-    """`config` with the addresses that the command line gave; `usual_admin`: operators are served
-    somewhere in any case.
-
-    Who tries it out is to see the dashboard, and two routers on one machine are to start.
-    """
-    from dataclasses import replace
-
-    from router.up import USUAL_ADMIN, usual_or_free
-
-    operators = admin or config.server.admin or (usual_or_free(USUAL_ADMIN) if usual_admin else None)
-    server = replace(
-        config.server,
-        http=http or config.server.http,
-        grpc=grpc or config.server.grpc,
-        admin=None if operators == "off" else operators,
-        picker=picker or config.server.picker,
-    )
-    return replace(config, server=server)
-
-
-def logging_decisions(config: Config, to: str | None) -> Config:
-    """`config` with the decision log that the command line gave."""
-    from dataclasses import replace
-
-    return config if to is None else replace(config, server=replace(config.server, decision_log=to))
 
 
 def fail(message: str, hint: str = "") -> NoReturn:

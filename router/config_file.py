@@ -59,8 +59,10 @@ class ConfigFile:
         stamp = self.stamp()
         try:
             text = self.path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {self.path}: {error}") from error
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"cannot read {self.path}: {error}", hint="the file is text in UTF-8") from error
         outside = Outside(self.environment, lambda name: Path(name).read_text())
         parsed = examine(text, source=str(self.path), outside=outside, catalogue=self.catalogue)
         return Contents(self, text, parsed.config, stamp, parsed.doubts)

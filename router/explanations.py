@@ -107,6 +107,9 @@ def _rule_lines(told: Explanation) -> Iterator[str]:
     yield f"{'' if told.skipped else 'rules':<9} {told.rule} yes"
     lowered = "" if told.service_class == told.ruled_class else f", lowered from {told.ruled_class} by the priority"
     yield f"class     {told.service_class} (rank {told.rank}{lowered})"
+    if told.priority not in (None, told.service_class):
+        why = "the tenant may not use it, it ranks above, or the rule has the last word"
+        yield f"          not {told.priority}, as was asked: {why}"
     if told.targets:
         yield f"targets   {', '.join(f'{name} {written_seconds(value)}' for name, value in told.targets.items())}"
     if told.on_miss:

@@ -49,10 +49,13 @@ class JsonLines(logging.Formatter):
 
 
 def log_to(console: Console, options: LogOptions) -> None:
-    """Log to `console`, or to standard error as JSON lines."""
+    """Log to `console`; a line each, with its date, where that is no terminal; or to standard error as JSON lines."""
     if options.as_json:
         handler: logging.Handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())
+    elif not console.is_terminal:
+        handler = logging.StreamHandler(console.file)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     else:
         handler = RichHandler(console=console, show_path=False)
         handler.setFormatter(logging.Formatter("%(message)s"))

@@ -186,7 +186,7 @@ class _Call(msgspec.Struct, frozen=True):
                 self.gateway.telemetry.event("retried")
                 try:
                     with trace.queue():
-                        placed = await placer.whenever(placed.bid)
+                        placed = await placer.elsewhere(placed.bid)
                 except (NoBackend, Overloaded):
                     # what the last one said tells more than that nobody else is left
                     raise failure from None
@@ -260,7 +260,9 @@ class _Call(msgspec.Struct, frozen=True):
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
             self._record(at, asked, view, decision)
-            return _incapable(asked, view.backends) or _nobody(decision, view.backends)
+            return (
+                _incapable(asked, view.backends) or _too_long(asked, view, decision) or _nobody(decision, view.backends)
+            )
 
         return Bid(
             request,
@@ -372,6 +374,18 @@ def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequ
     missing = sorted(need for need in request.needs if not any(need in one.capabilities for one in serving))
     what, param, hint = WANTED[(missing or sorted(request.needs))[0]]
     return InvalidRequest(f"no backend of '{request.model}' can {what}", hint=hint, param=param)
+
+
+def _too_long(request: Request, view: ClusterView, decision: Decision) -> ContextExceeded | None:
+    """The error if it is the length alone that keeps every backend of the rule's pools from taking it."""
+    reasons = {name: reason for name, reason in decision.dropped if reason != "in_pools"}
+    if not reasons or set(reasons.values()) != {"fits_context"}:
+        return None
+    longest = max(one.context_tokens or 0 for one in view.backends if one.name in reasons)
+    return ContextExceeded(
+        f"{request.prompt_tokens:,} tokens of prompt and {request.max_new_tokens:,} for the answer do not fit together",
+        hint=f"the backends that may take it have a context of {longest:,} tokens at most",
+    )
 
 
 def _nobody(decision: Decision, backends: Sequence[BackendView]) -> NoBackend | Overloaded:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
 
-from policies.errors import ExpectedError, Overloaded, Unavailable
+from policies.errors import ContextExceeded, ExpectedError, NoBackend, Overloaded, Unavailable
 from policies.nouns import Request
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.promise import fastest_prefill_s
@@ -35,20 +36,20 @@ class Placer(msgspec.Struct, frozen=True):
 
         While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
         its turn. After the last the bid waits, and takes what it gets. While nobody is well a step that leads elsewhere
-        is taken at once; otherwise that is waited for like room. Raises Overloaded where a step sheds or the queue is
-        full, and what the bid's `refusal` says if nobody can take it at all, or nobody is well for too long.
+        is taken at once, and where nobody will ever take it; otherwise being well is waited for like room. Raises
+        Overloaded where a step sheds or the queue is full, and what the bid's `refusal` says if nobody can take it at
+        all, or nobody is well for too long.
         """
-        for step in self.steps:
-            found = self.dispatcher.look(bid)
-            leads_elsewhere = found.is_outage and isinstance(step, Spill | Degrade)
-            if not leads_elsewhere and (placed := await self._by(bid.due_at, bid, found)) is not None:
-                return placed
-            self.on_step(type(step).__name__.lower())
+        for at, step in enumerate(self.steps):
+            try:
+                if (placed := await self._in_time(bid, step)) is not None:
+                    return placed
+            except (NoBackend, ContextExceeded):
+                if not any(isinstance(later, Spill | Degrade) for later in self.steps[at:]):
+                    raise
+                if isinstance(step, Spill | Degrade):
+                    self._try(step)
             match step:
-                case Queue(seconds):
-                    last_at = max(bid.arrived_at + seconds, bid.due_at or 0.0)
-                    if (placed := await self._by(last_at, bid, self.dispatcher.look(bid))) is not None:
-                        return placed
                 case Spill(pool):
                     bid.request = _spilled(bid, pool)
                 case Degrade(model):
@@ -57,11 +58,40 @@ class Placer(msgspec.Struct, frozen=True):
                     raise self._shed(bid, status)
         return await self.whenever(bid)
 
+    async def elsewhere(self, bid: Bid) -> Placed:
+        """The next backend for `bid` after one has failed, however late; a pool to spill to where nobody else is left.
+
+        Raises as `place` does.
+        """
+        for step in self.steps:
+            if isinstance(step, Spill) and (spilled := _spilled(bid, step.pool)) is not bid.request:
+                with suppress(NoBackend):
+                    if not self.dispatcher.look(bid).is_outage:
+                        return await self.whenever(bid)
+                self._try(step)
+                bid.request = spilled
+        return await self.whenever(bid)
+
     async def whenever(self, bid: Bid) -> Placed:
         """The next backend that has room for `bid`, however late. Raises as `place` does."""
         placed = await self._by(None, bid, self.dispatcher.look(bid))
         assert placed is not None, "who waits for ever waits until placed"
         return placed
+
+    async def _in_time(self, bid: Bid, step: Step) -> Placed | None:
+        """A backend that keeps the promise; else one for which `step` lets it wait; else None, and `step` is tried."""
+        found = self.dispatcher.look(bid)  # first: this is what sets when it is due
+        leads_elsewhere = found.is_outage and isinstance(step, Spill | Degrade)
+        placed = None if leads_elsewhere else await self._by(bid.due_at, bid, found)
+        if placed is None:
+            self._try(step)
+            if isinstance(step, Queue):
+                last_at = max(bid.arrived_at + step.seconds, bid.due_at or 0.0)
+                placed = await self._by(last_at, bid, self.dispatcher.look(bid))
+        return placed
+
+    def _try(self, step: Step) -> None:
+        self.on_step(type(step).__name__.lower())
 
     async def _by(self, last_at: float | None, bid: Bid, found: Found) -> Placed | None:
         """A backend that begins to answer by `last_at`; None if there will be none, as soon as that is foreseen."""

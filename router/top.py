@@ -7,10 +7,12 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import TypeAlias
 
 import msgspec
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -24,6 +26,7 @@ KEY_VARIABLE = "POINTSMAN_ADMIN_KEY"
 
 _TIMEOUT_S = 5.0
 _MOST_DECISIONS = 60
+_WHERE = "`pointsman up` and `serve` print where the dashboard is when they start; give that address as --admin"
 _SIGNS = {
     "well": "[blue]✓[/]",
     "finished": "[blue]✓[/]",
@@ -34,11 +37,32 @@ _SIGNS = {
 }
 
 
+Row: TypeAlias = tuple[str, ...]
+
+# Names of columns, and how soon each is left out where a terminal is narrow: the highest number first, 0 never.
+_CLASSES = (
+    *(("class", 0), ("TTFT p50", 6), ("TTFT p95", 1), ("p99", 8), ("target", 2)),
+    *(("TPOT p50", 7), ("TPOT p95", 3), ("p99", 9), ("target", 4), ("late", 2), ("waiting", 1), ("ended", 5)),
+)
+_TENANTS = (
+    *(("tenant", 0), ("weight", 7), ("share", 1), ("entitled", 3), ("running", 2), ("waiting", 2)),
+    *(("cached", 3), ("cost/min", 5), ("spent", 6), ("left", 1)),
+)
+_BACKENDS = (
+    *(("backend", 0), ("state", 0), ("running", 1), ("of", 3), ("waiting", 2), ("KV in use", 4)),
+    *(("hit rate", 3), ("wait", 5), ("weight", 6), ("ended", 2)),
+)
+_DECISIONS = (
+    *(("at", 7), ("tenant", 1), ("class", 2), ("tokens", 5), ("backend", 1), ("first token", 6)),
+    *(("outcome", 1), ("why", 1)),
+)
+
+
 class Source:
     """Asks a router's operators' port at `url` for snapshots, and puts their decisions together."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        self._url, self._key = url.rstrip("/"), key
+        self._url, self._key = url.rstrip("/").removesuffix("/dashboard"), key
         if not self._url.startswith(("http://", "https://")):
             self._url = f"http://{self._url}"
         self._revision = 0
@@ -57,10 +81,12 @@ class Source:
                 told = msgspec.json.decode(reply.read(), type=Snapshot)
         except urllib.error.HTTPError as error:
             with error:
-                raise InvalidRequest(_reason(error.read()), hint=f"keys are read from ${KEY_VARIABLE}") from error
+                if error.code in (401, 403):
+                    raise InvalidRequest(_reason(error.read()), hint=f"keys are read from ${KEY_VARIABLE}") from error
+                raise BackendFailed(f"{self._url} serves no operators", hint=_WHERE) from error
         except (OSError, msgspec.DecodeError) as error:
-            hint = "is --admin where the router serves operators? It says so when it starts"
-            raise BackendFailed(f"no word from {self._url}: {error}", hint=hint) from error
+            reason = getattr(error, "reason", error)
+            raise BackendFailed(f"no word from {self._url}: {reason}", hint=_WHERE) from error
         if told.revision < self._revision:
             self._decisions.clear()
         self._revision = told.revision
@@ -75,36 +101,36 @@ def run(url: str, *, once: bool, every_s: float = 1.0) -> None:
     source, console = Source(url, os.environ.get(KEY_VARIABLE)), Console()
     told, decisions = source.read()
     if once:
-        console.print(frame(told, decisions, lines=20))
+        console.print(frame(told, decisions, lines=20, width=console.width))
         return
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(frame(told, decisions, lines=console.height), refresh=True)
+                live.update(frame(told, decisions, lines=console.height, width=console.width), refresh=True)
                 time.sleep(every_s)
                 try:
                     told, decisions = source.read()
                 except ExpectedError as error:
-                    live.update(
-                        Group(Text(f"✕ {error}", style="bold red"), frame(told, decisions, lines=20)), refresh=True
-                    )
+                    last = frame(told, decisions, lines=20, width=console.width)
+                    live.update(Group(Text(f"✕ {error}", style="bold red"), last), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def frame(told: Snapshot, decisions: list[DecisionRow], *, lines: int) -> RenderableType:
-    """What fits into `lines` lines; at least a few decisions."""
+def frame(told: Snapshot, decisions: list[DecisionRow], *, lines: int, width: int) -> RenderableType:
+    """What fits into `lines` lines of `width` columns; at least a few decisions."""
     used = 12 + len(told.classes) + len(told.tenants) + len(told.backends)
+    shown = decisions[: max(5, lines - used)]
     return Group(
         _head(told),
         Text(),
-        _classes(told.classes),
+        _table(width, _CLASSES, [_class(one) for one in told.classes]),
         Text(),
-        _tenants(told.tenants),
+        _table(width, _TENANTS, [_tenant(one) for one in told.tenants]),
         Text(),
-        _backends(told.backends),
+        _table(width, _BACKENDS, [_backend(one) for one in told.backends]),
         Text(),
-        _decisions(decisions[: max(5, lines - used)]),
+        _table(width, _DECISIONS, [_decision(one) for one in shown]) if shown else Text("nothing was asked yet"),
     )
 
 
@@ -122,14 +148,9 @@ def _head(told: Snapshot) -> Text:
     return Text.from_markup("  ".join(parts))
 
 
-def _classes(rows: tuple[ClassRow, ...]) -> Table:
-    table = _table(
-        "class", "TTFT p50", "p95", "p99", "target", "TPOT p50", "p95", "p99", "target", "late", "waiting", "ended"
-    )
-    for one in rows:
-        late = f"{one.ttft.late}+{one.tpot.late}" if one.ttft.late or one.tpot.late else "-"
-        table.add_row(one.name, *_measure(one.ttft), *_measure(one.tpot), late, str(one.waiting), _counts(one.outcomes))
-    return table
+def _class(one: ClassRow) -> Row:
+    late = f"{one.ttft.late}+{one.tpot.late}" if one.ttft.late or one.tpot.late else "-"
+    return one.name, *_measure(one.ttft), *_measure(one.tpot), late, str(one.waiting), _counts(one.outcomes)
 
 
 def _measure(seen: Measure) -> tuple[str, str, str, str]:
@@ -141,43 +162,47 @@ def _measure(seen: Measure) -> tuple[str, str, str, str]:
     return _seconds(seen.p50_s), _seconds(seen.p95_s), _seconds(seen.p99_s), target
 
 
-def _tenants(rows: tuple[TenantRow, ...]) -> Table:
-    table = _table("tenant", "weight", "share", "entitled", "running", "waiting", "cached", "cost/min", "spent", "left")
-    for one in rows:
-        cached = one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None
-        numbers = (_share(one.share), _share(one.entitled), str(one.running), str(one.waiting), _share(cached))
-        costs = (_count(one.cost_minute), _count(one.cost))
-        table.add_row(one.name, f"{one.weight:g}", *numbers, *costs, _budgets(one.budgets))
-    return table
+def _tenant(one: TenantRow) -> Row:
+    cached = one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None
+    numbers = (_share(one.share), _share(one.entitled), str(one.running), str(one.waiting), _share(cached))
+    return one.name, f"{one.weight:g}", *numbers, _count(one.cost_minute), _count(one.cost), _budgets(one.budgets)
 
 
-def _backends(rows: tuple[BackendRow, ...]) -> Table:
-    table = _table("backend", "state", "running", "of", "waiting", "KV in use", "hit rate", "wait", "weight", "ended")
-    for one in rows:
-        used = None if not one.total_tokens or one.free_tokens is None else 1 - one.free_tokens / one.total_tokens
-        load = (str(one.running), "-" if one.most is None else str(one.most), str(one.waiting))
-        rest = (_share(used), _share(one.hit_share), _seconds(one.queue_s), f"{one.weight:g}", _counts(one.outcomes))
-        state = one.state + (" and draining" if one.draining and one.state != "draining" else "")
-        table.add_row(one.name, f"{_sign(one.state)} {state}", *load, *rest)
-    return table
+def _backend(one: BackendRow) -> Row:
+    used = None if not one.total_tokens or one.free_tokens is None else 1 - one.free_tokens / one.total_tokens
+    load = (str(one.running), "-" if one.most is None else str(one.most), str(one.waiting))
+    rest = (_share(used), _share(one.hit_share), _seconds(one.queue_s), f"{one.weight:g}", _counts(one.outcomes))
+    state = one.state + (" and draining" if one.draining and one.state != "draining" else "")
+    return one.name, f"{_sign(one.state)} {state}", *load, *rest
 
 
-def _decisions(rows: list[DecisionRow]) -> Table:
-    table = _table("at", "tenant", "class", "tokens", "backend", "first token", "outcome", "why")
-    for one in rows:
-        at = datetime.fromtimestamp(one.at).astimezone().strftime("%H:%M:%S")
-        outcome = f"{_sign(one.outcome)} {one.code or one.outcome}"
-        sizes = (_count(one.prompt_tokens), one.chosen or "nobody", _seconds(one.ttft_s))
-        table.add_row(at, one.tenant, one.service_class, *sizes, outcome, escape(one.why))
-    if not rows:
-        table.add_row("-", "nothing was asked yet")
-    return table
+def _decision(one: DecisionRow) -> Row:
+    at = datetime.fromtimestamp(one.at).astimezone().strftime("%H:%M:%S")
+    outcome = f"{_sign(one.outcome)} {one.code or one.outcome}"
+    sizes = (_count(one.prompt_tokens), one.chosen or "nobody", _seconds(one.ttft_s))
+    return at, one.tenant, one.service_class, *sizes, outcome, escape(one.why)
 
 
-def _table(*columns: str) -> Table:
+def _table(width: int, columns: Sequence[tuple[str, int]], rows: Sequence[Row]) -> Table:
+    """The columns that fit into `width`: while they do not, the one with the highest number is left out.
+
+    The last one may be cut.
+    """
+    widest = [
+        max(cell_len(Text.from_markup(text).plain) for text in (name, *(row[at] for row in rows))) + 2
+        for at, (name, _) in enumerate(columns)
+    ]
+    widest[-1] = min(widest[-1], 30)
+    shown = list(range(len(columns)))
+    while sum(widest[at] for at in shown) > width and columns[spare := max(shown, key=lambda at: columns[at][1])][1]:
+        shown.remove(spare)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    for at in shown[:-1]:
+        table.add_column(columns[at][0], no_wrap=True)
+    rest = width - sum(widest[at] for at in shown[:-1])
+    table.add_column(columns[shown[-1]][0], max_width=rest, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*(row[at] for at in shown))
     return table
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -26,22 +25,9 @@ from router.config_file import Contents
 from router.export import begin_metrics, begin_tracing
 from router.local_shards import LocalShards, ShardCommand
 from router.logs import LogOptions, log_to
+from router.overrides import USUAL_ADMIN
+from router.preflight import require_startable
 from router.processes import as_process, place_of, require_shareable, run_processes
-
-USUAL_ADMIN = "127.0.0.1:8082"
-"""Where operators are served by `pointsman up` unless told otherwise."""
-
-
-def usual_or_free(address: str) -> str:
-    """`address`, or another port of its host if that is taken: nobody asked for this one."""
-    wanted = Address.parse(address)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((wanted.host, wanted.port))
-        except OSError:
-            return str(Address(wanted.host, 0))
-    return address
 
 
 class Files(NamedTuple):
@@ -56,11 +42,13 @@ def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: 
 
     `files` are watched: their changes take effect while running, at once after SIGHUP.
     `process` is `NUMBER/COUNT` where others listen at the same addresses; it then ends with its standard input too.
+    Raises ConfigError, before anything is started if what keeps it from starting can be seen then.
     """
     console = Console(stderr=True)
     log_to(console, log)
     if process is not None:
         config = as_process(config, *place_of(process))
+    require_startable(config, shares_ports=process is not None)
     uvloop.run(serve_until_signal(config, files, console, local=local, is_one_of_many=process is not None))
 
 

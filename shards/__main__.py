@@ -221,4 +221,4 @@ def shard(
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="pointsman shard")

@@ -73,7 +73,8 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
     section = field.section(POOL)
     chosen = section.get("kind")
     kind = (chosen.one_of(KINDS, what="kind of backend") if chosen else None) or "shard"
-    read_where = read_address if kind in AT_HOST_AND_PORT else read_url
+    known = chosen is None or chosen.node.value in KINDS
+    read_where = (read_address if kind in AT_HOST_AND_PORT else read_url) if known else str
     read = [item.read(lambda text: _resolved(text, outside, read_where)) for item in section.items("at")]
     places = [place for found in read if found for place in found]
     key = section.get("key")

@@ -91,7 +91,8 @@ def _reached(model: str, leads: Mapping[str, Collection[str]]) -> set[str]:
 def _doubt_steps(root: Field, config: Config) -> None:
     for name in config.on_miss:
         one, field = config.classes[name], root.find("on_miss", name)
-        if one.ttft_s is None and one.deadline_s is None:
+        leads_on = any(isinstance(step, Spill | Degrade) for step in config.on_miss[name])
+        if one.ttft_s is None and one.deadline_s is None and not leads_on:
             field.doubt("this class has no target for the time to first token and no deadline, so it never misses")
     for name, at, queue in _steps(config, Queue):
         deadline_s = config.classes[name].deadline_s

@@ -13,6 +13,8 @@ from policies.sla.secrets import API_KEY, Outside
 ADDRESS_PATTERN = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"
 _ADDRESS = re.compile(ADDRESS_PATTERN, re.ASCII)
 
+_LOOPBACK = ("127.0.0.1:", "localhost:", "[::1]:")
+
 USUAL_AGEING_S = 30.0
 USUAL_OUTAGE_S = 10.0
 
@@ -57,6 +59,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
     """Where the router listens and how much it takes, with a default for everything."""
     section = field.section(SERVER) if field else Section({}, SERVER.keys)
     usual = ServerSettings()
+    _require_guarded(section)
     return ServerSettings(
         http=section.read("http", usual.http),
         grpc=_read_grpc(section.get("grpc"), usual.grpc),
@@ -72,6 +75,12 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
         drain_s=section.read("drain", usual.drain_s),
         decision_log=section.read("decision_log", usual.decision_log),
     )
+
+
+def _require_guarded(section: Section) -> None:
+    admin = section.get("admin")
+    if admin and not str(admin.node.value).startswith(_LOOPBACK) and section.get("admin_keys") is None:
+        admin.complain("can be reached by others, and there are no keys for it (write admin_keys, or 127.0.0.1)")
 
 
 def _read_grpc(field: Field | None, usual: str | None) -> str | None:

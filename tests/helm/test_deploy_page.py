@@ -81,6 +81,11 @@ def test_every_object_that_kubectl_names_is_in_the_release(arguments: list[str])
     assert arguments[:2] == ["-n", NAMESPACE]
     names = {f"{one['kind'].lower()}/{one['metadata']['name']}" for one in render().objects}
     assert {word for word in arguments if re.fullmatch(r"(deployment|service|statefulset)/.+", word)} <= names
+    pods = [
+        one["spec"]["template"]["metadata"]["labels"] for one in render().objects if "template" in one.get("spec", {})
+    ]
+    for name, _, value in (given.partition("=") for option, given in pairwise(arguments) if option == "-l"):
+        assert value in [labels.get(name) for labels in pods], f"no pod has the label {name}={value}"
 
 
 @pytest.mark.parametrize("arguments", commands("pointsman"), ids=" ".join)

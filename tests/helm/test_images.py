@@ -35,8 +35,8 @@ def test_what_is_copied_is_there_and_not_ignored(kind: str) -> None:
 
 def test_the_router_has_no_torch_and_the_shard_has() -> None:
     (router,), (shard, *_) = ([run for run in instructions(kind, "RUN") if "pip install" in run] for kind in FILES)
-    assert router.split()[-1] == "."
-    assert shard.split()[-1] == '".[${EXTRAS}]"'
+    assert router.split()[-1] == shard.split()[-1] == '".[${EXTRAS}]"'
+    assert instructions("router", "ARG")[1] == "EXTRAS=feeds,otlp"
     assert instructions("shard", "ARG")[1] == "EXTRAS=shard,triton"
     assert all("-c constraints.txt" in run for run in (router, shard))
 

@@ -186,6 +186,9 @@ def test_what_helm_says_afterwards_names_the_service_and_warns() -> None:
     assert "needs no key" in notes()
     assert "needs no key" not in notes(VALUE_SETS["production file"])
     assert "3 of them grant 3 times as much" in notes({"router": {"replicas": 3}})
+    assert "6 of them grant" in notes({"router": {"autoscaling": {"enabled": True}}})
+    shared = 'pools: {own: {at: ["${env:SHARDS_OWN}"]}}\nstore: {redis: "${env:REDIS_URL}", replicas: 3}'
+    assert "times as much" not in notes({"router": {"replicas": 3}, "redis": {"enabled": True}, "sla": shared})
 
 
 def selected(rendered: Rendered, selector: dict[str, str]) -> list[str]:

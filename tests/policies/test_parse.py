@@ -238,7 +238,7 @@ def test_each_mistake_has_a_line_and_a_sentence(text: str) -> None:
 
 
 def test_a_broken_condition_brings_no_other_complaints() -> None:
-    (problem,) = problems("rules:\n  - {when: {tenannt: a}, class: standard}\n  - {class: standard}\n")
+    (problem,) = problems("rules:\n  - {when: {tenannt: local}, class: standard}\n  - {class: standard}\n")
     assert "did you mean 'tenant'?" in problem
 
 
@@ -355,3 +355,46 @@ def test_limits_of_a_key_that_cannot_be_meant_are_told(keys: str, sentence: str)
     with pytest.raises(ConfigError) as caught:
         parse(f"tenants: {{a: {{keys: {text}, limits: {{concurrent: 8}}}}}}")
     assert sentence in str(caught.value)
+
+
+def test_a_slip_is_one_mistake_and_not_all_that_follows_from_it() -> None:
+    text = "clases: {chat: {ttft_p95: 1s}, late: {}}\nrules: [{clas: chat}]\non_miss: {chat: shed}"
+    assert problems(text) == (
+        "sla.yaml:1: clases: there is no 'clases' here (did you mean 'classes'?)",
+        "sla.yaml:2: rules[0].clas: there is no 'clas' here (did you mean 'class'?)",
+    )
+
+
+def test_where_both_spellings_stand_the_right_one_is_read() -> None:
+    assert len(problems("classes: {chat: {}}\nclases: {late: {}}\nrules: [{class: chat}]")) == 1
+
+
+def test_an_address_is_not_judged_where_nobody_knows_of_what_kind_it_is() -> None:
+    assert problems('pools: {a: {kind: openai-compatible, at: "http://a:1"}}') == (
+        "sla.yaml:1: pools.a.kind: there is no kind of backend 'openai-compatible' (did you mean 'openai_compatible'?)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("rules: [{when: {prompt_tokens: >= 16k}, class: a}]", '">= 16k"'),
+        ("rules:\n  - when:\n      prompt_tokens: > 4k\n    class: a", '"> 4k"'),
+        ("tenants: {a: {keys: [${env:KEY}]}}", '"${env:KEY}"'),
+    ],
+)
+def test_what_needs_quotes_is_told_so(text: str, meant: str) -> None:
+    (problem,) = problems(text)
+    assert problem.endswith(f"(put it into quotes: {meant})")
+
+
+@pytest.mark.parametrize("admin", ["0.0.0.0:8082", "10.0.0.7:8082"])
+def test_an_operators_port_for_others_needs_keys_before_it_is_started(admin: str) -> None:
+    (problem,) = problems(f"server: {{admin: '{admin}'}}")
+    assert "server.admin: can be reached by others, and there are no keys for it" in problem
+    parse(f"server: {{admin: '{admin}', admin_keys: '{HASH}'}}")
+
+
+@pytest.mark.parametrize("admin", ["127.0.0.1:8082", "localhost:8082", "[::1]:8082"])
+def test_an_operators_port_for_this_machine_alone_needs_none(admin: str) -> None:
+    assert parse(f"server: {{admin: '{admin}'}}").server.admin == admin

@@ -62,3 +62,29 @@ def test_the_explanation_in_the_reference_is_real() -> None:
         "explain", DEMO, "--tenant", "acme", "--tokens", "90k", "--cached", "own-0=60k", "--load", "own-0=8"
     )
     assert [line for line in done.output.splitlines() if line not in page] == []
+
+
+def test_the_version_is_told() -> None:
+    assert output_of("--version").output.startswith("pointsman ")
+
+
+def test_every_command_is_told_in_a_line_that_ends() -> None:
+    listed = output_of("--help").output.partition("Commands:")[2]
+    assert listed.count("\n") >= 8
+    assert "..." not in listed
+
+
+def test_a_file_that_is_not_there_is_said_once() -> None:
+    assert "cannot read nosuch.yaml: No such file or directory\n" in output_of("check", "nosuch.yaml").output
+
+
+def test_counts_that_cannot_be_read_name_their_option() -> None:
+    done = output_of("simulate", DEMO, "--trace", "day.jsonl", "--backends", "own")
+    assert done.exit_code == 2
+    assert "--backends: write NAME=VALUE, not 'own'" in done.output
+
+
+def test_a_priority_that_is_not_followed_is_told() -> None:
+    asked = output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k", "--priority", "interactive").output
+    assert "not interactive, as was asked" in asked
+    assert "as was asked" not in output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k").output

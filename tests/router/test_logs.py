@@ -74,3 +74,12 @@ def test_people_get_sentences_and_no_decisions_unless_they_ask() -> None:
         logging.getLogger("pointsman.cluster").warning("b0 is away")
     assert "b0 is away" in out.getvalue()
     assert "chosen" not in out.getvalue()
+
+
+def test_where_no_terminal_is_each_line_is_whole() -> None:
+    out = StringIO()
+    with a_bare_root():
+        log_to(Console(file=out, width=40), LogOptions())
+        logging.getLogger("pointsman").warning("vllm-0 is ill: %s", "it cannot be reached " * 5)
+    (line,) = out.getvalue().splitlines()
+    assert "WARNING vllm-0 is ill" in line

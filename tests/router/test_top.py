@@ -52,7 +52,18 @@ async def test_a_router_with_keys_is_asked_with_the_one_in_the_environment() -> 
 def test_where_nobody_answers_it_says_so() -> None:
     done = one_frame("127.0.0.1:1")
     assert isinstance(done.exception, BackendFailed)
-    assert "no word from http://127.0.0.1:1" in str(done.exception)
+    assert "no word from http://127.0.0.1:1: [Errno 111] Connection refused (" in str(done.exception)
+
+
+async def test_the_clients_port_is_not_taken_for_the_operators() -> None:
+    async with an_operator() as operator:
+        done = await asyncio.to_thread(one_frame, operator.router.http)
+        assert f"http://{operator.router.http} serves no operators (`pointsman up`" in str(done.exception)
+
+
+async def test_the_dashboards_address_will_do_too() -> None:
+    async with an_operator() as operator:
+        assert (await asyncio.to_thread(one_frame, f"http://{operator.router.admin}/dashboard")).exit_code == 0
 
 
 async def test_decisions_are_followed_from_frame_to_frame() -> None:
@@ -75,7 +86,12 @@ async def test_a_frame_fits_its_terminal(columns: int) -> None:
         told, decisions = await asyncio.to_thread(Source(str(operator.router.admin), None).read)
     console = Console(width=columns)
     with console.capture() as captured:
-        console.print(frame(told, decisions, lines=30))
+        console.print(frame(told, decisions, lines=30, width=columns))
     lines = captured.get().splitlines()
     assert len(lines) <= 30
     assert max(map(len, lines)) <= columns
+    # what a terminal has no room for is left out, and what is shown can be read: only reasons are cut
+    heads = [line for line in lines if line.startswith(("class", "tenant", "backend", "at "))]
+    assert len(heads) >= 3
+    assert not [line for line in heads if "…" in line]
+    assert not [line for line in lines if "…" in line and not line.endswith("…")]

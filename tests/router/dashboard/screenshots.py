@@ -22,7 +22,7 @@ async def take(folder: Path, browser: str, busy_s: float) -> None:
         PacedBackend("own-2"),
         PacedBackend("spot-0", pool="spot", latency=slow),
     ]
-    async with a_running_scene(*backends) as router, a_page(browser, width=1600, height=1000) as page:
+    async with a_running_scene(*backends) as router, a_page(browser, width=1720, height=1000) as page:
         await page.go(f"http://{router.admin}/dashboard")
         await page.until("document.documentElement.dataset.shown")
         await page.picture(folder / "dashboard-at-rest.png")

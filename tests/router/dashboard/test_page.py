@@ -223,3 +223,14 @@ async def test_the_page_is_never_wider_than_its_window(browser: str) -> None:
         for width in (390, 800, 1280, 1920):
             await page.resize(width, 900)
             assert await page.run("document.documentElement.scrollWidth") <= width
+
+
+async def test_no_table_is_cut_off_on_a_laptop(browser: str) -> None:
+    cut = """[...document.querySelectorAll(".panel")].filter((one) => one.scrollWidth > one.clientWidth + 1)
+        .map((one) => one.innerText)"""
+    async with a_dashboard(browser) as (operator, page):
+        await operator.ask()
+        await page.until(f"{rows('#stream')}.length === 1")
+        for width in (1280, 1440, 1600, 1920):
+            await page.resize(width, 900)
+            assert await page.run(cut) == []
