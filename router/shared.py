@@ -68,5 +68,5 @@ def replicas(url: str, gateway: Gateway) -> Replicas:
         on_state=telemetry.replicas,
         on_prefix=gateway.prefixes.hear,
     )
-    gateway.prefixes.share(replicas.tell)
+    gateway.prefixes.share(replicas.tell, replicas.catch_up)
     return replicas

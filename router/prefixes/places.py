@@ -63,16 +63,15 @@ class Places:
         )
 
     async def renewed(self, place: Place, prefix: Prefix, keys: Sequence[int]) -> Place | None:
-        """`place` with its pin as long as `prefix` is to be kept; None if what was pinned there is lost."""
+        """`place` with its pin as long as `prefix` is to be kept; None if what was pinned there is lost.
+
+        Raises BackendFailed if nobody can tell for now.
+        """
         if not self._is_well(place, prefix):
             return None
         if not place.can_pin:
             return place
-        try:
-            found = await self._pinned(prefix, keys, place.backend, place.pool)
-        except BackendFailed:
-            # out of reach and not yet ill for long: it may come back with all it had
-            return place
+        found = await self._pinned(prefix, keys, place.backend, place.pool)
         return found if found.held_tokens >= max(1, place.pinned_tokens) else None
 
     async def another(

@@ -8,6 +8,10 @@ from typing import Annotated
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Version = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+Key = tuple[str, str]
+"""A prefix among all tenants': its tenant and its id."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -33,6 +37,9 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
 
     Times are Unix times. `domain` is the tenant's cache domain. `tokens` are those of its whole blocks. `by` is the
     router that looks after it, `changed_at` when that one said so. `trouble` says why it is not where it should be.
+
+    `version` grows whenever it is asked for or dropped, by whichever router (Book). `life` is the version as which it
+    was asked for a moment after it had been dropped; otherwise 0.
     """
 
     id: str
@@ -48,16 +55,23 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
     is_warming: bool = False
     trouble: str = ""
     places: tuple[Place, ...] = ()
+    version: Version = 0
+    life: Version = 0
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         """Its name among all tenants' prefixes."""
         return (self.tenant, self.id)
 
     @property
+    def stamp(self) -> tuple[int, float, str]:
+        """What is said of a prefix counts if this is later: who was asked last, and of what that one says the last."""
+        return (self.version, self.changed_at, self.by)
+
+    @property
     def pin(self) -> str:
-        """What its pins are called, by whichever router."""
-        return f"{self.tenant}/{self.id}"
+        """What its pins are called, by whichever router: those of another life may be ended still by who dropped it."""
+        return f"{self.tenant}/{self.id}/{self.life}" if self.life else f"{self.tenant}/{self.id}"
 
     @property
     def backends(self) -> frozenset[str]:
@@ -80,10 +94,19 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="prefix_dropped"):
-    """The prefix `id` of `tenant` is to be kept no longer."""
+    """The prefix `id` of `tenant` is to be kept no longer, unless it was asked for after `version`.
+
+    0 is of a router that orders nothing: it counts whatever came before.
+    """
 
     tenant: str
     id: str
+    version: Version = 0
+
+    @property
+    def key(self) -> Key:
+        """That of the prefix."""
+        return (self.tenant, self.id)
 
 
 PrefixNews = Prefix | Dropped

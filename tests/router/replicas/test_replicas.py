@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -218,6 +219,27 @@ async def test_a_slow_redis_holds_nothing_up(server: RedisServer) -> None:
         assert x.expected() > 4
         line.mend()
         await eventually(lambda: x.replicas.is_exact)
+
+
+async def test_who_caught_up_was_heard_and_has_heard_all_that_was_told_before(server: RedisServer) -> None:
+    async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
+        for number in range(5):
+            keys = tuple(range(100 * number + 1, 100 * number + 11))
+            x.beliefs.sent("a", keys)
+            await x.replicas.catch_up()
+            await y.replicas.catch_up()
+            assert y.expected(keys) > 8
+
+
+async def test_nobody_waits_to_catch_up_while_redis_is_away(server: RedisServer) -> None:
+    async with a_site_on_a_line(server) as (x, line):
+        line.delay_s = 10.0
+        # once until it is seen that nothing comes, then not at all
+        await asyncio.wait_for(x.replicas.catch_up(), 5)
+        await eventually(fell(x, "slow"))
+        waiting = asyncio.create_task(x.replicas.catch_up())
+        await asyncio.sleep(0)
+        assert waiting.done()
 
 
 @pytest.mark.parametrize("lie", [b"*2\r\n+hello\r\n:7\r\n", b":1\r\n:2\r\n:3\r\n:4\r\n", b"!?\r\n", b"+OK\r\n" * 3])
