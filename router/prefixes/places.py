@@ -11,7 +11,7 @@ from policies.nouns import Capability
 from policies.prefix.index import PrefixIndex
 from router.ask import Ask
 from router.cluster import Cluster
-from router.prefixes.prefix import Place, Prefix
+from router.prefixes.prefix import Place, Prefix, last_key
 from router.prefixes.warmer import Warmed, Warmer
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -60,6 +60,16 @@ class Places:
         return all(
             place.backend in held and held[place.backend].blocks * BLOCK_TOKENS >= place.pinned_tokens
             for place in pinned
+        )
+
+    def left(self, prefix: Prefix) -> tuple[Place, ...]:
+        """The places of `prefix` that still have it, as far as can be known without its text."""
+        last = last_key(prefix.id)
+        held = {} if last is None else self._index.longest([last])
+        return tuple(
+            place
+            for place in prefix.places
+            if self._is_well(place, prefix) and (not place.is_pinned or last is None or place.backend in held)
         )
 
     async def renewed(self, place: Place, prefix: Prefix, keys: Sequence[int]) -> Place | None:

@@ -113,6 +113,17 @@ PrefixNews = Prefix | Dropped
 """What one router tells the others of prefixes."""
 
 
+_MARK = "prefix-"
+
+
 def prefix_id(keys: Sequence[int]) -> str:
     """The name of the prefix with blocks `keys`: the same for equal prompts, whichever router is asked."""
-    return f"prefix-{keys[-1]:016x}"
+    return f"{_MARK}{keys[-1]:016x}"
+
+
+def last_key(id: str) -> int | None:  # noqa: A002 - it is the prefix's
+    """The key of the last block of the prefix with this id, if it is one."""
+    try:
+        return int(id.removeprefix(_MARK), 16)
+    except ValueError:
+        return None

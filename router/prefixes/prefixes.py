@@ -23,6 +23,8 @@ from router.prefixes.rules import PrefixRules
 from router.prefixes.warmer import Measure, Warmer
 from router.supervise import supervise
 
+_UNTENDED = "the router that looked after it is gone, and its text with it: POST it again to have it looked after"
+
 _Wish = tuple[float, int]
 """Until when pins are to stay, and of which life they are."""
 
@@ -88,17 +90,12 @@ class Prefixes:
     def of(self, tenant: str | None = None) -> list[Prefix]:
         """The prefixes of `tenant`, or of all, oldest first."""
         self._forget_old()
-        found = [prefix for prefix in self._book if tenant in (None, prefix.tenant)]
+        found = [self._as_seen(prefix) for prefix in self._book if tenant in (None, prefix.tenant)]
         return sorted(found, key=lambda prefix: (prefix.created_at, prefix.key))
 
     def get(self, tenant: str, id: str) -> Prefix:  # noqa: A002 - it is the prefix's
         """The prefix of `tenant` with this id. Raises UnknownPrefix."""
-        self._forget_old()
-        prefix = self._book.find((tenant, id))
-        if prefix is None:
-            hint = "GET /v1/prefixes lists yours"
-            raise UnknownPrefix(f"there is no prefix '{id[:80]}', or its time is over", hint=hint, param="id")
-        return prefix
+        return self._as_seen(self._found(tenant, id))
 
     async def keep(self, ask: Ask, tenant: Tenant, *, shards: int, ttl_s: float, waits: bool = True) -> Prefix:
         """The prompt of `ask` is kept on `shards` backends for `ttl_s`; returns when it is there, if it `waits`.
@@ -127,14 +124,15 @@ class Prefixes:
     async def drop(self, tenant: str, id: str) -> Prefix:  # noqa: A002 - it is the prefix's
         """Keep this prefix no longer, and let its pins go; what it was. Raises UnknownPrefix."""
         await self._catch_up()
-        prefix = self.get(tenant, id)
+        prefix = self._found(tenant, id)
         await self._drop(prefix)
         return prefix
 
     async def drop_domain(self, domain: str) -> list[Prefix]:
         """Keep no prefix of cache `domain` any longer; what there was."""
         await self._catch_up()
-        dropped = [prefix for prefix in self.of() if prefix.domain == domain]
+        self._forget_old()
+        dropped = [prefix for prefix in self._book if prefix.domain == domain]
         await asyncio.gather(*map(self._drop, dropped))
         return dropped
 
@@ -187,10 +185,24 @@ class Prefixes:
             await asyncio.sleep(self._rules.every_s)
             await self.turn()
 
+    def _found(self, tenant: str, id: str) -> Prefix:  # noqa: A002 - it is the prefix's
+        self._forget_old()
+        prefix = self._book.find((tenant, id))
+        if prefix is None:
+            hint = "GET /v1/prefixes lists yours"
+            raise UnknownPrefix(f"there is no prefix '{id[:80]}', or its time is over", hint=hint, param="id")
+        return prefix
+
+    def _as_seen(self, prefix: Prefix) -> Prefix:
+        """`prefix`, and what is left of it where nobody looks after it any more."""
+        if prefix.key in self._charges or self._book.silence_s(prefix.key) < self._rules.untold_s:
+            return prefix
+        return msgspec.structs.replace(prefix, places=self._places.left(prefix), is_warming=False, trouble=_UNTENDED)
+
     def _enter(self, measure: Measure, tenant: Tenant, *, shards: int, until: float) -> Key:
         """The prefix of `measure`, new or as it was, is to be on so many backends until then. Raises QuotaExceeded."""
         now, id_ = self._now(), prefix_id(measure.keys)
-        mine = {prefix.id: prefix for prefix in self.of(tenant.name)}
+        mine = {prefix.id: prefix for prefix in self._book if prefix.tenant == tenant.name}
         known, key = mine.pop(id_, None), (tenant.name, id_)
         version = self._book.next_version(key)
         if known is None:

@@ -12,8 +12,9 @@ class PrefixRules:
     `first_backoff_s`, then ever less often.
 
     Other routers are told of a prefix again every `again_s`, for those that came later, of `most_told` at a time, since
-    what waits to be told has little room. One that was dropped is not heard of again for `silent_s`: what was said of
-    it before may still be on its way. One router knows of at most `most_known` prefixes, of all tenants and routers.
+    what waits to be told has little room. If nobody tells of one for `untold_s`, nobody looks after it any more. One
+    that was dropped is not heard of again for `silent_s`: what was said of it before may still be on its way. One
+    router knows of at most `most_known` prefixes, of all tenants and routers.
     """
 
     every_s: float = 2.0
@@ -22,6 +23,7 @@ class PrefixRules:
     most_backoff_s: float = 300.0
     most_mended: int = 64
     again_s: float = 30.0
+    untold_s: float = 90.0
     most_told: int = 1000
     silent_s: float = 10.0
     most_known: int = 10_000

@@ -293,6 +293,36 @@ async def test_any_router_can_drop_it_and_nobody_makes_it_again() -> None:
         assert other.prefixes.of() == []
 
 
+async def test_of_one_that_nobody_looks_after_any_more_is_shown_what_is_left_and_what_to_do() -> None:
+    async with a_bench() as bench, a_bench(by="r2") as other:
+        prefix = await bench.keep(shards=2)
+        other.prefixes.hear(bench.told[-1])
+        for name in ("b0", "b1"):
+            other.index.store(name, KEYS)
+        other.pass_s(89.0)
+        assert other.prefixes.of() == [prefix]
+        other.pass_s(1.0)
+        (shown,) = other.prefixes.of()
+        assert (shown.state, shown.backends) == ("ready", {"b0", "b1"})
+        assert "POST it again" in shown.trouble
+        other.index.clear("b1")
+        assert other.prefixes.get("acme", prefix.id).state == "partial"
+        other.cluster.drain("b0")
+        assert other.prefixes.get("acme", prefix.id).state == "lost"
+        assert (await other.keep(shards=2)).trouble == ""
+        assert other.prefixes.of()[0].state == "ready"
+
+
+async def test_one_that_nobody_looks_after_any_more_is_unpinned_wherever_it_was() -> None:
+    async with a_bench() as bench, a_bench(*bench.backends.values(), by="r2") as other:
+        prefix = await bench.keep(shards=2)
+        other.prefixes.hear(bench.told[-1])
+        other.pass_s(90.0)
+        assert other.prefixes.of()[0].state == "lost"
+        await other.prefixes.drop("acme", prefix.id)
+        assert not any(backend.pinned for backend in bench.backends.values())
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_routers_that_hear_the_same_in_any_order_know_the_same(seed: int) -> None:
     rng = random.Random(seed)
