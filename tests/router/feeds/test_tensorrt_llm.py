@@ -141,7 +141,7 @@ async def test_ranks_are_sources_of_their_own() -> None:
         server.next_id = 0
         server.tell([FIRST], rank=1)
         await until(lambda: len(feed.health()) == 2)
-        assert [health.source for health in feed.health()] == ["trt-0", "trt-0/1"]
+        assert [str(health.source) for health in feed.health()] == ["trt-0", "trt-0/1"]
 
 
 async def test_without_the_relay_what_is_known_only_gets_old() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from backends.events import Batch, CacheEvent, Cleared, Removed
 from router.feeds.health import FeedCounts, FeedHealth, FeedState
+from router.feeds.sink import Source
 from router.feeds.tracker import Message, Replay, Tracker
 
 
@@ -278,5 +279,5 @@ def test_a_relay_that_is_away_makes_it_old_and_not_wrong() -> None:
     ],
 )
 def test_the_older_the_less_it_is_believed(state: FeedState, age_s: float | None, confidence: float) -> None:
-    health = FeedHealth("vllm-0", state, connected=True, age_s=age_s, quiet_s=None, counts=FeedCounts())
+    health = FeedHealth(Source("vllm-0"), state, connected=True, age_s=age_s, quiet_s=None, counts=FeedCounts())
     assert health.confidence == pytest.approx(confidence)
