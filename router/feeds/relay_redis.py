@@ -75,10 +75,12 @@ class RedisRelay:
         return f"<RedisRelay at {self._prefix}>"
 
     @classmethod
-    def at(cls, url: str) -> RedisRelay:
+    def at(cls, url: str, *, prefix: str = "pointsman:feeds:") -> RedisRelay:
         """A relay at `url`, which need not be there yet."""
         retry, mute_s = Retry(NoBackoff(), 0), MUTE_S
-        return cls(Redis.from_url(url, retry=retry, socket_timeout=mute_s, socket_connect_timeout=mute_s))
+        return cls(
+            Redis.from_url(url, retry=retry, socket_timeout=mute_s, socket_connect_timeout=mute_s), prefix=prefix
+        )
 
     async def claim(self, channel: str, owner: str, ttl_s: float) -> int | None:
         """See Relay."""

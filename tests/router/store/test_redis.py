@@ -206,6 +206,35 @@ async def test_what_somebody_else_wrote_under_our_keys_is_not_believed(server: R
     assert failed.value.fault is Fault.REFUSING
 
 
+@pytest.mark.parametrize("password", ["", ":wrong@"])
+async def test_a_redis_that_asks_for_another_password_refuses_and_is_not_gone(
+    server: RedisServer, password: str
+) -> None:
+    with server.admin() as admin:
+        admin.config_set("requirepass", "secret")
+        try:
+            async with a_store(server.url.replace("unix://", f"unix://{password}")) as store:
+                with pytest.raises(StoreFailed) as failed:
+                    await store.reserve(a_reservation("r", LIMITED[2], tokens=1))
+            async with a_store(server.url.replace("unix://", "unix://:secret@")) as store:
+                await store.reserve(a_reservation("r", LIMITED[2], tokens=1))
+        finally:
+            admin.config_set("requirepass", "")
+    assert failed.value.fault is Fault.REFUSING
+
+
+async def test_a_replica_that_only_reads_refuses(server: RedisServer) -> None:
+    with server.admin() as admin:
+        admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+        try:
+            async with a_store(server.url) as store:
+                with pytest.raises(StoreFailed) as failed:
+                    await store.reserve(a_reservation("r", LIMITED[2], tokens=1))
+        finally:
+            admin.execute_command("REPLICAOF", "NO", "ONE")
+    assert failed.value.fault is Fault.REFUSING
+
+
 async def test_an_answer_that_came_too_late_is_never_taken_for_the_next_one(server: RedisServer) -> None:
     limited = a_descriptor("c", tokens_per_minute=1000)
     async with a_line(server) as line, a_store(line.url, HandClock()) as store:
