@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -20,32 +19,14 @@ from router.prefixes.book import Book
 from router.prefixes.places import Places
 from router.prefixes.prefix import Dropped, Key, Prefix, PrefixNews, prefix_id
 from router.prefixes.rules import PrefixRules
+from router.prefixes.tended import Tended, Wish
 from router.prefixes.warmer import Measure, Warmer
 from router.supervise import supervise
 
 _UNTENDED = "the router that looked after it is gone, and its text with it: POST it again to have it looked after"
 
-_Wish = tuple[float, int]
-"""Until when pins are to stay, and of which life they are."""
-
-
-@dataclass(eq=False, slots=True)
-class _Charge:
-    """A prefix that this router looks after: what to compute, and the task that does so, if one does now.
-
-    `pinned` is the wish that all its pins were told. `under_way` are the backends that the task tries; `failure` is why
-    it did not get further. `told_at` is when others were told of it although nothing had changed.
-    """
-
-    ask: Ask
-    keys: tuple[int, ...]
-    told_at: float
-    pinned: _Wish | None = None
-    task: asyncio.Task[None] | None = None
-    under_way: set[str] = field(default_factory=set)
-    failure: ExpectedError | None = None
-    retry_at: float = 0.0
-    backoff_s: float = 0.0
+_MOST_TROUBLE = 500
+"""Characters of what went wrong that are told: it may be a backend's whole answer."""
 
 
 class Prefixes:
@@ -69,7 +50,7 @@ class Prefixes:
         self._places = Places(cluster, index, warmer, now=now, patience_s=rules.patience_s)
         self._warmer, self._by, self._now, self._rules, self._on_failure = warmer, by, now, rules, on_failure
         self._book = Book(now, silent_s=rules.silent_s, most=rules.most_known)
-        self._charges: dict[Key, _Charge] = {}
+        self._charges: dict[Key, Tended] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._tell: Callable[[PrefixNews], None] = lambda _: None
         self._catch_up: Callable[[], Awaitable[None]] = _alone
@@ -106,7 +87,7 @@ class Prefixes:
         measure = await self._warmer.measure(ask, tenant)
         await self._catch_up()
         key = self._enter(measure, tenant, shards=shards, until=self._now() + ttl_s)
-        charge = self._charges.setdefault(key, _Charge(ask, measure.keys, self._now()))
+        charge = self._charges.setdefault(key, Tended(ask, measure.keys, self._now()))
         task = self._begin(key, charge)
         if waits:
             # whoever hangs up leaves it to go on: it is listed, and may be dropped
@@ -223,7 +204,7 @@ class Prefixes:
         self._book.enter(wanted)
         return key
 
-    def _begin(self, key: Key, charge: _Charge) -> asyncio.Task[None]:
+    def _begin(self, key: Key, charge: Tended) -> asyncio.Task[None]:
         """The task that brings the prefix to where it should be; there is one at a time."""
         if charge.task is None:
             charge.failure = None
@@ -231,8 +212,8 @@ class Prefixes:
             charge.task = asyncio.create_task(self._mend(key, charge), name=f"prefix {'/'.join(key)}")
         return charge.task
 
-    async def _mend(self, key: Key, charge: _Charge) -> None:
-        tried: _Wish | None = None
+    async def _mend(self, key: Key, charge: Tended) -> None:
+        tried: Wish | None = None
         try:
             # it may be prolonged, wanted in more places, or begin another life while this goes on
             while charge.failure is None and (self._missing(key) or self._wish(key) != tried):
@@ -242,10 +223,10 @@ class Prefixes:
         finally:
             self._ended(key, charge)
 
-    def _wish(self, key: Key) -> _Wish:
+    def _wish(self, key: Key) -> Wish:
         return (self._book[key].expires_at, self._book[key].life)
 
-    def _ended(self, key: Key, charge: _Charge) -> None:
+    def _ended(self, key: Key, charge: Tended) -> None:
         charge.task = None
         charge.under_way.clear()
         if self._charges.get(key) is charge:
@@ -253,9 +234,10 @@ class Prefixes:
             longer_s = min(max(rules.first_backoff_s, 2 * charge.backoff_s), rules.most_backoff_s)
             charge.backoff_s = longer_s if missing or charge.pinned != self._wish(key) else 0.0
             charge.retry_at = self._now() + charge.backoff_s
-            self._change(key, is_warming=False, trouble=str(charge.failure) if missing and charge.failure else "")
+            trouble = str(charge.failure)[:_MOST_TROUBLE] if missing and charge.failure else ""
+            self._change(key, is_warming=False, trouble=trouble)
 
-    async def _renew(self, key: Key, charge: _Charge) -> bool:
+    async def _renew(self, key: Key, charge: Tended) -> bool:
         """Prolong the pins that there are; forget the places that have lost what they had. Was each of them asked?"""
         were_reached = True
         for place in self._book[key].places:
@@ -269,7 +251,7 @@ class Prefixes:
             self._change(key, places=rest if kept is None else (*rest, kept))
         return were_reached
 
-    async def _spread(self, key: Key, charge: _Charge) -> None:
+    async def _spread(self, key: Key, charge: Tended) -> None:
         """Have the prefix computed side by side on as many more backends as it is missing."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._missing(key)):
@@ -280,7 +262,7 @@ class Prefixes:
                 if charge.failure is not None:
                     break
 
-    async def _place(self, key: Key, charge: _Charge, placed: asyncio.Future[None]) -> None:
+    async def _place(self, key: Key, charge: Tended, placed: asyncio.Future[None]) -> None:
         """One more backend has the prefix, or `charge.failure` says why not."""
 
         def note(backend: str) -> None:
@@ -314,7 +296,7 @@ class Prefixes:
             self._tell(Dropped(*key, version))
         self._spawn(self._struck(known, version))
 
-    def _live_again(self, known: Prefix, charge: _Charge) -> None:
+    def _live_again(self, known: Prefix, charge: Tended) -> None:
         """It was dropped elsewhere before it was asked for here: its pins are being ended there, so it gets others."""
         self._change(known.key, life=known.version)
         self._spawn(self._places.end(known, known.backends))
@@ -340,7 +322,7 @@ class Prefixes:
         self._book.drop(prefix.key, version)
         return self._let_go(prefix, self._charges.pop(prefix.key, None))
 
-    async def _let_go(self, prefix: Prefix, charge: _Charge | None) -> None:
+    async def _let_go(self, prefix: Prefix, charge: Tended | None) -> None:
         under_way = frozenset[str]()
         if charge is not None:
             under_way = frozenset(charge.under_way)
@@ -353,7 +335,7 @@ class Prefixes:
         if charge is not None and charge.task is not None:
             charge.task.cancel()
 
-    def _is_broken(self, entry: tuple[Key, _Charge]) -> bool:
+    def _is_broken(self, entry: tuple[Key, Tended]) -> bool:
         """Is it not as it should be, and nobody at it, and is it time to try?"""
         key, charge = entry
         if charge.task is not None or self._now() < charge.retry_at:

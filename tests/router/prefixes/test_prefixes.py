@@ -62,6 +62,13 @@ async def test_fewer_backends_than_asked_for_make_it_partial_and_say_why() -> No
         assert (prefix.state, prefix.trouble, prefix.backends) == ("partial", "none is left", {"b0"})
 
 
+async def test_what_went_wrong_is_told_within_a_bound() -> None:
+    async with a_bench() as bench:
+        await bench.keep()
+        bench.warmer.failure = BackendFailed("broken " * 1000)
+        assert len((await bench.keep(shards=2)).trouble) == 500
+
+
 async def test_what_no_backend_computes_is_refused_and_leaves_nothing() -> None:
     async with a_bench() as bench:
         bench.warmer.failure = BackendFailed("broken")

@@ -267,11 +267,13 @@ async def test_a_full_redis_is_read_while_it_cannot_be_written(server: RedisServ
 async def test_entries_of_others_are_passed_over(server: RedisServer) -> None:
     async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
         with server.admin() as admin:
-            for entry in ({"by": "z", "news": b"\xff"}, {"by": "z", "news": b"\x93\x01\x02\x03"}, {"other": "thing"}):
+            deep = b"\x93\x90\xc0" + 5000 * b"\x91" + b"\xc0"
+            others = [{"by": "z", "news": news} for news in (b"\xff", b"\x93\x01\x02\x03", deep)]
+            for entry in (*others, {"other": "thing"}):
                 admin.xadd(KEY, entry)  # type: ignore[arg-type]
         x.answer()
         await eventually(lambda: y.expected() > 8)
-        assert y.events.count("replicas_unreadable") == 3
+        assert y.events.count("replicas_unreadable") == 4
         assert y.replicas.is_exact
 
 
