@@ -29,6 +29,8 @@ local function level(raw, rate)
   local used, at = string.match(raw, '^(%d+) (%d+)$')
   used, at = tonumber(used), tonumber(at)
   if rate == 0 then return at < today and 0 or used, math.max(at, today) end
+  -- so far ahead was another clock, as before a failover: nothing would come back until it is reached
+  if at > now + 60000 then return 0, now end
   return math.max(0, used - rate * math.max(0, now - at)), math.max(at, now)
 end
 

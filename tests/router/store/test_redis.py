@@ -89,6 +89,21 @@ async def test_the_servers_own_clock_counts_unless_another_is_given(server: Redi
         assert 60 - 5 < refused.retry_after_s <= 60 + time.monotonic() - began
 
 
+async def test_after_a_failover_to_a_server_whose_clock_is_behind_limits_begin_anew(
+    server: RedisServer,
+) -> None:
+    limited, clock = a_descriptor(tokens_per_minute=600), HandClock()
+    async with a_store(server.url, clock) as store:
+        await store.reserve(a_reservation("r", limited, tokens=600))
+        clock.pass_s(-59)
+        assert isinstance(await store.reserve(a_reservation("s", limited, tokens=1)), Refused)
+        clock.pass_s(-3600)
+        assert isinstance(await store.reserve(a_reservation("t", limited, tokens=600)), Reservation)
+        assert isinstance(await store.reserve(a_reservation("u", limited, tokens=1)), Refused)
+        clock.pass_s(61)
+        assert isinstance(await store.reserve(a_reservation("v", limited, tokens=600)), Reservation)
+
+
 async def test_scripts_that_the_server_forgot_are_loaded_again(server: RedisServer) -> None:
     async with a_store(server.url) as store:
         await store.reserve(a_reservation("r", LIMITED[2], tokens=1))
