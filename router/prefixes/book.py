@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
 
 from router.prefixes.prefix import Key, Prefix
+
+_MARK_BITS = 10
 
 
 class Book:
     """Prefixes by tenant and id. What was asked for last counts, whichever router was asked: `Prefix.version` tells.
 
     Of one that was dropped nothing older is heard for `silent_s`: what was said of it before may still be on its way.
-    At most `most` are known, of all tenants and routers. `now` is Unix time.
+    At most `most` are known, of all tenants and routers. `now` is Unix time, `by` this router's name.
     """
 
-    def __init__(self, now: Callable[[], float], *, silent_s: float, most: int) -> None:
+    def __init__(self, now: Callable[[], float], by: str, *, silent_s: float, most: int) -> None:
         self._now, self._silent_s, self._most = now, silent_s, most
+        self._mark = zlib.crc32(by.encode()) % (1 << _MARK_BITS)
         self._known: dict[Key, Prefix] = {}
         self._heard_at: dict[Key, float] = {}
         self._dropped: dict[Key, tuple[int, float]] = {}
@@ -48,9 +52,12 @@ class Book:
         return self._known.get(key)
 
     def next_version(self, key: Key) -> int:
-        """Unix time in µs, or as much more as makes it later than all that is known of this prefix."""
+        """Unix time in µs, or as much more as makes it later than all that is known of this prefix; below it this
+        router's mark, so that no two routers have the same."""
         known = self._known.get(key)
-        return max(round(self._now() * 1e6), (known.version if known else 0) + 1, self.dropped_at(key) + 1)
+        last = max(known.version if known else 0, self.dropped_at(key))
+        at_us = max(round(self._now() * 1e6), (last >> _MARK_BITS) + 1)
+        return (at_us << _MARK_BITS) + self._mark
 
     def dropped_at(self, key: Key) -> int:
         """The version as which it was dropped, if that was a moment ago; 0 otherwise."""

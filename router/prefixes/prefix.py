@@ -38,8 +38,8 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
     Times are Unix times. `domain` is the tenant's cache domain. `tokens` are those of its whole blocks. `by` is the
     router that looks after it, `changed_at` when that one said so. `trouble` says why it is not where it should be.
 
-    `version` grows whenever it is asked for or dropped, by whichever router (Book). `life` is the version as which it
-    was asked for a moment after it had been dropped; otherwise 0.
+    `version` grows whenever it is asked for or dropped, by whichever router (Book). `life` names its pins: a version
+    later than all that another router may have ended them for, 0 while there was none.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
 
     @property
     def pin(self) -> str:
-        """What its pins are called, by whichever router: those of another life may be ended still by who dropped it."""
+        """What its pins are called: those of another life may still be ended by who dropped it or looked after it."""
         return f"{self.tenant}/{self.id}/{self.life}" if self.life else f"{self.tenant}/{self.id}"
 
     @property

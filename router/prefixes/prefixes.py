@@ -49,7 +49,7 @@ class Prefixes:
     ) -> None:
         self._places = Places(cluster, index, warmer, now=now, patience_s=rules.patience_s)
         self._warmer, self._by, self._now, self._rules, self._on_failure = warmer, by, now, rules, on_failure
-        self._book = Book(now, silent_s=rules.silent_s, most=rules.most_known)
+        self._book = Book(now, by, silent_s=rules.silent_s, most=rules.most_known)
         self._charges: dict[Key, Tended] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._tell: Callable[[PrefixNews], None] = lambda _: None
@@ -86,9 +86,13 @@ class Prefixes:
         """
         measure = await self._warmer.measure(ask, tenant)
         await self._catch_up()
+        before = self._book.find((tenant.name, prefix_id(measure.keys)))
         key = self._enter(measure, tenant, shards=shards, until=self._now() + ttl_s)
         charge = self._charges.setdefault(key, Tended(ask, measure.keys, self._now()))
         task = self._begin(key, charge)
+        if before is not None and before.life != self._book[key].life:
+            # if who looked after it is there it does so itself
+            self._spawn(self._end_after(task, before))
         if waits:
             # whoever hangs up leaves it to go on: it is listed, and may be dropped
             await asyncio.wait((task,))
@@ -134,10 +138,11 @@ class Prefixes:
         if isinstance(news, Dropped):
             self._hear_dropped(news)
         elif self._book.accepts(news):
+            known = self._book.find(news.key)
             self._book.enter(news)
-            if news.by != self._by:
-                # whoever was asked last looks after it
-                self._leave(news.key)
+            if news.by != self._by and known is not None and news.key in self._charges:
+                # whoever was asked last looks after it, with pins of its own
+                self._spawn(self._let_go(known, self._leave(news.key)))
         elif news.key in self._charges and news.by != self._by:
             self._adopt(news)
 
@@ -187,10 +192,14 @@ class Prefixes:
         known, key = mine.pop(id_, None), (tenant.name, id_)
         version = self._book.next_version(key)
         if known is None:
-            life = version if self._book.dropped_at(key) else 0
-            known = Prefix(id_, tenant.name, measure.model, tenant.domain, measure.tokens, 0, now, until, life=life)
+            known = Prefix(id_, tenant.name, measure.model, tenant.domain, measure.tokens, 0, now, until, by=self._by)
+        is_taken_over = known.by != self._by or (known.version == 0 and self._book.dropped_at(key) > 0)
         wanted = msgspec.structs.replace(
-            known, shards=max(shards, known.shards), expires_at=max(until, known.expires_at), version=version
+            known,
+            shards=max(shards, known.shards),
+            expires_at=max(until, known.expires_at),
+            version=version,
+            life=version if is_taken_over else known.life,
         )
         tokens = wanted.charge + sum(prefix.charge for prefix in mine.values())
         if tokens > tenant.pinned_tokens:
@@ -297,20 +306,23 @@ class Prefixes:
         self._spawn(self._struck(known, version))
 
     def _live_again(self, known: Prefix, charge: Tended) -> None:
-        """It was dropped elsewhere before it was asked for here: its pins are being ended there, so it gets others."""
+        """Another router, asked earlier, may be ending its pins still: it gets others."""
         self._change(known.key, life=known.version)
         self._spawn(self._places.end(known, known.backends))
         self._begin(known.key, charge)
 
     def _adopt(self, news: Prefix) -> None:
         """Another router was asked for it before this one heard so: nothing of what was promised there is less."""
-        known = self._book[news.key]
-        if news.life == known.life:
-            places = tuple(place for place in news.places if place.backend not in known.backends)
-            expires_at, shards = max(known.expires_at, news.expires_at), max(known.shards, news.shards)
-            if places or (expires_at, shards) != (known.expires_at, known.shards):
-                self._change(news.key, places=(*known.places, *places), expires_at=expires_at, shards=shards)
-                self._begin(news.key, self._charges[news.key])
+        known, charge = self._book[news.key], self._charges[news.key]
+        if news.version <= self._book.dropped_at(news.key):
+            return
+        expires_at, shards = max(known.expires_at, news.expires_at), max(known.shards, news.shards)
+        if (expires_at, shards) != (known.expires_at, known.shards):
+            self._change(news.key, expires_at=expires_at, shards=shards)
+            self._begin(news.key, charge)
+        if known.life < news.version:
+            # the other one ends the pins that it found, or its own, which may have the same name
+            self._live_again(self._book[news.key], charge)
 
     async def _drop(self, prefix: Prefix) -> None:
         version = self._book.next_version(prefix.key)
@@ -320,20 +332,28 @@ class Prefixes:
     def _struck(self, prefix: Prefix, version: int) -> Coroutine[Any, Any, None]:
         """Forget `prefix`; what is left to do ends its pins."""
         self._book.drop(prefix.key, version)
-        return self._let_go(prefix, self._charges.pop(prefix.key, None))
+        return self._let_go(prefix, self._leave(prefix.key))
 
-    async def _let_go(self, prefix: Prefix, charge: Tended | None) -> None:
-        under_way = frozenset[str]()
-        if charge is not None:
-            under_way = frozenset(charge.under_way)
-            await _end([charge.task])
-        await self._places.end(prefix, prefix.backends | under_way)
+    def _let_go(self, prefix: Prefix, charge: Tended | None) -> Coroutine[Any, Any, None]:
+        """What ends the pins of `prefix`, at the backends that are tried at this moment too."""
+        if charge is None:
+            return self._places.end(prefix, prefix.backends)
+        return self._ended_first(charge.task, prefix, prefix.backends | charge.under_way)
 
-    def _leave(self, key: Key) -> None:
-        """Look after it no longer."""
+    async def _ended_first(self, task: asyncio.Task[None] | None, prefix: Prefix, backends: frozenset[str]) -> None:
+        await _end([task])
+        await self._places.end(prefix, backends)
+
+    async def _end_after(self, task: asyncio.Task[None], before: Prefix) -> None:
+        await asyncio.wait((task,))
+        await self._places.end(before, before.backends)
+
+    def _leave(self, key: Key) -> Tended | None:
+        """Look after it no longer; what was known of that."""
         charge = self._charges.pop(key, None)
         if charge is not None and charge.task is not None:
             charge.task.cancel()
+        return charge
 
     def _is_broken(self, entry: tuple[Key, Tended]) -> bool:
         """Is it not as it should be, and nobody at it, and is it time to try?"""
