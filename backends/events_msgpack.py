@@ -134,12 +134,15 @@ class BatchDecoder:
 
 
 def text_of(extra: object) -> str:
-    """One entry of an engine's extra keys as text that is equal where the entry is."""
+    """One entry of an engine's extra keys as text that is equal where the entry is. Raises MalformedEvents."""
     if isinstance(extra, str):
         return extra
     if isinstance(extra, bytes):
         return extra.hex()
-    return msgspec.json.encode(extra, order="deterministic").decode()
+    try:
+        return msgspec.json.encode(extra, order="deterministic").decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedEvents(f"an extra key is nothing that JSON can say: {error}") from error
 
 
 def _is_map(data: bytes | msgspec.Raw) -> bool:

@@ -101,12 +101,14 @@ class ServerSettings:
 class StoreSettings:
     """What several routers share: the address of a Redis (None: nothing is shared), and how many `replicas` there are.
 
-    `strict` refuses what is limited while the store is away, instead of letting each router's part through.
+    `strict` refuses what is limited while the store is away, instead of letting each router's part through. The names
+    of all keys there begin with `namespace`.
     """
 
     redis: str | None = field(default=None, repr=False)
     replicas: int = 1
     strict: bool = False
+    namespace: str = "pointsman"
 
 
 @dataclass(frozen=True, slots=True)

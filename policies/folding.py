@@ -160,7 +160,8 @@ class Folder:
     def _read(self, name: Hashable, parent: Hashable | None, tokens: bytes, root: int) -> _Part | None:
         """The part `name` and the blocks of ours that it completes; None if tokens or parent are not known."""
         before = _Part(after_key=root) if parent is None else self._parts.get(parent)
-        if not tokens or before is None or before.after_key is None:
+        if not tokens or before is None or before.after_key is None or name in before.open_parts:
+            # what continues itself is no engine's block
             return None
         part = self._parts.setdefault(name, _Part())
         text = before.tail + tokens

@@ -136,8 +136,7 @@ class Router:
     async def _weigh_feeds(self) -> None:
         """Let the index know how far each feed may be trusted, and operators see it."""
         for health in self.gateway.feeds.health():
-            backend, _, rank = health.source.partition("/")
-            self.gateway.beliefs.trust(backend, int(rank or 0), health.confidence)
+            self.gateway.beliefs.trust(health.source.backend, health.source.rank, health.confidence)
             self.gateway.telemetry.feed(health)
 
     async def _drain(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -29,8 +28,11 @@ class Beliefs:
         self.index = PrefixIndex()
         self._tells, self._clock = tells, clock
         self._speculation, self._residency = Speculation(), Residency()
-        self._ranks: Counter[str] = Counter()
-        self._live: set[str] = set()
+        # names in the index of backends that have feeds: (backend, rank) -> name, and the reverse
+        self._names: dict[tuple[str, int], str] = {}
+        self._backend_of: dict[str, str] = {}
+        self._ranks: dict[str, set[int]] = {}
+        self._live: dict[str, set[int]] = {}
         self._exact: set[str] = set()
         self._tell: Callable[[Belief], None] = lambda _: None
         self._trust = 1.0
@@ -123,22 +125,30 @@ class Beliefs:
 
     def joined(self, backend: str, rank: int) -> str:
         """The name in the index of one data-parallel rank of `backend`. Nobody chooses ranks: its hits are chances."""
-        self._ranks[backend] = max(self._ranks[backend], rank + 1)
-        return f"{backend}/{rank}"
+        name = self._names.get((backend, rank))
+        if name is None:
+            name = self._names[backend, rank] = f"{backend}/{rank}"
+            self._backend_of[name] = backend
+            self._ranks.setdefault(backend, set()).add(rank)
+        return name
 
     def trust(self, backend: str, rank: int, confidence: float) -> None:
         """What the feed of one rank of `backend` told is true with this probability; 1: it is live."""
         self.index.trust(self.joined(backend, rank), confidence)
-        (self._live.add if confidence == 1.0 else self._live.discard)(backend)
+        live = self._live.setdefault(backend, set())
+        (live.add if confidence == 1.0 else live.discard)(rank)
 
     def forget(self, backend: str) -> None:
         """`backend` is no longer there."""
-        for name in (backend, *(f"{backend}/{rank}" for rank in range(self._ranks.pop(backend, 0)))):
+        self.index.forget(backend)
+        for rank in self._ranks.pop(backend, ()):
+            name = self._names.pop((backend, rank))
+            del self._backend_of[name]
             self.index.forget(name)
         self._speculation.forget(backend)
         self._residency.forget(backend)
         self._exact.discard(backend)
-        self._live.discard(backend)
+        self._live.pop(backend, None)
 
     def check(self) -> None:
         """Its parts are sound."""
@@ -146,7 +156,9 @@ class Beliefs:
             part.check()
 
     def _is_told(self, backend: str) -> bool:
-        return backend in self._live or self._tells(backend)
+        ranks = self._ranks.get(backend)
+        # while one of them is not heard, what is told is only a part of it
+        return (ranks is not None and ranks == self._live.get(backend)) or self._tells(backend)
 
     def _hear_learnt(self, news: Learnt, at: float) -> None:
         guess = self._residency.sent(news.backend, news.keys, at)
@@ -172,8 +184,8 @@ class Beliefs:
         """Matches of ranks as one of their backend: the best, as likely as it is that the engine chooses its rank."""
         whole: dict[str, Match] = {}
         for name, match in told.items():
-            backend = name.partition("/")[0]
-            ranks = self._ranks.get(backend, 1)
+            backend = self._backend_of.get(name, name)
+            ranks = len(self._ranks.get(backend, ())) or 1
             one = match if ranks == 1 else match._replace(p_hit=match.p_hit / ranks)
             known = whole.get(backend)
             if known is None or one.expected_blocks > known.expected_blocks:

@@ -128,7 +128,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         feeds=Feeds(
             config.pools.values(),
             FoldingSink(beliefs, model_at),
-            relay=relay(config.store.redis),
+            relay=relay(config.store),
             clock=clock,
             rng=rng,
             on_failure=lambda _: telemetry.event("task_failed"),
@@ -137,7 +137,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     telemetry.listen(gateway.board)
     cluster.heed(lambda _: gateway.dispatcher.changed())
     if config.store.redis is not None:
-        gateway.replicas = replicas(config.store.redis, gateway)
+        gateway.replicas = replicas(config.store.redis, config.store.namespace, gateway)
     return gateway
 
 

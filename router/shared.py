@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from policies.config import Config
+from policies.config import Config, StoreSettings
 from router.feeds.relay import Relay
 from router.gateway import Gateway
 from router.keys.base import KeyStore
@@ -28,28 +28,31 @@ def quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedSt
     from router.store.redis import RedisStore
 
     options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
-    return GuardedStore(RedisStore(shared.redis), clock=time.time, options=options, on_event=telemetry.event)
+    return GuardedStore(
+        RedisStore(shared.redis, prefix=shared.namespace), clock=time.time, options=options, on_event=telemetry.event
+    )
 
 
-def relay(url: str | None) -> Relay | None:
+def relay(shared: StoreSettings) -> Relay | None:
     """What passes on cache events that can be heard only once; None for a router that shares nothing."""
-    if url is None:
+    if shared.redis is None:
         return None
     from router.feeds.relay_redis import RedisRelay
 
-    return RedisRelay.at(url)
+    return RedisRelay.at(shared.redis, prefix=f"{shared.namespace}:feeds:")
 
 
 def key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
     """Where issued keys are kept: in Redis, or in a file; None where none can be issued."""
-    if config.store.redis is None:
+    shared = config.store
+    if shared.redis is None:
         return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
     from router.keys.redis import RedisKeys
 
-    return RedisKeys(config.store.redis, on_event=telemetry.event)
+    return RedisKeys(shared.redis, key=f"{shared.namespace}:keys", on_event=telemetry.event)
 
 
-def replicas(url: str, gateway: Gateway) -> Replicas:
+def replicas(url: str, namespace: str, gateway: Gateway) -> Replicas:
     """What tells other routers what `gateway` hears, and it what they do; not started."""
     from router.replicas.replicas import Replicas
     from router.replicas.shelf import RedisShelf
@@ -58,8 +61,8 @@ def replicas(url: str, gateway: Gateway) -> Replicas:
     # not of the router's rng: two routers with one seed would take each other for themselves
     by, telemetry = uuid.uuid4().hex, gateway.telemetry
     replicas = Replicas(
-        RedisStream(url, by),
-        RedisShelf(url),
+        RedisStream(url, by, key=f"{namespace}:replicas"),
+        RedisShelf(url, key=f"{namespace}:replicas:snapshot"),
         by,
         beliefs=gateway.beliefs,
         cluster=gateway.cluster,
@@ -68,5 +71,5 @@ def replicas(url: str, gateway: Gateway) -> Replicas:
         on_state=telemetry.replicas,
         on_prefix=gateway.prefixes.hear,
     )
-    gateway.prefixes.share(replicas.tell)
+    gateway.prefixes.share(replicas.tell, replicas.catch_up)
     return replicas

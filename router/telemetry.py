@@ -242,9 +242,9 @@ class Telemetry:
 
     def feed(self, health: FeedHealth) -> None:
         """How well one source of cache events is heard now."""
-        self._child(self._feed_confidence, health.source).set(health.confidence)
+        self._child(self._feed_confidence, str(health.source)).set(health.confidence)
         for what in ("batches", "gaps", "resyncs", "restarts", "cleared", "undecodable", "dropped"):
-            self._child(self._feed_counts, health.source, what).set(getattr(health.counts, what))
+            self._child(self._feed_counts, str(health.source), what).set(getattr(health.counts, what))
 
     def waiting(self, service_class: str, count: int) -> None:
         """So many requests of the class wait for room."""

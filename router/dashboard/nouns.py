@@ -103,6 +103,31 @@ class BackendRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceRow:
+    """One backend where a prefix is: `pinned_tokens` of what it holds stay; who cannot pin keeps it as it likes."""
+
+    backend: str
+    held_tokens: int
+    pinned_tokens: int
+    can_pin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRow:
+    """One prefix that is kept for `left_s` more, on `shards` backends if all is well; `message` says what is not."""
+
+    id: str
+    tenant: str
+    model: str
+    state: str
+    message: str
+    tokens: int
+    shards: int
+    left_s: float
+    places: tuple[PlaceRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionRow:
     """One line of the stream: a decision, or a call that was refused before there was one. `at` is Unix time."""
 
@@ -153,7 +178,8 @@ class DecisionDetail:
 class Snapshot:
     """Everything that the dashboard shows at one moment. `at` is Unix time.
 
-    `decisions` are those that changed after the revision that was asked for; ask for `revision` next time.
+    `decisions` are those that changed after the revision that was asked for; ask for `revision` next time. Of
+    `all_prefixes` that are kept, `prefixes` are the first few: those that are not as they should be, then the newest.
     """
 
     at: float
@@ -173,3 +199,5 @@ class Snapshot:
     backends: tuple[BackendRow, ...]
     revision: int
     decisions: tuple[DecisionRow, ...]
+    prefixes: tuple[PrefixRow, ...] = ()
+    all_prefixes: int = 0

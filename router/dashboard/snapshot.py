@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from heapq import nsmallest
 
 from policies.budget import Descriptor, meters
 from policies.nouns import BackendView, Request, ServiceClass, Tenant
@@ -16,6 +17,8 @@ from router.dashboard.nouns import (
     DecisionDetail,
     DecisionRow,
     Measure,
+    PlaceRow,
+    PrefixRow,
     ScoreRow,
     Snapshot,
     TenantRow,
@@ -23,6 +26,7 @@ from router.dashboard.nouns import (
 from router.dashboard.why import why
 from router.dashboard.window import WINDOW_S, Sketch
 from router.gateway import Gateway
+from router.prefixes.prefix import Prefix
 from router.store.base import StoreFailed
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -30,6 +34,7 @@ _UNIT = 1000
 """Costs are counted in thousandths."""
 
 _MOST_CANDIDATES = 16
+_MOST_PREFIXES = 50
 
 
 async def snapshot(gateway: Gateway, since: int = 0) -> Snapshot:
@@ -40,6 +45,7 @@ async def snapshot(gateway: Gateway, since: int = 0) -> Snapshot:
         # whoever asks has seen another life of this router
         since = 0
     waiting, _ = gateway.dispatcher.waiting()
+    prefixes = gateway.prefixes.of()
     return Snapshot(
         at=unix,
         up_s=now - board.started_at,
@@ -58,6 +64,8 @@ async def snapshot(gateway: Gateway, since: int = 0) -> Snapshot:
         backends=tuple(_backend_row(view, gateway, now) for view in gateway.cluster.view(now).backends),
         revision=board.revision,
         decisions=tuple(_decision_row(row, unix - now) for row in board.rows(since)),
+        prefixes=tuple(_prefix_row(one, unix) for one in nsmallest(_MOST_PREFIXES, prefixes, key=_urgency)),
+        all_prefixes=len(prefixes),
     )
 
 
@@ -196,6 +204,28 @@ def _state(view: BackendView, gateway: Gateway) -> str:
     if not view.healthy:
         return "unreached" if view.name in gateway.cluster.unreached() else "ill"
     return "draining" if view.draining else "well"
+
+
+def _urgency(prefix: Prefix) -> tuple[bool, float]:
+    """What should be seen first: whatever is not as it should be, then the newest."""
+    return (prefix.state == "ready" and not prefix.trouble, -prefix.created_at)
+
+
+def _prefix_row(prefix: Prefix, unix: float) -> PrefixRow:
+    return PrefixRow(
+        id=prefix.id,
+        tenant=prefix.tenant,
+        model=prefix.model,
+        state=prefix.state,
+        message=prefix.trouble,
+        tokens=prefix.tokens,
+        shards=prefix.shards,
+        left_s=max(0.0, prefix.expires_at - unix),
+        places=tuple(
+            PlaceRow(one.backend, one.held_tokens, one.pinned_tokens, one.can_pin)
+            for one in sorted(prefix.places, key=lambda place: place.backend)
+        ),
+    )
 
 
 def _decision_row(row: Row, unix_offset: float) -> DecisionRow:

@@ -71,18 +71,33 @@ class _Lookup:
 
     def __init__(self, resolver: dns.asyncresolver.Resolver | None) -> None:
         self._resolver = resolver
+        self._known: dict[tuple[str, str], list[Any]] = {}
 
     async def hosts(self, name: str) -> tuple[set[str], float]:
-        """The IP addresses of `name`, version 6 in brackets, and for how many seconds they hold."""
-        four, four_s = await self._ask(name, "A")
-        six, six_s = await self._ask(name, "AAAA")
-        hosts = {record.address for record in four} | {f"[{record.address}]" for record in six}
-        return hosts, min(four_s, six_s)
+        """The IP addresses of `name`, version 6 in brackets, and for how many seconds they hold.
+
+        Some name servers fail for the version of which they have nothing: what was said of it last stays true. Raises
+        SourceFailed if that leaves nothing.
+        """
+        hosts, holds_s = set[str](), _LONGEST_S
+        failure: SourceFailed | None = None
+        for kind, shown in (("A", "{}"), ("AAAA", "[{}]")):
+            try:
+                self._known[name, kind], kind_s = await self._ask(name, kind)
+            except SourceFailed as failed:
+                failure, kind_s = failure or failed, _SHORTEST_S
+            hosts |= {shown.format(record.address) for record in self._known.get((name, kind), ())}
+            holds_s = min(holds_s, kind_s)
+        if failure is not None and not hosts:
+            raise failure
+        return hosts, holds_s
 
     async def services(self, name: str) -> tuple[set[tuple[str, int]], float]:
         """The (host, port) of the best priority, and for how many seconds they hold."""
         records, ttl_s = await self._ask(name, "SRV")
         best = min((record.priority for record in records), default=0)
+        targets = {record.target.to_text() for record in records}
+        self._known = {(host, kind): known for (host, kind), known in self._known.items() if host in targets}
         # a lone "." says that there is no such service
         return {
             (record.target.to_text(), record.port)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -160,7 +160,7 @@ class KubernetesSource:
 
     def _all(self, slices: Mapping[str, Any]) -> Addresses:
         try:
-            return frozenset(address for one in slices.values() for address in _addresses(one, self._at.port))
+            return _of_one_family([place for one in slices.values() for place in _places(one, self._at.port)])
         except (KeyError, TypeError, AttributeError) as error:
             raise SourceFailed(f"an EndpointSlice cannot be read: {error!r}") from error
 
@@ -175,14 +175,36 @@ def _applied(slices: dict[str, Any], event: Mapping[str, Any]) -> bool:
     return False
 
 
-def _addresses(one: Mapping[str, Any], wanted: str) -> list[str]:
-    """The ready addresses of one EndpointSlice, at the port of the `wanted` name or number."""
+class _Place(NamedTuple):
+    """One address of `owner`, the pod that it is of, or itself where the slice names none."""
+
+    owner: str
+    address: str
+    is_six: bool
+    is_ready: bool
+
+
+def _places(one: Mapping[str, Any], wanted: str) -> Iterator[_Place]:
+    """What one EndpointSlice has at the port of the `wanted` name or number."""
     ports = [port["port"] for port in one.get("ports") or () if wanted in {port.get("name"), str(port.get("port"))}]
     if not ports and not one.get("ports") and wanted.isdigit():
         # a slice without ports is about all of them
         ports = [int(wanted)]
-    shown = "[{}]:{}" if one.get("addressType") == "IPv6" else "{}:{}"
-    # nobody said that it is not ready: it is
-    ready = [end for end in one.get("endpoints") or () if (end.get("conditions") or {}).get("ready") is not False]
-    # the addresses of one endpoint are interchangeable: consumers use the first
-    return [shown.format(end["addresses"][0], port) for end in ready for port in ports if end.get("addresses")]
+    is_six = one.get("addressType") == "IPv6"
+    for end in one.get("endpoints") or ():
+        # the addresses of one endpoint are interchangeable: consumers use the first
+        if not end.get("addresses"):
+            continue
+        host, target = str(end["addresses"][0]), end.get("targetRef") or {}
+        owner = target.get("uid") or target.get("name") or host
+        # nobody said that it is not ready: it is
+        is_ready = (end.get("conditions") or {}).get("ready") is not False
+        for port in ports:
+            yield _Place(owner, f"[{host}]:{port}" if is_six else f"{host}:{port}", is_six, is_ready)
+
+
+def _of_one_family(places: Sequence[_Place]) -> Addresses:
+    """The ready addresses. A dual-stack service has a slice of each IP version, and every pod in both: it is one."""
+    with_four = {place.owner for place in places if not place.is_six}
+    ready = (place for place in places if place.is_ready)
+    return frozenset(place.address for place in ready if not place.is_six or place.owner not in with_four)

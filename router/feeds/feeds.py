@@ -114,7 +114,7 @@ class Feeds:
     def leave(self, backend: str) -> tuple[str, ...]:
         """`backend` is gone: nothing is heard of it from now on. The names of its sources."""
         every = self._running.pop(backend, ())
-        sources = tuple(health.source for running in every for health in running.feed.health())
+        sources = tuple(str(health.source) for running in every for health in running.feed.health())
         for running in every:
             running.tap.is_open = False
             running.task.cancel()

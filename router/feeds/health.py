@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from router.feeds.sink import Source
+
 _WHILE_UNSURE = 0.9
 _HALF_LIFE_S = 10.0
 
@@ -50,7 +52,7 @@ class FeedHealth:
     last, empty while nothing is.
     """
 
-    source: str
+    source: Source
     state: FeedState
     connected: bool
     age_s: float | None

@@ -87,7 +87,7 @@ class HeardSource:
         """How well it is now."""
         now, tracker = self._clock(), self.tracker
         return FeedHealth(
-            source=str(self.source),
+            source=self.source,
             state=tracker.state,
             connected=self.is_connected,
             age_s=tracker.age_s(now),

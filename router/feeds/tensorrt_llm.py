@@ -19,13 +19,16 @@ from backends.reconnect import Backoff
 from router.feeds.health import FeedHealth
 from router.feeds.heard import HeardSource
 from router.feeds.options import FeedSpec
-from router.feeds.relay import Relay, Relayed
+from router.feeds.relay import Relay, Relayed, RelayForgot
 from router.feeds.sink import EventSink, Source
 from router.feeds.tracker import Message, Tracker
 
 _PATH = "/kv_cache_events"
 _OUT_OF_TOUCH = b""
 """Relayed instead of events when the engine cannot be reached: it may be another one when it is back."""
+
+_UNHEARD = b"null"
+"""Relayed instead of events when the engine does not tell them: what is known gets old. Any drain ends that."""
 
 _MOST_RANKS = 1024
 _MOST_BYTES = 64 << 20
@@ -60,6 +63,7 @@ class TensorRTFeed:
         self._backoff = Backoff(rng or random.Random())
         self._ranks: dict[int, HeardSource] = {}
         self._highest_token = 0
+        self._is_unheard = False
         self._rank(0)
 
     def __repr__(self) -> str:
@@ -71,13 +75,17 @@ class TensorRTFeed:
 
     async def run(self) -> None:
         """Drain or wait for the lease, and hear what is drained, until cancelled."""
-        hearing = asyncio.create_task(self._keep_hearing(), name=f"relayed events of {self.name}")
-        try:
-            async with aiohttp.ClientSession(timeout=self._timeout) as http:
-                await self._keep_draining(http)
-        finally:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+        async with aiohttp.ClientSession(timeout=self._timeout) as http:
+            works = [asyncio.create_task(work) for work in (self._keep_hearing(), self._keep_draining(http))]
+            try:
+                # neither is of use without the other
+                done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+                for work in done:
+                    work.result()
+            finally:
+                for work in works:
+                    work.cancel()
+                await asyncio.gather(*works, return_exceptions=True)
 
     async def _keep_draining(self, http: aiohttp.ClientSession) -> None:
         claimed_at, token = -self._lease_s, None
@@ -117,11 +125,13 @@ class TensorRTFeed:
             await self._sleep(self._backoff.next_s())
         except (aiohttp.ClientError, TimeoutError, MalformedEvents) as error:
             # whether anything was drained shows by the numbers of what comes next
+            if not self._is_unheard:
+                await self._relay.publish(self.name, token, _UNHEARD)
             self._trouble(str(error) or f"{self._url} did not answer in time")
             await self._sleep(self._backoff.next_s())
         else:
             self._backoff.reset()
-            if len(body) > len(b"[]"):
+            if len(body) > len(b"[]") or self._is_unheard:
                 await self._relay.publish(self.name, token, body)
 
     async def _keep_hearing(self) -> None:
@@ -132,6 +142,11 @@ class TensorRTFeed:
                     backoff.reset()
                     position = relayed.position
                     self._hear(relayed)
+                    # what was kept for late comers comes without a pause
+                    await asyncio.sleep(0)
+            except RelayForgot:
+                position, self._highest_token = None, 0
+                continue
             except OSError as error:
                 self._doubt(f"the relay is out of reach: {error}")
             await self._sleep(backoff.next_s())
@@ -144,6 +159,14 @@ class TensorRTFeed:
         if relayed.payload == _OUT_OF_TOUCH:
             self._lose("the engine was out of reach")
             return
+        if relayed.payload == _UNHEARD:
+            self._is_unheard = True
+            self._doubt(self._rank(0).trouble or "the engine does not tell what it holds")
+            return
+        if self._is_unheard:
+            self._is_unheard = False
+            self._trouble("")
+        self._reachable()
         try:
             events = events_tensorrt_llm.decode(relayed.payload)
         except MalformedEvents as error:
@@ -180,6 +203,8 @@ class TensorRTFeed:
             heard.trouble = trouble
 
     def _reachable(self) -> None:
+        if self._is_unheard:
+            return
         for heard in self._ranks.values():
             heard.trust()
 

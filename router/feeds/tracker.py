@@ -132,6 +132,7 @@ class Tracker:
         if self._is_old(message):
             self.counts.repeats += 1
             if not self._is_one_too_many(message):
+                self._wonder(message, now)
                 return []
             self.counts.restarts += 1
             return self._start_over(message, now)
@@ -265,6 +266,14 @@ class Tracker:
         before, length = self._old_run
         self._old_run = (old.seq, length + 1 if old.seq == before + 1 else 1)
         return self._old_run[1] >= _OLD_IN_A_ROW
+
+    def _wonder(self, old: Message, now: float) -> None:
+        """One that is ahead is a straggler of a former life, or the engine's clock was set back: who can ask does."""
+        if self._newest is not None and old.seq > self._newest[0]:
+            self._doubt(now)
+            if self.replays and self.wanted is None:
+                self._tries = 0
+                self._ask()
 
     def _see(self, message: Message) -> None:
         if self._newest is None or message.seq > self._newest[0]:

@@ -83,11 +83,15 @@ def add_prefixes(app: web.Application, gateway: Gateway, identify: Identify, rea
         return _reply(shown(prefix), status=202 if prefix.is_warming else 200)
 
     async def show_all(http: web.Request) -> web.Response:
-        found = gateway.prefixes.of(identify(http).name)
+        tenant = identify(http)
+        await gateway.prefixes.caught_up()
+        found = gateway.prefixes.of(tenant.name)
         return _reply({"object": "list", "data": [shown(prefix) for prefix in found]})
 
     async def show(http: web.Request) -> web.Response:
-        return _reply(shown(gateway.prefixes.get(identify(http).name, http.match_info["id"])))
+        tenant = identify(http)
+        await gateway.prefixes.caught_up()
+        return _reply(shown(gateway.prefixes.get(tenant.name, http.match_info["id"])))
 
     async def delete(http: web.Request) -> web.Response:
         prefix = await gateway.prefixes.drop(identify(http).name, http.match_info["id"])

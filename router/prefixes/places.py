@@ -11,7 +11,7 @@ from policies.nouns import Capability
 from policies.prefix.index import PrefixIndex
 from router.ask import Ask
 from router.cluster import Cluster
-from router.prefixes.prefix import Place, Prefix
+from router.prefixes.prefix import Place, Prefix, last_key
 from router.prefixes.warmer import Warmed, Warmer
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -62,17 +62,26 @@ class Places:
             for place in pinned
         )
 
+    def left(self, prefix: Prefix) -> tuple[Place, ...]:
+        """The places of `prefix` that still have it, as far as can be known without its text."""
+        last = last_key(prefix.id)
+        held = {} if last is None else self._index.longest([last])
+        return tuple(
+            place
+            for place in prefix.places
+            if self._is_well(place, prefix) and (not place.is_pinned or last is None or place.backend in held)
+        )
+
     async def renewed(self, place: Place, prefix: Prefix, keys: Sequence[int]) -> Place | None:
-        """`place` with its pin as long as `prefix` is to be kept; None if what was pinned there is lost."""
+        """`place` with its pin as long as `prefix` is to be kept; None if what was pinned there is lost.
+
+        Raises BackendFailed if nobody can tell for now.
+        """
         if not self._is_well(place, prefix):
             return None
         if not place.can_pin:
             return place
-        try:
-            found = await self._pinned(prefix, keys, place.backend, place.pool)
-        except BackendFailed:
-            # out of reach and not yet ill for long: it may come back with all it had
-            return place
+        found = await self._pinned(prefix, keys, place.backend, place.pool)
         return found if found.held_tokens >= max(1, place.pinned_tokens) else None
 
     async def another(

@@ -8,6 +8,10 @@ from typing import Annotated
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Version = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+Key = tuple[str, str]
+"""A prefix among all tenants': its tenant and its id."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -33,6 +37,9 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
 
     Times are Unix times. `domain` is the tenant's cache domain. `tokens` are those of its whole blocks. `by` is the
     router that looks after it, `changed_at` when that one said so. `trouble` says why it is not where it should be.
+
+    `version` grows whenever it is asked for or dropped, by whichever router (Book). `life` names its pins: a version
+    later than all that another router may have ended them for, 0 while there was none.
     """
 
     id: str
@@ -48,16 +55,23 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
     is_warming: bool = False
     trouble: str = ""
     places: tuple[Place, ...] = ()
+    version: Version = 0
+    life: Version = 0
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         """Its name among all tenants' prefixes."""
         return (self.tenant, self.id)
 
     @property
+    def stamp(self) -> tuple[int, float, str]:
+        """What is said of a prefix counts if this is later: who was asked last, and of what that one says the last."""
+        return (self.version, self.changed_at, self.by)
+
+    @property
     def pin(self) -> str:
-        """What its pins are called, by whichever router."""
-        return f"{self.tenant}/{self.id}"
+        """What its pins are called: those of another life may still be ended by who dropped it or looked after it."""
+        return f"{self.tenant}/{self.id}/{self.life}" if self.life else f"{self.tenant}/{self.id}"
 
     @property
     def backends(self) -> frozenset[str]:
@@ -80,16 +94,36 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="prefix_dropped"):
-    """The prefix `id` of `tenant` is to be kept no longer."""
+    """The prefix `id` of `tenant` is to be kept no longer, unless it was asked for after `version`.
+
+    0 is of a router that orders nothing: it counts whatever came before.
+    """
 
     tenant: str
     id: str
+    version: Version = 0
+
+    @property
+    def key(self) -> Key:
+        """That of the prefix."""
+        return (self.tenant, self.id)
 
 
 PrefixNews = Prefix | Dropped
 """What one router tells the others of prefixes."""
 
 
+_MARK = "prefix-"
+
+
 def prefix_id(keys: Sequence[int]) -> str:
     """The name of the prefix with blocks `keys`: the same for equal prompts, whichever router is asked."""
-    return f"prefix-{keys[-1]:016x}"
+    return f"{_MARK}{keys[-1]:016x}"
+
+
+def last_key(id: str) -> int | None:  # noqa: A002 - it is the prefix's
+    """The key of the last block of the prefix with this id, if it is one."""
+    try:
+        return int(id.removeprefix(_MARK), 16)
+    except ValueError:
+        return None

@@ -4,65 +4,29 @@ lost."""
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from policies.errors import ExpectedError, QuotaExceeded, UnknownPrefix
+from policies.errors import BackendFailed, ExpectedError, QuotaExceeded, UnknownPrefix
 from policies.nouns import Tenant
 from policies.prefix.index import PrefixIndex
 from router.ask import Ask
 from router.cluster import Cluster
+from router.prefixes.book import Book
 from router.prefixes.places import Places
-from router.prefixes.prefix import Dropped, Prefix, PrefixNews, prefix_id
+from router.prefixes.prefix import Dropped, Key, Prefix, PrefixNews, prefix_id
+from router.prefixes.rules import PrefixRules
+from router.prefixes.tended import Tended, Wish
 from router.prefixes.warmer import Measure, Warmer
 from router.supervise import supervise
 
-_Key = tuple[str, str]
+_UNTENDED = "the router that looked after it is gone, and its text with it: POST it again to have it looked after"
 
-
-@dataclass(frozen=True, slots=True)
-class PrefixRules:
-    """Every `every_s` it is seen whether prefixes are where they should be. A backend that is ill for `patience_s` has
-    lost what it had. At most `most_mended` are made again at a time. What could not be is tried after
-    `first_backoff_s`, then ever less often.
-
-    Other routers are told of a prefix again every `again_s`, for those that came later, of `most_told` at a time, since
-    what waits to be told has little room. One that was dropped is not heard of again for `silent_s`: what was said of
-    it before may still be on its way. One router knows of at most `most_known` prefixes, of all tenants and routers.
-    """
-
-    every_s: float = 2.0
-    patience_s: float = 10.0
-    first_backoff_s: float = 5.0
-    most_backoff_s: float = 300.0
-    most_mended: int = 64
-    again_s: float = 30.0
-    most_told: int = 1000
-    silent_s: float = 10.0
-    most_known: int = 10_000
-
-
-@dataclass(eq=False, slots=True)
-class _Charge:
-    """A prefix that this router looks after: what to compute, and the task that does so, if one does now.
-
-    `under_way` are the backends that the task tries; `failure` is why it did not get further. `told_at` is when others
-    were told of it although nothing had changed.
-    """
-
-    ask: Ask
-    keys: tuple[int, ...]
-    told_at: float
-    task: asyncio.Task[None] | None = None
-    under_way: set[str] = field(default_factory=set)
-    failure: ExpectedError | None = None
-    retry_at: float = 0.0
-    backoff_s: float = 0.0
+_MOST_TROUBLE = 500
+"""Characters of what went wrong that are told: it may be a backend's whole answer."""
 
 
 class Prefixes:
@@ -80,22 +44,20 @@ class Prefixes:
         *,
         by: str,
         now: Callable[[], float],
-        rules: PrefixRules = PrefixRules(),
+        rules: PrefixRules = PrefixRules(),  # noqa: B008 - frozen
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._places = Places(cluster, index, warmer, now=now, patience_s=rules.patience_s)
         self._warmer, self._by, self._now, self._rules, self._on_failure = warmer, by, now, rules, on_failure
-        self._known: dict[_Key, Prefix] = {}
-        self._charges: dict[_Key, _Charge] = {}
-        self._gone: dict[_Key, float] = {}
-        # nothing is to be forgotten before: all are looked through when something is, not with each call and news
-        self._next_end = math.inf
+        self._book = Book(now, by, silent_s=rules.silent_s, most=rules.most_known)
+        self._charges: dict[Key, Tended] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._tell: Callable[[PrefixNews], None] = lambda _: None
+        self._catch_up: Callable[[], Awaitable[None]] = _alone
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Prefixes {len(self._known)} known, {len(self._charges)} looked after here>"
+        return f"<Prefixes {len(self._book)} known, {len(self._charges)} looked after here>"
 
     async def __aenter__(self) -> Prefixes:
         work = supervise("prefixes", self._look_after, on_failure=lambda _: self._on_failure())
@@ -109,17 +71,12 @@ class Prefixes:
     def of(self, tenant: str | None = None) -> list[Prefix]:
         """The prefixes of `tenant`, or of all, oldest first."""
         self._forget_old()
-        found = [prefix for prefix in self._known.values() if tenant in (None, prefix.tenant)]
+        found = [self._as_seen(prefix) for prefix in self._book if tenant in (None, prefix.tenant)]
         return sorted(found, key=lambda prefix: (prefix.created_at, prefix.key))
 
     def get(self, tenant: str, id: str) -> Prefix:  # noqa: A002 - it is the prefix's
         """The prefix of `tenant` with this id. Raises UnknownPrefix."""
-        self._forget_old()
-        prefix = self._known.get((tenant, id))
-        if prefix is None:
-            hint = "GET /v1/prefixes lists yours"
-            raise UnknownPrefix(f"there is no prefix '{id[:80]}', or its time is over", hint=hint, param="id")
-        return prefix
+        return self._as_seen(self._found(tenant, id))
 
     async def keep(self, ask: Ask, tenant: Tenant, *, shards: int, ttl_s: float, waits: bool = True) -> Prefix:
         """The prompt of `ask` is kept on `shards` backends for `ttl_s`; returns when it is there, if it `waits`.
@@ -128,56 +85,66 @@ class Prefixes:
         computing it raises if that went wrong on every backend.
         """
         measure = await self._warmer.measure(ask, tenant)
+        await self._catch_up()
+        before = self._book.find((tenant.name, prefix_id(measure.keys)))
         key = self._enter(measure, tenant, shards=shards, until=self._now() + ttl_s)
-        charge = self._charges.setdefault(key, _Charge(ask, measure.keys, self._now()))
+        charge = self._charges.setdefault(key, Tended(ask, measure.keys, self._now()))
         task = self._begin(key, charge)
+        if before is not None and before.life != self._book[key].life:
+            # if who looked after it is there it does so itself
+            self._spawn(self._end_after(task, before))
         if waits:
             # whoever hangs up leaves it to go on: it is listed, and may be dropped
             await asyncio.wait((task,))
-            known = self._known.get(key)
+            known = self._book.find(key)
             if charge.failure is not None and (known is None or not known.places):
                 # several may wait for it: the first of them drops it
-                if self._charges.get(key) is charge:
-                    await self.drop(*key)
+                if known is not None and self._charges.get(key) is charge:
+                    await self._drop(known)
                 raise charge.failure
+        # whoever asks another router next finds it there
+        await self._catch_up()
         return self.get(*key)
 
     async def drop(self, tenant: str, id: str) -> Prefix:  # noqa: A002 - it is the prefix's
         """Keep this prefix no longer, and let its pins go; what it was. Raises UnknownPrefix."""
-        prefix = self.get(tenant, id)
-        self._tell(Dropped(tenant, id))
-        await self._let_go(prefix)
+        await self._catch_up()
+        prefix = self._found(tenant, id)
+        await self._drop(prefix)
         return prefix
 
     async def drop_domain(self, domain: str) -> list[Prefix]:
         """Keep no prefix of cache `domain` any longer; what there was."""
-        dropped = [prefix for prefix in self.of() if prefix.domain == domain]
-        for prefix in dropped:
-            self._tell(Dropped(*prefix.key))
-        await asyncio.gather(*map(self._let_go, dropped))
+        await self._catch_up()
+        self._forget_old()
+        dropped = [prefix for prefix in self._book if prefix.domain == domain]
+        await asyncio.gather(*map(self._drop, dropped))
         return dropped
 
-    def share(self, tell: Callable[[PrefixNews], None]) -> None:
-        """Call `tell` with what other routers should hear. What it does must be cheap."""
-        self._tell = tell
+    async def caught_up(self) -> None:
+        """Wait until what other routers had told by now was heard, as far as they can be heard."""
+        await self._catch_up()
+
+    def share(self, tell: Callable[[PrefixNews], None], catch_up: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Call `tell` with what other routers should hear. What it does must be cheap.
+
+        `catch_up` returns when all that was told before was written, and all that was written before was heard.
+        """
+        self._tell, self._catch_up = tell, catch_up or _alone
 
     def hear(self, news: PrefixNews) -> None:
         """Another router told this."""
         self._forget_old()
-        key = (news.tenant, news.id)
-        known = self._known.get(key)
         if isinstance(news, Dropped):
-            self._silence(key)
-            if known is not None:
-                self._spawn(self._let_go(known))
-        elif known is None:
-            if news.expires_at > self._now() and len(self._known) < self._rules.most_known and key not in self._gone:
-                self._know(news)
-        elif known.changed_at < news.changed_at:
-            self._know(news)
-            if news.by != self._by:
-                # whoever was asked last looks after it
-                self._leave(key)
+            self._hear_dropped(news)
+        elif self._book.accepts(news):
+            known = self._book.find(news.key)
+            self._book.enter(news)
+            if news.by != self._by and known is not None and news.key in self._charges:
+                # whoever was asked last looks after it, with pins of its own
+                self._spawn(self._let_go(known, self._leave(news.key)))
+        elif news.key in self._charges and news.by != self._by:
+            self._adopt(news)
 
     async def turn(self) -> None:
         """Forget what is over, begin to mend what is not as it should be, and tell others again what is kept here."""
@@ -189,15 +156,13 @@ class Prefixes:
         due = ((key, charge) for key, charge in self._charges.items() if now - charge.told_at >= self._rules.again_s)
         for key, charge in islice(due, self._rules.most_told):
             charge.told_at = now
-            self._tell(self._known[key])
+            self._tell(self._book[key])
 
     def check(self) -> None:
         """Everything that is looked after is known, and only a task that runs has anything under way."""
-        assert self._charges.keys() <= self._known.keys(), f"{self!r}: looks after what it does not know"
-        assert len(self._known) <= self._rules.most_known, f"{self!r}: knows too many"
-        ends = (prefix.expires_at for prefix in self._known.values())
-        assert self._next_end <= min((*ends, *self._gone.values()), default=math.inf), f"{self!r}: forgets too late"
+        self._book.check()
         for key, charge in self._charges.items():
+            assert key in self._book, f"{self!r}: looks after what it does not know"
             assert charge.task is None or not charge.task.done(), f"{key} has a task that is over"
             assert charge.task is not None or not charge.under_way, f"{key} is under way without a task"
 
@@ -206,15 +171,35 @@ class Prefixes:
             await asyncio.sleep(self._rules.every_s)
             await self.turn()
 
-    def _enter(self, measure: Measure, tenant: Tenant, *, shards: int, until: float) -> _Key:
+    def _found(self, tenant: str, id: str) -> Prefix:  # noqa: A002 - it is the prefix's
+        self._forget_old()
+        prefix = self._book.find((tenant, id))
+        if prefix is None:
+            hint = "GET /v1/prefixes lists yours"
+            raise UnknownPrefix(f"there is no prefix '{id[:80]}', or its time is over", hint=hint, param="id")
+        return prefix
+
+    def _as_seen(self, prefix: Prefix) -> Prefix:
+        """`prefix`, and what is left of it where nobody looks after it any more."""
+        if prefix.key in self._charges or self._book.silence_s(prefix.key) < self._rules.untold_s:
+            return prefix
+        return msgspec.structs.replace(prefix, places=self._places.left(prefix), is_warming=False, trouble=_UNTENDED)
+
+    def _enter(self, measure: Measure, tenant: Tenant, *, shards: int, until: float) -> Key:
         """The prefix of `measure`, new or as it was, is to be on so many backends until then. Raises QuotaExceeded."""
         now, id_ = self._now(), prefix_id(measure.keys)
-        mine = {prefix.id: prefix for prefix in self.of(tenant.name)}
-        known = mine.pop(id_, None)
+        mine = {prefix.id: prefix for prefix in self._book if prefix.tenant == tenant.name}
+        known, key = mine.pop(id_, None), (tenant.name, id_)
+        version = self._book.next_version(key)
         if known is None:
-            known = Prefix(id_, tenant.name, measure.model, tenant.domain, measure.tokens, 0, now, until)
+            known = Prefix(id_, tenant.name, measure.model, tenant.domain, measure.tokens, 0, now, until, by=self._by)
+        is_taken_over = known.by != self._by or (known.version == 0 and self._book.dropped_at(key) > 0)
         wanted = msgspec.structs.replace(
-            known, shards=max(shards, known.shards), expires_at=max(until, known.expires_at)
+            known,
+            shards=max(shards, known.shards),
+            expires_at=max(until, known.expires_at),
+            version=version,
+            life=version if is_taken_over else known.life,
         )
         tokens = wanted.charge + sum(prefix.charge for prefix in mine.values())
         if tokens > tenant.pinned_tokens:
@@ -223,13 +208,12 @@ class Prefixes:
                 f"tenant '{tenant.name}' would keep {tokens:,} tokens of prefixes, more than {limit}",
                 hint="DELETE a prefix, keep it on fewer shards, or wait until one is over",
             )
-        if wanted.key not in self._known and len(self._known) >= self._rules.most_known:
+        if key not in self._book and self._book.is_full:
             raise QuotaExceeded(f"{self._rules.most_known:,} prefixes are kept already", hint="DELETE one")
-        self._gone.pop(wanted.key, None)
-        self._know(wanted)
-        return wanted.key
+        self._book.enter(wanted)
+        return key
 
-    def _begin(self, key: _Key, charge: _Charge) -> asyncio.Task[None]:
+    def _begin(self, key: Key, charge: Tended) -> asyncio.Task[None]:
         """The task that brings the prefix to where it should be; there is one at a time."""
         if charge.task is None:
             charge.failure = None
@@ -237,35 +221,46 @@ class Prefixes:
             charge.task = asyncio.create_task(self._mend(key, charge), name=f"prefix {'/'.join(key)}")
         return charge.task
 
-    async def _mend(self, key: _Key, charge: _Charge) -> None:
-        until: float | None = None
+    async def _mend(self, key: Key, charge: Tended) -> None:
+        tried: Wish | None = None
         try:
-            # it may be prolonged, or wanted in more places, while this goes on
-            while charge.failure is None and (self._missing(key) or self._known[key].expires_at != until):
-                until = self._known[key].expires_at
-                await self._renew(key, charge)
+            # it may be prolonged, wanted in more places, or begin another life while this goes on
+            while charge.failure is None and (self._missing(key) or self._wish(key) != tried):
+                tried = self._wish(key)
+                charge.pinned = tried if await self._renew(key, charge) else None
                 await self._spread(key, charge)
         finally:
             self._ended(key, charge)
 
-    def _ended(self, key: _Key, charge: _Charge) -> None:
+    def _wish(self, key: Key) -> Wish:
+        return (self._book[key].expires_at, self._book[key].life)
+
+    def _ended(self, key: Key, charge: Tended) -> None:
         charge.task = None
         charge.under_way.clear()
         if self._charges.get(key) is charge:
             missing, rules = self._missing(key), self._rules
             longer_s = min(max(rules.first_backoff_s, 2 * charge.backoff_s), rules.most_backoff_s)
-            charge.backoff_s = longer_s if missing else 0.0
+            charge.backoff_s = longer_s if missing or charge.pinned != self._wish(key) else 0.0
             charge.retry_at = self._now() + charge.backoff_s
-            self._change(key, is_warming=False, trouble=str(charge.failure) if missing and charge.failure else "")
+            trouble = str(charge.failure)[:_MOST_TROUBLE] if missing and charge.failure else ""
+            self._change(key, is_warming=False, trouble=trouble)
 
-    async def _renew(self, key: _Key, charge: _Charge) -> None:
-        """Prolong the pins that there are; forget the places that have lost what they had."""
-        for place in self._known[key].places:
-            kept = await self._places.renewed(place, self._known[key], charge.keys)
-            rest = tuple(one for one in self._known[key].places if one.backend != place.backend)
+    async def _renew(self, key: Key, charge: Tended) -> bool:
+        """Prolong the pins that there are; forget the places that have lost what they had. Was each of them asked?"""
+        were_reached = True
+        for place in self._book[key].places:
+            try:
+                kept = await self._places.renewed(place, self._book[key], charge.keys)
+            except BackendFailed:
+                # not yet ill for long: it may come back with all it had, and then it must hear of this
+                were_reached = False
+                continue
+            rest = tuple(one for one in self._book[key].places if one.backend != place.backend)
             self._change(key, places=rest if kept is None else (*rest, kept))
+        return were_reached
 
-    async def _spread(self, key: _Key, charge: _Charge) -> None:
+    async def _spread(self, key: Key, charge: Tended) -> None:
         """Have the prefix computed side by side on as many more backends as it is missing."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._missing(key)):
@@ -276,7 +271,7 @@ class Prefixes:
                 if charge.failure is not None:
                     break
 
-    async def _place(self, key: _Key, charge: _Charge, placed: asyncio.Future[None]) -> None:
+    async def _place(self, key: Key, charge: Tended, placed: asyncio.Future[None]) -> None:
         """One more backend has the prefix, or `charge.failure` says why not."""
 
         def note(backend: str) -> None:
@@ -284,75 +279,115 @@ class Prefixes:
             if not placed.done():
                 placed.set_result(None)
 
-        prefix = self._known[key]
+        prefix = self._book[key]
         taken = prefix.backends | charge.under_way
         try:
             place = await self._places.another(prefix, charge.ask, charge.keys, taken=taken, note=note)
         except ExpectedError as failure:
             charge.failure = failure
             return
-        if place.backend not in self._known[key].backends:
-            self._change(key, places=(*self._known[key].places, place))
+        if prefix.life != self._book[key].life:
+            # the next round pins it for this one
+            self._spawn(self._places.end(prefix, (place.backend,)))
+        if place.backend not in self._book[key].backends:
+            self._change(key, places=(*self._book[key].places, place))
 
-    async def _let_go(self, prefix: Prefix) -> None:
-        """Forget `prefix` and end its pins."""
-        self._known.pop(prefix.key, None)
-        self._silence(prefix.key)
-        charge = self._charges.pop(prefix.key, None)
-        under_way = frozenset[str]()
-        if charge is not None:
-            under_way = frozenset(charge.under_way)
-            await _end([charge.task])
-        await self._places.end(prefix, prefix.backends | under_way)
+    def _hear_dropped(self, news: Dropped) -> None:
+        key, known = news.key, self._book.find(news.key)
+        version = news.version or self._book.next_version(key)
+        if known is None or known.version > version:
+            self._book.note_dropped(key, version)
+            if known is not None and known.life <= version and key in self._charges:
+                self._live_again(known, self._charges[key])
+            return
+        if key in self._charges:
+            # whoever hears late what was told of it here should not believe that it is still kept
+            self._tell(Dropped(*key, version))
+        self._spawn(self._struck(known, version))
 
-    def _leave(self, key: _Key) -> None:
-        """Look after it no longer."""
+    def _live_again(self, known: Prefix, charge: Tended) -> None:
+        """Another router, asked earlier, may be ending its pins still: it gets others."""
+        self._change(known.key, life=known.version)
+        self._spawn(self._places.end(known, known.backends))
+        self._begin(known.key, charge)
+
+    def _adopt(self, news: Prefix) -> None:
+        """Another router was asked for it before this one heard so: nothing of what was promised there is less."""
+        known, charge = self._book[news.key], self._charges[news.key]
+        if news.version <= self._book.dropped_at(news.key):
+            return
+        expires_at, shards = max(known.expires_at, news.expires_at), max(known.shards, news.shards)
+        if (expires_at, shards) != (known.expires_at, known.shards):
+            self._change(news.key, expires_at=expires_at, shards=shards)
+            self._begin(news.key, charge)
+        if known.life < news.version:
+            # the other one ends the pins that it found, or its own, which may have the same name
+            self._live_again(self._book[news.key], charge)
+
+    async def _drop(self, prefix: Prefix) -> None:
+        version = self._book.next_version(prefix.key)
+        self._tell(Dropped(*prefix.key, version))
+        await asyncio.gather(self._struck(prefix, version), self._catch_up())
+
+    def _struck(self, prefix: Prefix, version: int) -> Coroutine[Any, Any, None]:
+        """Forget `prefix`; what is left to do ends its pins."""
+        self._book.drop(prefix.key, version)
+        return self._let_go(prefix, self._leave(prefix.key))
+
+    def _let_go(self, prefix: Prefix, charge: Tended | None) -> Coroutine[Any, Any, None]:
+        """What ends the pins of `prefix`, at the backends that are tried at this moment too."""
+        if charge is None:
+            return self._places.end(prefix, prefix.backends)
+        return self._ended_first(charge.task, prefix, prefix.backends | charge.under_way)
+
+    async def _ended_first(self, task: asyncio.Task[None] | None, prefix: Prefix, backends: frozenset[str]) -> None:
+        await _end([task])
+        await self._places.end(prefix, backends)
+
+    async def _end_after(self, task: asyncio.Task[None], before: Prefix) -> None:
+        await asyncio.wait((task,))
+        await self._places.end(before, before.backends)
+
+    def _leave(self, key: Key) -> Tended | None:
+        """Look after it no longer; what was known of that."""
         charge = self._charges.pop(key, None)
         if charge is not None and charge.task is not None:
             charge.task.cancel()
+        return charge
 
-    def _is_broken(self, entry: tuple[_Key, _Charge]) -> bool:
+    def _is_broken(self, entry: tuple[Key, Tended]) -> bool:
         """Is it not as it should be, and nobody at it, and is it time to try?"""
         key, charge = entry
         if charge.task is not None or self._now() < charge.retry_at:
             return False
-        return self._missing(key) > 0 or not self._places.are_there(self._known[key], charge.keys)
+        if self._missing(key) or charge.pinned != self._wish(key):
+            return True
+        return not self._places.are_there(self._book[key], charge.keys)
 
-    def _missing(self, key: _Key) -> int:
-        prefix = self._known[key]
+    def _missing(self, key: Key) -> int:
+        prefix = self._book[key]
         return max(0, prefix.shards - len(prefix.places))
 
-    def _change(self, key: _Key, **fields: Any) -> None:
+    def _change(self, key: Key, **fields: Any) -> None:
         """The prefix is otherwise now, and the others hear of it: later than whatever they know."""
-        known = self._known[key]
+        known = self._book[key]
         at = max(self._now(), known.changed_at + 0.001)
-        self._known[key] = changed = msgspec.structs.replace(known, by=self._by, changed_at=at, **fields)
+        changed = msgspec.structs.replace(known, by=self._by, changed_at=at, **fields)
+        self._book.enter(changed)
         self._tell(changed)
 
-    def _know(self, prefix: Prefix) -> None:
-        self._known[prefix.key] = prefix
-        self._next_end = min(self._next_end, prefix.expires_at)
-
-    def _silence(self, key: _Key) -> None:
-        self._gone[key] = until = self._now() + self._rules.silent_s
-        self._next_end = min(self._next_end, until)
-
     def _forget_old(self) -> None:
-        now = self._now()
-        if now < self._next_end:
-            return
-        for key in [key for key, prefix in self._known.items() if prefix.expires_at <= now]:
-            del self._known[key]
+        for key in self._book.forget_old():
             self._leave(key)
-        for key in [key for key, until in self._gone.items() if until <= now]:
-            del self._gone[key]
-        ends = (prefix.expires_at for prefix in self._known.values())
-        self._next_end = min((*ends, *self._gone.values()), default=math.inf)
 
     def _spawn(self, errand: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(errand)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
+
+
+async def _alone() -> None:
+    """There is nobody to hear."""
 
 
 async def _end(tasks: Iterable[asyncio.Task[None] | None]) -> None:

@@ -91,6 +91,13 @@ def decode(payload: bytes) -> Batch:
     What is added to the end of a struct is passed over too, so that routers of two versions can share a stream.
     """
     try:
+        return _decoded(payload)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _decoded(payload: bytes) -> Batch:
+    try:
         return _decoder.decode(payload)
     except msgspec.ValidationError:
         loose = _loose.decode(payload)

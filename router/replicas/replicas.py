@@ -96,6 +96,8 @@ class Replicas:
         self._backoff_s = options.first_backoff_s
         self._task: asyncio.Task[None] | None = None
         self._has_caught_up = asyncio.Event()
+        self._turns = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._calls = Calls(options.deadline_s)
         self._scribe = Scribe(shelf, by, beliefs, clock, self._calls, options.snapshot_every_s, on_event)
         beliefs.share(self.tell)
@@ -142,8 +144,22 @@ class Replicas:
         await self._scribe.close()
         await self._calls.end()
 
+    async def catch_up(self) -> None:
+        """Return when all that was told here before was written, and all that others had written before was heard.
+
+        While they are away at once, and after `deadline_s` in any case.
+        """
+        if self._is_current:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            # a turn that runs already may have read before now
+            self._waiting.append((self._turns + 1, done))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._options.deadline_s):
+                    await done
+
     async def turn(self) -> bool:
         """Write what is new and read once; is there more to read? Never raises StoreFailed."""
+        self._turns += 1
         try:
             if not self._is_known:
                 await self._find()
@@ -270,6 +286,7 @@ class Replicas:
         self._has_caught_up.set()
         self._backoff_s = self._options.first_backoff_s
         self._on_state(self.is_exact, len(self._peers))
+        self._let_go_on(self._turns)
 
     def _lost(self, fault: Fault) -> None:
         self._is_current = self._is_known = False
@@ -278,6 +295,14 @@ class Replicas:
         self._beliefs.doubt(max(_LEAST_TRUST, faded(now - self._heard_all_at)))
         self._cluster.hear_elsewhere(self._peers.together(now))
         self._on_state(False, len(self._peers))
+        self._let_go_on(self._turns + 1)
+
+    def _let_go_on(self, turn: int) -> None:
+        """Whoever waited for this turn or an earlier one waits no longer."""
+        for number, done in self._waiting:
+            if number <= turn and not done.done():
+                done.set_result(None)
+        self._waiting = [(number, done) for number, done in self._waiting if not done.done()]
 
     def _backoff(self) -> float:
         backoff_s = self._backoff_s

@@ -23,6 +23,8 @@ CONNECTIONS = 6
 MUTE_S = 5.0
 """A connection on which nothing comes for so long is given up, if its caller has not long done so."""
 
+_REFUSALS = (failures.AuthenticationError, failures.ResponseError)
+
 LEASE_S = 60.0
 """A reservation that is not renewed for so long lapses: its router is gone."""
 
@@ -127,7 +129,9 @@ def faults() -> Iterator[None]:
     except failures.InvalidResponse as error:
         raise StoreFailed(Fault.NONSENSE, str(error)) from error
     except (failures.ConnectionError, OSError) as error:
-        raise StoreFailed(Fault.GONE, str(error)) from error
+        # a password that the server refuses is to redis-py a connection that failed
+        is_refused = any(isinstance(one, _REFUSALS) for one in (error, error.__cause__))
+        raise StoreFailed(Fault.REFUSING if is_refused else Fault.GONE, str(error)) from error
     except failures.ResponseError as error:
         # Redis 6 tells of full memory inside of the script's own error
         is_full = isinstance(error, failures.OutOfMemoryError) or "OOM " in str(error)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.events import MalformedEvents, Stored
+from backends.events import MalformedEvents, Removed, Stored
 from backends.events_vllm import decode
 
 
@@ -60,6 +60,13 @@ def test_a_group_sees_as_far_as_its_kind_of_attention(kind: str | None, window: 
 def test_blocks_that_move_to_another_tier_come_without_tokens() -> None:
     event = stored(token_ids=[], block_size=0, medium="CPU")
     assert (event.hashes, event.token_ids, event.tier) == ((1, 2), b"", "host")
+
+
+@pytest.mark.parametrize("key", [msgspec.msgpack.Ext(5, b"x"), {1: 2}, [{"inner": {b"k": 1}}]])
+def test_an_extra_key_that_no_text_can_stand_for_costs_its_event_and_nothing_else(key: Any) -> None:
+    event = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1, 2], "block_size": 2, "extra_keys": [[key]]}
+    batch = decode(msgspec.msgpack.encode([1.0, [event, {"type": "BlockRemoved", "block_hashes": [7]}], 0]))
+    assert (batch.malformed, batch.events) == (1, (Removed((7,)),))
 
 
 def test_extra_keys_that_fit_no_block_are_refused() -> None:

@@ -54,7 +54,7 @@ class Listener:
 @pytest.mark.parametrize("size", [1, 16, 24, 32, 48, 64, 100, 256])
 def test_blocks_of_any_size_become_ours_when_they_are_whole(size: int) -> None:
     folder, listener = Folder(keys_of), Listener()
-    data = tokens(size * (1000 // size))
+    data = tokens(size * (520 // size))
     parts, ours = names(data, size), keys_of(data, ROOT)
     for at, name in enumerate(parts):
         piece = data[4 * size * at : 4 * size * (at + 1)]
@@ -191,3 +191,17 @@ def test_it_holds_what_is_whole_after_any_history(seed: int) -> None:
                 if whole:
                     fastest = ["device" if "device" in some_tiers else "host" for some_tiers in tiers]
                     assert key in listener.tiers["host" if "host" in fastest else "device"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_its_books_are_right_though_an_engine_tells_of_blocks_that_continue_themselves(seed: int) -> None:
+    rng, folder, texts = random.Random(seed), Folder(keys_of, most_parts=8), [tokens(400, seed=one) for one in range(3)]
+    for _ in range(600):
+        some = [rng.randint(1, 8) for _ in range(rng.randint(1, 4))]
+        tier = rng.choice(["device", "host", "elsewhere"])
+        if rng.random() < 0.6:
+            told = rng.choice(texts)[: 4 * len(some) * rng.choice([1, 16, 32, 64, 100])]
+            folder.store(some, parent=rng.choice([None, *some]), token_ids=told, root=ROOT, tier=tier)
+        else:
+            folder.evict(some, tier=tier)
+        folder.check()

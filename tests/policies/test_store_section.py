@@ -20,12 +20,23 @@ def test_an_address_and_how_many_share_it_are_read() -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["redis://there", "rediss://[::1]:6379/", "unix:///run/redis.sock?db=2", "redis://a/15"]
+)
+def test_addresses_as_redis_clients_take_them_are_read(url: str) -> None:
+    assert parse(f"store: {{redis: '{url}', namespace: team-a}}").store == StoreSettings(url, namespace="team-a")
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("{replicas: 2}", "has no redis"),
         ("{redis: there}", "must be an address like redis://host:6379/0, not 'there'"),
         ("{redis: 'redis://me:pw@there'}", "must hold no password"),
         ("{redis: 'redis://there', replicas: 0}", "above zero"),
+        ("{redis: 'redis://there:abc'}", "has a port that is none"),
+        ("{redis: 'redis://there:99999'}", "has a port that is none"),
+        ("{redis: 'redis://there:6379/production'}", "must end with the number of a database"),
+        ("{redis: 'redis://there', namespace: 'a b'}", "namespace"),
         ("{redis: '${env:URL}'}", "not 'what it refers to'"),
     ],
 )

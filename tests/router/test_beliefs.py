@@ -99,6 +99,31 @@ def test_a_live_feed_says_more_than_what_was_learnt_and_a_broken_one_less() -> N
     assert stage.expected() > 8
 
 
+def test_a_backend_of_which_one_rank_is_not_heard_teaches_by_its_answers_whichever_rank_is_told_of_last() -> None:
+    stage = Stage()
+    stage.answer()
+    stage.now += 60
+    for confidences in ((1.0, 0.0), (0.0, 1.0)):
+        for rank, confidence in enumerate(confidences):
+            stage.beliefs.trust("a", rank, confidence)
+        assert stage.expected() > 8
+    stage.beliefs.trust("a", 0, 1.0)
+    assert stage.expected() == 0
+
+
+def test_a_backend_below_a_path_is_believed_under_its_own_name() -> None:
+    stage = Stage()
+    name = "gpu@there:8000/engine/3"
+    stage.beliefs.trust(name, 1, 1.0)
+    stage.beliefs.trust(name, 0, 1.0)
+    stage.beliefs.index.store(stage.beliefs.joined(name, 1), KEYS)
+    stage.beliefs.index.store("shard@there:1/2", KEYS)
+    found = stage.beliefs.longest(KEYS)
+    assert {one: match.p_hit for one, match in found.items()} == {name: 0.5, "shard@there:1/2": 1.0}
+    stage.beliefs.forget(name)
+    assert stage.beliefs.longest(KEYS).keys() == {"shard@there:1/2"}
+
+
 def test_two_hits_in_a_row_that_a_counting_server_denies_mean_that_it_has_started_again() -> None:
     stage = Stage()
     for _ in range(2):

@@ -20,7 +20,8 @@ _IS_ANSWER, _IS_AUTHORITATIVE = 0x8000, 0x0400
 class NameServer(asyncio.DatagramProtocol):
     """`hosts`: name -> IP addresses; `services`: name -> (priority, weight, port, target).
 
-    A name in neither does not exist. `fails` answers with SERVFAIL, `is_silent` not at all. `asked` has (name, type).
+    A name in neither does not exist. `fails` answers with SERVFAIL, `is_silent` not at all, `fails_for` types of
+    record with SERVFAIL. `asked` has (name, type).
     """
 
     hosts: dict[str, list[str]] = field(default_factory=dict)
@@ -28,6 +29,7 @@ class NameServer(asyncio.DatagramProtocol):
     ttl_s: int = 1
     fails: bool = False
     is_silent: bool = False
+    fails_for: frozenset[int] = frozenset()
     asked: list[tuple[str, int]] = field(default_factory=list)
     port: int = 0
 
@@ -46,7 +48,7 @@ class NameServer(asyncio.DatagramProtocol):
 
     def _answer(self, number: int, question: bytes, name: str, kind: int) -> bytes:
         known = name in self.hosts or name in self.services
-        code = SERVER_FAILURE if self.fails else NO_ERROR if known else NAME_ERROR
+        code = SERVER_FAILURE if self.fails or kind in self.fails_for else NO_ERROR if known else NAME_ERROR
         records = self._records(name, kind) if code == NO_ERROR else []
         flags = _IS_ANSWER | _IS_AUTHORITATIVE | code
         head = struct.pack("!HHHHHH", number, flags, 1, len(records), 0, 0)

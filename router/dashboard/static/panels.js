@@ -5,14 +5,15 @@ import { bar, bullet, clock, count, h, row, seconds, share, strip, sync, trend }
 const MOST_LISTED = 100;
 const TREND = 90;
 const SIGNS = { well: "✓", draining: "◐", ill: "✕", unreached: "○", finished: "✓", running: "◐", retried: "✕",
-  cancelled: "○", rejected: "✕", evicted: "✕", failed: "✕" };
-const TROUBLE = new Set(["ill", "failed", "rejected", "evicted", "retried"]);
+  cancelled: "○", rejected: "✕", evicted: "✕", failed: "✕", ready: "✓", warming: "◐", partial: "◐", lost: "✕" };
+const TROUBLE = new Set(["ill", "failed", "rejected", "evicted", "retried", "partial", "lost"]);
+const GOOD = new Set(["well", "finished", "ready"]);
 
 const body = (id) => document.querySelector(`#${id} tbody`);
 const sum = (numbers) => Object.values(numbers).reduce((total, one) => total + one, 0);
 
 export function sign(word, note = "") {
-  const tone = TROUBLE.has(word) ? "bad" : word === "well" || word === "finished" ? "good" : "dim";
+  const tone = TROUBLE.has(word) ? "bad" : GOOD.has(word) ? "good" : "dim";
   return h("span", { class: tone }, `${SIGNS[word] ?? "○"} ${word}${note}`);
 }
 
@@ -123,6 +124,30 @@ export function backends(now, change) {
     return element;
   };
   sync(body("backends"), now.backends, (one) => one.name, make);
+}
+
+const lasting = (s) => (s < 120 ? `${Math.round(s)} s` : s < 7200 ? `${Math.round(s / 60)} min` : s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`);
+
+function place(one, tokens) {
+  const isShort = one.can_pin && one.pinned_tokens < tokens;
+  const stays = !one.can_pin ? "cached, not pinned" : isShort ? `${count(one.pinned_tokens)} of ${count(tokens)} pinned` : "pinned";
+  return h("span", { class: "place" }, h("strong", {}, one.backend),
+    bar(one.can_pin ? one.pinned_tokens / tokens : 0, { width: 60, bad: isShort }), h("small", { class: isShort ? "bad" : null }, stays));
+}
+
+export function prefixes(now) {
+  document.querySelector("#kept").hidden = !now.all_prefixes;
+  const more = now.all_prefixes - now.prefixes.length;
+  document.querySelector("#kept-note").textContent =
+    `computed before anybody asks, and pinned where backends can; the bar is what stays of it${more ? ` · ${count(more)} more are not shown` : ""}`;
+  const cells = (one) => [
+    [h("strong", {}, one.id), h("small", {}, one.model)], one.tenant,
+    [sign(one.state), h("small", { class: "told" }, one.message)], count(one.tokens),
+    [h("span", { class: "places" }, one.places.length ? one.places.map((each) => place(each, one.tokens)) : h("span", { class: "dim" }, "nowhere")),
+      h("small", {}, one.places.length < one.shards ? `${one.places.length} of ${one.shards} backends` : "")],
+    lasting(one.left_s),
+  ];
+  sync(body("prefixes"), now.prefixes, (one) => `${one.tenant}/${one.id}`, () => row(cells, ["", "", "", "n", "", "n"]));
 }
 
 const searched = (one) => `${one.tenant} ${one.service_class} ${one.model} ${one.chosen} ${one.outcome} ${one.code} ${one.why} ${one.request}`.toLowerCase();

@@ -10,14 +10,15 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 from typing import Any
 
 import aiohttp
 
-from backends.base import CacheListener, Description, Load
+from backends.base import CacheListener, Description, Load, Pinned
 from policies.config import Config
 from policies.cost import Latency
 from policies.errors import BackendFailed
@@ -74,6 +75,7 @@ class PacedBackend:
     running: int = 0
     waiting: int = 0
     held: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    pins: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._turn = asyncio.Semaphore(self.slots)
@@ -94,6 +96,7 @@ class PacedBackend:
             free_tokens=max(0, int(size - used)),
             total_tokens=size,
             max_requests=self.slots + 2,
+            pinnable_tokens=size // 4 - BLOCK_TOKENS * len(self._pinned()),
             reported_at=time.monotonic(),
         )
 
@@ -109,6 +112,17 @@ class PacedBackend:
 
     async def close(self) -> None:
         pass
+
+    async def pin(self, name: str, keys: Sequence[int], *, domain: str, for_s: float) -> Pinned:
+        held = tuple(takewhile(self.held.__contains__, keys))
+        self.pins[name] = held[: max(0, self.blocks // 4 - len(self._pinned()))]
+        return Pinned(len(held), len(self.pins[name]))
+
+    async def unpin(self, name: str) -> int:
+        return len(self.pins.pop(name, ()))
+
+    async def clear_domain(self, domain: str) -> int:
+        return 0
 
     async def generate(self, request: Request, prompt: Prompt) -> AsyncIterator[Delta]:
         if not self.is_well:
@@ -143,10 +157,17 @@ class PacedBackend:
         for key in reversed(keys):
             self.held.pop(key, None)
             self.held[key] = None
-        gone = [self.held.popitem(last=False)[0] for _ in range(max(0, len(self.held) - self.blocks))]
+        pinned = self._pinned()
+        loose = (key for key in self.held if key not in pinned)
+        gone = list(islice(loose, max(0, len(self.held) - self.blocks)))
+        for key in gone:
+            del self.held[key]
         if self.listener is not None:
             self.listener.store(self.name, keys)
             self.listener.evict(self.name, gone)
+
+    def _pinned(self) -> set[int]:
+        return {key for keys in self.pins.values() for key in keys}
 
 
 @asynccontextmanager
@@ -179,6 +200,14 @@ async def ask(router: Router, http: aiohttp.ClientSession, tenant: str, prompt: 
     async with http.post(router.http_url + COMPLETIONS, json=body, headers=headers) as reply:
         await reply.read()
         return reply.status
+
+
+async def keep(router: Router, http: aiohttp.ClientSession, tenant: str, prompt: str, **wish: Any) -> dict[str, Any]:
+    """`POST /v1/prefixes`, and what it answers."""
+    body = {"model": MODEL, "prompt": prompt, **wish}
+    headers = {"authorization": f"Bearer {KEYS[tenant]}"}
+    async with http.post(f"{router.http_url}/v1/prefixes", json=body, headers=headers) as reply:
+        return dict(await reply.json())
 
 
 @dataclass

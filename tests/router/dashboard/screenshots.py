@@ -6,9 +6,11 @@ import asyncio
 import sys
 from pathlib import Path
 
+import aiohttp
+
 from policies.cost import Latency
 from tests.router.dashboard.browser import a_browser, a_page
-from tests.router.dashboard.scene import PacedBackend, a_crowd, a_running_scene
+from tests.router.dashboard.scene import PacedBackend, a_crowd, a_document, a_running_scene, keep
 
 LONG = "[...document.querySelectorAll('#stream tbody tr')].find((row) => /long-rag.*finished/s.test(row.innerText))"
 IMAGES = Path(__file__).parents[3] / "docs/images"
@@ -26,6 +28,9 @@ async def take(folder: Path, browser: str, busy_s: float) -> None:
         await page.go(f"http://{router.admin}/dashboard")
         await page.until("document.documentElement.dataset.shown")
         await page.picture(folder / "dashboard-at-rest.png")
+        async with aiohttp.ClientSession() as http:
+            await keep(router, http, "acme", a_document(0, 1700), shards=2, ttl="8h")
+            await keep(router, http, "labs", a_document(10, 1250), shards=4, ttl="45m")
         async with a_crowd(router, times=2):
             await asyncio.sleep(busy_s)
             await page.until(LONG)

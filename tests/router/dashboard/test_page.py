@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.router.dashboard.browser import PROGRAM, Page, a_browser, a_page
-from tests.router.dashboard.scene import PacedBackend
+from tests.router.dashboard.scene import PacedBackend, a_document, keep
 from tests.router.dashboard.test_routes import ADMIN, HASHES, Operator, an_operator
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here: apt-get install chromium")
@@ -49,6 +49,21 @@ async def test_what_happens_is_shown_within_a_second_or_two(browser: str) -> Non
         assert "✓ kept" in await page.text("#classes")
         assert "100 %" in await page.text("#tenants")
         assert "✓ well" in await page.text("#backends")
+
+
+async def test_prefixes_that_are_kept_are_shown_with_where_they_stay(browser: str) -> None:
+    async with a_dashboard(browser, PacedBackend("own-0"), PacedBackend("own-1", blocks=8)) as (operator, page):
+        await page.until(SHOWN)
+        assert await page.run("document.querySelector('#kept').hidden")
+        await keep(operator.router, operator.http, "acme", a_document(1, 200), shards=3, ttl="2h")
+        await page.until("!document.querySelector('#kept').hidden")
+        shown = await page.text("#prefixes tbody")
+        assert all(word in shown for word in ("acme", "◐ partial", "none of 2 backends", "2 of 3 backends", "120 min"))
+        assert "own-0" in shown
+        assert "128 of 192 pinned" in shown
+        for prefix in operator.router.gateway.prefixes.of():
+            await operator.router.gateway.prefixes.drop(prefix.tenant, prefix.id)
+        await page.until("document.querySelector('#kept').hidden")
 
 
 async def test_a_decision_is_found_and_opened_with_the_keyboard_alone(browser: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from router.app import Router
 from router.dashboard.nouns import Snapshot
-from tests.router.dashboard.scene import PacedBackend, a_document, a_running_scene, a_scene, ask
+from tests.router.dashboard.scene import PacedBackend, a_document, a_running_scene, a_scene, ask, keep
 
 ADMIN = "admin-key"
 HASHES = frozenset({hashlib.sha256(ADMIN.encode()).hexdigest()})
@@ -69,6 +69,23 @@ async def test_a_snapshot_tells_of_classes_tenants_backends_and_decisions() -> N
     assert [one.outcome for one in told.decisions] == ["finished", "finished"]
     assert told.decisions[1].cached_tokens == 192
     assert told.decisions[1].why == "the only one left"
+
+
+async def test_a_snapshot_tells_of_prefixes_that_are_kept_first_of_those_that_are_not_as_they_should_be() -> None:
+    async with an_operator(PacedBackend("own-0"), PacedBackend("own-1")) as operator:
+        router, http = operator.router, operator.http
+        for number, shards in enumerate((5, 1, 2)):
+            await keep(router, http, "labs", a_document(number, 200), shards=shards, ttl="1h")
+        told = await operator.snapshot()
+    assert (told.all_prefixes, [one.state for one in told.prefixes]) == (3, ["partial", "ready", "ready"])
+    first, second, _ = told.prefixes
+    assert "none of 2 backends" in first.message
+    assert [(one.backend, one.pinned_tokens == first.tokens, one.can_pin) for one in first.places] == [
+        ("own-0", True, True),
+        ("own-1", True, True),
+    ]
+    assert (second.tenant, second.model, second.shards) == ("labs", "tiny", 2)
+    assert 3500 < second.left_s <= 3600
 
 
 async def test_only_what_has_changed_is_told_again() -> None:

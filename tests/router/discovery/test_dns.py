@@ -57,6 +57,20 @@ async def test_a_server_that_fails_or_is_silent_says_nothing_about_the_name(trou
             await first(DnsSource(DnsName("shards.example", 9000), a_resolver(server)))
 
 
+async def test_a_server_that_fails_for_one_version_of_addresses_still_tells_the_other() -> None:
+    hosts = {"shards.example": ["10.0.0.1", "fd00::7"], "four.example": ["10.0.0.1"]}
+    async with a_name_server(hosts=hosts, fails_for=frozenset({AAAA})) as server:
+        assert await first(DnsSource(DnsName("four.example", 1), a_resolver(server))) == {"10.0.0.1:1"}
+        server.fails_for = frozenset()
+        answers = DnsSource(DnsName("shards.example", 9000), a_resolver(server)).addresses()
+        assert len(await anext(answers)) == 2
+        # what it does not tell for now is not gone
+        server.fails_for = frozenset({A})
+        server.hosts["shards.example"] = ["fd00::8"]
+        assert await anext(answers) == {"10.0.0.1:9000", "[fd00::8]:9000"}
+        await answers.aclose()
+
+
 async def test_srv_records_name_hosts_and_ports_and_the_best_priority_counts() -> None:
     records = [(0, 1, 7001, "a.example."), (0, 9, 7002, "b.example."), (5, 1, 7003, "c.example.")]
     hosts = {"a.example": ["10.0.0.1"], "b.example": ["10.0.0.2", "fd00::2"], "c.example": ["10.0.0.3"]}

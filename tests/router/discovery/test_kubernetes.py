@@ -44,6 +44,23 @@ async def test_ready_endpoints_of_all_slices_are_listed_and_what_changes_is_hear
         assert api.queries[1]["resourceVersion"] == "100"
 
 
+async def test_a_pod_of_a_dual_stack_service_is_one_backend() -> None:
+    def of_pods(name: str, kind: str, **addresses: str) -> dict[str, Any]:
+        found = a_slice(name, *addresses.values(), kind=kind)
+        for pod, end in zip(addresses, found["endpoints"], strict=True):
+            end["targetRef"] = {"kind": "Pod", "namespace": "default", "name": pod, "uid": f"uid-of-{pod}"}
+        return found
+
+    six = of_pods("six", "IPv6", a="fd00::1", b="fd00::2", c="fd00::3")
+    four = of_pods("four", "IPv4", a="10.0.0.1", b="10.0.0.2")
+    async with a_kubernetes_api(four, six) as api, answers(api) as found:
+        assert await next_of(found) == {"10.0.0.1:8000", "10.0.0.2:8000", "[fd00::3]:8000"}
+        # its other address does not take its place while it goes
+        four["endpoints"][1]["conditions"] = {"ready": False}
+        api.put(four)
+        assert await next_of(found) == {"10.0.0.1:8000", "[fd00::3]:8000"}
+
+
 async def test_a_watch_that_ends_goes_on_from_where_it_was_also_after_bookmarks() -> None:
     async with a_kubernetes_api(a_slice("x", "10.0.0.1")) as api, answers(api) as found:
         await next_of(found)

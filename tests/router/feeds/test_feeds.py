@@ -62,7 +62,7 @@ async def test_what_engines_publish_is_found_in_the_index() -> None:
             assert {name: match.blocks for name, match in index.longest(keys).items()} == {"gpu-0": 2}
             keys = block_keys(struct.pack(f"<{len(prompt)}I", *prompt), root_key("tiny", ""))
             assert {name: match.blocks for name, match in index.longest(keys).items()} == {"trt-0": 1}
-            assert [health.source for health in feeds.health()] == ["gpu-0", "trt-0"]
+            assert [str(health.source) for health in feeds.health()] == ["gpu-0", "trt-0"]
 
 
 async def test_pools_without_events_cost_nothing() -> None:
@@ -86,7 +86,7 @@ async def test_a_backend_that_was_found_is_heard_at_its_own_host_until_it_leaves
         await subscribed(publisher)
         await publisher.send(engine.publish(list(engine.run((None, tuple(range(64)))))))
         await until(lambda: bool(fold.claims()))
-        assert [health.source for health in feeds.health()] == ["gpu@127.0.0.1:8000"]
+        assert [str(health.source) for health in feeds.health()] == ["gpu@127.0.0.1:8000"]
         assert feeds.leave("gpu@127.0.0.1:8000") == ("gpu@127.0.0.1:8000",)
         assert not fold.claims()
         assert feeds.health() == ()
@@ -104,7 +104,7 @@ async def test_a_backend_that_was_found_is_heard_at_its_own_host_until_it_leaves
 async def test_each_rank_of_a_backend_that_was_found_leaves_with_it() -> None:
     async with a_publisher() as publisher, Feeds([a_found_pool(publisher, events_ranks="2")], Fold()) as feeds:
         feeds.join("gpu@127.0.0.1:1", "gpu", "http://127.0.0.1:1")
-        assert [health.source for health in feeds.health()] == ["gpu@127.0.0.1:1", "gpu@127.0.0.1:1/1"]
+        assert [str(health.source) for health in feeds.health()] == ["gpu@127.0.0.1:1", "gpu@127.0.0.1:1/1"]
         assert feeds.leave("gpu@127.0.0.1:1") == ("gpu@127.0.0.1:1", "gpu@127.0.0.1:1/1")
 
 
@@ -125,7 +125,7 @@ async def test_whoever_joins_and_leaves_however_often_no_task_is_left(seed: int)
                     there.discard(name)
                 if rng.random() < 0.3:
                     await asyncio.sleep(0)
-                assert {health.source for health in feeds.health()} == there
+                assert {str(health.source) for health in feeds.health()} == there
         assert asyncio.all_tasks() - before == serving
 
 

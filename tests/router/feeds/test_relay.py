@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from router.feeds.relay import MemoryRelay, Relay, Relayed
+from router.feeds.relay import MemoryRelay, Relay, Relayed, RelayForgot
 from router.feeds.relay_redis import RedisRelay
 from tests.router.store.parts import RedisServer, a_redis
 
@@ -88,6 +88,56 @@ async def test_whoever_was_cut_off_goes_on_where_it_was(relay: Relay) -> None:
     (first,) = await heard(relay, 1)
     later = await heard(relay, 2, after=first.position)
     assert [relayed.payload for relayed in later] == [b"1", b"2"]
+
+
+async def test_what_is_kept_for_late_comers_has_a_bound_in_bytes(relay: Relay) -> None:
+    megabyte = b"x" * 2**20
+    for number in range(40):
+        await relay.publish("trt-0", 1, b"%02d" % number + megabyte)
+    (first,) = await heard(relay, 1)
+    kept = 40 - int(first.payload[:2])
+    assert 8 <= kept <= 24
+    await relay.publish("trt-0", 1, b"[]")
+    assert (await heard(relay, kept + 1))[-1].payload == b"[]"
+
+
+async def test_tokens_grow_though_the_clock_of_redis_goes_back(server: RedisServer) -> None:
+    server.clean()
+    relay = RedisRelay.at(server.url)
+    ahead = 2_000_000_000_000_000
+    await relay.publish("trt-0", ahead, b"[]")
+    token = await relay.claim("trt-0", "a", 60)
+    assert token is not None
+    assert token > ahead
+    await relay.close()
+
+
+async def test_who_hears_is_told_when_redis_has_lost_what_it_had(server: RedisServer) -> None:
+    server.clean()
+    relay = RedisRelay.at(server.url)
+    with server.admin() as admin:
+        admin.xadd("pointsman:feeds:{trt-0}:events", {"token": 5, "payload": b"[]"}, id="9999999999999-0")
+        (before,) = await heard(relay, 1)
+        admin.flushall()
+    await relay.publish("trt-0", 1, b"[]")
+    with pytest.raises(RelayForgot):
+        await heard(relay, 1, after=before.position)
+    assert len(await heard(relay, 1)) == 1
+    await relay.close()
+
+
+async def test_what_others_write_into_the_channel_is_passed_over(server: RedisServer) -> None:
+    server.clean()
+    relay = RedisRelay.at(server.url)
+    with server.admin() as admin:
+        for entry in ({"payload": "x"}, {"token": "many", "payload": "x"}, {"token": "5"}):
+            admin.xadd("pointsman:feeds:{trt-0}:events", entry)  # type: ignore[arg-type]
+    await relay.publish("trt-0", 1, b"[]")
+    assert [relayed.payload for relayed in await heard(relay, 1)] == [b"[]"]
+    assert await relay.claim("trt-0", "a", 60) is not None
+    with server.admin() as admin:
+        assert 0 < admin.ttl("pointsman:feeds:{trt-0}:events") <= 86400
+    await relay.close()
 
 
 async def test_a_redis_that_is_away_is_an_os_error(tmp_path: Path) -> None:

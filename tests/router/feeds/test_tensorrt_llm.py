@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
+from backends.events import CacheEvent
 from router.feeds.health import FeedState
 from router.feeds.options import FeedSpec
 from router.feeds.relay import MemoryRelay, Relay
@@ -114,6 +117,43 @@ async def test_a_status_that_is_no_answer_is_trouble() -> None:
         await until(lambda: bool(fold.claims()) and not feed.health()[0].trouble)
 
 
+async def test_while_the_engine_does_not_tell_all_routers_believe_what_they_know_less() -> None:
+    relay, folds = a_relay(), [Fold(), Fold()]
+    async with (
+        a_server() as server,
+        a_feed(server, folds[0], relay, lease_s=0.02) as a,
+        a_feed(server, folds[1], relay, owner="b") as b,
+    ):
+        server.tell([Clear(), FIRST])
+        await until(lambda: all(claims(fold) == set(CONTENTS[:2]) for fold in folds))
+        server.status = 503
+        await until(lambda: all(feed.health()[0].state is FeedState.GAP for feed in (a, b)))
+        # keeping the lease is no word from the engine
+        kept_until = relay._channels["trt-0"].expires_at
+        await until(lambda: relay._channels["trt-0"].expires_at > kept_until)
+        assert a.health()[0].confidence < 1
+        assert all(claims(fold) == set(CONTENTS[:2]) for fold in folds)
+        server.status = 200
+        await until(lambda: all(feed.health()[0].state is FeedState.LIVE for feed in (a, b)))
+        assert not a.health()[0].trouble
+        server.tell([SECOND])
+        await until(lambda: all(claims(fold) == set(CONTENTS) for fold in folds))
+
+
+async def test_what_goes_wrong_in_hearing_ends_the_feed_for_its_owner_to_begin_it_again() -> None:
+    class Broken(Fold):
+        def hear(self, source: Source, event: CacheEvent) -> None:
+            raise ArithmeticError("a mistake of ours")
+
+    async with a_server() as server:
+        spec = FeedSpec(Source("trt-0"), "tensorrt_llm", server.url)
+        feed = TensorRTFeed(spec, Broken(), relay=a_relay(), owner="a", poll_s=0.005)
+        server.tell([Clear(), FIRST])
+        with pytest.raises(ArithmeticError):
+            async with asyncio.timeout(5):
+                await feed.run()
+
+
 async def test_a_drain_that_cannot_be_read_clears_what_was_known() -> None:
     fold = Fold()
     async with a_server() as server, a_feed(server, fold, a_relay()) as feed:
@@ -141,7 +181,7 @@ async def test_ranks_are_sources_of_their_own() -> None:
         server.next_id = 0
         server.tell([FIRST], rank=1)
         await until(lambda: len(feed.health()) == 2)
-        assert [health.source for health in feed.health()] == ["trt-0", "trt-0/1"]
+        assert [str(health.source) for health in feed.health()] == ["trt-0", "trt-0/1"]
 
 
 async def test_without_the_relay_what_is_known_only_gets_old() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from backends.events import Batch, CacheEvent, Cleared, Removed
 from router.feeds.health import FeedCounts, FeedHealth, FeedState
+from router.feeds.sink import Source
 from router.feeds.tracker import Message, Replay, Tracker
 
 
@@ -160,6 +161,24 @@ def test_an_engine_whose_clock_went_back_is_believed_after_a_while() -> None:
     assert (tracker.state, tracker.applied) == (FeedState.LIVE, 39)
 
 
+def test_what_is_ahead_and_yet_sent_earlier_makes_what_is_known_doubtful() -> None:
+    tracker = a_live_tracker(replays=False)
+    assert heard(tracker, a_message(6, at=50.0)) == []
+    assert tracker.state is FeedState.GAP
+    assert heard(tracker, a_message(6)) == [told(6)]
+    assert tracker.state is FeedState.LIVE
+
+
+def test_an_engine_whose_clock_went_back_a_little_is_asked_and_nothing_is_lost() -> None:
+    tracker = a_live_tracker()
+    stepped = [a_message(seq, at=90.0 + seq) for seq in (6, 7)]
+    assert heard(tracker, *stepped) == []
+    assert tracker.wanted is not None
+    assert replayed(tracker, a_message(5), *stepped) == [told(6), told(7)]
+    assert heard(tracker, a_message(8, at=98.0)) == [told(8)]
+    assert (tracker.state, tracker.counts.cleared) == (FeedState.LIVE, 0)
+
+
 def test_a_straggler_of_a_former_life_is_dropped() -> None:
     tracker = a_live_tracker(replays=False)
     heard(tracker, a_message(0, at=900.0))
@@ -278,5 +297,5 @@ def test_a_relay_that_is_away_makes_it_old_and_not_wrong() -> None:
     ],
 )
 def test_the_older_the_less_it_is_believed(state: FeedState, age_s: float | None, confidence: float) -> None:
-    health = FeedHealth("vllm-0", state, connected=True, age_s=age_s, quiet_s=None, counts=FeedCounts())
+    health = FeedHealth(Source("vllm-0"), state, connected=True, age_s=age_s, quiet_s=None, counts=FeedCounts())
     assert health.confidence == pytest.approx(confidence)

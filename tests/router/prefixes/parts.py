@@ -16,7 +16,8 @@ from policies.prefix.index import PrefixIndex
 from router.ask import Ask
 from router.cluster import Cluster
 from router.prefixes.prefix import PrefixNews
-from router.prefixes.prefixes import Prefixes, PrefixRules
+from router.prefixes.prefixes import Prefixes
+from router.prefixes.rules import PrefixRules
 from router.prefixes.warmer import Measure, Warmed
 
 KEYS = tuple(range(1, 11))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 
 from backends.fake import FakeBackend
 from policies.errors import BackendFailed, ExpectedError, QuotaExceeded, UnknownPrefix
@@ -60,13 +62,21 @@ async def test_fewer_backends_than_asked_for_make_it_partial_and_say_why() -> No
         assert (prefix.state, prefix.trouble, prefix.backends) == ("partial", "none is left", {"b0"})
 
 
+async def test_what_went_wrong_is_told_within_a_bound() -> None:
+    async with a_bench() as bench:
+        await bench.keep()
+        bench.warmer.failure = BackendFailed("broken " * 1000)
+        assert len((await bench.keep(shards=2)).trouble) == 500
+
+
 async def test_what_no_backend_computes_is_refused_and_leaves_nothing() -> None:
     async with a_bench() as bench:
         bench.warmer.failure = BackendFailed("broken")
         with pytest.raises(BackendFailed, match="broken"):
             await bench.keep()
         assert bench.prefixes.of() == []
-        assert bench.told[-1] == Dropped("acme", prefix_id(KEYS))
+        assert isinstance(bench.told[-1], Dropped)
+        assert bench.told[-1].key == ("acme", prefix_id(KEYS))
 
 
 async def test_two_who_ask_at_once_for_what_no_backend_computes_hear_the_same() -> None:
@@ -288,6 +298,83 @@ async def test_any_router_can_drop_it_and_nobody_makes_it_again() -> None:
         # what was said before it was dropped comes late
         other.prefixes.hear(bench.told[-1])
         assert other.prefixes.of() == []
+
+
+async def test_of_one_that_nobody_looks_after_any_more_is_shown_what_is_left_and_what_to_do() -> None:
+    async with a_bench() as bench, a_bench(by="r2") as other:
+        prefix = await bench.keep(shards=2)
+        other.prefixes.hear(bench.told[-1])
+        for name in ("b0", "b1"):
+            other.index.store(name, KEYS)
+        other.pass_s(89.0)
+        assert other.prefixes.of() == [prefix]
+        other.pass_s(1.0)
+        (shown,) = other.prefixes.of()
+        assert (shown.state, shown.backends) == ("ready", {"b0", "b1"})
+        assert "POST it again" in shown.trouble
+        other.index.clear("b1")
+        assert other.prefixes.get("acme", prefix.id).state == "partial"
+        other.cluster.drain("b0")
+        assert other.prefixes.get("acme", prefix.id).state == "lost"
+        assert (await other.keep(shards=2)).trouble == ""
+        assert other.prefixes.of()[0].state == "ready"
+
+
+async def test_one_that_nobody_looks_after_any_more_is_unpinned_wherever_it_was() -> None:
+    async with a_bench() as bench, a_bench(*bench.backends.values(), by="r2") as other:
+        prefix = await bench.keep(shards=2)
+        other.prefixes.hear(bench.told[-1])
+        other.pass_s(90.0)
+        assert other.prefixes.of()[0].state == "lost"
+        await other.prefixes.drop("acme", prefix.id)
+        assert not any(backend.pinned for backend in bench.backends.values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_routers_that_hear_the_same_in_any_order_know_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    told: list[Prefix | Dropped] = []
+    for version in range(1, 13):
+        key = rng.choice([("acme", "prefix-1"), ("labs", "prefix-1"), ("acme", "prefix-2")])
+        if rng.random() < 0.4:
+            told.append(Dropped(*key, version))
+        else:
+            one = Prefix(key[1], key[0], "fake", key[0], 64, 1, 1000.0, 2000.0, rng.choice("abc"), version=version)
+            told += [one, replace(one, changed_at=1000.0 + rng.random(), is_warming=True)]
+    async with a_bench() as bench, a_bench(by="r2") as other:
+        for news in told:
+            bench.prefixes.hear(news)
+        rng.shuffle(told)
+        for news in told:
+            other.prefixes.hear(news)
+        assert bench.prefixes.of() == other.prefixes.of()
+
+
+async def test_what_is_told_too_late_of_one_that_was_dropped_is_taken_back() -> None:
+    async with a_bench() as bench, a_bench(by="r2") as other:
+        prefix = await bench.keep()
+        other.prefixes.hear(bench.told[-1])
+        dropped = await other.prefixes.drop("acme", prefix.id), other.told[-1]
+        # it hears again of what was dropped longer ago than it remembers
+        other.pass_s(60.0)
+        other.prefixes.hear(bench.told[-1])
+        assert other.prefixes.of() == [dropped[0]]
+        bench.prefixes.hear(dropped[1])
+        other.prefixes.hear(bench.told[-1])
+        assert other.prefixes.of() == []
+
+
+async def test_a_pin_that_could_not_be_prolonged_is_prolonged_when_its_backend_answers() -> None:
+    async with a_bench() as bench:
+        await bench.keep(ttl_s=60.0)
+        bench.backends["b0"].is_well = False
+        assert (await bench.keep(ttl_s=600.0)).expires_at == 1600.0
+        bench.backends["b0"].is_well = True
+        bench.pass_s(5.0)
+        await bench.turn()
+        assert bench.backends["b0"].pinned == {PIN: (KEYS, 595.0)}
+        await bench.turn()
+        assert bench.prefixes.of()[0].state == "ready"
 
 
 async def test_whoever_is_asked_last_looks_after_it() -> None:

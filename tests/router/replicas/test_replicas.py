@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -220,6 +221,27 @@ async def test_a_slow_redis_holds_nothing_up(server: RedisServer) -> None:
         await eventually(lambda: x.replicas.is_exact)
 
 
+async def test_who_caught_up_was_heard_and_has_heard_all_that_was_told_before(server: RedisServer) -> None:
+    async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
+        for number in range(5):
+            keys = tuple(range(100 * number + 1, 100 * number + 11))
+            x.beliefs.sent("a", keys)
+            await x.replicas.catch_up()
+            await y.replicas.catch_up()
+            assert y.expected(keys) > 8
+
+
+async def test_nobody_waits_to_catch_up_while_redis_is_away(server: RedisServer) -> None:
+    async with a_site_on_a_line(server) as (x, line):
+        line.delay_s = 10.0
+        # once until it is seen that nothing comes, then not at all
+        await asyncio.wait_for(x.replicas.catch_up(), 5)
+        await eventually(fell(x, "slow"))
+        waiting = asyncio.create_task(x.replicas.catch_up())
+        await asyncio.sleep(0)
+        assert waiting.done()
+
+
 @pytest.mark.parametrize("lie", [b"*2\r\n+hello\r\n:7\r\n", b":1\r\n:2\r\n:3\r\n:4\r\n", b"!?\r\n", b"+OK\r\n" * 3])
 async def test_a_redis_that_answers_nonsense_is_not_believed(server: RedisServer, lie: bytes) -> None:
     async with a_site_on_a_line(server) as (x, line):
@@ -245,11 +267,13 @@ async def test_a_full_redis_is_read_while_it_cannot_be_written(server: RedisServ
 async def test_entries_of_others_are_passed_over(server: RedisServer) -> None:
     async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
         with server.admin() as admin:
-            for entry in ({"by": "z", "news": b"\xff"}, {"by": "z", "news": b"\x93\x01\x02\x03"}, {"other": "thing"}):
+            deep = b"\x93\x90\xc0" + 5000 * b"\x91" + b"\xc0"
+            others = [{"by": "z", "news": news} for news in (b"\xff", b"\x93\x01\x02\x03", deep)]
+            for entry in (*others, {"other": "thing"}):
                 admin.xadd(KEY, entry)  # type: ignore[arg-type]
         x.answer()
         await eventually(lambda: y.expected() > 8)
-        assert y.events.count("replicas_unreadable") == 3
+        assert y.events.count("replicas_unreadable") == 4
         assert y.replicas.is_exact
 
 

@@ -89,6 +89,21 @@ async def test_the_servers_own_clock_counts_unless_another_is_given(server: Redi
         assert 60 - 5 < refused.retry_after_s <= 60 + time.monotonic() - began
 
 
+async def test_after_a_failover_to_a_server_whose_clock_is_behind_limits_begin_anew(
+    server: RedisServer,
+) -> None:
+    limited, clock = a_descriptor(tokens_per_minute=600), HandClock()
+    async with a_store(server.url, clock) as store:
+        await store.reserve(a_reservation("r", limited, tokens=600))
+        clock.pass_s(-59)
+        assert isinstance(await store.reserve(a_reservation("s", limited, tokens=1)), Refused)
+        clock.pass_s(-3600)
+        assert isinstance(await store.reserve(a_reservation("t", limited, tokens=600)), Reservation)
+        assert isinstance(await store.reserve(a_reservation("u", limited, tokens=1)), Refused)
+        clock.pass_s(61)
+        assert isinstance(await store.reserve(a_reservation("v", limited, tokens=600)), Reservation)
+
+
 async def test_scripts_that_the_server_forgot_are_loaded_again(server: RedisServer) -> None:
     async with a_store(server.url) as store:
         await store.reserve(a_reservation("r", LIMITED[2], tokens=1))
@@ -203,6 +218,35 @@ async def test_what_somebody_else_wrote_under_our_keys_is_not_believed(server: R
     async with a_store(server.url) as store:
         with pytest.raises(StoreFailed) as failed:
             await store.reserve(a_reservation("r", LIMITED[2], tokens=1))
+    assert failed.value.fault is Fault.REFUSING
+
+
+@pytest.mark.parametrize("password", ["", ":wrong@"])
+async def test_a_redis_that_asks_for_another_password_refuses_and_is_not_gone(
+    server: RedisServer, password: str
+) -> None:
+    with server.admin() as admin:
+        admin.config_set("requirepass", "secret")
+        try:
+            async with a_store(server.url.replace("unix://", f"unix://{password}")) as store:
+                with pytest.raises(StoreFailed) as failed:
+                    await store.reserve(a_reservation("r", LIMITED[2], tokens=1))
+            async with a_store(server.url.replace("unix://", "unix://:secret@")) as store:
+                await store.reserve(a_reservation("r", LIMITED[2], tokens=1))
+        finally:
+            admin.config_set("requirepass", "")
+    assert failed.value.fault is Fault.REFUSING
+
+
+async def test_a_replica_that_only_reads_refuses(server: RedisServer) -> None:
+    with server.admin() as admin:
+        admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+        try:
+            async with a_store(server.url) as store:
+                with pytest.raises(StoreFailed) as failed:
+                    await store.reserve(a_reservation("r", LIMITED[2], tokens=1))
+        finally:
+            admin.execute_command("REPLICAOF", "NO", "ONE")
     assert failed.value.fault is Fault.REFUSING
 
 
