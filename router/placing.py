@@ -35,20 +35,23 @@ class Placer(msgspec.Struct, frozen=True):
         """A backend for `bid`, where its flight has begun.
 
         While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
-        its turn. After the last the bid waits, and takes what it gets. While nobody is well a step that leads elsewhere
-        is taken at once, and where nobody will ever take it; otherwise being well is waited for like room. Raises
+        its turn. After the last the bid waits, and takes what it gets. Where nobody is well, or has what it needs, the
+        next step that leads elsewhere is taken at once; without one, being well is waited for like room. Raises
         Overloaded where a step sheds or the queue is full, and what the bid's `refusal` says if nobody can take it at
         all, or nobody is well for too long.
         """
         for at, step in enumerate(self.steps):
+            leads_on = any(isinstance(later, Spill | Degrade) for later in self.steps[at:])
             try:
-                if (placed := await self._in_time(bid, step)) is not None:
+                nobody_is_there = leads_on and self.dispatcher.look(bid).is_outage
+                if not nobody_is_there and (placed := await self._in_time(bid, step)) is not None:
                     return placed
             except (NoBackend, ContextExceeded):
-                if not any(isinstance(later, Spill | Degrade) for later in self.steps[at:]):
+                if not leads_on:
                     raise
-                if isinstance(step, Spill | Degrade):
-                    self._try(step)
+                nobody_is_there = True
+            if nobody_is_there and isinstance(step, Spill | Degrade):
+                self._try(step)
             match step:
                 case Spill(pool):
                     bid.request = _spilled(bid, pool)
@@ -81,8 +84,7 @@ class Placer(msgspec.Struct, frozen=True):
     async def _in_time(self, bid: Bid, step: Step) -> Placed | None:
         """A backend that keeps the promise; else one for which `step` lets it wait; else None, and `step` is tried."""
         found = self.dispatcher.look(bid)  # first: this is what sets when it is due
-        leads_elsewhere = found.is_outage and isinstance(step, Spill | Degrade)
-        placed = None if leads_elsewhere else await self._by(bid.due_at, bid, found)
+        placed = await self._by(bid.due_at, bid, found)
         if placed is None:
             self._try(step)
             if isinstance(step, Queue):

@@ -23,7 +23,9 @@ from tests.router.test_pipeline import Listener, ended
 async def a_gateway(*backends: ScriptedBackend, steps: tuple[Step, ...] = ()) -> Gateway:
     """Rules lead to the pool `own` alone; `far` is a second one."""
     pools = {name: PoolSpec(name, kind="fake", model=MODEL) for name in ("own", "far")}
-    config = replace(a_config(), pools=pools, rules=(Rule("chat", pools=("own",)),), on_miss={"chat": steps})
+    config = replace(
+        a_config(), pools=pools, rules=(Rule("chat", pools=("own",)),), on_miss={"chat": steps}, outage_s=0.02
+    )
     gateway = build(config, backends=lambda _: backends, rng=random.Random(1))
     for backend in backends:
         await gateway.cluster.probe(backend.name)
