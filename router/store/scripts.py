@@ -37,8 +37,6 @@ local function level(raw, rate, name)
     if name then redis.call('HSET', levels, name, stored(used, at)) end
   end
   if rate == 0 then return at < today and 0 or used, math.max(at, today) end
-  -- so far ahead was another clock, as before a failover: nothing would come back until it is reached
-  if at > now + 60000 then return 0, now end
   return math.max(0, used - rate * math.max(0, now - at)), math.max(at, now)
 end
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.router.dashboard.scene import PacedBackend
 from tests.router.dashboard.test_routes import an_operator
+from tests.router.parts import ScriptedBackend
 
 
 async def test_a_drained_backend_gets_nothing_until_it_is_undrained() -> None:
@@ -82,7 +83,7 @@ async def test_usage_is_told_per_tenant_and_model_as_json_and_as_a_sheet() -> No
 
 
 async def test_a_cache_that_cannot_be_cleared_is_said_to_be_there_still() -> None:
-    async with an_operator(PacedBackend("own-0")) as operator:
+    async with an_operator(ScriptedBackend("own-0")) as operator:
         status, told = await operator.call("DELETE", "/admin/tenants/acme/cache")
         assert (status, told["complete"], told["tenants"]) == (200, False, ["acme"])
         assert told["backends"][0]["cleared"] is False

@@ -156,6 +156,7 @@ async def test_a_shard_that_is_slow_to_let_go_keeps_what_was_asked_for_since(ser
     shard = SlowToUnpin("b0", pins=True)
     async with a_sharing(server, "r1", shard) as one, a_sharing(server, "r2", shard) as other:
         prefix = await one.keep()
+        await eventually(lambda: len(other.prefixes.of()) == 1)
         dropping = asyncio.create_task(one.prefixes.drop("acme", prefix.id))
         await eventually(lambda: other.prefixes.of() == [])
         await other.keep()

@@ -89,7 +89,7 @@ async def test_the_servers_own_clock_counts_unless_another_is_given(server: Redi
         assert 60 - 5 < refused.retry_after_s <= 60 + time.monotonic() - began
 
 
-async def test_after_a_failover_to_a_server_whose_clock_is_behind_limits_begin_anew(
+async def test_after_a_failover_to_a_server_whose_clock_is_behind_limits_come_back_from_then_on(
     server: RedisServer,
 ) -> None:
     limited, clock = a_descriptor(tokens_per_minute=600), HandClock()
@@ -98,8 +98,7 @@ async def test_after_a_failover_to_a_server_whose_clock_is_behind_limits_begin_a
         clock.pass_s(-59)
         assert isinstance(await store.reserve(a_reservation("s", limited, tokens=1)), Refused)
         clock.pass_s(-3600)
-        assert isinstance(await store.reserve(a_reservation("t", limited, tokens=600)), Reservation)
-        assert isinstance(await store.reserve(a_reservation("u", limited, tokens=1)), Refused)
+        assert isinstance(await store.reserve(a_reservation("t", limited, tokens=600)), Refused)
         clock.pass_s(61)
         assert isinstance(await store.reserve(a_reservation("v", limited, tokens=600)), Reservation)
 
