@@ -138,7 +138,7 @@ class Router:
         for health in self.gateway.feeds.health():
             backend, _, rank = health.source.partition("/")
             self.gateway.beliefs.trust(backend, int(rank or 0), health.confidence)
-            self.gateway.telemetry.feed(health)
+            self.gateway.telemetry.backends.feed(health)
 
     async def _drain(self) -> None:
         doors = self.gateway.doors
