@@ -231,7 +231,7 @@ class ShardLink:
                 if first is grpc.aio.EOF or not first.HasField("welcome"):
                     raise BackendFailed("it did not welcome us")
                 self.shard = await self._meet(stub, first)
-            if self._listener:
+            if self._listener is not None:
                 self._listener.clear(self.name)
             # whoever drained and is back drains no longer
             self.load = replace(self.load, draining=False)
@@ -269,7 +269,7 @@ class ShardLink:
     async def _hear(self, report: wire.StepReport, session: _Session) -> None:
         if report.HasField("load"):
             self.load = self._load_of(report.load)
-        if self._listener:
+        if self._listener is not None:
             await self._hear_cache(report.cache, self._listener)
         for progress in report.progress:
             session.outgoing.grant(progress.request, progress.computed_tokens)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNTS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 _BYTES = {"": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-_NUMBER = r"[0-9]{1,15}(?:_[0-9]{1,15})*(?:\.[0-9]{1,9})?"
+_NUMBER = r"[0-9]{1,15}(?:_[0-9]{1,15})*(?:\.[0-9]{1,18})?"
 _QUANTITY = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)", re.ASCII)
 _SHARE = re.compile(rf"({_NUMBER})\s*(%?)", re.ASCII)
 _COMPARISON = re.compile(r"(<=|>=|<|>)\s*(.+)")

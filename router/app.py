@@ -137,7 +137,7 @@ class Router:
         """Let the index know how far each feed may be trusted, and operators see it."""
         for health in self.gateway.feeds.health():
             self.gateway.beliefs.trust(health.source.backend, health.source.rank, health.confidence)
-            self.gateway.telemetry.feed(health)
+            self.gateway.telemetry.backends.feed(health)
 
     async def _drain(self) -> None:
         doors = self.gateway.doors

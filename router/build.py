@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from backends.base import Backend, CacheListener
@@ -16,6 +17,7 @@ from policies.health import HealthRules
 from router.admission import Admission
 from router.beliefs import Beliefs
 from router.cluster import Cluster
+from router.cluster_listener import ClusterListener
 from router.config_file import Contents
 from router.dashboard.board import Board
 from router.decision_log import DecisionLog
@@ -27,6 +29,7 @@ from router.gateway import Gateway
 from router.keys.ring import KeyRing
 from router.pools import finding, named_backends
 from router.prefixes.prefixes import Prefixes
+from router.prefixes.warmer import Warmer
 from router.prefixes.warming import GatewayWarmer
 from router.shared import key_store, quota_store, relay, replicas
 from router.store.base import QuotaStore
@@ -57,88 +60,111 @@ class Parts(TypedDict, total=False):
 
 def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     """The parts of a router for `config`, put together and not started."""
-    clock, unix_time = parts.get("clock", time.monotonic), parts.get("unix_time", time.time)
-    telemetry = Telemetry(clock, tracing=parts.get("tracing"), unix_time=unix_time)
-    if config.server.decision_log is not None:
-        telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
-    telemetry.config(config.version)
-    beliefs = Beliefs(lambda name: cluster.tells_cache(name), clock)  # noqa: PLW0108 - the cluster is made below
-    rng = parts.get("rng") or random.Random()
-    # who reports does so once it was started, and by then there is a cluster
-    surroundings = Surroundings(
-        listener=beliefs.index,
-        on_load=lambda name: cluster.changed(name),  # noqa: PLW0108
-        clock=clock,
-        rng=rng,
-    )
-    made = parts["backends"](beliefs.index) if "backends" in parts else tuple(named_backends(config, surroundings))
+    base = _base(config, parts)
+    cluster = _cluster(base, parts)
+    beliefs = Beliefs(cluster.tells_cache, base.clock)
+    # what all backends are made with, also those that are found later
+    around = Surroundings(listener=beliefs.index, on_load=cluster.changed, clock=base.clock, rng=base.rng)
+    cluster.hold(parts["backends"](beliefs.index) if "backends" in parts else named_backends(config, around))
 
-    def model_at(name: str) -> str | None:
-        return _model_of(gateway.config, cluster.backend(name))
+    def in_force() -> Config:
+        return gateway.config
 
-    def forget(name: str) -> None:
-        sources = gateway.feeds.leave(name)
-        beliefs.forget(name)
-        telemetry.forget(name, sources)
-
-    cluster = Cluster(
-        made,
-        clock=clock,
-        rng=rng,
-        rules=parts.get("health", HealthRules()),
-        pool_rules={} if "health" in parts else {pool.name: pool.health for pool in config.pools.values()},
-        on_health=telemetry.health,
-        on_in_flight=telemetry.in_flight,
-        on_predicted=telemetry.predicted,
-        on_learnt=telemetry.learnt,
-        on_reached=lambda backend: gateway.feeds.join(backend.name, backend.pool, backend.address),
-        on_gone=forget,
-    )
     gateway = Gateway(
         config=config,
         cluster=cluster,
         beliefs=beliefs,
         tokenizers=Tokenizers(),
-        admission=Admission(parts.get("quotas") or quota_store(config, telemetry)),
-        keys=KeyRing(key_store(config, telemetry), clock=unix_time, on_event=telemetry.event),
-        telemetry=telemetry,
-        board=Board(clock, lambda: gateway.config.prices),
+        admission=Admission(parts.get("quotas") or quota_store(config, base.telemetry)),
+        keys=KeyRing(key_store(config, base.telemetry), clock=base.unix_time, on_event=base.telemetry.event),
+        telemetry=base.telemetry,
+        board=Board(base.clock, lambda: in_force().prices),
         doors=Doors(),
-        dispatcher=Dispatcher(cluster, lambda: gateway.config, clock, on_waiting=telemetry.waiting),
+        dispatcher=Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting),
         lengths=AnswerLengths(),
-        clock=clock,
-        rng=rng,
+        clock=base.clock,
+        rng=base.rng,
         shadow=parts["shadow"].config if "shadow" in parts else None,
-        prefixes=Prefixes(
-            cluster,
-            beliefs.index,
-            GatewayWarmer(lambda: gateway),
-            by=uuid.uuid4().hex,
-            now=unix_time,
-            on_failure=lambda: telemetry.event("task_failed"),
-        ),
-        finding=finding(
-            config,
-            surroundings,
-            cluster=cluster,
-            drain_s=lambda: gateway.config.server.drain_s,
-            rng=rng,
-            telemetry=telemetry,
-        ),
-        feeds=Feeds(
-            config.pools.values(),
-            FoldingSink(beliefs, model_at),
-            relay=relay(config.store),
-            clock=clock,
-            rng=rng,
-            on_failure=lambda _: telemetry.event("task_failed"),
-        ),
+        prefixes=_prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway)),
+        finding=finding(config, around, cluster, drain_s=lambda: in_force().server.drain_s, telemetry=base.telemetry),
+        feeds=_feeds(base, cluster, beliefs, in_force),
     )
-    telemetry.listen(gateway.board)
-    cluster.heed(lambda _: gateway.dispatcher.changed())
-    if config.store.redis is not None:
-        gateway.replicas = replicas(config.store.redis, config.store.namespace, gateway)
+    _introduce(gateway)
     return gateway
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What the parts of a router are made from: what was written, time, chance, and what tells of it all."""
+
+    config: Config
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+    rng: random.Random
+    telemetry: Telemetry
+
+    def task_failed(self, *_: object) -> None:
+        """Count that one of the tasks that run beside the calls has failed."""
+        self.telemetry.event("task_failed")
+
+
+def _base(config: Config, parts: Parts) -> _Base:
+    clock, unix_time = parts.get("clock", time.monotonic), parts.get("unix_time", time.time)
+    telemetry = Telemetry(clock, tracing=parts.get("tracing"), unix_time=unix_time)
+    if config.server.decision_log is not None:
+        telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
+    telemetry.config(config.version)
+    return _Base(config, clock, unix_time, parts.get("rng") or random.Random(), telemetry)
+
+
+def _cluster(base: _Base, parts: Parts) -> Cluster:
+    pool_rules = {} if "health" in parts else {pool.name: pool.health for pool in base.config.pools.values()}
+    rules = parts.get("health", HealthRules())
+    return Cluster(clock=base.clock, rng=base.rng, rules=rules, pool_rules=pool_rules)
+
+
+def _prefixes(base: _Base, cluster: Cluster, beliefs: Beliefs, warmer: Warmer) -> Prefixes:
+    # not of the router's rng: two routers with one seed would take each other for themselves
+    by = uuid.uuid4().hex
+    return Prefixes(cluster, beliefs.index, warmer, by=by, now=base.unix_time, on_failure=base.task_failed)
+
+
+def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[], Config]) -> Feeds:
+    return Feeds(
+        base.config.pools.values(),
+        FoldingSink(beliefs, lambda name: _model_of(in_force(), cluster.backend(name))),
+        relay=relay(base.config.store),
+        clock=base.clock,
+        rng=base.rng,
+        on_failure=base.task_failed,
+    )
+
+
+def _introduce(gateway: Gateway) -> None:
+    """Let the parts of `gateway` hear of each other."""
+    gateway.telemetry.listen(gateway.board)
+    gateway.cluster.listen(gateway.telemetry.backends)
+    gateway.cluster.listen(_Membership(gateway))
+    if gateway.config.store.redis is not None:
+        gateway.replicas = replicas(gateway.config.store.redis, gateway.config.store.namespace, gateway)
+
+
+@dataclass(frozen=True, slots=True)
+class _Membership(ClusterListener):
+    """Lets the parts of `gateway` know who is in its cluster, and who may have room."""
+
+    gateway: Gateway
+
+    def reached(self, backend: Backend) -> None:
+        self.gateway.feeds.join(backend.name, backend.pool, backend.address)
+
+    def changed(self, backend: str) -> None:  # noqa: ARG002 - it looks at all of them
+        self.gateway.dispatcher.changed()
+
+    def gone(self, backend: str) -> None:
+        sources = self.gateway.feeds.leave(backend)
+        self.gateway.beliefs.forget(backend)
+        self.gateway.telemetry.backends.forget(backend, sources)
 
 
 def _model_of(config: Config, backend: Backend) -> str | None:

@@ -7,16 +7,17 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from backends.base import Backend
-from policies.cost import Latency, Peers, prior_of
+from policies.cost import Peers, prior_of
 from policies.errors import BackendFailed
 from policies.health import Health, HealthRules
 from policies.nouns import ClusterView, Request
+from router.cluster_listener import ClusterListener
 from router.flights import Flight, Traffic
 from router.member import Member
 from router.served_model import ServedModel, served_model
@@ -31,40 +32,29 @@ CLOSING_S = 5.0
 class Cluster:
     """Owns the backends and the tasks that probe them. An async context manager.
 
-    `rules` say when a backend is ill; `pool_rules` have others for some pools. Called by backend: `on_health` with a
-    change of health, `on_in_flight` with a count of requests, `on_predicted` with the seconds to a first token as
-    predicted and as seen, `on_learnt` with what is known of its latency and its adaptive limit, if it needs one,
-    `on_reached` when it first said what it serves, and `on_gone` when it was removed.
+    `rules` say when a backend is ill; `pool_rules` have others for some pools. Who wants to know what happens listens.
     """
 
     def __init__(
         self,
-        backends: Sequence[Backend] = (),
+        backends: Iterable[Backend] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         rules: HealthRules = HealthRules(),  # noqa: B008 - frozen
         pool_rules: Mapping[str, HealthRules] = MappingProxyType({}),
-        on_health: Callable[[str, bool], None] = lambda *_: None,
-        on_in_flight: Callable[[str, int], None] = lambda *_: None,
-        on_predicted: Callable[[str, float, float], None] = lambda *_: None,
-        on_learnt: Callable[[str, Latency, int | None], None] = lambda *_: None,
-        on_reached: Callable[[Backend], None] = lambda _: None,
-        on_gone: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock, self._rng = clock, rng or random.Random()
         self._rules, self._pool_rules = rules, pool_rules
-        self._on_health, self._on_in_flight, self._on_learnt = on_health, on_in_flight, on_learnt
-        self._on_predicted, self._on_reached, self._on_gone = on_predicted, on_reached, on_gone
         self._peers: WeakValueDictionary[tuple[str, str], Peers] = WeakValueDictionary()
-        self._members = {backend.name: self._member(backend, is_cold=False) for backend in backends}
-        assert len(self._members) == len(backends), "two backends have one name"
+        self._members: dict[str, Member] = {}
         self._flying: dict[Flight, Member] = {}
-        self._heeders: list[Callable[[str], None]] = []
+        self._listeners: list[ClusterListener] = []
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._is_open = False
         self._serving: set[str] = set()
         self._health_changed = asyncio.Event()
+        self.hold(backends)
 
     def __repr__(self) -> str:
         states = (f"{name} {'well' if m.healthy else 'ill'} {len(m.flights)}" for name, m in self._members.items())
@@ -76,7 +66,7 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         self._is_open = True
         for name, member in self._members.items():
-            self._on_health(name, False)
+            self._say_health(name, False)
             await member.backend.start()
         for member in self._members.values():
             self._begin_probing(member)
@@ -90,6 +80,17 @@ class Cluster:
         await asyncio.gather(*probes, return_exceptions=True)
         for member in self._members.values():
             await member.backend.close()
+
+    def listen(self, listener: ClusterListener) -> None:
+        """Let `listener` hear what happens from now on."""
+        self._listeners.append(listener)
+
+    def hold(self, backends: Iterable[Backend]) -> None:
+        """Have these from the beginning; for a cluster that is not entered yet."""
+        assert not self._is_open, "the cluster is open: add them"
+        for backend in backends:
+            assert backend.name not in self._members, f"two backends are called {backend.name}"
+            self._members[backend.name] = self._member(backend, is_cold=False)
 
     def traffic(self) -> dict[str, Traffic]:
         """What this router has at each backend where it has anything."""
@@ -109,7 +110,7 @@ class Cluster:
         assert self._is_open, "the cluster is not open"
         assert name not in self._members, f"two backends are called {name}"
         member = self._members[name] = self._member(backend, is_cold=is_cold)
-        self._on_health(name, False)
+        self._say_health(name, False)
         await backend.start()
         self._begin_probing(member)
 
@@ -182,18 +183,10 @@ class Cluster:
         self._members[name].weight = weight
         self.changed(name)
 
-    def heed(self, heeder: Callable[[str], None]) -> None:
-        """Call `heeder` with a backend's name whenever that may have got room.
-
-        When a request there has ended, when it reported its load (our shards do in each step), when its health or
-        its drain changed. What it does must be cheap.
-        """
-        self._heeders.append(heeder)
-
     def changed(self, name: str) -> None:
-        """`name` may have got room: say so to all that heed it."""
-        for heeder in self._heeders:
-            heeder(name)
+        """`name` may have got room: say so to all that listen."""
+        for listener in self._listeners:
+            listener.changed(name)
 
     def view(
         self,
@@ -263,7 +256,7 @@ class Cluster:
         member = self._members[name]
         flight = member.begin(request, uncached_tokens, now=self._clock(), is_first_try=is_first_try)
         self._flying[flight] = member
-        self._on_in_flight(name, len(member.flights))
+        self._say_in_flight(member)
         return flight
 
     def end(self, flight: Flight, failure: BaseException | None = None) -> None:
@@ -274,12 +267,13 @@ class Cluster:
         if self._members.get(name) is not member:
             # it was removed meanwhile: nobody asks any more what was learnt there
             return
-        self._on_in_flight(name, len(member.flights))
+        self._say_in_flight(member)
         learnt = (member.model.snapshot(), member.adaptive_limit)
         if learnt != member.told:
             # ten gauges, and an answer that came whole teaches nothing
             member.told = learnt
-            self._on_learnt(name, *learnt)
+            for listener in self._listeners:
+                listener.learnt(name, *learnt)
         self.changed(name)
 
     @contextmanager
@@ -315,7 +309,7 @@ class Cluster:
         rules = self._pool_rules.get(backend.pool, self._rules)
         health = Health(rules, self._rng, is_cold=is_cold)
         peers = self._peers.setdefault((backend.pool, backend.kind), Peers(prior_of(backend.kind)))
-        return Member(backend, health, peers=peers, on_predicted=self._on_predicted, on_health=self._tell)
+        return Member(backend, health, peers=peers, on_predicted=self._say_predicted, on_health=self._tell)
 
     def _begin_probing(self, member: Member) -> None:
         name = member.backend.name
@@ -328,7 +322,8 @@ class Cluster:
             await self.probe(member.backend.name)
             if not reached and member.backend.describe() is not None:
                 reached = True
-                self._on_reached(member.backend)
+                for listener in self._listeners:
+                    listener.reached(member.backend)
             await asyncio.sleep(rules.probe_every_s if reached else rules.first_probe_every_s)
 
     def _tell(self, member: Member) -> None:
@@ -344,8 +339,20 @@ class Cluster:
                 if not member.is_leaving:
                     _log.warning("%s is ill: %s", name, member.health.reason)
             self._health_changed.set()
-            self._on_health(name, serves)
+            self._say_health(name, serves)
         self.changed(name)
+
+    def _say_health(self, name: str, healthy: bool) -> None:
+        for listener in self._listeners:
+            listener.health(name, healthy)
+
+    def _say_in_flight(self, member: Member) -> None:
+        for listener in self._listeners:
+            listener.in_flight(member.backend.name, len(member.flights))
+
+    def _say_predicted(self, name: str, predicted_s: float, seen_s: float) -> None:
+        for listener in self._listeners:
+            listener.predicted(name, predicted_s, seen_s)
 
     async def _landed(self, member: Member, within_s: float) -> None:
         """Return when nothing is at `member` any more, or after `within_s`."""
@@ -371,5 +378,6 @@ class Cluster:
         del self._members[name]
         self._serving.discard(name)
         self._health_changed.set()
-        self._on_gone(name)
+        for listener in self._listeners:
+            listener.gone(name)
         self.changed(name)

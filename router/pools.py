@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -43,10 +42,9 @@ def named_backends(config: Config, surroundings: Surroundings) -> Iterator[Backe
 def finding(
     config: Config,
     surroundings: Surroundings,
-    *,
     cluster: Cluster,
+    *,
     drain_s: Callable[[], float],
-    rng: random.Random,
     telemetry: Telemetry,
 ) -> Finding:
     """What finds the backends of `config`'s pools and adds them to `cluster`; not started."""
@@ -64,9 +62,9 @@ def finding(
                 cluster=cluster,
                 make=lambda name, address, pool=pool: _backend(pool, name, address, surroundings),  # type: ignore[misc]
                 drain_s=drain_s,
-                rng=rng,
-                on_heard=telemetry.discovered,
-                on_failed=telemetry.discovery_failed,
+                rng=surroundings.rng,
+                on_heard=telemetry.backends.discovered,
+                on_failed=telemetry.backends.discovery_failed,
             )
         )
     return Finding(Discovery(members, on_failure=lambda _: telemetry.event("task_failed")), registries)

@@ -14,12 +14,11 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from policies.cost import Latency
 from policies.nouns import BackendView, Decision, Outcome, Request, Usage
 from policies.shadow import Difference
 from router.ask import Input
+from router.backend_metrics import BackendMetrics
 from router.decision_log import DecisionLog, LoggedPrompt
-from router.feeds.health import FeedHealth
 from router.logs import Facts
 from router.metrics import Metrics
 from router.outcome import code_of, outcome_of
@@ -27,7 +26,6 @@ from router.tracing import Answered, CallTrace, PromptTrace, Tracing, Untraced
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10, 120)
-_ERROR = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10)
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 _decisions = logging.getLogger("pointsman.decision")
@@ -76,7 +74,10 @@ class Listener(Protocol):
 
 
 class Telemetry:
-    """All metrics of one router, in a registry of its own. `tracing` and `decisions` hear of calls if there are any."""
+    """All metrics of one router, in a registry of its own; `backends` are those of its cluster.
+
+    `tracing` and `decisions` hear of calls if there are any.
+    """
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class Telemetry:
         self._clock, self._unix_time, self._tracing, self.decisions = clock, unix_time, tracing, decisions
         self.registry = CollectorRegistry()
         made = self.metrics = Metrics(self.registry)
+        self.backends = BackendMetrics(made)
         who = ("tenant", "service_class")
         self._requests = made.counter("requests", "Requests by how they ended", (*who, "outcome"))
         self._refusals = made.counter("errors", "Requests that did not finish, by error code", ("code",))
@@ -99,24 +101,6 @@ class Telemetry:
             "tokens", "Tokens by kind: prompt, cached (part of prompt), completion", (*who, "kind")
         )
         self._decided = made.counter("decisions", "Decisions by chosen backend", ("policy", "backend"))
-        self._in_flight = made.gauge("backend_in_flight", "Requests that this router has at a backend", ("backend",))
-        self._healthy = made.gauge("backend_healthy", "1 if the backend may get requests", ("backend",))
-        self._error = made.histogram(
-            "ttft_prediction_error", "|predicted - seen| / seen, of each first token", ("backend",), _ERROR
-        )
-        self._off = made.counter(
-            "ttft_prediction_seconds", "Sum of times to first token: predicted and seen", ("backend", "kind")
-        )
-        self._latency = made.gauge(
-            "backend_latency", "What the router has learnt of a backend's speed", ("backend", "coefficient")
-        )
-        self._limit = made.gauge(
-            "backend_adaptive_limit", "Requests at once that a backend takes, where it does not tell", ("backend",)
-        )
-        source = ("pool", "source")
-        self._found = made.gauge("discovered_addresses", "Addresses that a source told last", source)
-        self._source_well = made.gauge("discovery_well", "1 if the source could be asked last", source)
-        self._source_failed = made.counter("discovery_failures", "Times that a source could not be asked", source)
         self._reloads = made.counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = made.gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
         self._waiting = made.gauge("queued", "Requests that wait in the router for room", ("service_class",))
@@ -128,8 +112,6 @@ class Telemetry:
             "Promises that could not be kept, by the step of on_miss tried",
             ("service_class", "step"),
         )
-        self._feed_confidence = made.gauge("feed_confidence", "P(hit) of what a feed told", ("source",))
-        self._feed_counts = made.gauge("feed_events", "What has happened to a feed", ("source", "what"))
         self._shadow = made.counter(
             "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
         )
@@ -199,38 +181,6 @@ class Telemetry:
             sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
             _decisions.info(Facts({**facts, **sizes, **msgspec.to_builtins(decision)}))
 
-    def in_flight(self, backend: str, count: int) -> None:
-        """This router has `count` requests at `backend`."""
-        self._child(self._in_flight, backend).set(count)
-
-    def health(self, backend: str, healthy: bool) -> None:
-        """`backend` may get requests, or not."""
-        self._child(self._healthy, backend).set(int(healthy))
-
-    def discovered(self, pool: str, source: str, addresses: int) -> None:
-        """`source` told that `pool` has backends at so many addresses."""
-        self._child(self._found, pool, source).set(addresses)
-        self._child(self._source_well, pool, source).set(1)
-
-    def discovery_failed(self, pool: str, source: str) -> None:
-        """`source` could not be asked; what it told last stays."""
-        self._child(self._source_well, pool, source).set(0)
-        self._child(self._source_failed, pool, source).inc()
-
-    def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
-        """A first token of `backend` took `seen_s`; when its request was sent, `predicted_s` were expected."""
-        if seen_s > 0:
-            self._child(self._error, backend).observe(abs(predicted_s - seen_s) / seen_s)
-        self._child(self._off, backend, "predicted").inc(predicted_s)
-        self._child(self._off, backend, "seen").inc(max(0.0, seen_s))
-
-    def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
-        """What is known of `backend` by now; None: it tells itself how many requests it takes."""
-        for name in Latency.__struct_fields__:
-            self._child(self._latency, backend, name).set(getattr(latency, name))
-        if adaptive_limit is not None:
-            self._child(self._limit, backend).set(adaptive_limit)
-
     def config(self, version: str) -> None:
         """The SLA file of this `version` decides from now on."""
         self._config.clear()
@@ -239,12 +189,6 @@ class Telemetry:
     def reloaded(self, *, accepted: bool) -> None:
         """A changed SLA file was read, and took effect or was refused."""
         self._child(self._reloads, "accepted" if accepted else "refused").inc()
-
-    def feed(self, health: FeedHealth) -> None:
-        """How well one source of cache events is heard now."""
-        self._child(self._feed_confidence, str(health.source)).set(health.confidence)
-        for what in ("batches", "gaps", "resyncs", "restarts", "cleared", "undecodable", "dropped"):
-            self._child(self._feed_counts, str(health.source), what).set(getattr(health.counts, what))
 
     def waiting(self, service_class: str, count: int) -> None:
         """So many requests of the class wait for room."""
@@ -301,12 +245,6 @@ class Telemetry:
         """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
-
-    def forget(self, backend: str, sources: Sequence[str] = ()) -> None:
-        """`backend` is no part of the cluster any more: nothing is told of it, nor of its `sources` of cache events."""
-        self.metrics.forget("backend", backend)
-        for source in sources:
-            self.metrics.forget("source", source)
 
     def _count(self, account: Account, failure: BaseException | None) -> None:
         now, who, usage = self._clock(), (account.tenant, account.service_class), account.usage

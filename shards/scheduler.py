@@ -107,9 +107,9 @@ class Scheduler:
         one.unseen -= 1
         one.output.append(token_id)
 
-    def observe(self, step: Step, elapsed_s: float) -> None:
+    def observe(self, step: Step, elapsed_s: float, *, steps: int = 1) -> None:
         """Learn that `step` took `elapsed_s`."""
-        self.cost.observe(step.shape, elapsed_s)
+        self.cost.observe(step.shape, elapsed_s, steps=steps)
 
     def finish(self, one: Sequence) -> None:
         """`one` has ended: free its blocks, wherever they are."""

@@ -6,11 +6,8 @@ import numpy as np
 
 from shards.engine import Engine
 from shards.exec.network import DrawingNetwork
-from shards.kv.keys import BLOCK_TOKENS
 from shards.nouns import Finished, FinishReason, SamplingParams, Submission
-
-_PROMPT_TOKENS = (BLOCK_TOKENS, 4 * BLOCK_TOKENS, 2 * BLOCK_TOKENS + 1, BLOCK_TOKENS)
-_NEW_TOKENS = 4
+from shards.sched.warm_up import NEW_TOKENS, warm_up_prompts
 
 
 class BrokenModel(Exception):
@@ -25,13 +22,11 @@ def warm_up(engine: Engine) -> None:
     """
     if isinstance(engine.model.network, DrawingNetwork) and not engine.options.deterministic:
         engine.model.network.prepare(engine.options.max_running)
-    room = engine.model.network.context_tokens - _NEW_TOKENS
-    for number, wanted in enumerate(_PROMPT_TOKENS):
-        tokens = min(wanted, room)
+    for number, tokens in enumerate(warm_up_prompts(engine.model.network.context_tokens)):
         ids = np.arange(number, number + tokens, dtype="<u4") % engine.model.vocabulary
         key = ("warm-up", number)
         sampling = SamplingParams(ignore_eos=True)
-        engine.submit(Submission(key, tokens, _NEW_TOKENS, sampling=sampling))
+        engine.submit(Submission(key, tokens, NEW_TOKENS, sampling=sampling))
         engine.extend(key, ids.astype("<u4").tobytes())
         finished: list[Finished] = []
         while not finished:

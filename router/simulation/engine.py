@@ -6,14 +6,16 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.simulation.speed import Machine, Speed
+from router.simulation.speed import Machine
 from shards.exec.request import Request
 from shards.exec.sequence import Sequence
+from shards.kv.keys import TOKEN_BYTES
 from shards.kv.pool import BlockPool
 from shards.kv.table import BlockTable
 from shards.nouns import CacheEvent, Cause, Load, Submission
 from shards.sched.cost import CostModel
 from shards.sched.limits import Limits, Refusal
+from shards.sched.warm_up import NEW_TOKENS, warm_up_prompts
 from shards.scheduler import Scheduler, Step
 
 LEAP_S = 0.25
@@ -72,7 +74,7 @@ class Work:
 class SimulatedEngine:
     """Serves as `shards.engine.Engine` does, on a clock that is told to it. `model` and domain name its blocks.
 
-    `cost` is what it believes of its speed at first; without it, what a shard that has warmed up knows.
+    `cost` is what it believes of its speed at first; without it, it warms up as a shard does before it serves.
 
     `begin` a step, and `end` it at `ends_s`; in between requests come and go. Nothing waits and nothing is random.
     """
@@ -81,11 +83,13 @@ class SimulatedEngine:
         self.machine, self.work, self._leap_s = machine, Work(), leap_s
         options = machine.options
         self._pool = BlockPool(machine.blocks, model=model, options=options.pool)
-        self._scheduler = Scheduler(self._pool, options, cost=cost or CostModel(_warm(machine.speed)))
+        self._scheduler = Scheduler(self._pool, options, cost=cost or CostModel())
         self._limits = Limits(_VOCABULARY, machine.context_tokens, self._pool.guaranteed, has_tokenizer=True)
         self._answers: dict[Hashable, int] = {}
         self._arrivals = 0
         self._due: _Due | None = None
+        if cost is None:
+            self._warm_up()
 
     def __repr__(self) -> str:
         return f"<SimulatedEngine {self._scheduler!r}, {self.work.steps} steps>"
@@ -151,7 +155,7 @@ class SimulatedEngine:
         due = self._due
         assert due is not None, "no step is under way"
         self._due = None
-        self._scheduler.observe(due.step, due.first_s)
+        self._scheduler.observe(due.step, due.first_s, steps=due.steps)
         self.work.busy_s += due.seconds(due.steps)
         self.work.steps += due.steps
         return list(self._drawn(due))
@@ -178,6 +182,19 @@ class SimulatedEngine:
         self._pool.check([one.table.ids for one in self._scheduler.roster.running.values()])
         self._scheduler.check()
         assert self._answers.keys() == self._scheduler.roster.requests.keys(), "an answer is nobody's"
+
+    def _warm_up(self) -> None:
+        """Learn how fast it is from the prompts that a shard warms up with, and forget all else of them."""
+        now_s = 0.0
+        for tokens in warm_up_prompts(self.machine.context_tokens):
+            submission = Submission(("warm-up", tokens), tokens, NEW_TOKENS)
+            self.submit(submission, bytes(TOKEN_BYTES * tokens), new_tokens=NEW_TOKENS, now_s=now_s)
+            while (ends_s := self.begin(now_s)) is not None:
+                now_s = ends_s
+                self.end()
+            self._pool.clear()
+        self._pool.prefix.drain_events()
+        self.work = Work()
 
     def _leap(self, due: _Due, decoding: int) -> None:
         """Let `due` be as many steps as nobody could change: until the first answer ends, or for `leap_s`."""
@@ -243,10 +260,3 @@ class SimulatedEngine:
 
     def _preemptions(self) -> int:
         return sum(one.preemptions for one in self._scheduler.roster.requests.values())
-
-
-def _warm(speed: Speed) -> tuple[float, float, float, float]:
-    step, token, pair, context = (
-        max(1e-12, one) for one in (speed.step_s, speed.token_s, speed.pair_s, speed.context_s)
-    )
-    return step, token, pair, context

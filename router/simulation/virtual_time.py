@@ -10,6 +10,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+_PATIENCE_S = 60.0
+"""Real seconds that a thread or a socket may take to wake a loop in which nothing else will happen."""
+
+
 class _Jumping(selectors.BaseSelector):
     """Never sleeps: where the loop would wait for a timer, its clock is moved on by that time."""
 
@@ -19,7 +23,10 @@ class _Jumping(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             # no timer and nothing ready: only a thread or a socket can wake the loop
-            return self._real.select(5.0)
+            ready = self._real.select(_PATIENCE_S)
+            if not ready:
+                raise RuntimeError(f"at {self._loop.now} s everybody waits, and nothing will ever come")
+            return ready
         ready = self._real.select(0)
         if not ready and timeout > 0:
             self._loop.now += timeout
@@ -51,6 +58,31 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, run to its end on a VirtualTimeLoop."""
+    """What `work` returns, run to its end on a VirtualTimeLoop.
+
+    What a timer raises ends it too, and is raised: a loop of its own kind would log it, and whoever waits for what the
+    timer should have done would wait for ever. RuntimeError if everybody waits for nobody.
+    """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(work)
+        return runner.run(_with_its_timers(work))
+
+
+async def _with_its_timers(work: Coroutine[Any, Any, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "it is run as a task"
+    raised: list[BaseException] = []
+
+    def hear(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # a handle is a callback's; what tasks raise whom nobody awaits is told as ever
+        if "handle" not in context or "exception" not in context:
+            loop.default_exception_handler(context)
+            return
+        raised.append(context["exception"])
+        task.cancel()
+
+    loop.set_exception_handler(hear)
+    try:
+        return await work
+    finally:
+        if raised:
+            raise raised[0]

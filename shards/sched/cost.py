@@ -50,7 +50,8 @@ class CostModel:
     """Seconds of a step = fixed + per token + per attended pair + per position of decode context, none negative.
 
     Least squares over recent steps, each weighted by its own duration (a decode step of 2 ms counts as much as a
-    prefill step of 200 ms), pulled weakly towards a prior, solved by a few sweeps of projected coordinate descent.
+    prefill step of 200 ms), pulled weakly towards a prior, solved by a few sweeps of projected coordinate descent. Of
+    the prior only the ratios count: how fast the machine is as a whole, the steps themselves say.
     """
 
     def __init__(self, prior: tuple[float, float, float, float] = (2e-3, 1e-4, 1e-9, 1e-8)) -> None:
@@ -84,30 +85,46 @@ class CostModel:
         _, token, pair, decode = self._costs
         return token * shape.tokens + pair * shape.pairs + decode * shape.decode_context
 
-    def observe(self, shape: StepShape, elapsed_s: float) -> None:
-        """Learn that `shape` took `elapsed_s`; a duration that is not positive says nothing."""
+    def observe(self, shape: StepShape, elapsed_s: float, *, steps: int = 1) -> None:
+        """Learn that `shape` took `elapsed_s`, in so many `steps` in a row; a duration that is not positive says
+        nothing.
+        """
         if not elapsed_s > 0:
             return
         if self._steps >= _WARM_STEPS:
             expected_s = self.predict_s(shape)
             elapsed_s = min(elapsed_s, _OUTLIER * expected_s)
             off = min(_MOST_SPREAD, abs(elapsed_s / expected_s - 1.0)) if expected_s else 0.0
-            self._spread += _SPREAD_SHARE * (off - self._spread)
+            self._spread += (1.0 - (1.0 - _SPREAD_SHARE) ** steps) * (off - self._spread)
         features = (1.0, float(shape.tokens), float(shape.pairs), float(shape.decode_context))
         scaled = [feature / elapsed_s for feature in features]
+        kept = _KEPT_SHARE**steps
+        weight = (1.0 - kept) / (1.0 - _KEPT_SHARE)
         for row, left in enumerate(scaled):
-            self._targets[row] = _KEPT_SHARE * self._targets[row] + left
+            self._targets[row] = kept * self._targets[row] + weight * left
             for column, right in enumerate(scaled):
-                self._products[row][column] = _KEPT_SHARE * self._products[row][column] + left * right
-        self._steps += 1
+                self._products[row][column] = kept * self._products[row][column] + weight * left * right
+        self._steps += steps
         self._solve()
 
     def _solve(self) -> None:
+        pace = self._pace()
         for _ in range(_SWEEPS):
-            for row, prior in enumerate(self._prior):
+            for row, usual in enumerate(self._prior):
+                prior = pace * usual
                 products = self._products[row]
                 others = sum(products[i] * cost for i, cost in enumerate(self._costs) if i != row)
                 # the prior in units of itself: an error of 100 % weighs as much as one of a step
                 pull = _PRIOR_WEIGHT / (prior * prior)
                 best = (self._targets[row] - others + pull * prior) / (products[row] + pull)
                 self._costs[row] = max(0.0, best)
+
+    def _pace(self) -> float:
+        """How much slower than the prior the machine is: by so much it has to be multiplied to fit the steps best."""
+        said = sum(prior * target for prior, target in zip(self._prior, self._targets, strict=True))
+        squared = sum(
+            one * other * product
+            for one, row in zip(self._prior, self._products, strict=True)
+            for other, product in zip(self._prior, row, strict=True)
+        )
+        return said / squared

@@ -24,6 +24,7 @@ from policies.errors import (
     Unreached,
 )
 from policies.nouns import Capability, Delta, Sampling, TokenLogprob, Usage
+from policies.prefix.index import PrefixIndex
 from shards.nouns import CacheChange, CacheEvent, Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
 from shards.server import ServerOptions, ShardServer
@@ -131,6 +132,14 @@ async def test_logprobs_come_with_the_text_of_their_tokens(tmp_path: Path) -> No
     a, b = ids_of("ab")
     first = next(delta for delta in deltas if delta.logprobs)
     assert first.logprobs == (TokenLogprob(a, "a", -0.5, (TokenLogprob(a, "a", -0.5), TokenLogprob(b, "b", -1.5))),)
+
+
+async def test_an_index_that_holds_nothing_yet_hears_as_any_other(tmp_path: Path) -> None:
+    index = PrefixIndex()
+    assert not index, "it is empty, and so false"
+    async with a_shard(an_engine(tmp_path)) as server, a_backend(server, listener=index) as backend:
+        await everything(backend, prompt=a_prompt("x" * 200))
+        await eventually(lambda: len(index) == 3)
 
 
 async def test_the_second_question_is_cached_and_says_so(tmp_path: Path) -> None:

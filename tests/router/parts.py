@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import aiohttp
+from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from backends.base import Description, Load
@@ -22,6 +23,7 @@ from policies.health import HealthRules
 from policies.nouns import Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
 from router.app import Router
+from router.cluster_listener import ClusterListener
 from router.tracing import Tracing
 
 MODEL = "tiny"
@@ -127,6 +129,21 @@ class ScriptedBackend:
 
     async def close(self) -> None:
         assert self.open == 0, f"{self.open} requests still run at {self.name}"
+
+
+def series(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:
+    """Labels -> value, of the samples that are called `pointsman_<name>`."""
+    samples = (sample for family in registry.collect() for sample in family.samples)
+    return {tuple(sample.labels.values()): sample.value for sample in samples if sample.name == f"pointsman_{name}"}
+
+
+class Heard(ClusterListener):
+    """Calls what it was given, by the name of what happened: `Heard(gone=names.append)`."""
+
+    def __init__(self, **calls: Callable[..., object]) -> None:
+        for name, call in calls.items():
+            assert hasattr(ClusterListener, name), f"nothing is called {name}"
+            setattr(self, name, call)
 
 
 def a_tenant(name: str = "acme", key: str | None = KEY, **fields: Any) -> Tenant:

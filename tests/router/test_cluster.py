@@ -17,7 +17,7 @@ from policies.predict import predicted_ttft_s
 from router.cluster import Cluster
 from router.flights import Flight
 from tests.policies.builders import a_request
-from tests.router.parts import MODEL, ScriptedBackend, some_assets
+from tests.router.parts import MODEL, Heard, ScriptedBackend, some_assets
 
 
 def a_backend(name: str = "b0", pool: str = "own", **fields: Any) -> FakeBackend:
@@ -45,7 +45,8 @@ async def test_a_backend_is_healthy_once_a_probe_passed_and_ill_after_failures_i
     heard: list[tuple[str, bool]] = []
     backend = a_backend()
     clock = Clock()
-    cluster = Cluster([backend], clock=clock, rules=HealthRules(failures=2), on_health=lambda *what: heard.append(what))
+    cluster = Cluster([backend], clock=clock, rules=HealthRules(failures=2))
+    cluster.listen(Heard(health=lambda *what: heard.append(what)))
     assert not cluster.view(0.0).backends[0].healthy
     assert await cluster.probe("b0")
     for error in (BackendFailed("x"), InvalidRequest("x"), None, BackendFailed("x")):
@@ -186,7 +187,7 @@ async def test_a_probe_that_brings_another_report_may_have_made_room() -> None:
     cluster = Cluster([Reporting("b0", "own")])
     await cluster.probe("b0")
     await cluster.probe("b0")
-    cluster.heed(heard.append)
+    cluster.listen(Heard(changed=heard.append))
     await cluster.probe("b0")
     assert heard == []
     backend = cluster.backend("b0")
@@ -199,7 +200,7 @@ async def test_a_probe_that_brings_another_report_may_have_made_room() -> None:
 async def test_whatever_may_make_room_is_told_with_the_backends_name() -> None:
     heard: list[str] = []
     cluster = Cluster([a_backend("b0"), a_backend("b1")])
-    cluster.heed(heard.append)
+    cluster.listen(Heard(changed=heard.append))
     assert await cluster.probe("b1")
     assert heard == ["b1"], "its health changed"
     flight = cluster.begin("b0", a_request(), 10)
@@ -212,7 +213,8 @@ async def test_whatever_may_make_room_is_told_with_the_backends_name() -> None:
 
 def test_a_request_counts_from_the_moment_it_is_decided_on() -> None:
     counts: list[int] = []
-    cluster = Cluster([a_backend()], on_in_flight=lambda _, count: counts.append(count))
+    cluster = Cluster([a_backend()])
+    cluster.listen(Heard(in_flight=lambda _, count: counts.append(count)))
     flight = cluster.begin("b0", a_request(prompt_tokens=500), 500)
     seen = cluster.view(flight.sent_at).backends[0]
     assert (seen.waiting, seen.waiting_tokens) == (1, 500)
@@ -226,12 +228,8 @@ def test_what_is_learnt_is_told_when_a_request_ends() -> None:
     clock = Clock()
     predicted: list[tuple[str, float, float]] = []
     learnt: list[tuple[str, Latency, int | None]] = []
-    cluster = Cluster(
-        [a_backend()],
-        clock=clock,
-        on_predicted=lambda *what: predicted.append(what),
-        on_learnt=lambda *what: learnt.append(what),
-    )
+    cluster = Cluster([a_backend()], clock=clock)
+    cluster.listen(Heard(predicted=lambda *what: predicted.append(what), learnt=lambda *what: learnt.append(what)))
     with send(cluster, 1000) as flight:
         expected_s = flight.predicted_ttft_s
         for clock.now in (103.0, 104.0):
@@ -264,7 +262,7 @@ async def test_after_an_illness_one_request_is_on_trial_and_then_the_share_grows
     assert await cluster.probe("b0")
     assert may_take() == 1
     heard: list[str] = []
-    cluster.heed(heard.append)
+    cluster.listen(Heard(changed=heard.append))
     with send(cluster) as trial:
         assert may_take() == 0
         trial.heard(Delta(text="x"), clock.now)

@@ -18,7 +18,7 @@ from router.bid import Bid, Placed
 from router.cluster import Cluster
 from router.dispatch import MOST_FAILED_LOOKS, MOST_SEEN, PAUSE_S, Dispatcher
 from tests.policies.builders import a_request
-from tests.router.parts import MODEL, a_config, a_tenant
+from tests.router.parts import MODEL, Heard, a_config, a_tenant
 from tests.virtual_time import run_virtually
 
 CLASSES = {"chat": ServiceClass("chat", 0), "batch": ServiceClass("batch", 1, preemptible=True)}
@@ -42,7 +42,7 @@ class Stage:
             self.clock,
             on_waiting=lambda name, count: self.waiting.update({name: count}),
         )
-        self.cluster.heed(lambda _: self.dispatcher.changed())
+        self.cluster.listen(Heard(changed=lambda _: self.dispatcher.changed()))
         self._made = 0
 
     async def well(self) -> Stage:

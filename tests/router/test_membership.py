@@ -22,7 +22,7 @@ from router.gateway import Gateway
 from router.inbound.openai import chat_ask
 from router.pipeline import serve
 from tests.policies.builders import a_request
-from tests.router.parts import KEY, MODEL, a_chat, a_config
+from tests.router.parts import KEY, MODEL, Heard, a_chat, a_config
 from tests.virtual_time import run_virtually
 
 RULES = HealthRules(failures=2, probe_every_s=0.5, retry_s=0.2, slow_start_s=2.0)
@@ -75,15 +75,18 @@ def virtually(test: Callable[[], Awaitable[Any]]) -> Any:
     return run_virtually(run())
 
 
-def a_cluster(*backends: Any, **parts: Any) -> Cluster:
+def a_cluster(*backends: Any, heard: Heard | None = None) -> Cluster:
     clock = asyncio.get_running_loop().time
-    return Cluster(backends, clock=clock, rng=random.Random(1), rules=RULES, **parts)
+    cluster = Cluster(backends, clock=clock, rng=random.Random(1), rules=RULES)
+    if heard is not None:
+        cluster.listen(heard)
+    return cluster
 
 
 def test_a_backend_that_joins_is_started_probed_and_begins_slowly() -> None:
     async def run() -> None:
         told: list[tuple[str, bool]] = []
-        async with a_cluster(a_mortal("b0"), on_health=lambda *what: told.append(what)) as cluster:
+        async with a_cluster(a_mortal("b0"), heard=Heard(health=lambda *what: told.append(what))) as cluster:
             joiner = a_mortal("b1")
             await cluster.add(joiner)
             assert joiner.is_started
@@ -100,7 +103,7 @@ def test_a_backend_that_joins_is_started_probed_and_begins_slowly() -> None:
 def test_who_is_removed_gets_nothing_new_and_ends_what_it_has() -> None:
     async def run() -> None:
         gone: list[str] = []
-        async with a_cluster(a_mortal("b0"), a_mortal("b1"), on_gone=gone.append) as cluster:
+        async with a_cluster(a_mortal("b0"), a_mortal("b1"), heard=Heard(gone=gone.append)) as cluster:
             await reached(cluster, "b0", "b1")
             flight = cluster.begin("b1", a_request(), 1)
             removal = asyncio.create_task(cluster.remove("b1", within_s=10.0))
@@ -122,7 +125,7 @@ def test_who_is_removed_gets_nothing_new_and_ends_what_it_has() -> None:
 def test_who_is_removed_is_closed_after_its_time_and_what_it_has_fails() -> None:
     async def run() -> None:
         counts: list[tuple[str, int]] = []
-        async with a_cluster(a_mortal("b0"), on_in_flight=lambda *what: counts.append(what)) as cluster:
+        async with a_cluster(a_mortal("b0"), heard=Heard(in_flight=lambda *what: counts.append(what))) as cluster:
             await reached(cluster, "b0")
             flight = cluster.begin("b0", a_request(), 1)
             before = asyncio.get_running_loop().time()

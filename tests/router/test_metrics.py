@@ -10,16 +10,12 @@ from router.metrics import OTHER, Metrics
 from router.otlp_metrics import GENAI_NAMES
 from router.store.base import Fault
 from router.telemetry import Telemetry
+from tests.router.parts import series
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/metrics.md").read_text()
 
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*)\| ", re.MULTILINE)
-
-
-def series(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:
-    samples = (sample for family in registry.collect() for sample in family.samples)
-    return {tuple(sample.labels.values()): sample.value for sample in samples if sample.name == f"pointsman_{name}"}
 
 
 def test_the_page_has_every_metric_with_its_type_and_labels_and_no_other() -> None:
@@ -69,18 +65,6 @@ def test_a_metric_that_would_get_too_many_series_counts_the_rest_as_other() -> N
     metrics.child(counter, "0", "b").inc()
     assert series(registry, "x_total") == {("0", "b"): 2, ("1", "b"): 1, ("2", "b"): 1, (OTHER, OTHER): 7}
     assert repr(metrics) == "<Metrics 1 with 3 series>"
-
-
-def test_a_backend_that_is_gone_takes_its_series_along() -> None:
-    telemetry = Telemetry()
-    for backend in ("b0", "b1"):
-        telemetry.health(backend, True)
-        telemetry.predicted(backend, 1.0, 2.0)
-    telemetry.forget("b0")
-    assert series(telemetry.registry, "backend_healthy") == {("b1",): 1}
-    assert series(telemetry.registry, "ttft_prediction_seconds_total").keys() == {("b1", "predicted"), ("b1", "seen")}
-    telemetry.health("b0", False)
-    assert series(telemetry.registry, "backend_healthy") == {("b1",): 1, ("b0",): 0}
 
 
 @pytest.mark.parametrize("label", ["tenant", "service_class"])

@@ -36,7 +36,7 @@ async def collected(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]
     for ttft_s in (0.004, 0.3, 0.3, 1000.0):
         a_call(telemetry, ttft_s)
     a_call(telemetry, 0.3, sampled=True)
-    telemetry.health("b0", True)
+    telemetry.backends.health("b0", True)
     async with a_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{collector.endpoint}/v1/metrics")
         async with AsyncExitStack() as stack:

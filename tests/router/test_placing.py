@@ -16,8 +16,8 @@ from router.build import build
 from router.gateway import Gateway
 from router.inbound.openai import chat_ask
 from router.pipeline import serve
+from tests.router.calls import Listener, ended
 from tests.router.parts import MODEL, ScriptedBackend, a_chat, a_config
-from tests.router.test_pipeline import Listener, ended
 
 
 async def a_gateway(*backends: ScriptedBackend, steps: tuple[Step, ...] = ()) -> Gateway:

@@ -17,9 +17,10 @@ from router.app import Router
 from router.build import build
 from router.config_file import Contents, Stamp
 from router.gateway import Gateway
+from router.inbound.openai import chat_ask
 from router.reload import Reloader, as_shadow
+from tests.router.calls import Listener, ended, well
 from tests.router.parts import CHAT, MODEL, ScriptedBackend, a_chat, a_client
-from tests.router.test_pipeline import Listener, chat_ask, ended, well
 
 POOLS = f"pools: {{own: {{kind: fake, at: ['x:1'], model: {MODEL}}}}}\nserver: {{http: '127.0.0.1:0', grpc: off}}\n"
 

@@ -7,7 +7,6 @@ import logging
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from policies.cost import Latency
 from policies.errors import QuotaExceeded
 from policies.nouns import BackendView, Decision, Request, Usage
 from router.supervise import supervise
@@ -69,22 +68,6 @@ def test_decisions_and_outcomes_are_logged_without_prompts(caplog: pytest.LogCap
     assert (second["chosen"], second["view_age_s"]) == (None, None)
     assert "block_keys" not in first
     assert outcome["outcome"] == "finished"
-
-
-def test_predictions_are_compared_with_what_came_and_what_was_learnt_is_shown() -> None:
-    telemetry = Telemetry()
-    telemetry.predicted("b0", predicted_s=1.0, seen_s=2.0)
-    telemetry.predicted("b0", predicted_s=3.0, seen_s=2.0)
-    telemetry.predicted("b0", predicted_s=1.0, seen_s=0.0)
-    assert values(telemetry, "ttft_prediction_error_sum") == {("b0",): 1.0}
-    assert values(telemetry, "ttft_prediction_error_count") == {("b0",): 2.0}
-    assert values(telemetry, "ttft_prediction_seconds_total") == {("b0", "predicted"): 5.0, ("b0", "seen"): 4.0}
-    telemetry.learnt("b0", Latency(token_s=0.25), None)
-    assert values(telemetry, "backend_latency")[("b0", "token_s")] == 0.25
-    assert len(values(telemetry, "backend_latency")) == 8
-    assert values(telemetry, "backend_adaptive_limit") == {}
-    telemetry.learnt("b0", Latency(), 12)
-    assert values(telemetry, "backend_adaptive_limit") == {("b0",): 12}
 
 
 class Sampled(Untraced):

@@ -46,6 +46,22 @@ def test_a_chunk_far_into_a_context_costs_more_than_one_at_its_beginning():
     assert cost.marginal_s(prefill_shape(500_000, 64)) > 4 * cost.marginal_s(prefill_shape(0, 64))
 
 
+@pytest.mark.parametrize("fixed_s", [0.3e-3, 3e-3, 30e-3, 300e-3])
+def test_a_few_steps_tell_how_fast_a_machine_is_even_if_it_is_unlike_the_usual(fixed_s):
+    # the shares of a model of 8 billion parameters: of the prior nothing holds but about these
+    def takes(shape: StepShape) -> float:
+        return fixed_s * (1.0 + 0.01 * shape.tokens + 6e-7 * shape.pairs + 8e-6 * shape.decode_context)
+
+    cost, shapes = CostModel(), []
+    for tokens in (64, 256, 129, 64):
+        shapes += [prefill_shape(0, tokens), *(StepShape(1, 0.0, tokens + drawn) for drawn in (1, 2, 3))]
+    for shape in (*shapes, *(StepShape(1, 0.0, 500 + drawn) for drawn in range(40))):
+        cost.observe(shape, takes(shape))
+    for shape in (StepShape(1, 0.0, 600), prefill_shape(0, 64), prefill_shape(0, 300), prefill_shape(600, 64)):
+        assert cost.predict_s(shape) == pytest.approx(takes(shape), rel=0.15)
+    assert cost.most_share > 0.9
+
+
 def test_one_outlier_does_not_spoil_it():
     cost = CostModel()
     for _ in range(50):

@@ -1,0 +1,35 @@
+"""Who hears what happens in a cluster."""
+
+from __future__ import annotations
+
+from backends.base import Backend
+from policies.cost import Latency
+
+
+class ClusterListener:
+    """Hears what happens in a cluster, as it happens. This one heeds nothing: others say what they do.
+
+    Backends are told by name. What is done must be cheap: requests wait for it.
+    """
+
+    def reached(self, backend: Backend) -> None:
+        """`backend` said for the first time what it serves."""
+
+    def gone(self, backend: str) -> None:
+        """It was removed, and closed."""
+
+    def health(self, backend: str, healthy: bool) -> None:
+        """It may get requests now, or no longer."""
+
+    def changed(self, backend: str) -> None:
+        """It may have got room: a request there has ended, its load was reported (our shards do in each step), its
+        health changed or what its operators want of it."""
+
+    def in_flight(self, backend: str, count: int) -> None:
+        """This router has `count` requests there."""
+
+    def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
+        """A first token took `seen_s`; when its request was sent, `predicted_s` were expected."""
+
+    def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
+        """What is known of its speed by now; None: it tells itself how many requests it takes."""
