@@ -10,9 +10,9 @@ own constants, and reads what our router sees, which is fresher than what some o
 
 - SGLang's and SMG's `cache_aware` (2026-08): if the best holder's load is above 1.5 times the mean and 64 over it, the
   least loaded; else the longest match if that is more than 0.3 of the prompt; else the least loaded.
-- Dynamo's KV router (1.x): least of blocks to prefill there, less what is held, plus blocks that decode there.
-- llm-d's scorers (v0.8): 3 for the share of the prompt that is held, 2 for a short queue, 2 for free KV, each over the
-  range of the candidates.
+- Dynamo's KV router: least of blocks to prefill there, less what is held, plus blocks that decode there.
+- llm-d's scorers: 3 for the share of the prompt that is held, 2 for a queue that is short among the candidates', 2 for
+  the share of KV that is free.
 - The production stack's `loadaware`: share that is held, less load over the mean.
 - Least requests, sessions (here: one tenant's first block) by rendezvous hashing, and dealing in turn.
 """
