@@ -110,7 +110,7 @@ async def replay(lines: Sequence[Line], most_blocks: int, kind: str) -> tuple[fl
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("trace", type=Path)
-    options.add_argument("--tokens", nargs="+", default=["500k", "2M"], type=read_tokens)
+    options.add_argument("--tokens", nargs="+", default=[500_000, 2_000_000], type=read_tokens)
     options.add_argument("--requests", type=int, default=sys.maxsize)
     chosen = options.parse_args()
     lines = trace(chosen.trace, chosen.requests)
