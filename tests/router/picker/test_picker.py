@@ -230,7 +230,7 @@ async def test_a_tenant_beyond_its_limit_is_refused_and_one_that_left_frees_its_
 async def test_a_client_that_leaves_in_the_middle_frees_its_flight_and_pays_for_what_it_saw() -> None:
     engine = OpenAIServer(model=MODEL, hangs_after=9)
     async with a_gateway(engine) as (envoy, router):
-        call = asyncio.create_task(chat(changed(envoy, leaves_after=1), a_chat(stream=True)))
+        call = asyncio.create_task(chat(changed(envoy, leaves_at=b'"content": "'), a_chat(stream=True)))
         with pytest.raises(asyncio.CancelledError):
             await call
         await until(lambda: settled(router) == {Outcome.CANCELLED: 1})
