@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.base import Backend
-from backends.http_backend import HttpBackend
+from backends.http.backend import HttpBackend
 from policies.nouns import ClusterView, Decision
 
 MOST_FALLBACKS = 2
