@@ -14,7 +14,7 @@ own constants, and reads what our router sees, which is fresher than what some o
 - llm-d's scorers: 3 for the share of the prompt that is held, 2 for a queue that is short among the candidates', 2 for
   the share of KV that is free.
 - The production stack's `loadaware`: share that is held, less load over the mean.
-- Least requests, sessions (here: one tenant's first block) by rendezvous hashing, and dealing in turn.
+- Least requests, and dealing in turn.
 """
 
 from __future__ import annotations
@@ -150,7 +150,6 @@ def policies(machine: Machine) -> dict[str, Policy]:
         "Dynamo: KV cost": dynamo(machine.kv_tokens),
         "llm-d: scorers 3:2:2": llm_d(machine.kv_tokens),
         "production stack: loadaware": production_stack(),
-        "session hash": scores.session(),
         "least requests": least_requests(),
         "in turn": scores.turn(),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,14 +21,14 @@ _MOST_ERROR = 10.0
 """A relative error beyond this counts as this."""
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True, order=True, gc=False):
     """Prefill as far as its time depends on it: new `tokens`, and `pairs`, the sum of positions that they attend to."""
 
     tokens: float = 0.0
     pairs: float = 0.0
 
 
-class Ahead(NamedTuple):
+class Ahead(msgspec.Struct, frozen=True, gc=False):
     """The prefill in front of a prompt: of each one there `alike`, as much as the prompt has itself, and what they have
     `beyond` that.
     """

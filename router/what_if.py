@@ -6,6 +6,8 @@ import random
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from policies.config import BUNDLED, Config, PoolSpec
 from policies.cost import prior_of
 from policies.errors import InvalidRequest
@@ -130,7 +132,8 @@ def _as_described(described: WhatIf, live: ClusterView) -> Iterator[BackendView]
         _known(name, names, what="backend")
     for backend in live.backends:
         held = described.held_tokens.get(backend.name)
-        yield backend._replace(
+        yield replace(
+            backend,
             running=described.running.get(backend.name, backend.running),
             held_tokens=backend.held_tokens if held is None else min(held, described.prompt_tokens),
         )

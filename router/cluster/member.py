@@ -14,7 +14,7 @@ from policies.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_wor
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.nouns import BackendView, Request
-from router.cluster.flights import Flight, Flights, Front, Seen, Traffic
+from router.cluster.flights import Flight, Flights, Seen, Traffic
 
 _NOTHING = Description(models=frozenset())
 """What a backend says that was never reached."""
@@ -251,8 +251,11 @@ class Member:
         else:
             total_s = self.model.snapshot().work_s(Work(flights.waiting_tokens, flights.waiting_pairs))
             left = max(0.0, 1.0 - (now - flights.busy_since) / total_s)
-        alike, beyond = seen.front.ahead_of(tokens)
-        return Ahead(_some(alike, left, behind_others.alike), _some(beyond, left, behind_others.beyond))
+        ahead = seen.front.ahead_of(tokens)
+        if left == 1.0 and not theirs.tokens:
+            # the usual case, and asked of each backend for each decision
+            return ahead
+        return Ahead(_some(ahead.alike, left, behind_others.alike), _some(ahead.beyond, left, behind_others.beyond))
 
     def _learn_ttft(self, flight: Flight) -> None:
         if not flight.is_first_try:
@@ -292,8 +295,11 @@ class Member:
 
 def _of_equals(work: Work, prompts: int, tokens: float) -> Ahead:
     """What is in front of a prompt of so many `tokens` where it is known only what all `prompts` are together."""
-    count = max(1, prompts)
-    return Front([Work(work.tokens / count, work.pairs / count)] * count).ahead_of(tokens)
+    alike_tokens = tokens * max(1, prompts)
+    if work.tokens <= alike_tokens:
+        return Ahead(work)
+    alike_pairs = work.pairs * (alike_tokens / work.tokens)
+    return Ahead(Work(alike_tokens, alike_pairs), Work(work.tokens - alike_tokens, work.pairs - alike_pairs))
 
 
 def _some(work: Work, share: float, more: Work) -> Work:

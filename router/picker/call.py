@@ -114,7 +114,7 @@ class PickedCall:
         """Without those that the gateway cannot reach; once it has chosen among those offered, with that one alone."""
         if self._took is None:
             return self._reach.seen(view)
-        backends = (one._replace(unfit=None if one.name == self._took else "not_taken") for one in view.backends)
+        backends = (replace(one, unfit=None if one.name == self._took else "not_taken") for one in view.backends)
         return ClusterView(tuple(backends), view.taken_at)
 
     async def carry(self, placed: Placed, backend: Backend, prompt: Prompt) -> AsyncIterator[Delta]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from backends.base import Backend
 from backends.http.backend import HttpBackend
 from policies.nouns import ClusterView, Decision
@@ -38,7 +40,7 @@ class Reach:
 
     def seen(self, view: ClusterView) -> ClusterView:
         """`view` with those marked that cannot get the request."""
-        return ClusterView(tuple(one._replace(unfit=self.unfit(one.name)) for one in view.backends), view.taken_at)
+        return ClusterView(tuple(replace(one, unfit=self.unfit(one.name)) for one in view.backends), view.taken_at)
 
     def named(self, decision: Decision, chosen: HttpBackend) -> dict[str, str]:
         """Endpoint -> name of the `chosen` backend, and then of the next best that are sent the very same."""

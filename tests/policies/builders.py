@@ -22,7 +22,7 @@ def a_request(**what: Any) -> Request:
 
 
 def a_backend(name: str = "a", **what: Any) -> BackendView:
-    return BACKEND._replace(name=name, **what)
+    return replace(BACKEND, name=name, **what)
 
 
 def a_cluster(*backends: BackendView) -> ClusterView:

@@ -57,7 +57,7 @@ class Envoy:
     """One listener with the filter. `cut` is the size in which request bodies arrive; `metadata` is that of the route.
 
     `picked` is set once it knows where to go; it reaches none of `unreachable`. `tells_served`: it reports the endpoint
-    that served. `trailers`: the client sends some; it leaves after so many pieces of the answer (`leaves_after`).
+    that served. `trailers`: the client sends some; it leaves when it has read this (`leaves_at`).
     `timeout_s` is what the stream to the picker may take.
     """
 
@@ -71,7 +71,7 @@ class Envoy:
     trailers: bool = False
     picked: asyncio.Event = field(default_factory=asyncio.Event)
     unreachable: set[str] = field(default_factory=set)
-    leaves_after: int | None = None
+    leaves_at: bytes | None = None
     timeout_s: float | None = None
 
     @asynccontextmanager
@@ -173,11 +173,10 @@ class Envoy:
         answer = await stream.read()
         added = answer.response_headers.response.header_mutation.set_headers
         got = {**headers, **{one.header.key: one.header.raw_value.decode() for one in added}}
-        body, count = b"", 0
+        body = b""
         async for piece in pieces:
             body += await self._passed(stream, piece, is_last=False)
-            count += 1
-            if count == self.leaves_after:
+            if self.leaves_at is not None and self.leaves_at in body:
                 raise asyncio.CancelledError
         body += await self._passed(stream, b"", is_last=True)
         await stream.end()

@@ -178,8 +178,8 @@ def test_sums_are_those_of_the_open_flights_whatever_happens(
         elif there:
             book.end(there.pop(at % len(there)), now)
         book.check()
-        alike, beyond = book.seen_by(rank).front.ahead_of(at * 50)
-        assert alike.tokens + beyond.tokens <= book.waiting_tokens
+        ahead = book.seen_by(rank).front.ahead_of(at * 50)
+        assert ahead.alike.tokens + ahead.beyond.tokens <= book.waiting_tokens
     for flight in there:
         book.end(flight, now)
     book.check()
