@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from backends.http import Exchange, decoded
-from backends.openai import OpenAI, OpenAIAPIOptions
+from backends.http.client import Exchange, decoded
+from backends.openai.backend import OpenAI, OpenAIAPIOptions
 from policies.nouns import Prompt, Request
 
 

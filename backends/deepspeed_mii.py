@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backends.http import Exchange
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
-from backends.unsupported import refuse_unsupported
+from backends.http.client import Exchange
+from backends.http.unsupported import refuse_unsupported
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import ContextExceeded, InvalidRequest
 from policies.nouns import Capability, Prompt, Request
 

@@ -12,27 +12,27 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from backends.anthropic import Anthropic
+from backends.anthropic.backend import Anthropic
 from backends.azure import Azure
 from backends.base import Backend, CacheListener
 from backends.deepspeed_mii import DeepSpeedMII
 from backends.fake import Answer, FakeBackend
-from backends.fastchat import FastChat
-from backends.http_backend import HttpBackend
-from backends.link import LinkOptions
-from backends.llama_cpp import LlamaCpp
+from backends.fastchat.backend import FastChat
+from backends.http.backend import HttpBackend
+from backends.llama_cpp.backend import LlamaCpp
 from backends.lmdeploy import LMDeploy
 from backends.mlc import MLC
-from backends.ollama import Ollama
-from backends.openai import OpenAI
-from backends.openai_compatible import OpenAICompatible
+from backends.ollama.backend import Ollama
+from backends.openai.backend import OpenAI
+from backends.openai.compatible import OpenAICompatible
 from backends.sglang import SGLang
-from backends.shard import ShardBackend
+from backends.shard.backend import ShardBackend
+from backends.shard.link import LinkOptions
+from backends.shard.turns import Turns
 from backends.tabby import Tabby
 from backends.tensorrt_llm import TensorRTLLM
-from backends.tgi import TGI
-from backends.triton_server import TritonServer
-from backends.turns import Turns
+from backends.tgi.backend import TGI
+from backends.triton.backend import TritonServer
 from backends.vllm import VLLM
 from policies.errors import ConfigError
 

@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any
 
 from backends.base import Load
-from backends.generate_answer import GenerateAnswer, flat_error
-from backends.http import Exchange, Post, encoded
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
-from backends.prometheus_text import Metrics, whole
-from backends.unsupported import refuse_unsupported
+from backends.http.client import Exchange, Post, encoded
+from backends.http.generate_answer import GenerateAnswer, flat_error
+from backends.http.prometheus_text import Metrics, whole
+from backends.http.unsupported import refuse_unsupported
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.nouns import Capability, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 

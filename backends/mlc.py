@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from backends.http import Exchange
-from backends.openai_compatible import OpenAICompatible
-from backends.openai_errors import error_of
-from backends.unsupported import refuse_unsupported
+from backends.http.client import Exchange
+from backends.http.errors import error_of
+from backends.http.unsupported import refuse_unsupported
+from backends.openai.compatible import OpenAICompatible
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest
 from policies.nouns import Capability, Prompt, Request
 

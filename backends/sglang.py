@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from backends.base import Load
-from backends.generate_answer import GenerateAnswer, flat_error
-from backends.http import Exchange, HttpOptions, Post, decoded, encoded
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
+from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
+from backends.http.generate_answer import GenerateAnswer, flat_error
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed, ExpectedError, Overloaded
 from policies.nouns import Prompt, Request
 from shards.wire.translate import unpack_ids

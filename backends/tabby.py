@@ -18,11 +18,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from backends.base import Load
-from backends.http import Exchange, Post, decoded, encoded
-from backends.openai_compatible import OpenAICompatible
-from backends.openai_errors import error_of
-from backends.openai_prompt import completion_of
-from backends.unsupported import refuse_unsupported
+from backends.http.client import Exchange, Post, decoded, encoded
+from backends.http.errors import error_of
+from backends.http.unsupported import refuse_unsupported
+from backends.openai.compatible import OpenAICompatible
+from backends.openai.prompt import completion_of
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids

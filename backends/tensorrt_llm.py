@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from backends.base import Load
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Request
 

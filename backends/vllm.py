@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.base import Load
-from backends.http import decoded
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
-from backends.prometheus_text import Metrics, whole
+from backends.http.client import decoded
+from backends.http.prometheus_text import Metrics, whole
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed
 from policies.nouns import Request
 

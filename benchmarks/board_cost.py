@@ -9,7 +9,7 @@ import time
 
 from policies.nouns import Decision, Prices, Request, Usage
 from router.dashboard.board import Board
-from router.telemetry import Telemetry
+from router.telemetry.telemetry import Telemetry
 
 CALLS = 50_000
 NAMES = [f"own-{number}" for number in range(8)]

@@ -31,7 +31,7 @@ from policies.rules import Facts, classify
 from router.build import build
 from router.gateway import Gateway
 from router.prepare import believed
-from router.tokenize import Tokens
+from router.text.tokenize import Tokens
 from shards.kv.keys import BLOCK_TOKENS
 
 MODEL = "model"

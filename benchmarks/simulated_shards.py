@@ -18,7 +18,7 @@ from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
 from router.ask import Ask
-from router.caller import Placement
+from router.calls.caller import Placement
 from shards.kv.keys import BLOCK_TOKENS
 
 MODEL = "simulated"

@@ -31,8 +31,8 @@ from router.ask import Ask, Chat
 from router.build import build
 from router.gateway import Gateway
 from router.pipeline import serve
-from router.spans import Spans
-from router.tracing import Tracing, Untraced
+from router.telemetry.spans import Spans
+from router.telemetry.tracing import Tracing, Untraced
 
 SLA = """
 classes: {interactive: {ttft_p95: 800ms}}

@@ -11,7 +11,7 @@ from policies.prefix.index import PrefixIndex
 from policies.prefix.match import Match, best
 from policies.residency import Guess, Picture, Residency
 from policies.speculation import Speculation
-from router.flights import Flight
+from router.cluster.flights import Flight
 from router.replicas.news import MOST_KEYS, Belief, Learnt, Lost, Sent
 from shards.kv.keys import BLOCK_TOKENS
 

@@ -14,15 +14,14 @@ from backends.kinds import Surroundings
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.health import HealthRules
-from router.admission import Admission
 from router.beliefs import Beliefs
-from router.cluster import Cluster
-from router.cluster_listener import ClusterListener
+from router.calls.admission import Admission
+from router.calls.dispatch import Dispatcher
+from router.calls.doors import Doors
+from router.cluster.cluster import Cluster
+from router.cluster.listener import ClusterListener
 from router.config_file import Contents
 from router.dashboard.board import Board
-from router.decision_log import DecisionLog
-from router.dispatch import Dispatcher
-from router.doors import Doors
 from router.feeds.feeds import Feeds
 from router.feeds.folding import FoldingSink
 from router.gateway import Gateway
@@ -33,9 +32,10 @@ from router.prefixes.warmer import Warmer
 from router.prefixes.warming import GatewayWarmer
 from router.shared import key_store, quota_store, relay, replicas
 from router.store.base import QuotaStore
-from router.telemetry import Telemetry
-from router.tokenize import Tokenizers
-from router.tracing import Tracing
+from router.telemetry.decision_log import DecisionLog
+from router.telemetry.telemetry import Telemetry
+from router.telemetry.tracing import Tracing
+from router.text.tokenize import Tokenizers
 
 
 class Parts(TypedDict, total=False):

@@ -90,9 +90,9 @@ def up(
     """
     from policies.config import BUNDLED
     from policies.parse import default_config
-    from router.logs import LogOptions
-    from router.overrides import listening, logging_decisions
-    from router.up import Files, run
+    from router.commands.overrides import listening, logging_decisions
+    from router.commands.up import Files, run
+    from router.telemetry.logs import LogOptions
 
     if file is not None and (shards or model):
         raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
@@ -131,9 +131,9 @@ def serve(
       pointsman serve sla.yaml
       pointsman serve sla.yaml --shadow next.yaml
     """
-    from router.logs import LogOptions
-    from router.overrides import listening, logging_decisions
-    from router.up import Files, run, run_many
+    from router.commands.overrides import listening, logging_decisions
+    from router.commands.up import Files, run, run_many
+    from router.telemetry.logs import LogOptions
 
     contents = started_with(file)
     config = logging_decisions(listening(contents.config, http, grpc, admin, picker), decisions)
@@ -159,7 +159,7 @@ def serve(
 )
 def shard(context: typer.Context) -> None:
     """Run one shard of our own engine; `pointsman shard --help` lists its options."""
-    from router.local_shards import shard_environment
+    from router.commands.local_shards import shard_environment
     from router.preflight import require_engine
 
     require_engine()
@@ -241,8 +241,8 @@ def explain(
       pointsman explain sla.yaml --tenant acme --tokens 90k --cached own-0=60k --load own-0=8
     """
     from policies.quantities import read_tokens
-    from router.explanations import as_json, as_text
-    from router.overrides import read_pair
+    from router.commands.overrides import read_pair
+    from router.telemetry.explanations import as_json, as_text
     from router.what_if import WhatIf, explain_on_paper
 
     config = opened(file).config
@@ -309,7 +309,7 @@ def simulate(
       pointsman simulate sla.yaml --decisions decisions.jsonl --against changed.yaml
       pointsman simulate sla.yaml --trace day.jsonl --find-backends own
     """
-    from router.overrides import read_counts
+    from router.commands.overrides import read_counts
     from router.simulation.command import Wanted, run
 
     if not speed > 0:
@@ -355,7 +355,7 @@ def top(
       pointsman top
       pointsman top --admin 10.0.0.7:8082
     """
-    from router.top import run
+    from router.dashboard.top import run
 
     run(admin, once=once)
 

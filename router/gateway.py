@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from policies.answer_length import AnswerLengths
 from policies.config import Config
 from policies.nouns import Tenant
-from router.admission import Admission
 from router.beliefs import Beliefs
-from router.cluster import Cluster
+from router.calls.admission import Admission
+from router.calls.dispatch import Dispatcher
+from router.calls.doors import Doors
+from router.cluster.cluster import Cluster
+from router.cluster.served_model import ServedModel
 from router.dashboard.board import Board
-from router.dispatch import Dispatcher
-from router.doors import Doors
 from router.feeds.feeds import Feeds
 from router.keys.ring import KeyRing
 from router.pools import Finding
 from router.prefixes.prefixes import Prefixes
-from router.served_model import ServedModel
-from router.telemetry import Telemetry
-from router.tokenize import Tokenizers
+from router.telemetry.telemetry import Telemetry
+from router.text.tokenize import Tokenizers
 
 if TYPE_CHECKING:
     # a router that shares nothing runs without it, and so without redis-py

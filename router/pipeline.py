@@ -31,19 +31,19 @@ from policies.quantities import told_seconds
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.waiting import is_outage, is_worth_waiting
-from router.admission import Permit
 from router.ask import Ask
-from router.bid import Bid, Placed
-from router.caller import Caller, CallerGone, Placement
-from router.carrier import Carrier, Ourselves
+from router.calls.admission import Permit
+from router.calls.bid import Bid, Placed
+from router.calls.caller import Caller, CallerGone, Placement
+from router.calls.carrier import Carrier, Ourselves
+from router.calls.identify import Identity, identity_of, on_behalf_of
+from router.calls.placing import Placer
+from router.cluster.served_model import ServedModel
 from router.gateway import Gateway
-from router.identify import Identity, identity_of, on_behalf_of
-from router.placing import Placer
 from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
-from router.served_model import ServedModel
-from router.telemetry import Account, Telemetry
-from router.tokenize import Tokens
-from router.tracing import AttemptTrace, PromptTrace
+from router.telemetry.telemetry import Account, Telemetry
+from router.telemetry.tracing import AttemptTrace, PromptTrace
+from router.text.tokenize import Tokens
 
 MOST_TRIES = 3
 """Backends that one prompt may be tried on; those that it never reached do not count."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from backends.base import Backend
 from backends.kinds import Place, Surroundings, make
 from policies.config import Config, PoolSpec
-from router.backend_names import backend_name, found_name
-from router.cluster import Cluster
+from router.cluster.cluster import Cluster
+from router.cluster.names import backend_name, found_name
 from router.discovery.discovery import Discovery, source_of
 from router.discovery.pool import PoolMembers
 from router.discovery.registry import Registry
 from router.discovery.source import Source
 from router.feeds.options import backend_options
-from router.telemetry import Telemetry
+from router.telemetry.telemetry import Telemetry
 
 ANNOUNCED = "register"
 """What metrics call the source of backends that announce themselves."""

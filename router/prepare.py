@@ -11,11 +11,11 @@ from policies.errors import ContextExceeded, NoBackend, UnknownModel
 from policies.nouns import Capability, Tenant
 from policies.rules import Facts
 from policies.suggest import did_you_mean
-from router.admission import Claim
 from router.ask import Ask
+from router.calls.admission import Claim
+from router.cluster.served_model import ServedModel
 from router.gateway import Gateway
-from router.served_model import ServedModel
-from router.tokenize import Tokens, estimated
+from router.text.tokenize import Tokens, estimated
 from shards.kv.keys import BLOCK_TOKENS, root_key
 
 UNKNOWN_ROOM_TOKENS = 4096

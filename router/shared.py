@@ -13,7 +13,7 @@ from router.keys.base import KeyStore
 from router.keys.file import FileKeys
 from router.store.guarded import GuardedStore, GuardOptions
 from router.store.memory import MemoryStore
-from router.telemetry import Telemetry
+from router.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from router.replicas.replicas import Replicas

@@ -15,7 +15,7 @@ from policies.explain import Explanation, explain
 from policies.nouns import BackendView, Capability, ClusterView, Request, Tenant
 from policies.rules import Facts, classify
 from policies.suggest import did_you_mean
-from router.backend_names import backend_name, found_name
+from router.cluster.names import backend_name, found_name
 from shards.bundled import NAME as BUNDLED_NAME
 
 

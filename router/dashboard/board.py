@@ -10,7 +10,7 @@ from typing import TypeVar
 from policies.charge import charge_of
 from policies.nouns import Decision, Outcome, Prices, Request, Usage
 from router.dashboard.window import Sketch, Window
-from router.telemetry import Account
+from router.telemetry.telemetry import Account
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from aiohttp import web
 from policies.errors import InvalidRequest
 from policies.quantities import read_tokens
 from router.dashboard.snapshot import detail, snapshot
-from router.explanations import as_json
 from router.gateway import Gateway
+from router.telemetry.explanations import as_json
 from router.what_if import WhatIf, explain_on_paper
 
 PAGE = "/dashboard"

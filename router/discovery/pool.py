@@ -11,8 +11,8 @@ from contextlib import aclosing, suppress
 from backends.base import Backend
 from backends.reconnect import Backoff
 from policies.errors import ConfigError
-from router.backend_names import found_name
-from router.cluster import Cluster
+from router.cluster.cluster import Cluster
+from router.cluster.names import found_name
 from router.discovery.belief import Belief
 from router.discovery.source import Source, SourceFailed
 

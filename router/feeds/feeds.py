@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
-from backends import events_sglang, events_vllm
-from backends.events import CacheEvent
+from backends.events import sglang, vllm
+from backends.events.nouns import CacheEvent
 from policies.config import PoolSpec
 from policies.errors import ConfigError
-from router.backend_names import backend_name
+from router.cluster.names import backend_name
 from router.feeds.health import FeedHealth
 from router.feeds.options import FeedSpec, feed_specs, found_specs
 from router.feeds.relay import MemoryRelay, Relay
@@ -159,8 +159,8 @@ class Feeds:
 
         self._context = self._context or zmq.asyncio.Context()
         dialects = {
-            "vllm": ZmqDialect(events_vllm.decode),
-            "sglang": ZmqDialect(events_sglang.decode, events_sglang.epoch_of),
+            "vllm": ZmqDialect(vllm.decode),
+            "sglang": ZmqDialect(sglang.decode, sglang.epoch_of),
         }
         dialect = dialects[spec.engine]
         return ZmqFeed(spec, sink, dialect=dialect, context=self._context, clock=self._clock, rng=self._rng)

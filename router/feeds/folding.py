@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backends.events import CacheEvent, Cleared, Removed, Stored
+from backends.events.nouns import CacheEvent, Cleared, Removed, Stored
 from policies.folding import Changes, Folder
 from policies.prefix.members import TIERS
 from router.beliefs import Beliefs

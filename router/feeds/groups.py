@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backends.events import CacheEvent, Cleared, Stored
+from backends.events.nouns import CacheEvent, Cleared, Stored
 
 
 class DecidingGroup:

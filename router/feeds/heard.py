@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from backends.events import Batch, CacheEvent, Cleared, MalformedEvents
+from backends.events.nouns import Batch, CacheEvent, Cleared, MalformedEvents
 from router.feeds.groups import DecidingGroup
 from router.feeds.health import FeedHealth
 from router.feeds.sink import EventSink, Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from backends.events import CacheEvent
+from backends.events.nouns import CacheEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import aiohttp
 
-from backends import events_tensorrt_llm
-from backends.events import Batch, MalformedEvents
+from backends.events import tensorrt_llm
+from backends.events.nouns import Batch, MalformedEvents
 from backends.reconnect import Backoff
 from router.feeds.health import FeedHealth
 from router.feeds.heard import HeardSource
@@ -168,7 +168,7 @@ class TensorRTFeed:
             self._trouble("")
         self._reachable()
         try:
-            events = events_tensorrt_llm.decode(relayed.payload)
+            events = tensorrt_llm.decode(relayed.payload)
         except MalformedEvents as error:
             self._rank(0).tracker.counts.undecodable += 1
             self._lose(str(error))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from backends.events import Batch, CacheEvent, Cleared
+from backends.events.nouns import Batch, CacheEvent, Cleared
 from router.feeds.health import FeedCounts, FeedState
 
 _MOST_TRIES = 4

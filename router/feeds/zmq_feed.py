@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from backends.events import Batch
+from backends.events.nouns import Batch
 from backends.reconnect import Backoff
 from router.feeds.health import FeedHealth
 from router.feeds.heard import HeardSource

@@ -11,9 +11,9 @@ from aiohttp import web
 
 from policies.errors import ConfigError, ExpectedError, InvalidRequest, PermissionDenied, Unauthenticated
 from policies.keys import hash_of
+from router.calls.identify import key_in
 from router.dashboard.routes import PAGE, add_data, add_page, json_reply
 from router.gateway import Gateway
-from router.identify import key_in
 from router.inbound.issuing import add_keys
 from router.inbound.operating import add_operating
 from router.inbound.status import openai_error, retry_after, status_of

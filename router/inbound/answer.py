@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from backends.openai_gathered import merge_message
+from backends.openai.gathered import merge_message
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _REASONING = ("reasoning_content", "reasoning")

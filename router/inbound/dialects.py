@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from backends.pooled import EMBEDDINGS_PATH, RERANK_PATH, SCORE_PATH
+from backends.openai.pooled import EMBEDDINGS_PATH, RERANK_PATH, SCORE_PATH
 from router.inbound.anthropic import MESSAGES_PATH
 from router.inbound.anthropic_answers import MessagesDialect
 from router.inbound.dialect import Dialect

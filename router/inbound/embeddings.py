@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from backends.pooled import EMBEDDINGS_PATH
+from backends.openai.pooled import EMBEDDINGS_PATH
 from policies.errors import InvalidRequest
 from policies.nouns import Capability
 from router.ask import Ask, Input
 from router.inbound.pooled import MOST_TEXTS, PooledDialect, pooled_ask
 from router.inbound.reading import converted
-from router.token_ids import pack
+from router.text.token_ids import pack
 
 _INPUT = "a text, a list of texts, a list of token ids, or a list of such lists"
 _HINTS = {"model": "GET /v1/models lists the models", "input": _INPUT, "encoding_format": "'float' or 'base64'"}

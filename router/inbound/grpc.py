@@ -16,10 +16,9 @@ from policies.errors import ExpectedError
 from policies.explain import Explanation
 from policies.nouns import Delta, Usage
 from router.ask import Ask
-from router.caller import CallerGone, Placement
-from router.explanations import as_header
+from router.calls.caller import CallerGone, Placement
+from router.calls.identify import identify, key_in
 from router.gateway import Gateway
-from router.identify import identify, key_in
 from router.inbound.answer import Answer, usage_sum
 from router.inbound.counting import count_tokens
 from router.inbound.grpc_messages import (
@@ -35,7 +34,8 @@ from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.status import retry_after, status_of
 from router.inbound.v1 import inference_pb2 as pb
 from router.pipeline import outer_edge, serve
-from router.tracing import w3c_headers
+from router.telemetry.explanations import as_header
+from router.telemetry.tracing import w3c_headers
 
 SERVICE = "pointsman.v1.Inference"
 

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from policies.errors import InvalidRequest
 from policies.nouns import Delta, TokenLogprob, Usage
 from router.ask import Ask
-from router.caller import Placement
+from router.calls.caller import Placement
 from router.inbound.answer import Answer, refusal_in, thought_in
 from router.inbound.openai import chat_ask, completion_ask
 from router.inbound.v1 import inference_pb2 as pb
-from router.token_ids import pack, unpack
+from router.text.token_ids import pack, unpack
 from shards.kv.keys import TOKEN_BYTES
 
 _COPIED = (

@@ -17,10 +17,10 @@ from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, Unkn
 from policies.explain import Explanation
 from policies.nouns import Delta, Tenant, Usage
 from router.ask import Ask
-from router.caller import CallerGone, Placement
-from router.explanations import as_header
+from router.calls.caller import CallerGone, Placement
+from router.calls.identify import identify, key_in
+from router.cluster.served_model import ServedModel
 from router.gateway import Gateway
-from router.identify import identify, key_in
 from router.inbound.answer import Answer, Head, usage_sum
 from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, counted_messages
 from router.inbound.anthropic_answers import anthropic_failure
@@ -34,8 +34,8 @@ from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.reading import decode
 from router.inbound.status import retry_after
 from router.pipeline import outer_edge, serve
-from router.served_model import ServedModel
-from router.tracing import w3c_headers
+from router.telemetry.explanations import as_header
+from router.telemetry.tracing import w3c_headers
 
 PROGRESS_EVERY_S = 1.0
 """A client whose prompt prefills hears of it so often, as SSE comments, which keeps proxies from giving up."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from router.served_model import ServedModel
+from router.cluster.served_model import ServedModel
 
 MODELS_PATH = "/v1/models"
 

@@ -17,7 +17,7 @@ from policies.nouns import Capability, Sampling
 from router.ask import Ask, Chat
 from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part, ResponseFormat
 from router.inbound.reading import converted
-from router.token_ids import pack
+from router.text.token_ids import pack
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from backends.pooled import RERANK_PATH, SCORE_PATH
+from backends.openai.pooled import RERANK_PATH, SCORE_PATH
 from policies.errors import InvalidRequest
 from policies.nouns import Capability
 from router.ask import Ask

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from backends.anthropic_answer import AnthropicAnswer
-from backends.http import Answer
-from backends.openai_answer import OpenAIAnswer
-from backends.openai_errors import error_in_stream
-from backends.pooled import POOLED, PooledAnswer
-from backends.sse import SseDecoder
+from backends.anthropic.answer import AnthropicAnswer
+from backends.http.client import Answer
+from backends.http.errors import error_in_stream
+from backends.http.sse import SseDecoder
+from backends.openai.answer import OpenAIAnswer
+from backends.openai.pooled import POOLED, PooledAnswer
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Request, Usage
 from router.inbound.anthropic import MESSAGES_PATH

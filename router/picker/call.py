@@ -9,19 +9,18 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from backends.base import Backend
-from backends.http import MOST_ERROR_BYTES, encoded
-from backends.http_backend import Forward, HttpBackend
-from backends.json_members import maybe_twice
+from backends.http.backend import Forward, HttpBackend
+from backends.http.client import MOST_ERROR_BYTES, encoded
+from backends.http.json_members import maybe_twice
 from policies.budget import Standing
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.explain import Explanation
 from policies.nouns import ClusterView, Delta, Prompt
 from router.ask import Ask
-from router.bid import Placed
-from router.caller import Placement
-from router.explanations import as_header
+from router.calls.bid import Placed
+from router.calls.caller import Placement
+from router.calls.identify import identify, key_in
 from router.gateway import Gateway
-from router.identify import identify, key_in
 from router.inbound.dialect import Dialect
 from router.inbound.dialects import DIALECTS
 from router.inbound.http import INLINE_BYTES
@@ -34,7 +33,8 @@ from router.picker.answers import reader_of
 from router.picker.endpoints import Reach
 from router.picker.messages import OBJECTIVE, Destination, immediate, picked
 from router.picker.phases import Head, Phases, ResponseHead
-from router.tracing import w3c_headers
+from router.telemetry.explanations import as_header
+from router.telemetry.tracing import w3c_headers
 
 T = TypeVar("T")
 

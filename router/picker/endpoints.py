@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from backends.base import Backend
-from backends.http_backend import HttpBackend
+from backends.http.backend import HttpBackend
 from policies.nouns import ClusterView, Decision
 
 MOST_FALLBACKS = 2

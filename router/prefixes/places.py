@@ -10,7 +10,7 @@ from policies.errors import BackendFailed, NoBackend
 from policies.nouns import Capability
 from policies.prefix.index import PrefixIndex
 from router.ask import Ask
-from router.cluster import Cluster
+from router.cluster.cluster import Cluster
 from router.prefixes.prefix import Place, Prefix, last_key
 from router.prefixes.warmer import Warmed, Warmer
 from shards.kv.keys import BLOCK_TOKENS

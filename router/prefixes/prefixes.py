@@ -14,7 +14,7 @@ from policies.errors import BackendFailed, ExpectedError, QuotaExceeded, Unknown
 from policies.nouns import Tenant
 from policies.prefix.index import PrefixIndex
 from router.ask import Ask
-from router.cluster import Cluster
+from router.cluster.cluster import Cluster
 from router.prefixes.book import Book
 from router.prefixes.places import Places
 from router.prefixes.prefix import Dropped, Key, Prefix, PrefixNews, prefix_id

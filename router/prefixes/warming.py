@@ -13,7 +13,7 @@ from policies.errors import BackendFailed, InvalidRequest
 from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Sampling, Tenant
 from router.ask import Ask
-from router.caller import Placement
+from router.calls.caller import Placement
 from router.gateway import Gateway
 from router.pipeline import serve
 from router.prefixes.warmer import Measure, Warmed

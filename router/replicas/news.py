@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 import msgspec
 
-from router.flights import Traffic
+from router.cluster.flights import Traffic
 from router.prefixes.prefix import Dropped, Prefix
 
 MOST_KEYS = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router.flights import Traffic
+from router.cluster.flights import Traffic
 
 MOST_PEERS = 256
 """More names than that are no routers."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from policies.prefix.match import faded
 from router.beliefs import Beliefs
-from router.cluster import Cluster
-from router.flights import Traffic
+from router.cluster.cluster import Cluster
+from router.cluster.flights import Traffic
 from router.prefixes.prefix import Dropped, Prefix, PrefixNews
 from router.replicas.news import Learnt, News, batches, decode, encode
 from router.replicas.peers import Peers

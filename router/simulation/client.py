@@ -9,10 +9,10 @@ from policies.budget import Standing
 from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Outcome, Sampling, Usage
 from router.ask import Ask
-from router.caller import Placement
+from router.calls.caller import Placement
 from router.simulation.arrivals import Arrival
 from router.simulation.backend import NEW_TOKENS, TOKEN_IDS
-from router.telemetry import Account
+from router.telemetry.telemetry import Account
 
 _PATH = "/v1/completions"
 

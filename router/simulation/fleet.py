@@ -10,7 +10,7 @@ from backends.base import CacheListener
 from policies.config import Config, PoolSpec, StoreSettings
 from policies.errors import InvalidRequest
 from policies.suggest import did_you_mean
-from router.backend_names import backend_name
+from router.cluster.names import backend_name
 from router.simulation.backend import SimulatedBackend
 from router.simulation.speed import Machine
 from router.what_if import models_of

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 
 from policies.errors import InvalidRequest
-from router.decision_record import VERSION, Record
 from router.simulation.arrivals import Arrival
 from router.simulation.client import Call
 from router.simulation.trace import lines_of
+from router.telemetry.decision_record import VERSION, Record
 
 _USUAL_NEW_TOKENS = 256
 """The answer of a request that got none, in a log where nobody got one."""

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from backends.azure import Azure, AzureOptions
-from backends.openai_chunks import deltas_of
-from backends.pooled import EMBEDDINGS_PATH
+from backends.openai.chunks import deltas_of
+from backends.openai.pooled import EMBEDDINGS_PATH
 from policies.errors import BackendFailed, BackendRefused
 from policies.nouns import Prompt
 from tests.backends.parts import a_request, everything, text_of

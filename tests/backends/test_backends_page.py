@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.http import HttpOptions
-from backends.http_backend import HttpBackend
+from backends.http.backend import HttpBackend
+from backends.http.client import HttpOptions
 from backends.kinds import KINDS, Place, Surroundings, make
 from policies.parse import parse
 from tests.contracts.catalogue import STAGES

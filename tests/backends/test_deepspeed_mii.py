@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.deepspeed_mii import DeepSpeedMII
-from backends.openai_compatible import OpenAIOptions
+from backends.openai.compatible import OpenAIOptions
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Prompt, Sampling, Usage
 from tests.backends.parts import a_request, everything

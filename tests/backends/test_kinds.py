@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from backends.http_backend import HttpBackend
+from backends.http.backend import HttpBackend
 from backends.kinds import KINDS, Place, Surroundings, make
-from backends.openai_compatible import OpenAICompatible
+from backends.openai.compatible import OpenAICompatible
 from policies.config import KINDS as KINDS_OF_THE_FILE
 from policies.errors import ConfigError
 

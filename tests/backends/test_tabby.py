@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from backends.base import Load
-from backends.openai_chunks import deltas_of
-from backends.openai_compatible import OpenAIOptions
+from backends.openai.chunks import deltas_of
+from backends.openai.compatible import OpenAIOptions
 from backends.tabby import Tabby
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Prompt, Sampling, TokenLogprob, Usage

@@ -18,7 +18,7 @@ from policies.parse import parse
 from router.app import Router
 from tests.helm.chart import render
 from tests.helm.value_sets import ELSEWHERE
-from tests.router.test_processes import free_ports
+from tests.router.commands.test_processes import free_ports
 from tests.standins.openai_compatible import OpenAIServer
 from tests.standins.standin import running
 

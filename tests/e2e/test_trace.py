@@ -15,7 +15,7 @@ from shards.tracing import ShardTraces
 from shards.wire.otel import tracer_provider
 from tests.backends.upstream import an_upstream
 from tests.e2e.cluster import KEYS, MODEL, TWO_TENANTS, bundled_model
-from tests.router.traced import CLIENT_SPAN, TRACE, TRACEPARENT, tracing_to_a_collector
+from tests.router.telemetry.traced import CLIENT_SPAN, TRACE, TRACEPARENT, tracing_to_a_collector
 from tests.standins.collector import Span
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from backends import events_sglang, events_tensorrt_llm, events_vllm
-from backends.events import Batch, Cleared, Removed, Stored, packed
+from backends.events import sglang, vllm
+from backends.events import tensorrt_llm as trtllm
+from backends.events.nouns import Batch, Cleared, Removed, Stored, packed
 from tests.golden.event_encoders import SGLANG, VLLM, Clear, Drop, Put, Told, tensorrt_llm
 
 FRAMES = Path(__file__).parent / "events"
@@ -91,12 +92,12 @@ def test_frames_are_what_the_documented_schemas_write(name: str) -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_every_version_is_read(name: str) -> None:
-    decode = events_vllm.decode if name in VLLM else events_sglang.decode
+    decode = vllm.decode if name in VLLM else sglang.decode
     assert decode(frame(name)) == READ[name]
 
 
 def test_tensorrt_llm_is_read() -> None:
-    events = events_tensorrt_llm.decode(frame("tensorrt-llm-1"))
+    events = trtllm.decode(frame("tensorrt-llm-1"))
     assert [(event.seq, event.rank) for event in events] == [(40, 1), (41, 1), (42, 1), (43, 1)]
     group = {"group": 4096, "window": 4096}
     assert [event.events for event in events] == [

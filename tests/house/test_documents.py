@@ -58,6 +58,14 @@ def test_the_architecture_names_every_package_and_module_that_it_should() -> Non
     assert not missing, f"the page names files that are not there: {missing}"
 
 
+@pytest.mark.parametrize("package", ["backends", "router"])
+def test_the_architecture_says_what_each_folder_is_for(package: str) -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    folders = {folder.parent.name for folder in (ROOT / package).glob("*/__init__.py")}
+    assert folders, f"{package} has folders"
+    assert not sorted(name for name in folders if f"`{package}/{name}/`" not in text)
+
+
 def test_every_make_target_in_the_readme_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE)) <= targets

@@ -32,6 +32,26 @@ MAY_IMPORT = {
 SIMULATION_MAY_IMPORT = (*MAY_IMPORT["router"], *SCHEDULER)
 """What the simulation needs of the engine to run its scheduler: nothing of it knows torch."""
 
+OVER_HTTP = ("backends.base", "backends.detokenize", "backends.http", "backends.openai")
+
+INSIDE = {
+    "backends.http": ("backends.base",),
+    "backends.openai": ("backends.base", "backends.http"),
+    "backends.anthropic": OVER_HTTP,
+    "backends.fastchat": OVER_HTTP,
+    "backends.llama_cpp": OVER_HTTP,
+    "backends.ollama": OVER_HTTP,
+    "backends.tgi": OVER_HTTP,
+    "backends.triton": (*OVER_HTTP, "backends.kserve"),
+    "backends.shard": ("backends.base", "backends.detokenize", "backends.reconnect"),
+    "backends.events": (),
+    "router.text": ("router.ask",),
+    "router.cluster": ("router.supervise",),
+    "router.calls": ("router.ask", "router.cluster", "router.keys", "router.store", "router.text"),
+    "router.telemetry": ("router.ask", "router.calls", "router.cluster", "router.feeds.health"),
+}
+"""What folders that are layers may import of the package they are in, beside themselves."""
+
 PURE = {"socket", "asyncio", "time", "random", "os", "threading", "subprocess", "grpc", "aiohttp", "redis", "torch"}
 
 
@@ -66,6 +86,18 @@ def test_imports_between_packages_point_one_way(package: str) -> None:
             if other in MAY_IMPORT and other != package:
                 allowed = SIMULATION_MAY_IMPORT if file.is_relative_to(SIMULATION) else MAY_IMPORT[package]
                 assert name.startswith(allowed), f"{file.relative_to(ROOT)}: may not import {name}"
+
+
+@pytest.mark.parametrize("folder", INSIDE)
+def test_imports_between_the_folders_of_a_package_point_one_way(folder: str) -> None:
+    package = folder.partition(".")[0]
+    files = files_of(folder.replace(".", "/"))
+    assert files, f"there is no {folder}"
+    for file in files:
+        for name in imports_of(file):
+            if name.startswith(f"{package}."):
+                allowed = name.startswith(tuple(f"{other}." for other in (folder, *INSIDE[folder])))
+                assert allowed, f"{file.relative_to(ROOT)}: may not import {name}"
 
 
 def test_only_the_command_line_knows_the_simulation_and_only_when_it_is_asked_for() -> None:

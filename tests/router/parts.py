@@ -23,8 +23,8 @@ from policies.health import HealthRules
 from policies.nouns import Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
 from router.app import Router
-from router.cluster_listener import ClusterListener
-from router.tracing import Tracing
+from router.cluster.listener import ClusterListener
+from router.telemetry.tracing import Tracing
 
 MODEL = "tiny"
 KEY = "acme-key"

@@ -10,8 +10,8 @@ import pytest
 from backends.fake import FakeBackend
 from policies.nouns import Delta, Usage
 from router.beliefs import Beliefs
-from router.cluster import Cluster
-from router.flights import Flight
+from router.cluster.cluster import Cluster
+from router.cluster.flights import Flight
 from tests.policies.builders import a_backend, a_request
 
 KEYS = tuple(range(1, 11))

@@ -15,7 +15,7 @@ from router.build import build
 from router.gateway import Gateway
 from router.inbound.openai import chat_ask
 from router.pipeline import serve
-from tests.router.calls import Listener, well
+from tests.router.callers import Listener, well
 from tests.router.parts import ScriptedBackend, a_chat, a_config, a_tenant, an_answer
 
 DOCUMENT = "the quick brown fox\n" * 600

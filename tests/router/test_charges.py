@@ -8,11 +8,11 @@ import pytest
 
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Usage
-from router.caller import CallerGone
+from router.calls.caller import CallerGone
 from router.gateway import Gateway
 from router.inbound.openai import chat_ask, completion_ask
 from router.pipeline import serve
-from tests.router.calls import Listener, a_gateway, ended, well
+from tests.router.callers import Listener, a_gateway, ended, well
 from tests.router.parts import ScriptedBackend, a_chat, an_answer
 
 

@@ -19,12 +19,12 @@ from policies.errors import (
     Overloaded,
 )
 from policies.nouns import Delta, Usage
-from router.caller import CallerGone
+from router.calls.caller import CallerGone
+from router.calls.outcome import outcome_of
 from router.inbound.openai import chat_ask, completion_ask
-from router.outcome import outcome_of
 from router.pipeline import MOST_TRIES, outer_edge, serve, together, within
-from router.telemetry import Telemetry
-from tests.router.calls import Listener, a_gateway, ended, well
+from router.telemetry.telemetry import Telemetry
+from tests.router.callers import Listener, a_gateway, ended, well
 from tests.router.parts import MODEL, ScriptedBackend, a_chat, an_answer
 
 FAILURES = (BackendFailed("gone"), BackendRefused("no"), InvalidRequest("bad"), Overloaded("full"), RuntimeError("bug"))

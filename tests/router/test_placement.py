@@ -14,7 +14,7 @@ from policies.nouns import Capability
 from router.build import build
 from router.inbound.openai import chat_ask, completion_ask
 from router.pipeline import serve
-from tests.router.calls import Listener, a_gateway, ended, well
+from tests.router.callers import Listener, a_gateway, ended, well
 from tests.router.parts import KEY, ScriptedBackend, a_chat, a_config, a_tenant
 
 

@@ -12,7 +12,7 @@ from policies.rules import Range, Rule, When
 from router.build import build
 from router.inbound.openai import chat_ask
 from router.pipeline import serve
-from tests.router.calls import Listener, a_gateway, ended, well
+from tests.router.callers import Listener, a_gateway, ended, well
 from tests.router.parts import ScriptedBackend, a_chat, a_config
 
 

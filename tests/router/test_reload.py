@@ -19,7 +19,7 @@ from router.config_file import Contents, Stamp
 from router.gateway import Gateway
 from router.inbound.openai import chat_ask
 from router.reload import Reloader, as_shadow
-from tests.router.calls import Listener, ended, well
+from tests.router.callers import Listener, ended, well
 from tests.router.parts import CHAT, MODEL, ScriptedBackend, a_chat, a_client
 
 POOLS = f"pools: {{own: {{kind: fake, at: ['x:1'], model: {MODEL}}}}}\nserver: {{http: '127.0.0.1:0', grpc: off}}\n"

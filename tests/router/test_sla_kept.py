@@ -20,7 +20,7 @@ from policies.parse import parse
 from policies.waiting import ROOM
 from router.ask import Ask
 from router.build import build
-from router.caller import Placement
+from router.calls.caller import Placement
 from router.gateway import Gateway
 from router.inbound.openai import chat_ask
 from router.pipeline import serve

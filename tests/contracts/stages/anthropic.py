@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.anthropic import Anthropic
+from backends.anthropic.backend import Anthropic
 from tests.contracts.stage import NOWHERE, StandInStage
 from tests.standins.anthropic import AnthropicServer
 from tests.standins.standin import running

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from backends.deepspeed_mii import DeepSpeedMII
-from backends.openai_compatible import OpenAIOptions
+from backends.openai.compatible import OpenAIOptions
 from policies.nouns import Request
 from tests.backends.parts import a_request
 from tests.contracts.stage import NOWHERE, StandInStage

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.fastchat import FastChat
+from backends.fastchat.backend import FastChat
 from tests.contracts.stage import NOWHERE, StandInStage
 from tests.standins.fastchat import FastChatWorker
 from tests.standins.standin import running

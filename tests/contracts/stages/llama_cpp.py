@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.llama_cpp import LlamaCpp
+from backends.llama_cpp.backend import LlamaCpp
 from tests.contracts.stage import NOWHERE, StandInStage
 from tests.standins.llama_cpp import LlamaCppServer
 from tests.standins.standin import running

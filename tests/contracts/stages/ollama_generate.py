@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.ollama import Ollama
+from backends.ollama.backend import Ollama
 from tests.backends.parts import a_prompt
 from tests.contracts.stage import NOWHERE, StandInStage
 from tests.standins.ollama import OllamaServer

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.openai import OpenAI
+from backends.openai.backend import OpenAI
 from tests.contracts.stage import NOWHERE, StandInStage
 from tests.standins.openai import OpenAIAPI
 from tests.standins.standin import running

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.openai_compatible import OpenAICompatible
+from backends.openai.compatible import OpenAICompatible
 from tests.contracts.stage import NOWHERE, StandInStage
 from tests.standins.openai_compatible import OpenAIServer
 from tests.standins.standin import running

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.link import LinkOptions
-from backends.shard import ShardBackend
+from backends.shard.backend import ShardBackend
+from backends.shard.link import LinkOptions
 from policies.nouns import Request
 from shards.nouns import Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions

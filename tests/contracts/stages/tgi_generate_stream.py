@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.tgi import TGI
+from backends.tgi.backend import TGI
 from tests.backends.parts import a_prompt
 from tests.contracts.stage import NOWHERE, StandInStage
 from tests.standins.standin import running

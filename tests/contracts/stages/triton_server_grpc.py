@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backends.triton_server import TritonOptions, TritonServer
+from backends.triton.backend import TritonOptions, TritonServer
 from tests.backends.parts import a_prompt
 from tests.contracts.stage import NOWHERE, StandInStage
 from tests.standins.standin import running

@@ -25,7 +25,7 @@ from policies.errors import BackendFailed
 from policies.nouns import Capability, Delta, Prompt, Request, Usage
 from policies.parse import parse
 from router.app import Router
-from router.cluster import HealthRules
+from router.cluster.cluster import HealthRules
 from shards.kv.keys import BLOCK_TOKENS
 from tests.router.parts import COMPLETIONS, MODEL, some_assets
 

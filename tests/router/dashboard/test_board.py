@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.errors import BackendFailed, QuotaExceeded
 from policies.nouns import Decision, Prices, Request, Usage
 from router.dashboard.board import MOST_KEYS, MOST_ROWS, Board
-from router.telemetry import Telemetry
+from router.telemetry.telemetry import Telemetry
 
 PREFIXES = {keys: tuple(range(keys)) for keys in (0, 10, 40_000, 2 * MOST_KEYS)}
 

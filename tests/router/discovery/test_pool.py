@@ -12,8 +12,8 @@ import pytest
 
 from backends.fake import FakeBackend
 from policies.errors import ConfigError
-from router.backend_names import found_name
-from router.cluster import Cluster
+from router.cluster.cluster import Cluster
+from router.cluster.names import found_name
 from router.discovery.discovery import Discovery
 from router.discovery.pool import PoolMembers
 from router.discovery.source import Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from backends.events import BlockHash, CacheEvent, Cleared, Removed, Stored
+from backends.events.nouns import BlockHash, CacheEvent, Cleared, Removed, Stored
 from router.feeds.sink import Source
 from tests.router.feeds.engine import Content
 

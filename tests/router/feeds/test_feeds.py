@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.events import CacheEvent
+from backends.events.nouns import CacheEvent
 from policies.config import PoolSpec
 from policies.errors import ConfigError
 from policies.prefix.index import PrefixIndex

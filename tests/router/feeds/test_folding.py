@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from backends.events import Cleared, Removed, Stored
-from backends.events_vllm import decode
+from backends.events.nouns import Cleared, Removed, Stored
+from backends.events.vllm import decode
 from router.beliefs import Beliefs
 from router.feeds.folding import FoldingSink
 from router.feeds.sink import Source

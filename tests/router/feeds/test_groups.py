@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from backends.events import CacheEvent, Cleared, Removed, Stored
+from backends.events.nouns import CacheEvent, Cleared, Removed, Stored
 from router.feeds.groups import DecidingGroup
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from backends import events_sglang, events_vllm
-from backends.events import Batch, CacheEvent, MalformedEvents
+from backends.events import sglang, vllm
+from backends.events.nouns import Batch, CacheEvent, MalformedEvents
 from router.feeds.health import FeedState
 from router.feeds.sink import Source
 from router.feeds.tracker import Message, Replay, Tracker
@@ -148,7 +148,7 @@ def a_world(seed: int) -> World:
         buffer_steps=rng.choice([3, 10, 10_000]),
     )
     tracker = Tracker(replays=rng.random() < 0.7, most_held=rng.choice([4, 4096]))
-    return World(engine, tracker, (events_vllm if name in VLLM else events_sglang).decode, rng)
+    return World(engine, tracker, (vllm if name in VLLM else sglang).decode, rng)
 
 
 def live_through(world: World, steps: int) -> None:

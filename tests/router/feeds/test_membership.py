@@ -7,7 +7,7 @@ import struct
 
 from policies.parse import parse
 from router.app import Router
-from router.backend_names import found_name
+from router.cluster.names import found_name
 from shards.kv.keys import block_keys, root_key
 from tests.golden.event_encoders import vllm_0_26
 from tests.router.feeds.engine import Engine

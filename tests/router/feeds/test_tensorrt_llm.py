@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from backends.events import CacheEvent
+from backends.events.nouns import CacheEvent
 from router.feeds.health import FeedState
 from router.feeds.options import FeedSpec
 from router.feeds.relay import MemoryRelay, Relay

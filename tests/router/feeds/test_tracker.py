@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.events import Batch, CacheEvent, Cleared, Removed
+from backends.events.nouns import Batch, CacheEvent, Cleared, Removed
 from router.feeds.health import FeedCounts, FeedHealth, FeedState
 from router.feeds.sink import Source
 from router.feeds.tracker import Message, Replay, Tracker

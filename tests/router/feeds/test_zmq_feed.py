@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zmq.asyncio
 
-from backends import events_sglang, events_vllm
+from backends.events import sglang, vllm
 from router.feeds.health import FeedHealth, FeedState
 from router.feeds.options import FeedSpec
 from router.feeds.sink import Source
@@ -24,7 +24,7 @@ from tests.router.feeds.publisher import Publisher, a_publisher, subscribed
 from tests.router.feeds.waiting import until
 
 QUICK = Patience(connect_s=2.0, replay_s=0.3, tick_s=0.02, first_backoff_s=0.01, longest_backoff_s=0.05)
-VLLM_DIALECT = ZmqDialect(events_vllm.decode)
+VLLM_DIALECT = ZmqDialect(vllm.decode)
 
 
 def an_engine(version: str = "vllm-0.26", seed: int = 1, **fields: Any) -> Engine:
@@ -196,7 +196,7 @@ async def test_something_that_is_no_engine_is_trouble_and_no_crash() -> None:
 
 async def test_sglang_tells_its_epoch_in_the_topic() -> None:
     engine, fold = an_engine("sglang-maps", int_hashes=True), Fold()
-    dialect = ZmqDialect(events_sglang.decode, events_sglang.epoch_of)
+    dialect = ZmqDialect(sglang.decode, sglang.epoch_of)
     async with a_publisher() as publisher, a_feed(a_spec(publisher, replay=None), fold, dialect=dialect) as feed:
         await subscribed(publisher)
         publisher.topic = b"kv@pod\x00sgl-kv-epoch=one"

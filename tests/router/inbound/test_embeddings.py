@@ -9,7 +9,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 
-from backends.pooled import EMBEDDINGS_PATH
+from backends.openai.pooled import EMBEDDINGS_PATH
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Delta, Usage
 from router.inbound.embeddings import embeddings_ask

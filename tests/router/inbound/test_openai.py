@@ -15,7 +15,7 @@ from policies.nouns import Capability
 from router.ask import Ask, Chat
 from router.inbound.openai import MEDIA_PARTS, chat_ask, completion_ask
 from router.inbound.reading import decode
-from router.tokenize import MEDIA_TOKENS, estimated
+from router.text.tokenize import MEDIA_TOKENS, estimated
 from tests.router.parts import CHAT, COMPLETIONS, a_chat, a_client, a_router
 
 scalars = (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from backends.pooled import RERANK_PATH, SCORE_PATH
+from backends.openai.pooled import RERANK_PATH, SCORE_PATH
 from policies.errors import InvalidRequest
 from policies.nouns import Capability, Delta, Usage
 from router.inbound.rerank import rerank_ask, score_ask

@@ -15,7 +15,7 @@ import pytest
 from policies.errors import ConfigError, InvalidRequest, Unauthenticated, Unavailable
 from policies.keys import KeyBook, hash_of
 from policies.nouns import Limits, Tenant
-from router.identify import identify
+from router.calls.identify import identify
 from router.keys.base import Edit, KeyStore
 from router.keys.file import FileKeys
 from router.keys.lines import decode, encode

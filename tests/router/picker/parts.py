@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from backends.http_backend import HttpBackend
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
+from backends.http.backend import HttpBackend
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.config import Config
 from policies.health import HealthRules
 from router.app import Router

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.anthropic_answer import AnthropicAnswer
-from backends.openai_answer import OpenAIAnswer
-from backends.pooled import PooledAnswer
+from backends.anthropic.answer import AnthropicAnswer
+from backends.openai.answer import OpenAIAnswer
+from backends.openai.pooled import PooledAnswer
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
 from router.picker.answers import ResponseEvents, WholeAnswer, reader_of

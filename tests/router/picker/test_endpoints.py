@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from backends.http_backend import HttpBackend
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
+from backends.http.backend import HttpBackend
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.vllm import VLLM, VLLMOptions
 from policies.nouns import Decision
 from router.picker.endpoints import Reach

@@ -15,7 +15,7 @@ from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from backends.fake import FakeBackend
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.vllm import VLLM, VLLMOptions
 from policies.config import Config, ServerSettings
 from policies.nouns import Outcome, ServiceClass, Tenant

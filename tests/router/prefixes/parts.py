@@ -14,7 +14,7 @@ from policies.health import HealthRules
 from policies.nouns import Tenant
 from policies.prefix.index import PrefixIndex
 from router.ask import Ask
-from router.cluster import Cluster
+from router.cluster.cluster import Cluster
 from router.prefixes.prefix import PrefixNews
 from router.prefixes.prefixes import Prefixes
 from router.prefixes.rules import PrefixRules

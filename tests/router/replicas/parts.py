@@ -12,7 +12,7 @@ from typing import Any
 from backends.fake import FakeBackend
 from policies.nouns import Delta, Usage
 from router.beliefs import Beliefs
-from router.cluster import Cluster
+from router.cluster.cluster import Cluster
 from router.replicas.replicas import ReplicaOptions, Replicas
 from router.replicas.shelf import RedisShelf, Shelf
 from router.replicas.stream import MOST_ENTRIES, RedisStream

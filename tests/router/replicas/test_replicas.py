@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from policies.nouns import Delta
-from router.flights import Traffic
+from router.cluster.flights import Traffic
 from router.replicas.news import MOST_KEYS
 from tests.policies.builders import a_request
 from tests.router.replicas.parts import KEY, KEYS, QUICK, TOKENS, Site, a_site, fell, some_keys

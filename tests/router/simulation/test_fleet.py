@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.errors import InvalidRequest
-from router.identify import identify
+from router.calls.identify import identify
 from router.keys.ring import KeyRing
 from router.simulation.fleet import USUAL_MODEL, fleet_of, with_named_keys
 from router.simulation.speed import machines_of

@@ -14,7 +14,6 @@ import pytest
 from policies.config import Config
 from policies.errors import ExpectedError, InvalidRequest
 from router.build import build
-from router.decision_record import Record
 from router.pipeline import serve
 from router.simulation.arrivals import Arrival, sped_up
 from router.simulation.client import Call, SimulatedCaller
@@ -22,6 +21,7 @@ from router.simulation.fleet import Fleet, with_named_keys
 from router.simulation.replay import Then, agreement, read_log
 from router.simulation.speed import Machine
 from router.store.memory import MemoryStore
+from router.telemetry.decision_record import Record
 from tests.router.simulation.scene import EVEN, TWO_CLASSES, a_config, a_fleet, arrivals, ready, simulated, written
 from tests.virtual_time import run_virtually
 

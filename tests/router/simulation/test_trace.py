@@ -9,7 +9,7 @@ import pytest
 from policies.errors import InvalidRequest
 from router.simulation.arrivals import CHUNK_TOKENS, Arrival, settled, sped_up, usual_of
 from router.simulation.trace import read_trace
-from router.token_ids import unpack
+from router.text.token_ids import unpack
 from tests.router.simulation.scene import TWO_CLASSES, a_config, written
 
 LINE = '{"timestamp": 2500, "input_length": 1030, "output_length": 20, "hash_ids": [4, 5, 6]}'

@@ -1,0 +1,78 @@
+"""Answers of Anthropic's API that go to its own clients as they came: only what accounting needs is read.
+
+Pure but for their own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from backends.anthropic.answer import AnthropicAnswer, error_in_stream, finish_of
+from backends.http.json_members import with_members
+from backends.http.nonsense import MISSHAPEN, nonsense
+from backends.http.passed_blocks import PassedBlocks
+from backends.http.sse import block_of
+from backends.http.whole_body import WholeBody
+from policies.nouns import Delta
+
+_PIECE = "content_block_delta"
+
+
+class PassedMessage(PassedBlocks):
+    """Fed with a stream, gives its own bytes back; message_stop comes last, with usage.
+
+    `shown_model` is the name under which the client knows the model, where it is another than Anthropic's.
+    """
+
+    last_word = "message_stop"
+
+    def __init__(self, backend: str, *, shown_model: str | None = None) -> None:
+        super().__init__(backend)
+        self._shown_model, self._answer = shown_model, AnthropicAnswer(backend)
+
+    def _take(self, block: bytes, said: bytes) -> Sequence[Delta]:
+        try:
+            kind = msgspec.json.decode(said)["type"]
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, said) from error
+        if kind == _PIECE:
+            self._hold(block, pieces=1)
+            return ()
+        finish: str | None = None
+        for delta in self._answer.hear(said):
+            finish = delta.finish_reason or finish
+            if delta.usage is not None:
+                self.is_over = True
+                held = [self._let_go()] if self._held else []
+                return [*held, Delta(usage=delta.usage, raw=block)]
+        self._hold(self._renamed(said) if kind == "message_start" and self._shown_model else block)
+        return () if finish is None else [self._let_go(finish=finish)]
+
+    def _renamed(self, said: bytes) -> bytes:
+        message = bytes(msgspec.json.decode(said, type=dict[str, msgspec.Raw])["message"])
+        changed = with_members(said, {"message": msgspec.Raw(with_members(message, {"model": self._shown_model}))})
+        return block_of(changed, "message_start")
+
+
+class PassedWholeMessage(WholeBody):
+    """Fed with a message in one piece, gives it back at its end."""
+
+    def __init__(self, backend: str, *, shown_model: str | None = None, limit_bytes: int = 64 << 20) -> None:
+        super().__init__(backend, limit_bytes=limit_bytes)
+        self._shown_model = shown_model
+
+    def _read(self, whole: bytes) -> list[Delta]:
+        """The message, then its usage."""
+        try:
+            message = msgspec.json.decode(whole)
+            if message["type"] == "error":
+                raise error_in_stream(self._backend, message)
+            usage = AnthropicAnswer(self._backend).told(message["usage"])
+            finish = finish_of(message["stop_reason"])
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, whole) from error
+        body = whole if self._shown_model is None else with_members(whole, {"model": self._shown_model})
+        told = Delta(body=body, finish_reason=finish, is_whole=True, tokens=usage.completion_tokens)
+        return [told, Delta(usage=usage)]

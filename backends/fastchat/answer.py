@@ -1,0 +1,96 @@
+"""What a FastChat worker says: JSON that ends with a NUL byte each, with all of the text so far. Pure but for memory.
+
+Source: FastChat's model worker (`generate_stream_gate`), vLLM worker, and constants (`ErrorCode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from backends.http.frames import FrameDecoder
+from backends.http.nonsense import MISSHAPEN, nonsense, usage_told
+from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.nouns import Delta, Usage
+
+_HALF = "\ufffd"
+"""What a worker writes for a character of which only the first bytes were drawn."""
+
+
+class FastChatAnswer:
+    """Fed with the body of a 200. The frame with a `finish_reason` is the last.
+
+    Some workers name none: then the end of the body is the end, if usage came before it. `prompt_tokens` stand in where
+    a worker tells no usage.
+    """
+
+    def __init__(self, backend: str, *, prompt_tokens: int = 0) -> None:
+        self.is_over = False
+        self._backend = backend
+        self._frames = FrameDecoder(b"\0")
+        self._said, self._whole, self._usage = 0, "", Usage(prompt_tokens)
+        self._has_usage = False
+
+    def __repr__(self) -> str:
+        return f"<FastChatAnswer of {self._backend}: {self._said} letters, {'over' if self.is_over else 'open'}>"
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """What `data` adds. Raises BackendFailed at nonsense, and what a frame with an error code means."""
+        for frame in self._frames.feed(data):
+            if not self.is_over:
+                yield from self._hear(frame)
+
+    def end(self) -> Iterator[Delta]:
+        """What the end adds if no reason was given before. Raises BackendFailed if it came too early."""
+        if self.is_over:
+            return
+        if not self._has_usage or self._frames.rest():
+            raise BackendFailed(f"{self._backend} ended its stream without a reason")
+        yield from self._finish("stop")
+
+    def _hear(self, frame: bytes) -> Iterator[Delta]:
+        try:
+            said = msgspec.json.decode(frame)
+            if said["error_code"]:
+                raise worker_error(self._backend, said)
+            self._whole, finish = str(said["text"]), said.get("finish_reason")
+            self._note_usage(said.get("usage"))
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, frame) from error
+        if finish == "abort":
+            raise BackendFailed(f"{self._backend} broke the answer off")
+        certain = len(self._whole.rstrip(_HALF))
+        if certain > self._said:
+            yield Delta(text=self._new(certain))
+        if finish:
+            yield from self._finish(str(finish))
+
+    def _finish(self, reason: str) -> Iterator[Delta]:
+        self.is_over = True
+        yield Delta(text=self._new(len(self._whole)), finish_reason=reason)
+        yield Delta(usage=self._usage)
+
+    def _new(self, end: int) -> str:
+        text, self._said = self._whole[self._said : end], max(self._said, end)
+        return text
+
+    def _note_usage(self, usage: Mapping[str, Any] | None) -> None:
+        if usage:
+            self._usage = usage_told(usage["prompt_tokens"], usage["completion_tokens"])
+            self._has_usage = True
+
+
+def worker_error(backend: str, said: Mapping[str, Any]) -> ExpectedError:
+    """The error for {text, error_code}."""
+    code, message = int(said["error_code"]), str(said.get("text"))[:2000]
+    if code == 40303:
+        return ContextExceeded(message)
+    if code in (40001, 40302):
+        return InvalidRequest(message)
+    if 40000 <= code < 42900:
+        return BackendRefused(f"{backend} refused ({code}): {message}")
+    if 42900 <= code < 43000:
+        return Overloaded(f"{backend} is busy ({code}): {message}")
+    return BackendFailed(f"{backend} failed ({code}): {message}")

@@ -1,0 +1,183 @@
+"""A backend behind HTTP, but for what its kind alone knows: which posts to send and how to look at the server."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
+
+from yarl import URL
+
+from backends.base import Description, Load
+from backends.http.client import ErrorOf, Exchange, HttpClient, HttpOptions, base_url, bearer
+from backends.http.errors import error_of
+from policies.errors import BackendFailed
+from policies.nouns import Capability, Delta, Prompt, Request
+
+
+class Forward(NamedTuple):
+    """What a proxy changes in a client's own request on its way to a server, and what the server's errors mean.
+
+    `headers` are set, `fields` of the body too; one that is None is left out. `idle_s` is the longest silence in its
+    answer.
+    """
+
+    headers: Mapping[str, str]
+    fields: Mapping[str, Any]
+    error_of: ErrorOf
+    idle_s: float
+
+
+class HttpBackend(ABC):
+    """One server at `url` (http://host:port, with or without a trailing /v1).
+
+    A kind says what to send (`exchange`) and how to look after it (`probe`, which learns `_served`, `_context_tokens`
+    and `_load`). `options` are of the kind's `options_type`. `clock` dates the server's reports.
+    """
+
+    kind: str
+    options_type: ClassVar[type[HttpOptions]] = HttpOptions
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    own_paths: ClassVar[frozenset[str]] = frozenset()
+    """Endpoints of clients that the server has itself, so that a proxy may send their requests straight there."""
+    _options: HttpOptions
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        pool: str,
+        options: HttpOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.pool, self.url = name, pool, base_url(url)
+        self._options, self._clock = options or self.options_type(), clock
+        self.client = HttpClient(name, self.url, self._options, self._key_headers)
+        self._served, self._context_tokens = self._options.served, self._options.context_tokens
+        self._load = Load()
+        self._known: tuple[frozenset[str], int | None, frozenset[Capability]] | None = None
+        self._description: Description | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} of {self.pool} at {self.url}: {self.client.open_requests} requests>"
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        there = URL(self.url)
+        return f"{there.host_subcomponent}:{there.port}"
+
+    @property
+    def endpoint(self) -> str | None:
+        """ip:port where a proxy reaches it over plain HTTP; None where it has a name, a path or TLS."""
+        there = URL(self.url)
+        try:
+            ipaddress.ip_address(there.host or "")
+        except ValueError:
+            return None
+        return self.address if there.scheme == "http" and there.path in ("", "/") else None
+
+    def is_like(self, other: HttpBackend) -> bool:
+        """Is it sent what `other` is sent, so that a proxy may take either?"""
+        return type(self) is type(other) and self._options == other._options
+
+    @property
+    def open_requests(self) -> int:
+        """Generations that are under way."""
+        return self.client.open_requests
+
+    def describe(self) -> Description | None:
+        """The models that it was configured with or named itself; None until either is known."""
+        # asked several times for each request, and changes with probes alone
+        known = (self._served, self._context_tokens, self.capabilities)
+        if known != self._known:
+            self._known, self._description = known, self._describe()
+        return self._description
+
+    def _describe(self) -> Description | None:
+        aliases = self._options.models.items()
+        models = self._served | {ours for ours, theirs in aliases if theirs in self._served or not self._served}
+        if not models:
+            return None
+        return Description(
+            models,
+            context_tokens=self._context_tokens,
+            capabilities=self.capabilities,
+            may_answer_whole=self._may_answer_whole,
+        )
+
+    @property
+    def _may_answer_whole(self) -> bool:
+        """May an answer that the client wants whole be asked whole of the server?"""
+        return False
+
+    def load(self) -> Load:
+        """The newest report; what was configured goes before what the server says."""
+        most = self._options.max_requests
+        return self._load if most is None else replace(self._load, max_requests=most)
+
+    def assets(self) -> Mapping[str, bytes]:
+        """Nothing: the server keeps its files to itself."""
+        return {}
+
+    async def start(self) -> None:
+        """Make ready; connections are opened when they are needed."""
+        self.client.session()
+
+    async def close(self) -> None:
+        """Close every connection, which cancels what runs."""
+        await self.client.close()
+
+    @staticmethod
+    def _key_headers(key: str) -> Mapping[str, str]:
+        """How the server is sent its key."""
+        return bearer(key)
+
+    async def _check_health(self, path: str = "/health") -> None:
+        """Return if GET `path` answers 200, else raise BackendFailed."""
+        page = await self.client.get(path)
+        if page.status != 200:
+            raise BackendFailed(f"{self.name} is not well: {path} answered {page.status}")
+
+    async def _take_report(self, path: str, read: Callable[[bytes, float], Load]) -> None:
+        """Let `read` make a Load of GET `path`, dated from when it was asked.
+
+        A server without such a page makes no reports; one whose page fails keeps its last, which grows old.
+        """
+        asked_at = self._clock()
+        try:
+            page = await self.client.get(path)
+            if page.status == 200:
+                self._load = read(page.body, asked_at)
+            elif page.status == 404:
+                self._load = Load()
+        except BackendFailed:
+            return
+
+    @abstractmethod
+    async def probe(self) -> None:
+        """Look at the server and learn what it serves and does; raises BackendFailed if it is not well."""
+
+    @abstractmethod
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """What to send for `prompt`, and what will read the answer. Raises InvalidRequest."""
+
+    def forward(self, request: Request, path: str) -> Forward:  # noqa: ARG002 - kinds that have own fields look at it
+        """What a proxy that sends the client's own body to `path` has to change."""
+        fields = {"model": self._backends_name(request)}
+        return Forward(self.client.headers, fields, error_of, self._options.idle_s)
+
+    def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
+        """Stream the answer; closing the iterator closes the connection.
+
+        Raises BackendFailed, BackendRefused, InvalidRequest, ContextExceeded, Overloaded, DeadlineExceeded.
+        """
+        return self.client.stream(self.exchange(request, prompt), prompt.headers, request.deadline_s)
+
+    def _backends_name(self, request: Request) -> str:
+        """What the server calls the model of `request`."""
+        return self._options.models.get(request.model, request.model)

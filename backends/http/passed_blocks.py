@@ -1,0 +1,80 @@
+"""A stream that goes to its client as it came: held until it says something, then let go. Pure but for its memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+from backends.http.sse import SseBlocks, data_in
+from policies.errors import BackendFailed, ExpectedError
+from policies.nouns import Delta
+
+MOST_HELD_BYTES = 64 << 10
+"""What may wait for the first event that says something: comments, and events that only name a role."""
+
+
+class PassedBlocks(ABC):
+    """Fed with a stream, gives its own bytes back in as many Deltas as pieces were fed, then the last one with usage.
+
+    Nothing is passed on before the first event that says something, so that another backend may still be tried. A
+    dialect says what each event means (`_take`); `last_word` names the one that ends it.
+    """
+
+    last_word: ClassVar[str]
+
+    def __init__(self, backend: str) -> None:
+        self.is_over = False
+        self._backend, self._blocks = backend, SseBlocks()
+        self._held = list[bytes]()
+        self._pieces, self._may_go, self._is_out = 0, False, False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._backend}: {'over' if self.is_over else 'open'}>"
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
+        try:
+            for block in self._blocks.feed(data):
+                if self.is_over:
+                    return
+                said = data_in(block)
+                if said is None:
+                    self._held.append(block)
+                else:
+                    yield from self._take(block, said)
+        except ExpectedError:
+            # who has seen the beginning sees what came before the error, too
+            if self._is_out and self._held:
+                yield self._let_go()
+            raise
+        if self._held and (self._may_go or sum(map(len, self._held)) > MOST_HELD_BYTES):
+            yield self._let_go()
+
+    def end(self) -> Iterator[Delta]:
+        """Nothing more. Raises BackendFailed if the end came too early."""
+        if not self.is_over:
+            raise BackendFailed(f"{self._backend} ended its stream without {self.last_word}")
+        return iter(())
+
+    @abstractmethod
+    def _take(self, block: bytes, said: bytes) -> Iterable[Delta]:
+        """Hold what the client is to see of `block`, whose data are `said`; what goes on now, where it ends something.
+
+        Sets `is_over` at the last. Raises as `feed` does.
+        """
+
+    def _hold(self, block: bytes, pieces: int = 0) -> None:
+        """Hold `block`, which adds so many pieces to the answer."""
+        self._held.append(block)
+        if pieces:
+            self._pieces += pieces
+            self._may_go = True
+
+    def _let_go(self, choice: int = 0, finish: str | None = None) -> Delta:
+        """All that is held, as one Delta."""
+        raw = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        tokens, self._pieces = self._pieces, 0
+        self._held.clear()
+        self._may_go = self._is_out = True
+        return Delta(choice=choice, finish_reason=finish, raw=raw, tokens=tokens)

@@ -1,0 +1,150 @@
+"""llama.cpp's `llama-server`, builds from b8000 on (2026), and llama-cpp-python's server as far as it goes.
+
+A client's OpenAI body goes through whole to `/v1/...`. Without a body, token ids go to the native `/completion`, which
+takes and gives ids, tells how far a prompt is computed, and how much of it the slot had kept. `id_slot` is the router's
+to say: a client could take another's slot by it. There is no salt: tenants share what slots keep. A closed connection
+frees the slot. A server that has neither `/props` nor `/completion`, as llama-cpp-python's, is spoken to in OpenAI's
+dialect alone.
+
+Source: llama.cpp, tools/server/README.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from backends.base import Load
+from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
+from backends.http.prometheus_text import Metrics, whole
+from backends.http.unsupported import refuse_unsupported
+from backends.llama_cpp.answer import LlamaCppAnswer
+from backends.openai.compatible import OpenAICompatible
+from policies.errors import BackendFailed, InvalidRequest
+from policies.nouns import Capability, Prompt, Request, Sampling
+from shards.wire.translate import unpack_ids
+
+_RUNNING, _WAITING = "llamacpp:requests_processing", "llamacpp:requests_deferred"
+_UNKNOWN = ("min_new_tokens", "stop_token_ids", "choices")
+_KNOWN = tuple(name for name in Sampling.__struct_fields__ if name not in _UNKNOWN)
+
+
+class LlamaCpp(OpenAICompatible):
+    """A llama-server at `url`, with one model whose slots answer side by side."""
+
+    kind = "llama_cpp"
+    # of several choices it tells the tokens of one
+    capabilities = frozenset(
+        {Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.STRUCTURED_OUTPUT, Capability.MEDIA}
+    )
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        pool: str,
+        options: HttpOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(name, url, pool=pool, options=options, clock=clock)
+        self._is_native = True
+        self._slots: int | None = None
+
+    async def probe(self) -> None:
+        """Learn model, slots and load; raises BackendFailed if it is ill or still loads its model."""
+        page = await self.client.get("/health")
+        # llama-cpp-python has none
+        if page.status not in (200, 404):
+            raise BackendFailed(f"{self.name} is not well: /health answered {page.status}")
+        await self._learn_models()
+        await self._learn_settings()
+        if not self._is_native:
+            return
+        await self._take_report("/metrics", self._metrics_load)
+        if self._load.reported_at is None:
+            # it was started without --metrics
+            await self._take_report("/slots", load_of_slots)
+
+    def load(self) -> Load:
+        """The newest report; the number of slots goes before nothing but what was configured."""
+        load = super().load()
+        return load if load.max_requests is not None else replace(load, max_requests=self._slots)
+
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """The client's body, or else its token ids to the native API. Raises InvalidRequest for what is not known."""
+        refuse_unsupported(request.sampling, _KNOWN, "llama.cpp")
+        if prompt.body is not None or not prompt.token_ids:
+            return super().exchange(request, prompt)
+        if not self._is_native:
+            raise InvalidRequest("this server takes text, and the request has token ids only", param="prompt")
+        wants_tops = bool(request.sampling.top_logprobs)
+        answer = LlamaCppAnswer(self.name, wants_tops=wants_tops)
+        return Exchange(Post("/completion", encoded(completion_body(request, prompt.token_ids))), answer)
+
+    def _own_fields(self, request: Request) -> Mapping[str, Any]:
+        penalty = request.sampling.repetition_penalty
+        respelt = {} if penalty == 1 else {"repetition_penalty": None, "repeat_penalty": penalty}
+        return {"id_slot": None, **respelt}
+
+    async def _learn_settings(self) -> None:
+        page = await self.client.get("/props")
+        self._is_native = page.status != 404
+        if not self._is_native:
+            return
+        props = decoded(page, self.name, "its settings")
+        try:
+            self._slots = int(props["total_slots"])
+            self._context_tokens = self._options.context_tokens or int(props["default_generation_settings"]["n_ctx"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BackendFailed(f"{self.name} answered nonsense when asked for its settings") from error
+
+    @staticmethod
+    def _metrics_load(page: bytes, asked_at: float) -> Load:
+        metrics = Metrics(page, (_RUNNING, _WAITING))
+        running, waiting = metrics.total(_RUNNING), metrics.total(_WAITING)
+        return Load(running=whole(running), waiting=whole(waiting), reported_at=asked_at)
+
+
+def completion_body(request: Request, token_ids: bytes) -> dict[str, Any]:
+    """The body of `/completion`: llama.cpp's names for what the client asked for, and its filters off where unasked."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "prompt": list(unpack_ids(token_ids)),
+        "n_predict": request.max_new_tokens,
+        "stream": True,
+        "return_tokens": True,
+        "return_progress": True,
+        "cache_prompt": True,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": list(sampling.stop),
+        "ignore_eos": sampling.ignore_eos,
+        "logit_bias": [[token, bias] for token, bias in sampling.logit_bias.items()],
+    }
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    if sampling.top_logprobs is not None:
+        # the drawn token's own is told from one on
+        body["n_probs"] = max(1, sampling.top_logprobs)
+    return body
+
+
+def load_of_slots(page: bytes, asked_at: float) -> Load:
+    """What `/slots` says: how many of them work. Raises BackendFailed at nonsense."""
+    try:
+        slots = msgspec.json.decode(page)
+        return Load(
+            running=sum(bool(slot["is_processing"]) for slot in slots), max_requests=len(slots), reported_at=asked_at
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise BackendFailed("the slots are nonsense") from error

@@ -1,0 +1,127 @@
+"""What Ollama says: JSON lines of `/api/chat` and `/api/generate` as Deltas, and its errors. Pure but for memory.
+
+Source: Ollama's docs/api.md; docs/streaming ("application/x-ndjson"); docs/errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from backends.http.errors import details_of, error_of
+from backends.http.frames import FrameDecoder
+from backends.http.nonsense import MISSHAPEN, nonsense, usage_told
+from policies.errors import BackendFailed, ExpectedError, Overloaded
+from policies.nouns import Delta, TokenLogprob, Usage
+
+_FINISHES = {"load": "stop", "unload": "stop", "": "stop"}
+
+
+class OllamaAnswer:
+    """Fed with the body of a 200. The line with `done` is the last, and has the usage.
+
+    `prompt_tokens` stand in where Ollama tells none. `counted` is the prompt's length if somebody counted it: where
+    Ollama then tells less than half, as versions do that leave out what was in their cache, the rest was cached.
+    `one_call`: calls of tools after the first are left out, since Ollama cannot be asked for one at a time.
+    """
+
+    def __init__(
+        self, backend: str, *, prompt_tokens: int = 0, counted: int | None = None, one_call: bool = False
+    ) -> None:
+        self.is_over, self._one_call = False, one_call
+        self._backend, self._prompt_tokens, self._counted = backend, prompt_tokens, counted
+        self._lines, self._calls = FrameDecoder(b"\n"), 0
+
+    def __repr__(self) -> str:
+        return f"<OllamaAnswer of {self._backend}: {'over' if self.is_over else 'open'}>"
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """What `data` adds. Raises BackendFailed at nonsense, and what a line with an error means."""
+        for line in self._lines.feed(data):
+            if not self.is_over:
+                yield from self._hear(line)
+
+    def end(self) -> Iterator[Delta]:
+        """What the last line adds if nothing ended it. Raises BackendFailed if the end came too early."""
+        if not self.is_over and (line := self._lines.rest()).strip():
+            yield from self._hear(line)
+        if not self.is_over:
+            raise BackendFailed(f"{self._backend} ended its stream before it was done")
+
+    def _hear(self, line: bytes) -> Iterator[Delta]:
+        try:
+            said = msgspec.json.decode(line)
+            if said.get("error"):
+                raise _error_in_stream(self._backend, str(said["error"]))
+            delta = self._delta(said)
+            last = self._last(said) if said.get("done") else ()
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, line) from error
+        if delta != Delta():
+            yield delta
+        yield from last
+
+    def _delta(self, said: Mapping[str, Any]) -> Delta:
+        message = said.get("message")
+        if message is None:
+            message = {**said, "content": said["response"]}
+        beside: dict[str, Any] = {}
+        if message.get("thinking"):
+            beside["reasoning"] = message["thinking"]
+        calls = message.get("tool_calls") or ()
+        if self._one_call:
+            calls = calls[: 1 - min(1, self._calls)]
+        if calls:
+            beside["tool_calls"] = [self._call(call) for call in calls]
+        return Delta(
+            text=message.get("content") or "",
+            logprobs=tuple(_logprobs(said.get("logprobs") or ())),
+            message=beside or None,
+        )
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """A call as OpenAI's clients read it. Ollama's own index starts anew with every line in some versions."""
+        at, function = self._calls, call["function"]
+        self._calls += 1
+        arguments = msgspec.json.encode(function.get("arguments") or {}).decode()
+        said = {"name": function["name"], "arguments": arguments}
+        return {"index": at, "id": call.get("id") or f"call_{at}", "type": "function", "function": said}
+
+    def _last(self, said: Mapping[str, Any]) -> tuple[Delta, ...]:
+        self.is_over = True
+        reason = str(said.get("done_reason") or "")
+        finish = _FINISHES.get(reason, reason)
+        counts = usage_told(said.get("prompt_eval_count"), said.get("eval_count"))
+        told = counts.prompt_tokens
+        cached = 0
+        if self._counted is not None and 2 * told < self._counted:
+            cached, told = self._counted - told, self._counted
+        usage = Usage(told or self._prompt_tokens, counts.completion_tokens, cached)
+        ended = "tool_calls" if finish == "stop" and self._calls else finish
+        return (Delta(finish_reason=ended), Delta(usage=usage))
+
+
+def error_of_ollama(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
+    """The error for an HTTP `status` with its `body` {"error": text}; a full queue is 503 without a time to return."""
+    message = details_of(body).get("message")
+    inner = details_of(str(message).encode()) if str(message).startswith("{") else {}
+    # what the runner said comes as JSON within JSON
+    text = str(inner.get("message") or message or f"status {status}")
+    error = error_of(backend, status, msgspec.json.encode({"error": {"message": text}}), headers)
+    if status == 503 and "server busy" in text:
+        return Overloaded(f"{backend} is busy: {text}", retry_after_s=error.retry_after_s)
+    return error
+
+
+def _error_in_stream(backend: str, message: str) -> ExpectedError:
+    """An error after the first line: the status is gone, and what breaks off then is not the client's."""
+    return BackendFailed(f"{backend} broke the answer off: {message[:2000]}")
+
+
+def _logprobs(entries: Sequence[Mapping[str, Any]]) -> Iterator[TokenLogprob]:
+    """Ollama tells texts of tokens, not their ids."""
+    for entry in entries:
+        top = tuple(_logprobs(entry.get("top_logprobs") or ()))
+        yield TokenLogprob(0, str(entry["token"]), float(entry["logprob"]), top)

@@ -1,0 +1,1 @@
+"""OpenAI's dialect: its own API, and any server that speaks it."""

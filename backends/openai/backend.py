@@ -1,0 +1,119 @@
+"""OpenAI's own API.
+
+What it has no word for is refused by name, or left out where a client of another dialect meant it as a hint.
+
+Source: OpenAI API reference, "Authentication", "Chat", "Completions", "Embeddings".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from backends.http.client import Exchange, HttpOptions
+from backends.http.unsupported import refuse_unsupported
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
+from policies.errors import InvalidRequest
+from policies.nouns import Capability, Prompt, Request
+
+CHAT_PATH = "/v1/chat/completions"
+
+_KNOWS = (
+    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_logprobs", "logit_bias"),
+    "choices",
+)
+_OF_OPEN_MODELS = (
+    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "min_tokens"),
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
+)
+"""Fields of servers of open models; OpenAI refuses bodies that have them, whatever they say."""
+_HINTS = ("reasoning_content", "reasoning", "thinking_blocks", "cache_control")
+"""What messages and their parts may carry for other servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIAPIOptions(OpenAIOptions):
+    """How to talk to OpenAI.
+
+    `organization` and `project` say who pays there. Its models are asked for every `asks_every_s` at most: it is
+    not ours to probe as often as a server of our own. That leaving an answer in one piece stops it is not documented.
+    """
+
+    always_stream: bool = True
+    organization: str | None = None
+    project: str | None = None
+    asks_every_s: float = 30.0
+
+
+class OpenAI(OpenAICompatible):
+    """OpenAI's API at `url` (https://api.openai.com/v1)."""
+
+    kind = "openai"
+    capabilities = OpenAICompatible.capabilities - {Capability.RERANK}
+    # what goes there depends on the client's body
+    own_paths = frozenset()
+    options_type = OpenAIAPIOptions
+    _options: OpenAIAPIOptions
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        pool: str,
+        options: HttpOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        chosen = options or self.options_type()
+        assert isinstance(chosen, OpenAIAPIOptions)
+        payers = {"openai-organization": chosen.organization, "openai-project": chosen.project}
+        said = {header: value for header, value in payers.items() if value is not None}
+        chosen = replace(chosen, headers={**chosen.headers, **said})
+        super().__init__(name, url, pool=pool, options=chosen, clock=clock)
+        self._asked_at: float | None = None
+
+    async def probe(self) -> None:
+        """Ask for the models, if that is long ago; raises BackendFailed if they do not come."""
+        now = self._clock()
+        if self._asked_at is None or now - self._asked_at >= self._options.asks_every_s:
+            self._asked_at = None
+            await self._look()
+            self._asked_at = now
+
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """The client's body, as far as OpenAI knows its words. Raises InvalidRequest where leaving out would not do."""
+        return self._openai_exchange(request, prompt, openai_fields(request, prompt))
+
+    async def _look(self) -> None:
+        await self._learn_models()
+
+
+def openai_fields(request: Request, prompt: Prompt) -> dict[str, Any]:
+    """What stands in place of the client's fields for OpenAI's API; None: nothing. Raises InvalidRequest."""
+    refuse_unsupported(request.sampling, _KNOWS, "OpenAI's API")
+    body = prompt.body or {}
+    if body.get("continue_final_message"):
+        hint = "end with a message of the user"
+        raise InvalidRequest("OpenAI's API continues no message", hint=hint, param="messages")
+    own: dict[str, Any] = dict.fromkeys(_OF_OPEN_MODELS)
+    if prompt.path != CHAT_PATH or prompt.body is None:
+        return own
+    most = body.get("max_completion_tokens") or body.get("max_tokens")
+    # newer models refuse the older name
+    own |= {"max_tokens": None, "max_completion_tokens": most}
+    own["messages"] = [_message(message) for message in body.get("messages") or ()]
+    own["tools"] = [_without(tool) for tool in body["tools"]] if body.get("tools") else None
+    return own
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    plain, content = _without(message), message.get("content")
+    if isinstance(content, list):
+        plain["content"] = [_without(part) for part in content]
+    return plain
+
+
+def _without(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name not in _HINTS}

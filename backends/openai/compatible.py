@@ -1,0 +1,136 @@
+"""Any server that speaks OpenAI's API. What the client sent goes there untouched, unknown fields included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from backends.http.backend import Forward, HttpBackend
+from backends.http.client import Answer, Exchange, HttpOptions, decoded
+from backends.http.errors import error_of
+from backends.openai.answer import OpenAIAnswer
+from backends.openai.passed import Ear, GatheredWhole, PassedStream, PassedWhole
+from backends.openai.pooled import POOLED, PooledAnswer, pooled_post
+from backends.openai.prompt import own_bytes, post_of
+from policies.errors import BackendFailed, ExpectedError
+from policies.nouns import Capability, Prompt, Request
+
+STREAM_EVERY_S = 1.0
+"""What is asked whole tells nothing of its first token: so often an answer is streamed, whatever the client asked."""
+
+_NEVER_STREAMED = frozenset({"prompt_logprobs", "use_beam_search", "best_of"})
+"""Beside the first vLLM refuses to stream; of several beams the best is known at their end."""
+
+SLOWEST_TOKEN_S = 0.05
+"""How much longer than `idle_s` a server may be silent over an answer in one piece, for each token that it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIOptions(HttpOptions):
+    """How to talk to a server that speaks OpenAI's dialect.
+
+    `always_stream` streams from it whatever the client asked, for servers that a closed connection stops only then.
+    `takes_token_ids`: its completions accept a prompt of ids.
+    """
+
+    always_stream: bool = False
+    takes_token_ids: bool = True
+
+
+class OpenAICompatible(HttpBackend):
+    """A server at `url` (http://host:port, with or without the trailing /v1)."""
+
+    kind = "openai_compatible"
+    options_type = OpenAIOptions
+    _options: OpenAIOptions
+    # such a server refuses what it cannot do by itself
+    capabilities = frozenset(Capability) - {Capability.PINS}
+    own_paths = frozenset({"/v1/chat/completions", "/v1/completions", *POOLED})
+    _passes_on: ClassVar[bool] = True
+    """Its answers are what clients of the dialect expect, and may go to them as they are."""
+    _streamed_at = -math.inf
+
+    async def probe(self) -> None:
+        """Ask for the models; raises BackendFailed if they do not come."""
+        await self._learn_models()
+
+    def exchange(self, request: Request, prompt: Prompt) -> Exchange:
+        """The client's own body, read as OpenAI's answers are."""
+        return self._openai_exchange(request, prompt, self._own_fields(request))
+
+    def forward(self, request: Request, path: str) -> Forward:
+        """Own fields are said here too: they decide whose KV is shared and who goes first."""
+        own = self._own_fields(request)
+        if path in POOLED:
+            own = dict.fromkeys(own)
+        there = super().forward(request, path)
+        return there._replace(fields={**there.fields, **own}, error_of=self._error_of)
+
+    def _openai_exchange(self, request: Request, prompt: Prompt, own: Mapping[str, Any]) -> Exchange:
+        if prompt.path in POOLED and prompt.body is not None:
+            post = pooled_post(prompt.path, prompt.body, self._backends_name(request), without=own)
+            return Exchange(
+                post, PooledAnswer(self.name, prompt.path, prompt_tokens=request.prompt_tokens), self._error_of
+            )
+        body = prompt.body or {}
+        is_wanted = request.stream or bool(body.get("stream"))
+        post = post_of(
+            request,
+            prompt,
+            model=self._backends_name(request),
+            is_streamed=self._streams(body, is_wanted=is_wanted),
+            takes_token_ids=self._options.takes_token_ids,
+            own=own,
+        )
+        quiet_s = 0.0 if post.is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
+        if not (own_bytes(prompt) and self._passes_on):
+            answer = OpenAIAnswer(self.name, request, is_streamed=post.is_streamed)
+            return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
+        is_renamed = own.get("model", self._backends_name(request)) != body["model"]
+        ear = Ear(self.name, request, shown_model=body["model"] if is_renamed else None)
+        passed = _passed(ear, body, is_wanted=is_wanted, is_streamed=post.is_streamed)
+        return Exchange(post, passed, self._error_of, quiet_s=quiet_s)
+
+    @property
+    def _may_answer_whole(self) -> bool:
+        return not self._options.always_stream
+
+    def _streams(self, body: Mapping[str, Any], *, is_wanted: bool) -> bool:
+        """Is the answer to `body` streamed from the server? One a second is, so that the first token's time is seen."""
+        now = self._clock()
+        is_due = now - self._streamed_at >= STREAM_EVERY_S and body.keys().isdisjoint(_NEVER_STREAMED)
+        if is_wanted or self._options.always_stream or is_due:
+            self._streamed_at = now
+            return True
+        return False
+
+    @staticmethod
+    def _error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
+        """What a reply that is no 200 means."""
+        return error_of(backend, status, body, headers)
+
+    def _own_fields(self, request: Request) -> Mapping[str, Any]:  # noqa: ARG002 - kinds of this kind look at it
+        """Fields that the router says, whatever the client said; one that is None is not sent at all."""
+        return {}
+
+    async def _learn_models(self) -> None:
+        """Take names and context from GET /v1/models (`max_model_len` is vLLM's, LMDeploy's and SGLang's)."""
+        page = decoded(await self.client.get("/v1/models"), self.name, "its models")
+        try:
+            models = page["data"]
+            names = frozenset(str(model["id"]) for model in models)
+            lengths = [length for model in models if isinstance(length := model.get("max_model_len"), int)]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BackendFailed(f"{self.name} answered nonsense when asked for its models") from error
+        self._served = self._options.served or names
+        if self._options.context_tokens is None and lengths:
+            self._context_tokens = min(lengths)
+
+
+def _passed(ear: Ear, body: Mapping[str, Any], *, is_wanted: bool, is_streamed: bool) -> Answer:
+    """What gives the answer back as the client wants it, streamed if `is_wanted`, from how it comes."""
+    if is_wanted:
+        return PassedStream(ear, shows_usage=bool((body.get("stream_options") or {}).get("include_usage")))
+    return GatheredWhole(ear) if is_streamed else PassedWhole(ear)

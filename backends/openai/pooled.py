@@ -1,0 +1,59 @@
+"""Calls that draw nothing, over OpenAI's dialect and what servers add to it: embeddings, reranking, scores.
+
+What is sent, and the one reply that is read whole. Pure but for its own memory.
+
+Source: OpenAI API reference, "Embeddings"; vLLM documentation, "Pooling Models" (Re-rank API, Score API).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from backends.http.client import Post, encoded
+from backends.http.nonsense import MISSHAPEN, usage_told
+from backends.http.whole_body import WholeBody
+from policies.errors import BackendFailed
+from policies.nouns import Delta, Usage
+
+EMBEDDINGS_PATH = "/v1/embeddings"
+RERANK_PATH = "/v1/rerank"
+SCORE_PATH = "/v1/score"
+
+POOLED: Mapping[str, str] = {EMBEDDINGS_PATH: "data", RERANK_PATH: "results", SCORE_PATH: "data"}
+"""Path -> the list in a reply to it."""
+
+
+def pooled_post(path: str, body: Mapping[str, Any], model: str, *, without: Collection[str] = ()) -> Post:
+    """The client's own `body` to `model`, but for fields that are not the client's to say."""
+    sent = {name: value for name, value in body.items() if name not in without}
+    return Post(path, encoded({**sent, "model": model}), is_streamed=False)
+
+
+class PooledAnswer(WholeBody):
+    """Fed with the body of a 200 of `path`: one JSON object, passed on as it is, then its usage.
+
+    Where the server tells no usage, the prompt's tokens are `prompt_tokens`.
+    """
+
+    def __init__(self, backend: str, path: str, *, prompt_tokens: int, limit_bytes: int = 256 << 20) -> None:
+        super().__init__(backend, limit_bytes=limit_bytes)
+        self._list, self._prompt_tokens = POOLED[path], prompt_tokens
+
+    def _read(self, whole: bytes) -> list[Delta]:
+        """The reply and its usage."""
+        try:
+            # numbers stay text: a reply may have millions, and only their reader needs them
+            reply = msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
+            usage = _usage(msgspec.json.decode(reply["usage"])) if "usage" in reply else None
+            msgspec.json.decode(reply[self._list], type=list[msgspec.Raw])
+        except MISSHAPEN as error:
+            raise BackendFailed(f"{self._backend} answered nonsense instead of `{self._list}`") from error
+        return [Delta(body=whole, usage=usage or Usage(self._prompt_tokens))]
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    """Servers that draw nothing may tell the total alone."""
+    return usage_told(usage.get("prompt_tokens", usage.get("total_tokens")), 0)

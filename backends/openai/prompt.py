@@ -1,0 +1,93 @@
+"""What is sent to a server that speaks OpenAI's dialect. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from backends.http.client import Post, encoded
+from backends.http.json_members import ABSENT, maybe_twice, with_members, with_more_members
+from policies.errors import InvalidRequest
+from policies.nouns import Prompt, Request, Sampling
+from shards.wire.translate import unpack_ids
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def post_of(
+    request: Request,
+    prompt: Prompt,
+    *,
+    model: str,
+    is_streamed: bool,
+    takes_token_ids: bool,
+    own: Mapping[str, Any] = _NOTHING,
+) -> Post:
+    """The client's own body with only `model`, `stream` and `stream_options` changed; every other byte, where known.
+
+    `own` fields stand in place of the client's; one that is None is left out whatever the client said. Without a body,
+    one is made of the token ids. Raises InvalidRequest if there is neither, or ids are not taken.
+    """
+    path, body = prompt.path, prompt.body
+    if body is None:
+        if not prompt.token_ids or not takes_token_ids:
+            raise InvalidRequest("this backend takes text, and the request has token ids only")
+        path, body = "/v1/completions", completion_of(request, prompt.token_ids)
+    said: dict[str, Any] = {"model": model}
+    if is_streamed:
+        said["stream"] = True
+        said["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    said |= {name: ABSENT if value is None else value for name, value in own.items()}
+    if raw := own_bytes(prompt):
+        return Post(path, _changed(raw, body, said), is_streamed)
+    sent = {name: value for name, value in {**body, **said}.items() if value is not ABSENT}
+    return Post(path, encoded(sent), is_streamed)
+
+
+def own_bytes(prompt: Prompt) -> bytes:
+    """The bytes that the client sent, if `prompt.body` is what they say; else nothing."""
+    return b"" if prompt.anthropic_body is not None or prompt.body is None else prompt.verbatim
+
+
+def _changed(raw: bytes, body: Mapping[str, Any], said: Mapping[str, Any]) -> bytes:
+    """`raw`, which says `body`, with no more changed than it takes for every reader to find `said` there."""
+    changes = {name: value for name, value in said.items() if body.get(name, ABSENT) != value}
+    changes |= {name: said[name] for name in maybe_twice(raw, said.keys() & body.keys())}
+    return with_more_members(raw, changes) if changes.keys().isdisjoint(body) else with_members(raw, changes)
+
+
+def completion_of(request: Request, token_ids: bytes) -> dict[str, Any]:
+    """A completions body with a prompt of ids. What OpenAI does not know is sent only where it was asked for."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": request.model,
+        "prompt": list(unpack_ids(token_ids)),
+        "max_tokens": request.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "n": sampling.choices,
+        "stream": request.stream,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    if sampling.top_logprobs is not None:
+        body["logprobs"] = sampling.top_logprobs
+    return body | _beyond_openai(sampling)
+
+
+def _beyond_openai(sampling: Sampling) -> dict[str, Any]:
+    default = Sampling()
+    names = ("top_k", "min_p", "repetition_penalty", "ignore_eos")
+    extras = {name: value for name in names if (value := getattr(sampling, name)) != getattr(default, name)}
+    if sampling.stop_token_ids:
+        extras["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.min_new_tokens:
+        extras["min_tokens"] = sampling.min_new_tokens
+    return extras

@@ -1,0 +1,114 @@
+"""One request's answer, from a shard's tokens to Deltas. Pure but for its own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tokenizers import Tokenizer
+
+from backends.detokenize import StopCutter, TokenText, tool_marks
+from backends.shard.inbox import News, Piece
+from backends.shard.messages import error_of
+from policies.nouns import Delta, Sampling, TokenLogprob, Usage
+from shards.nouns import TokenLogprobs
+from shards.wire.v1 import shard_pb2 as wire
+
+_FINISH_REASONS = {wire.Finished.STOP: "stop", wire.Finished.LENGTH: "length"}
+
+
+class _Choice:
+    def __init__(self, tokenizer: Tokenizer | None, sampling: Sampling, shown: Mapping[int, str]) -> None:
+        self.text = TokenText(tokenizer, shown) if tokenizer else None
+        self.cutter = StopCutter(sampling.stop)
+        self.output_tokens = 0
+        self.is_done = False
+
+    def push(self, piece: Piece) -> str:
+        self.output_tokens += len(piece.token_ids)
+        return self.cutter.push(self.text.push(piece.token_ids)) if self.text else ""
+
+    def flush(self) -> str:
+        last = self.cutter.push(self.text.flush()) if self.text else ""
+        return last if self.cutter.found else last + self.cutter.flush()
+
+
+class ShardAnswer:
+    """Turns News into Deltas until every choice is done; the last Delta then carries usage.
+
+    A stop string is found here too, so that none is ever shown, whatever the shard does; `is_done` is then True before
+    the shard has ended by itself. Without a tokenizer Deltas have token ids and no text. `shows_tool_marks`: what
+    stands around tool calls is text, also where the model has special tokens for it.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        tokenizer: Tokenizer | None,
+        *,
+        backend: str,
+        prompt_tokens: int,
+        shows_tool_marks: bool = False,
+    ) -> None:
+        self._tokenizer, self._backend = tokenizer, backend
+        self._prompt_tokens, self._computed_tokens, self._cached_tokens = prompt_tokens, 0, 0
+        shown = tool_marks(tokenizer) if tokenizer and shows_tool_marks else {}
+        self._choices = [_Choice(tokenizer, sampling, shown) for _ in range(max(1, sampling.choices))]
+
+    def __repr__(self) -> str:
+        return f"<ShardAnswer {sum(choice.is_done for choice in self._choices)} of {len(self._choices)} choices done>"
+
+    @property
+    def is_done(self) -> bool:
+        """Has every choice ended?"""
+        return all(choice.is_done for choice in self._choices)
+
+    def deltas(self, news: News) -> Iterator[Delta]:
+        """What `news` adds to the answer. Raises what a shard's refusal or failure means."""
+        if news.progress is not None:
+            self._cached_tokens = news.progress.cached_tokens
+            self._computed_tokens = news.progress.computed_tokens
+        if news.progress is not None or news.expected_s is not None:
+            yield Delta(computed_tokens=self._computed_tokens, expected_s=news.expected_s)
+        for piece in news.pieces:
+            if piece.end is not None and piece.end.reason not in _FINISH_REASONS:
+                raise error_of(piece.end, self._backend)
+            if not self._choices[piece.choice].is_done:
+                yield self._delta(piece)
+
+    def _delta(self, piece: Piece) -> Delta:
+        choice = self._choices[piece.choice]
+        text = choice.push(piece)
+        if piece.end is not None:
+            text += choice.flush()
+            choice.output_tokens = piece.end.output_tokens
+            self._cached_tokens = piece.end.cached_tokens
+        choice.is_done = piece.end is not None or choice.cutter.found is not None
+        return Delta(
+            text=text,
+            choice=piece.choice,
+            token_ids=tuple(piece.token_ids),
+            logprobs=tuple(map(self._logprob, piece.token_ids, piece.logprobs)),
+            finish_reason=_finish_reason(choice, piece),
+            stop=choice.cutter.found,
+            usage=self._usage() if self.is_done else None,
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=sum(choice.output_tokens for choice in self._choices),
+            cached_tokens=self._cached_tokens,
+        )
+
+    def _logprob(self, token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
+        top = tuple(TokenLogprob(other, self._token(other), logprob) for other, logprob in logprobs.top)
+        return TokenLogprob(token_id, self._token(token_id), logprobs.logprob, top)
+
+    def _token(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False) if self._tokenizer else ""
+
+
+def _finish_reason(choice: _Choice, piece: Piece) -> str | None:
+    if choice.cutter.found is not None:
+        return "stop"
+    return _FINISH_REASONS[piece.end.reason] if piece.end is not None else None

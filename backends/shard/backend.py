@@ -1,0 +1,166 @@
+"""Our own engine as a backend: all requests of a router share one stream to it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from backends.base import CacheListener, Description, Load, Pinned
+from backends.shard.answer import ShardAnswer
+from backends.shard.link import LinkOptions, ShardLink
+from backends.shard.messages import submit_of
+from backends.shard.turns import Turns
+from policies.nouns import Capability, Delta, Prompt, Request
+from shards.kv.keys import TOKEN_BYTES
+from shards.wire.limits import PIN_PIECE_KEYS
+from shards.wire.translate import pack_keys
+from shards.wire.v1 import shard_pb2 as wire
+
+_ALWAYS = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.CHOICES})
+_MOST_MS = 2**32 - 1
+
+
+class ShardBackend:
+    """One shard at `address` (host:port).
+
+    `models` maps clients' names of the model to the shard's. `listener` hears what its cache holds, large
+    snapshots in pieces for each of which it takes one of the `turns`; `on_load` hears that it reported its load.
+    """
+
+    kind = "shard"
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        pool: str,
+        models: Mapping[str, str] = MappingProxyType({}),
+        listener: CacheListener | None = None,
+        on_load: Callable[[str], None] = lambda _: None,
+        turns: Turns | None = None,
+        options: LinkOptions = LinkOptions(),  # noqa: B008
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.name, self.pool = name, pool
+        self._models = models
+        self._described: tuple[object, Description] | None = None
+        self._link = ShardLink(
+            *(name, address),
+            listener=listener,
+            on_load=on_load,
+            turns=turns,
+            options=options,
+            clock=clock,
+            rng=rng,
+            sleep=sleep,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ShardBackend {self.name} of {self.pool}: {self._link!r}>"
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return self._link.address
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that the shard has not ended and nobody cancelled."""
+        return self._link.open_requests
+
+    def describe(self) -> Description | None:
+        """What the shard said when it welcomed us; None before it did."""
+        shard = self._link.shard
+        if shard is None:
+            return None
+        # asked for each decision, and the same for as long as the shard lives
+        if self._described is None or self._described[0] is not shard:
+            self._described = (shard, self._description(shard.welcome))
+        return self._described[1]
+
+    def load(self) -> Load:
+        """The shard's newest report, at most a second old while it is attached."""
+        return self._link.load
+
+    def assets(self) -> Mapping[str, bytes]:
+        """The model's own files."""
+        return self._link.shard.assets if self._link.shard else {}
+
+    async def start(self) -> None:
+        """Begin to attach in the background."""
+        self._link.start()
+
+    async def probe(self) -> None:
+        """Return if the shard is attached and serves; wait for the outcome of the first attempt."""
+        await self._link.probe()
+
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
+        """Stream the answer; the prompt is prefilled while it is still being sent.
+
+        Raises BackendFailed, InvalidRequest, ContextExceeded, Overloaded, DeadlineExceeded.
+        """
+        number, inbox = self._link.submit(submit_of(request, prompt), prompt.token_ids)
+        tokenizer = self._link.shard.tokenizer if self._link.shard else None
+        prompt_tokens = len(prompt.token_ids) // TOKEN_BYTES
+        answer = ShardAnswer(
+            request.sampling,
+            tokenizer,
+            backend=self.name,
+            prompt_tokens=prompt_tokens,
+            shows_tool_marks=bool(prompt.body and prompt.body.get("tools")),
+        )
+        try:
+            while not answer.is_done:
+                for delta in answer.deltas(await inbox.take()):
+                    yield delta
+        finally:
+            self._link.forget(number)
+
+    async def pin(self, name: str, keys: Sequence[int], *, domain: str, for_s: float) -> Pinned:
+        """See CacheKeeper."""
+        held = pinned = 0
+        for start in range(0, len(keys), PIN_PIECE_KEYS):
+            piece = keys[start : start + PIN_PIECE_KEYS]
+            pin = wire.Pin(
+                name=name, domain=domain, keys=pack_keys(piece), for_ms=min(math.ceil(for_s * 1000), _MOST_MS)
+            )
+            answer = await self._link.ask(wire.Command(pin=pin))
+            held, pinned = held + answer.held_blocks, pinned + answer.blocks
+            if answer.blocks < len(piece):
+                break
+        return Pinned(held, pinned)
+
+    async def unpin(self, name: str) -> int:
+        """See CacheKeeper."""
+        return (await self._link.ask(wire.Command(unpin=wire.Unpin(name=name)))).blocks
+
+    async def clear_domain(self, domain: str) -> int:
+        """See CacheKeeper."""
+        return (await self._link.ask(wire.Command(clear=wire.Clear(domain=domain)))).blocks
+
+    async def close(self) -> None:
+        """Detach, which cancels whatever still runs on the shard."""
+        await self._link.close()
+
+    def check(self) -> None:
+        """Raise AssertionError if the books of the link are wrong."""
+        self._link.check()
+
+    def _description(self, welcome: wire.Welcome) -> Description:
+        aliases = {ours for ours, theirs in self._models.items() if theirs == welcome.model}
+        return Description(
+            models=frozenset({welcome.model, *aliases}),
+            context_tokens=welcome.context_tokens,
+            vocabulary=welcome.vocabulary,
+            speaks_tokens=True,
+            reports_cache=True,
+            preempts=True,
+            capabilities=_ALWAYS | {Capability.PINS} if welcome.keeps_cache else _ALWAYS,
+        )

@@ -1,0 +1,363 @@
+"""The router's end of the link to one shard: attached, lost, attached again, for as long as it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer
+
+from backends.base import CacheListener, Load
+from backends.reconnect import Backoff
+from backends.shard.inbox import Inbox
+from backends.shard.outgoing import Outgoing
+from backends.shard.turns import Turns
+from policies.errors import BackendFailed, Unreached
+from shards.wire import limits
+from shards.wire.translate import drawn_of, unpack_keys
+from shards.wire.v1 import shard_pb2 as wire
+from shards.wire.v1 import shard_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+_REQUEST_IDS = 2**32
+
+_KEYS_AT_ONCE = 1000
+"""Keys of cache events that the listener hears in one go: 1 to 3 ms if all are new to the index (busy, 2026-11)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """How a router attaches: who it says it is, TLS if any, and how patient it is.
+
+    `attach_s` bounds connecting, greeting and fetching the model's files; `probe_s` one health check, `answer_s` the
+    answer to one command on the cache.
+    """
+
+    router: str = "router"
+    credentials: grpc.ChannelCredentials | None = None
+    attach_s: float = 30.0
+    probe_s: float = 2.0
+    answer_s: float = 10.0
+    first_backoff_s: float = 0.1
+    longest_backoff_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What is known of a shard since it welcomed us."""
+
+    epoch: int
+    welcome: wire.Welcome
+    assets: dict[str, bytes]
+    tokenizer: Tokenizer | None
+
+
+@dataclass(slots=True)
+class _Session:
+    """One attachment, from Welcome to the end of its stream."""
+
+    channel: grpc.aio.Channel
+    outgoing: Outgoing
+    spoken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ShardLink:
+    """Keeps one Attach stream to `address` and says what comes over it.
+
+    `shard` is what was last attached, `load` its newest report; both outlive the stream. Whenever a stream is lost, the
+    inboxes of all its requests fail at once; when a new one is there, `listener` hears `clear`, then what is held.
+    `on_load` hears the name after each report of load, when what else the report says is known too.
+
+    A large snapshot is told in pieces, for each of which it takes one of the `turns` that many links may share. The
+    next report is read when all of this one was heard: events stay in order, and what waits is in the stream.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        listener: CacheListener | None = None,
+        on_load: Callable[[str], None] = lambda _: None,
+        turns: Turns | None = None,
+        options: LinkOptions = LinkOptions(),
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.name, self.address = name, address
+        self.shard: Shard | None = None
+        self.load = Load()
+        self._listener, self._options, self._clock, self._sleep = listener, options, clock, sleep
+        self._on_load, self._turns = on_load, turns or Turns()
+        self._backoff = Backoff(
+            rng or random.Random(), first_s=options.first_backoff_s, longest_s=options.longest_backoff_s
+        )
+        self._numbers = itertools.count()
+        self._inboxes: dict[int, Inbox] = {}
+        self._answers: dict[int, asyncio.Future[wire.CacheAnswer]] = {}
+        self._session: _Session | None = None
+        self._trouble = "nobody has tried to reach it yet"
+        self._settled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "attached" if self._session else self._trouble
+        return f"<ShardLink {self.name} at {self.address}: {len(self._inboxes)} requests, {state}>"
+
+    def start(self) -> None:
+        """Begin to attach in the background."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_attached(), name=f"link to {self.name}")
+
+    async def close(self) -> None:
+        """Detach; open requests fail."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._lose("it was closed")
+
+    async def probe(self) -> None:
+        """Return if the shard is attached and says that it serves. Raises BackendFailed."""
+        if self._task is not None:
+            await self._settled.wait()
+        session = self._attached()
+        stub = health_pb2_grpc.HealthStub(session.channel)
+        try:
+            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=self._options.probe_s)
+        except grpc.aio.AioRpcError as error:
+            raise BackendFailed(f"{self.name} does not answer: {_said(error)}") from error
+        except asyncio.CancelledError as error:
+            # grpc cancels the calls of a channel that is closed under them; a cancellation of ours goes on
+            if _is_being_cancelled():
+                raise
+            raise self._unreachable() from error
+        if reply.status != health_pb2.HealthCheckResponse.SERVING:
+            raise BackendFailed(f"{self.name} is about to stop")
+
+    def submit(self, submit: wire.Submit, token_ids: bytes) -> tuple[int, Inbox]:
+        """Open a request; its number and where its answer arrives. Raises BackendFailed if nobody is attached."""
+        session = self._attached()
+        if not session.outgoing.has_room:
+            raise Unreached(f"{self.name} takes no commands: its stream is stuck")
+        number = next(free for free in self._candidates() if free not in self._inboxes)
+        submit.request = number
+        inbox = self._inboxes[number] = Inbox(max(1, submit.choices))
+        session.outgoing.submit(submit, token_ids)
+        session.spoken.set()
+        return number, inbox
+
+    def forget(self, number: int) -> None:
+        """Let go of a request, and cancel it if it has not ended."""
+        if self._inboxes.pop(number, None) is not None and self._session is not None:
+            self._session.outgoing.cancel(number)
+            self._session.spoken.set()
+
+    async def ask(self, command: wire.Command) -> wire.CacheAnswer:
+        """The answer to `command`, a Pin, Unpin or Clear without a call number. Raises BackendFailed."""
+        session = self._attached()
+        if not session.outgoing.has_room:
+            raise Unreached(f"{self.name} takes no commands: its stream is stuck")
+        call = next(free for free in self._candidates() if free not in self._answers)
+        answer: asyncio.Future[wire.CacheAnswer] = asyncio.get_running_loop().create_future()
+        self._answers[call] = answer
+        getattr(command, command.WhichOneof("command") or "").call = call
+        session.outgoing.say(command)
+        session.spoken.set()
+        try:
+            async with asyncio.timeout(self._options.answer_s):
+                return await answer
+        except TimeoutError as error:
+            raise BackendFailed(f"{self.name} did not answer within {self._options.answer_s:g} s") from error
+        finally:
+            del self._answers[call]
+
+    def check(self) -> None:
+        """Raise AssertionError if a request is left that has ended, or that no stream carries."""
+        assert self._session or not (self._inboxes or self._answers), "requests without a stream"
+        assert not any(inbox.is_over for inbox in self._inboxes.values()), "a request that has ended is left"
+        if self._session:
+            self._session.outgoing.check()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._inboxes)
+
+    def _candidates(self) -> Iterator[int]:
+        return (number % _REQUEST_IDS for number in self._numbers)
+
+    def _attached(self) -> _Session:
+        if self._session is None:
+            raise self._unreachable()
+        return self._session
+
+    def _unreachable(self) -> BackendFailed:
+        return Unreached(f"{self.name} cannot be reached: {self._trouble}", hint=f"is {self.address} up?")
+
+    async def _keep_attached(self) -> None:
+        while True:
+            try:
+                await self._attach()
+            except grpc.aio.AioRpcError as error:
+                self._lose(_said(error))
+            except TimeoutError:
+                self._lose(f"it did not welcome us within {self._options.attach_s:g} s")
+            except BackendFailed as error:
+                self._lose(error.message)
+            except Exception as error:  # noqa: BLE001 - the supervisor: a link that ends for good would be silent
+                _log.exception("the link to %s failed and is made anew", self.name)
+                self._lose(f"{type(error).__name__}: {error}")
+            await self._sleep(self._backoff.next_s())
+
+    async def _attach(self) -> None:
+        """Attach and listen until the stream ends, which raises."""
+        async with self._open_channel() as channel:
+            stub: Any = shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Attach()
+            async with asyncio.timeout(self._options.attach_s):
+                await call.write(wire.Command(hello=wire.Hello(router=self._options.router)))
+                first = await call.read()
+                if first is grpc.aio.EOF or not first.HasField("welcome"):
+                    raise BackendFailed("it did not welcome us")
+                self.shard = await self._meet(stub, first)
+            if self._listener is not None:
+                self._listener.clear(self.name)
+            # whoever drained and is back drains no longer
+            self.load = replace(self.load, draining=False)
+            session = self._session = _Session(channel, Outgoing(first.welcome.window_tokens))
+            self._backoff.reset()
+            self._settled.set()
+            speaker = asyncio.create_task(_speak(call, session))
+            try:
+                while (report := await call.read()) is not grpc.aio.EOF:
+                    await self._hear(report, session)
+            finally:
+                speaker.cancel()
+                await asyncio.gather(speaker, return_exceptions=True)
+            raise BackendFailed("it ended the stream")
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        if self._options.credentials is None:
+            return grpc.aio.insecure_channel(self.address, options=limits.CLIENT_OPTIONS)
+        return grpc.aio.secure_channel(self.address, self._options.credentials, options=limits.CLIENT_OPTIONS)
+
+    async def _meet(self, stub: Any, first: wire.StepReport) -> Shard:
+        """The shard that welcomed us, with its files; they are fetched once per epoch."""
+        if self.shard is not None and self.shard.epoch == first.epoch:
+            return self.shard
+        assets: dict[str, bytearray] = {}
+        async for piece in stub.Assets(wire.AssetsRequest()):
+            assets.setdefault(piece.file, bytearray()).extend(piece.content)
+        files = {name: bytes(content) for name, content in assets.items()}
+        tokenizer = None
+        if "tokenizer.json" in files:
+            # Parsing takes a second for vocabularies of 200k tokens.
+            tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, files["tokenizer.json"])
+        return Shard(first.epoch, first.welcome, files, tokenizer)
+
+    async def _hear(self, report: wire.StepReport, session: _Session) -> None:
+        if report.HasField("load"):
+            self.load = self._load_of(report.load)
+        if self._listener is not None:
+            await self._hear_cache(report.cache, self._listener)
+        for progress in report.progress:
+            session.outgoing.grant(progress.request, progress.computed_tokens)
+            session.spoken.set()
+            if inbox := self._inboxes.get(progress.request):
+                inbox.hear_progress(progress)
+        for prediction in report.predictions:
+            if inbox := self._inboxes.get(prediction.request):
+                inbox.hear_prediction(prediction.ttft_s)
+        if report.HasField("tokens"):
+            for number, drawn in drawn_of(report.tokens):
+                if inbox := self._inboxes.get(number):
+                    inbox.hear_tokens(drawn)
+        for end in report.finished:
+            self._hear_end(end, session.outgoing)
+        for answer in report.answers:
+            waiting = self._answers.get(answer.call)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+        if report.HasField("load"):
+            self._on_load(self.name)
+
+    def _hear_end(self, end: wire.Finished, outgoing: Outgoing) -> None:
+        outgoing.drop(end.request)
+        if inbox := self._inboxes.get(end.request):
+            inbox.hear_end(end)
+            if inbox.is_over:
+                del self._inboxes[end.request]
+
+    async def _hear_cache(self, events: Iterable[wire.CacheEvent], listener: CacheListener) -> None:
+        room = _KEYS_AT_ONCE
+        for event in events:
+            if event.kind == wire.CacheEvent.CLEARED:
+                listener.clear(self.name)
+            elif event.kind in (wire.CacheEvent.STORED, wire.CacheEvent.EVICTED):
+                tell = listener.store if event.kind == wire.CacheEvent.STORED else listener.evict
+                keys = unpack_keys(event.keys)
+                for start in range(0, len(keys), _KEYS_AT_ONCE):
+                    piece = keys[start : start + _KEYS_AT_ONCE]
+                    if len(piece) > room:
+                        await self._turns.take()
+                        room = _KEYS_AT_ONCE
+                    room -= len(piece)
+                    tell(self.name, piece, event.tier)
+
+    def _load_of(self, load: wire.Load) -> Load:
+        welcome = self.shard.welcome if self.shard else wire.Welcome()
+        return Load(
+            running=load.running,
+            waiting=load.waiting,
+            waiting_tokens=load.waiting_tokens,
+            free_tokens=load.blocks_free * welcome.block_tokens,
+            total_tokens=load.blocks_total * welcome.block_tokens or None,
+            max_requests=welcome.max_requests or None,
+            prefill_s_per_token=load.prefill_s_per_token or None,
+            reported_at=self._clock(),
+            draining=load.draining,
+            pinnable_tokens=load.blocks_pinnable * welcome.block_tokens if welcome.keeps_cache else None,
+        )
+
+    def _lose(self, trouble: str) -> None:
+        """The stream is gone: say so to everyone who waits on it."""
+        self._session, self._trouble = None, trouble
+        self._settled.set()
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.fail(BackendFailed(f"{self.name} was lost: {trouble}"))
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(BackendFailed(f"{self.name} was lost: {trouble}"))
+
+
+async def _speak(call: Any, session: _Session) -> None:
+    """Say what is outgoing whenever there is anything; a stream that takes no more is ended."""
+    try:
+        while True:
+            session.spoken.clear()
+            while (command := session.outgoing.next()) is not None:
+                await call.write(command)
+            await session.spoken.wait()
+    finally:
+        call.cancel()
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _said(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

@@ -1,0 +1,1 @@
+"""NVIDIA's Triton Inference Server. Its messages are generated in `backends/kserve`."""

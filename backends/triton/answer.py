@@ -1,0 +1,158 @@
+"""What a text model on Triton says, in server-sent events or tensors, and its errors. Pure but for memory.
+
+Source: Triton's docs/protocol/extension_generate.md; KServe v2, "Tensor Data"; TensorRT-LLM's Triton models.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from backends.detokenize import StopCutter
+from backends.http.errors import details_of, error_of
+from backends.http.event_answer import EventAnswer
+from backends.http.nonsense import MISSHAPEN, usage_told
+from backends.http.sse import SseDecoder
+from backends.kserve import inference_pb2 as kserve
+from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+from policies.nouns import Delta, Request, Usage
+
+_HALF = "\ufffd"
+_TOO_LONG = re.compile(
+    r"exceeds? (?:the )?max\w* (?:input|sequence|seq)|max_(?:seq|input)_len|prompt length .*exceed", re.IGNORECASE
+)
+_ITS_OWN = re.compile(
+    r"not healthy|not ready|CUDA|out of memory|failed to (?:load|process)|Executor has been|output tensor",
+    re.IGNORECASE,
+)
+_UNKNOWN = re.compile(r"unknown model.*not found", re.IGNORECASE)
+_BUSY = re.compile(r"Exceeds maximum queue size|max_queue_size|timeout.*queue", re.IGNORECASE)
+_NUMBERS = {"INT32": "<i", "INT64": "<q", "UINT32": "<I", "UINT64": "<Q", "FP32": "<f", "FP64": "<d", "BOOL": "<?"}
+
+
+class TritonText:
+    """The text of one generation, response by response. Usage comes last and once.
+
+    `is_cumulative`: each response repeats all that came before. Stop words are cut off. Each response that adds text
+    counts as a token: the models tell how many a prompt has, not how many were drawn.
+    """
+
+    def __init__(self, request: Request, *, is_cumulative: bool) -> None:
+        self._is_cumulative, self._most = is_cumulative, request.max_new_tokens
+        self._cutter = StopCutter(request.sampling.stop)
+        self._whole, self._said, self._drawn = "", 0, 0
+        self._prompt_tokens, self._reason = request.prompt_tokens, ""
+
+    def hear(self, outputs: Mapping[str, Any]) -> Iterator[Delta]:
+        """What one response adds. Raises KeyError, TypeError or ValueError if it has another shape."""
+        text = str(_one(outputs["text_output"]))
+        if outputs.get("num_input_tokens") is not None:
+            self._prompt_tokens = usage_told(_one(outputs["num_input_tokens"]), 0).prompt_tokens
+        self._reason = str(_one(outputs.get("finish_reason") or self._reason))
+        self._whole = text if self._is_cumulative else self._whole + text
+        # half a character may become a whole one only where the text is said again
+        certain = len(self._whole.rstrip(_HALF)) if self._is_cumulative else len(self._whole)
+        if certain > self._said:
+            self._drawn += 1
+            if piece := self._cutter.push(self._new(certain)):
+                yield Delta(text=piece)
+
+    def finish(self) -> Iterator[Delta]:
+        """The end and the usage."""
+        rest = self._cutter.push(self._new(len(self._whole))) + self._cutter.flush()
+        is_full = self._drawn >= self._most and self._cutter.found is None
+        yield Delta(text=rest, finish_reason=self._reason or ("length" if is_full else "stop"))
+        yield Delta(usage=Usage(self._prompt_tokens, self._drawn))
+
+    def _new(self, end: int) -> str:
+        text, self._said = self._whole[self._said : end], max(self._said, end)
+        return text
+
+
+class TritonAnswer(EventAnswer):
+    """Fed with the body of a reply to generate_stream, which ends without a word: the end of the body is the end."""
+
+    last_word = "a response"
+
+    def __init__(self, backend: str, request: Request, *, is_cumulative: bool) -> None:
+        super().__init__(backend)
+        self._text, self._has_begun = TritonText(request, is_cumulative=is_cumulative), False
+
+    def end(self) -> Iterator[Delta]:
+        """The end and the usage. Raises BackendFailed if nothing was said at all."""
+        self.is_over = self._has_begun
+        yield from super().end()
+        yield from self._text.finish()
+
+    def _read(self, data: bytes) -> Iterator[Delta]:
+        said = msgspec.json.decode(data)
+        if said.get("error"):
+            raise triton_error(self._backend, str(said["error"]))
+        self._has_begun = True
+        yield from self._text.hear(said)
+
+
+def heard_of(backend: str, text: TritonText, response: kserve.ModelInferResponse) -> list[Delta]:
+    """What `response` adds to `text`; nothing where it is empty. Raises BackendFailed at nonsense."""
+    try:
+        outputs = {
+            output.name: _values(output.datatype, raw)
+            for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+            if output.name in ("text_output", "num_input_tokens", "finish_reason")
+        }
+        return list(text.hear(outputs)) if outputs else []
+    except (*MISSHAPEN, struct.error) as error:
+        raise BackendFailed(f"{backend} answered with tensors that cannot be read") from error
+
+
+def is_final(response: kserve.ModelInferResponse) -> bool:
+    """Nothing follows it; it may be empty (`triton_enable_empty_final_response`)."""
+    return response.parameters["triton_final_response"].bool_param
+
+
+def error_of_triton(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
+    """The error for an HTTP `status`; the body of generate_stream is an event also where the first response failed."""
+    # what the cut of a long body left open is no event
+    events = SseDecoder().feed(body + b"\n\n") if body.startswith(b"data:") else ()
+    message = str(details_of(events[0].data if events else body).get("message") or "")
+    if status in (400, 500, 503) and message:
+        return triton_error(backend, message)
+    return error_of(backend, status, body, headers)
+
+
+def triton_error(backend: str, message: str) -> ExpectedError:
+    """The error for a sentence of Triton's: its codes do not tell whose fault it was, 400 stands for most."""
+    message = message[:2000]
+    if _TOO_LONG.search(message):
+        return ContextExceeded(message)
+    if _BUSY.search(message):
+        return Overloaded(f"{backend} is busy: {message}")
+    if _ITS_OWN.search(message):
+        return BackendFailed(f"{backend} failed: {message}")
+    if _UNKNOWN.search(message):
+        return BackendRefused(f"{backend} refused: {message}")
+    return InvalidRequest(message)
+
+
+def _one(value: Any) -> Any:
+    """The value, or the first of several: of several sequences only one was asked for."""
+    while isinstance(value, list):
+        value = value[0]
+    return value
+
+
+def _values(datatype: str, raw: bytes) -> list[Any]:
+    if datatype != "BYTES":
+        return [value for (value,) in struct.iter_unpack(_NUMBERS[datatype], raw)]
+    texts, at = [], 0
+    while at < len(raw):
+        (size,) = struct.unpack_from("<I", raw, at)
+        if at + 4 + size > len(raw):
+            raise ValueError("a text is longer than its tensor")
+        texts.append(raw[at + 4 : at + 4 + size].decode(errors="replace"))
+        at += 4 + size
+    return texts

@@ -1,0 +1,100 @@
+"""One prompt that looks for a backend, and what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+
+import msgspec
+
+from policies.errors import ExpectedError
+from policies.fairness.ticket import Ticket
+from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
+from policies.promise import cost_s, fastest_decode_s, promised_ttft_s
+from policies.waiting import is_outage
+from router.cluster.flights import Flight
+from router.text.tool_calls import ToolSyntax
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A decision and the view that it was made on. `is_free`: it chose a backend, and nobody else is to go first."""
+
+    view: ClusterView
+    decision: Decision
+    is_free: bool
+
+    @property
+    def is_outage(self) -> bool:
+        """Is nobody well who could take it?"""
+        return is_outage(self.decision)
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A backend was found and counts the request already: whoever gets this ends the `flight`."""
+
+    bid: Bid
+    found: Found
+    flight: Flight
+
+
+@dataclass(eq=False, slots=True)
+class Bid:
+    """One prompt that looks for a backend, with what goes there (`prompt`), what the answer begins with (`echo`), and
+    how it may call `tools`.
+
+    `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error where nobody can
+    take it; `sent` hears to which backend it goes. An answer of `new_tokens` is expected. Of `due_at`, when the first
+    token is promised (None: whenever it comes), and `cost_s`, the backend time that it is predicted to take, the first
+    look tells. `way` tells which backends its carrier can reach. `tries` counts the backends that had it and failed.
+    """
+
+    request: Request
+    prompt: Prompt
+    service_class: ServiceClass
+    new_tokens: int
+    arrived_at: float
+    decide: Callable[[Request, Collection[str]], tuple[ClusterView, Decision]]
+    refusal: Callable[[Request, ClusterView, Decision], ExpectedError]
+    sent: Callable[[str], None]
+    echo: str = ""
+    tools: ToolSyntax | None = None
+    way: Hashable = None
+    due_at: float | None = None
+    cost_s: float | None = None
+    avoiding: frozenset[str] = frozenset()
+    tries: int = 0
+    is_charged: bool = False
+    waiting: asyncio.Future[Placed] | None = None
+
+    def __repr__(self) -> str:
+        state = "waits" if self.waiting else "charged" if self.is_charged else "new"
+        return f"<Bid {self.request.id} of {self.request.tenant} in {self.request.service_class}: {state}>"
+
+    @property
+    def shape(self) -> Hashable:
+        """Bids of one shape need the same kind of room: where one finds none, the others need not look."""
+        request = self.request
+        size = request.prompt_tokens.bit_length()
+        return (request.pools, request.policy, request.needs, request.rank, size, self.avoiding, self.way)
+
+    def measure(self, view: ClusterView, decision: Decision) -> None:
+        """Predict `cost_s` and `due_at` from the first decision; later ones do not change what was promised."""
+        if self.cost_s is None:
+            self.cost_s = cost_s(self.request, view, decision, new_tokens=self.new_tokens)
+            decode_s = fastest_decode_s(self.request, view, decision, new_tokens=self.new_tokens)
+            promised_s = promised_ttft_s(self.service_class, decode_s)
+            self.due_at = None if promised_s is None else self.arrived_at + promised_s
+
+    def ticket(self) -> Ticket:
+        """Its place in the fair queue."""
+        request = self.request
+        assert self.cost_s is not None, f"{self!r} was not measured"
+        return Ticket(
+            id=request.id,
+            tenant=request.tenant,
+            service_class=request.service_class,
+            cost_s=self.cost_s,
+            arrived_at=self.arrived_at,
+            tokens=request.prompt_tokens,
+        )

@@ -1,0 +1,306 @@
+"""One backend and what the router knows of it beside its own reports: health, requests under way, speed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from backends.base import Backend, Description, Load
+from policies.concurrency import AdaptiveLimit
+from policies.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
+from policies.errors import BackendFailed, Overloaded
+from policies.health import Health, HealthRules
+from policies.nouns import BackendView, Request
+from router.cluster.flights import Flight, Flights, Seen, Traffic
+
+_NOTHING = Description(models=frozenset())
+"""What a backend says that was never reached."""
+
+_LEAST_STEPS = 4
+"""Steps of decoding that say how long a step takes; fewer are mostly the way of their tokens through the network."""
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One backend of a cluster. `health` knows whether it is well, `model` how fast it is, `limit` how many requests it
+        takes.
+
+        The limit counts only where the backend does not tell its own, and what other routers have there, `elsewhere`,
+    only where it does not tell how much it has to do. `is_kept_out`: its operators want no new requests there;
+    `is_leaving`: it is about to be removed. `trial` is the one request that it may have while it is on trial.
+
+    `on_predicted` hears of each first token at which backend it came, in how many seconds it had been predicted, and in
+    how many it came; `on_health` that it may get requests now, or no longer, or more of them.
+    """
+
+    backend: Backend
+    health: Health = field(default_factory=lambda: Health(HealthRules(), random.Random()))
+    weight: float = 1.0
+    is_kept_out: bool = False
+    is_leaving: bool = False
+    trial: Flight | None = None
+    landed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a request there has ended."""
+    flights: Flights = field(default_factory=Flights)
+    limit: AdaptiveLimit = field(default_factory=AdaptiveLimit)
+    elsewhere: Traffic = field(default_factory=Traffic)
+    told: tuple[Latency, int | None] | None = None
+    """What was last told of its speed and its adaptive limit."""
+    peers: Peers | None = None
+    """What it has in common with others of its pool and kind; None: it has none."""
+    model: LatencyModel = field(init=False)
+    on_predicted: Callable[[str, float, float], None] = lambda *_: None
+    on_health: Callable[[Member], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.model = LatencyModel(self.peers or Peers(prior_of(self.backend.kind)))
+
+    @property
+    def healthy(self) -> bool:
+        """May it get requests, as far as health goes?"""
+        return self.health.may_serve and self.backend.describe() is not None
+
+    @property
+    def draining(self) -> bool:
+        """Is it to get no new requests: its operators say so, its discovery, or it does itself?"""
+        return self.is_kept_out or self.is_leaving or self.backend.load().draining
+
+    @property
+    def adaptive_limit(self) -> int | None:
+        """How many requests it takes at once, as far as its speed tells; None where it tells itself."""
+        return self.limit.limit if self.backend.load().max_requests is None else None
+
+    def may_serve(self, model: str) -> bool:
+        """Is it well, not draining, and does it serve `model`?"""
+        description = self.backend.describe()
+        return self.healthy and not self.draining and description is not None and model in description.models
+
+    def view(
+        self, now: float, held: Mapping[str, int], rank: int | None = None, prompt_tokens: float = math.inf
+    ) -> BackendView:
+        """This backend as one request of `rank` with so many `prompt_tokens` sees it at `now`.
+
+        `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
+        served last.
+        """
+        self.flights.presume(now)
+        load, description = self.backend.load(), self.backend.describe()
+        said = description or _NOTHING
+        self.model.told(load.prefill_s_per_token)
+        latency = self.model.snapshot()
+        unseen, unseen_tokens = self._unseen(load)
+        seen = self.flights.seen_by(rank if said.preempts else None)
+        # one that reports its cache and is not named holds nothing; of any other nobody knows
+        unnamed = 0 if said.reports_cache else None
+        held_tokens = held.get(self.backend.name, unnamed)
+        ahead = self._ahead(now, load, unseen_tokens, seen, max(1.0, prompt_tokens - (held_tokens or 0)))
+        running, waiting = len(self.flights) - self.flights.waiting, self.flights.waiting + self.elsewhere.waiting
+        waiting_tokens = self.elsewhere.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
+        health = self.health
+        share = health.share(now)
+        return BackendView(
+            name=self.backend.name,
+            pool=self.backend.pool,
+            kind=self.backend.kind,
+            models=said.models,
+            healthy=(health.is_well or health.is_on_trial) and description is not None,
+            draining=self.is_kept_out or self.is_leaving or load.draining,
+            running=running + self.elsewhere.running if load.running is None else load.running,
+            waiting=waiting if load.waiting is None else load.waiting + unseen,
+            waiting_tokens=waiting_tokens + unseen_tokens,
+            max_requests=load.max_requests,
+            free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
+            context_tokens=said.context_tokens,
+            held_tokens=held_tokens,
+            reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
+            capabilities=said.capabilities,
+            weight=self.weight * share,
+            latency=latency,
+            queue_s=latency.queue_s(ahead),
+            adaptive_limit=self.limit.limit if load.max_requests is None else None,
+            reclaimable_requests=seen.reclaimable_requests,
+            reclaimable_tokens=seen.reclaimable_tokens,
+            # nearly all are steady, and this is asked of each backend for each decision
+            may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
+        )
+
+    def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
+        """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
+        self.flights.presume(now)
+        uncached_tokens = max(1, uncached_tokens)
+        load, description = self.backend.load(), self.backend.describe()
+        unseen, unseen_tokens = self._unseen(load)
+        by_rank = description is not None and description.preempts
+        seen = self.flights.seen_by(request.rank if by_rank else None)
+        ahead = self._ahead(now, load, unseen_tokens, seen, uncached_tokens)
+        there = len(self.flights) + self.elsewhere.running + self.elsewhere.waiting
+        if load.running is not None:
+            there = load.running + (load.waiting or 0) + unseen
+        latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
+        flight = Flight(
+            self.backend.name,
+            request,
+            uncached_tokens,
+            sent_at=now,
+            ahead=ahead,
+            crowd=there + 1,
+            predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=latency.queue_s(ahead)),
+            is_first_try=is_first_try,
+            book=self.flights,
+            on_first=self._hear_first,
+            is_silent=description is not None and description.may_answer_whole and not request.stream,
+        )
+        self.flights.begin(flight)
+        if self.health.is_on_trial and self.trial is None:
+            self.trial = flight
+        return flight
+
+    def end(self, flight: Flight, failure: BaseException | None, *, now: float) -> None:
+        """`flight` is over: well, or by `failure`. Its end tells of health, and unless it failed of speed."""
+        self._judge(flight, failure, now)
+        if isinstance(failure, Overloaded):
+            self.limit.refuse()
+        elif flight.is_first_try and not isinstance(failure, Exception):
+            self._learn_decode(flight, now)
+            if failure is None and not self._reports_cache:
+                self._learn_late(flight)
+        self.flights.end(flight, now)
+        self.landed.set()
+
+    def probed(self, failure: BackendFailed | None, *, now: float) -> None:
+        """A probe passed, or ended with `failure`."""
+        before = self.health.may_serve, self.health.is_well
+        if failure is None:
+            self.health.probe_passed(now)
+        else:
+            self.health.probe_failed(now, failure.message)
+        # whoever warms up has room for more each time
+        self._tell(before, also=self.health.share(now) < 1.0)
+
+    def check(self) -> None:
+        """Prove what its parts can prove of themselves."""
+        for part in (self.flights, self.limit, self.model, self.health):
+            part.check()
+        assert self.trial is None or self.health.is_on_trial, "a request is on trial, and its backend is not"
+
+    @property
+    def _reports_cache(self) -> bool:
+        description = self.backend.describe()
+        return description is not None and description.reports_cache
+
+    def _may_take(self, share: float, load: Load) -> int:
+        """How many more requests it may get from here while it is on trial, or warms up to its `share`."""
+        if self.health.is_on_trial:
+            return 0 if self.trial else 1
+        most = self.limit.limit if load.max_requests is None else load.max_requests
+        return max(0, math.ceil(most * share) - len(self.flights))
+
+    def _hear_first(self, flight: Flight) -> None:
+        """The first piece of its answer came."""
+        if flight is self.trial and flight.first_at is not None:
+            before = self.health.may_serve, self.health.is_well
+            self.health.answered(flight.first_at)
+            self._tell(before)
+        self._learn_ttft(flight)
+
+    def _judge(self, flight: Flight, failure: BaseException | None, now: float) -> None:
+        """What the end of `flight` says of its health. While it is on trial that request alone says anything."""
+        before = self.health.may_serve, self.health.is_well
+        is_trial = flight is self.trial
+        if is_trial:
+            self.trial = None
+        if is_trial or not self.health.is_on_trial:
+            if failure is None:
+                self.health.request_ended(now)
+            elif isinstance(failure, BackendFailed):
+                self.health.request_failed(now, failure.message)
+        self._tell(before)
+
+    def _tell(self, before: tuple[bool, bool], *, also: bool = False) -> None:
+        if not self.health.is_on_trial:
+            self.trial = None
+        if also or before != (self.health.may_serve, self.health.is_well):
+            self.on_health(self)
+
+    def _unseen(self, load: Load) -> tuple[int, int]:
+        """Requests, and tokens to prefill, that the newest report does not know of."""
+        if load.reported_at is None:
+            return len(self.flights), self.flights.waiting_tokens
+        return self.flights.unseen(load.reported_at)
+
+    def _ahead(self, now: float, load: Load, unseen_tokens: int, seen: Seen, tokens: float) -> Ahead:
+        """The prefill that a prompt of so many `tokens`, sent now, has in front of it of what it has `seen`.
+
+        What this router sent is known prompt by prompt; of what others sent, the sum and at times their number.
+        """
+        flights, others = self.flights, self.elsewhere
+        is_told = load.waiting_tokens is not None
+        reported = (load.waiting_tokens or 0) + unseen_tokens
+        if is_told:
+            theirs = Work(max(0, reported - flights.waiting_tokens), 0.0)
+        else:
+            theirs = Work(others.waiting_tokens, others.waiting_pairs)
+        behind_others = _of_equals(theirs, others.waiting, tokens) if theirs.tokens else Ahead()
+        if not flights.waiting:
+            return behind_others
+        if is_told:
+            left = min(1.0, reported / flights.waiting_tokens)
+        else:
+            total_s = self.model.snapshot().work_s(Work(flights.waiting_tokens, flights.waiting_pairs))
+            left = max(0.0, 1.0 - (now - flights.busy_since) / total_s)
+        ahead = seen.front.ahead_of(tokens)
+        if left == 1.0 and not theirs.tokens:
+            # the usual case, and asked of each backend for each decision
+            return ahead
+        return Ahead(_some(ahead.alike, left, behind_others.alike), _some(ahead.beyond, left, behind_others.beyond))
+
+    def _learn_ttft(self, flight: Flight) -> None:
+        if not flight.is_first_try:
+            return
+        self.model.judge(flight.predicted_ttft_s, flight.ttft_s)
+        if self.adaptive_limit is not None:
+            cached = max(0, flight.request.prompt_tokens - flight.uncached_tokens)
+            idle_s = self.model.snapshot().prefill_s(flight.uncached_tokens, cached)
+            self.limit.observe(flight.ttft_s / idle_s, flight.crowd)
+        if self._reports_cache and not self._was_crowded(flight):
+            self.model.observe_ttft(flight.work, flight.ahead, flight.ttft_s)
+        self.on_predicted(flight.backend, flight.predicted_ttft_s, flight.ttft_s)
+
+    def _learn_late(self, flight: Flight) -> None:
+        """Only its end told what was cached. An answer in one piece does not tell when its first token was there."""
+        one_piece = flight.last_at == flight.first_at and flight.later_tokens > 0
+        if flight.first_at is None or one_piece or self._was_crowded(flight):
+            return
+        prompt_tokens, told = flight.request.prompt_tokens, flight.usage.cached_tokens if flight.usage else 0
+        uncached = max(1, min(flight.uncached_tokens, prompt_tokens - told))
+        self.model.observe_ttft(prefill_work(uncached, max(0, prompt_tokens - uncached)), flight.ahead, flight.ttft_s)
+
+    def _learn_decode(self, flight: Flight, now: float) -> None:
+        steps = flight.later_tokens / flight.request.sampling.choices
+        if steps < _LEAST_STEPS or flight.first_at is None or flight.last_at is None:
+            return
+        batch, context_tokens = self.flights.company(flight, now)
+        # requests of other routers: as many as are reported beyond ours, with contexts like ours
+        others = max(0, (self.backend.load().running or 0) - len(self.flights))
+        scale = 1.0 + others / max(1.0, batch)
+        self.model.observe_decode(batch * scale, context_tokens * scale, (flight.last_at - flight.first_at) / steps)
+
+    def _was_crowded(self, flight: Flight) -> bool:
+        """Was it sent among so many that a queue which nobody sees may have delayed it?"""
+        return self.adaptive_limit is not None and self.limit.is_crowded(flight.crowd)
+
+
+def _of_equals(work: Work, prompts: int, tokens: float) -> Ahead:
+    """What is in front of a prompt of so many `tokens` where it is known only what all `prompts` are together."""
+    alike_tokens = tokens * max(1, prompts)
+    if work.tokens <= alike_tokens:
+        return Ahead(work)
+    alike_pairs = work.pairs * (alike_tokens / work.tokens)
+    return Ahead(Work(alike_tokens, alike_pairs), Work(work.tokens - alike_tokens, work.pairs - alike_pairs))
+
+
+def _some(work: Work, share: float, more: Work) -> Work:
+    return Work(work.tokens * share + more.tokens, work.pairs * share + more.pairs)

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from backends.http.client import (
+    MOST_ERROR_BYTES,
+    MOST_PAGE_BYTES,
+    Exchange,
+    HttpClient,
+    HttpOptions,
+    Page,
+    Post,
+    base_url,
+    decoded,
+    encoded,
+)
+from policies.errors import BackendFailed, DeadlineExceeded, InvalidRequest
+from policies.nouns import Delta
+from tests.shards.attached import eventually
+from tests.standins.standin import StandIn, running
+
+
+class Letters:
+    """An answer that is over at a full stop; each reply's bytes are one Delta."""
+
+    is_over = False
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        self.is_over = b"." in data
+        yield Delta(text=data.decode())
+
+    def end(self) -> Iterator[Delta]:
+        if not self.is_over:
+            raise BackendFailed("ended too early")
+        return iter(())
+
+
+class Echo(StandIn):
+    """Answers what it is sent; a `?` hangs, a `!` is an error as long as it can be."""
+
+    aborted = 0
+
+    def routes(self) -> Iterable[web.RouteDef]:
+        return (
+            web.post("/echo", self.echo),
+            web.post("/abort", self.abort),
+            web.get("/large", self.large),
+            web.get("/slow", self.slow),
+            web.get("/moved", self.moved),
+        )
+
+    async def echo(self, request: web.Request) -> web.StreamResponse:
+        said = await request.read()
+        if said == b"!":
+            return web.Response(status=400, body=b"x" * (MOST_ERROR_BYTES * 3))
+        with self.generating():
+            reply = await self.begin(request)
+            await self.write(reply, said)
+            if b"?" in said:
+                await asyncio.Event().wait()
+        return reply
+
+    async def abort(self, request: web.Request) -> web.Response:
+        self.aborted += 1
+        return web.Response()
+
+    async def large(self, request: web.Request) -> web.Response:
+        return web.Response(body=b"x" * (MOST_PAGE_BYTES + 1))
+
+    async def slow(self, request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        return web.Response()
+
+    async def moved(self, request: web.Request) -> web.Response:
+        raise web.HTTPFound("/large")
+
+
+@asynccontextmanager
+async def a_client(**options: float) -> AsyncIterator[tuple[HttpClient, Echo]]:
+    async with running(Echo()) as server:
+        client = HttpClient("b", server.url, HttpOptions(**options))  # type: ignore[arg-type]
+        try:
+            yield client, server
+            assert client.open_requests == 0
+        finally:
+            await client.close()
+
+
+class Sticky(Echo):
+    """Answers with a cookie, as servers behind some load balancers do, and keeps the cookies that it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cookies: list[dict[str, str]] = []
+
+    async def echo(self, request: web.Request) -> web.StreamResponse:
+        self.cookies.append(dict(request.cookies))
+        return web.Response(body=b"all.", headers={"set-cookie": "replica=3"})
+
+
+@asynccontextmanager
+async def a_closing_server(posts_per_connection: int) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that reads one post more than it answers on each connection, then closes it. Yields what came in."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for at in range(posts_per_connection + 1):
+            try:
+                heads.append(await reader.readuntil(b"hello"))
+            except asyncio.IncompleteReadError:
+                break
+            if at < posts_per_connection:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nall.")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
+
+
+def an_exchange(content: bytes, abort: Post | None = None) -> Exchange:
+    return Exchange(Post("/echo", content), Letters(), abort=abort)
+
+
+async def said(client: HttpClient, content: bytes, deadline_s: float | None = None) -> str:
+    return "".join([delta.text async for delta in client.stream(an_exchange(content), {}, deadline_s)])
+
+
+async def test_what_the_server_says_is_read_as_it_comes() -> None:
+    async with a_client() as (client, _):
+        assert await said(client, b"all of it.") == "all of it."
+        assert client.name in repr(client)
+
+
+async def test_a_body_that_ends_too_early_is_the_answers_to_judge() -> None:
+    async with a_client() as (client, _):
+        with pytest.raises(BackendFailed, match="ended too early"):
+            await said(client, b"half of")
+
+
+async def test_an_error_is_read_only_so_far() -> None:
+    async with a_client() as (client, _):
+        with pytest.raises(InvalidRequest) as failure:
+            await said(client, b"!")
+    assert len(failure.value.message) <= 2000
+
+
+async def test_the_deadline_is_the_clients_and_silence_the_servers_fault() -> None:
+    async with a_client() as (client, _):
+        with pytest.raises(DeadlineExceeded):
+            await said(client, b"?", deadline_s=0.05)
+    async with a_client(idle_s=0.05) as (client, _):
+        with pytest.raises(BackendFailed, match="cannot be reached"):
+            await said(client, b"?")
+
+
+async def test_what_is_left_in_the_middle_is_aborted_and_what_finished_is_not() -> None:
+    abort = Post("/abort", b"{}")
+    async with a_client() as (client, server):
+        async for _ in client.stream(an_exchange(b"done.", abort), {}, None):
+            pass
+        async with aclosing(client.stream(an_exchange(b"more?", abort), {}, None)) as deltas:
+            await anext(deltas)
+        await eventually(lambda: server.aborted == 1)
+        await eventually(lambda: server.open_requests == 0)
+
+
+async def test_closing_waits_for_aborts_that_are_under_way() -> None:
+    async with a_client() as (client, server):
+        async with aclosing(client.stream(an_exchange(b"more?", Post("/abort", b"{}")), {}, None)) as deltas:
+            await anext(deltas)
+        await client.close()
+        assert server.aborted == 1
+
+
+async def test_what_a_close_ends_is_not_aborted_too() -> None:
+    async with a_client() as (client, server):
+        deltas = client.stream(an_exchange(b"more?", Post("/abort", b"{}")), {}, None)
+        await anext(deltas)
+        await client.close()
+        with pytest.raises(BackendFailed):
+            await anext(deltas)
+        assert client._http is None
+        await eventually(lambda: server.open_requests == 0)
+        assert server.aborted == 0
+
+
+async def test_a_connection_that_the_server_closes_while_it_lies_idle_costs_nobody_a_request() -> None:
+    async with a_closing_server(posts_per_connection=1) as (url, heads):
+        client = HttpClient("b", url, HttpOptions())
+        assert [await said(client, b"hello") for _ in range(3)] == ["all."] * 3
+        assert len(heads) == 5, "the second and third were sent again, over a connection of their own"
+        await client.close()
+
+
+async def test_a_new_connection_that_breaks_is_a_failure_and_nothing_is_sent_twice() -> None:
+    async with a_closing_server(posts_per_connection=0) as (url, heads):
+        client = HttpClient("b", url, HttpOptions())
+        with pytest.raises(BackendFailed, match="cannot be reached"):
+            await said(client, b"hello")
+        assert len(heads) == 1
+        await client.close()
+
+
+@pytest.mark.parametrize(("path", "told"), [("/large", "more than"), ("/slow", "cannot be reached")])
+async def test_a_page_is_bounded_in_size_and_time(path: str, told: str) -> None:
+    async with a_client(probe_s=0.2) as (client, _):
+        with pytest.raises(BackendFailed, match=told):
+            await client.get(path)
+
+
+async def test_nobody_is_sent_elsewhere() -> None:
+    async with a_client() as (client, _):
+        assert (await client.get("/moved")).status == 302
+
+
+def test_what_is_no_json_is_told() -> None:
+    assert decoded(Page(200, b'{"a": 1}'), "b", "this") == {"a": 1}
+    with pytest.raises(BackendFailed, match="b answered 500 when asked for this"):
+        decoded(Page(500, b""), "b", "this")
+    with pytest.raises(BackendFailed, match="nonsense"):
+        decoded(Page(200, b"{"), "b", "this")
+    with pytest.raises(InvalidRequest, match="cannot be written"):
+        encoded({"a": object()})
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+def test_a_url_may_end_as_openais_clients_want_it(url: str) -> None:
+    assert base_url(url) == "http://h:1"
+
+
+async def test_a_cookie_that_came_with_one_answer_goes_with_no_other_request() -> None:
+    async with running(Sticky()) as server:
+        # cookies of bare addresses are kept by nobody
+        client = HttpClient("b", server.url.replace("127.0.0.1", "localhost"), HttpOptions())
+        try:
+            for _ in range(2):
+                assert await said(client, b"hello") == "all."
+        finally:
+            await client.close()
+    assert server.cookies == [{}, {}]
+
+
+class HalfRefusing(Echo):
+    """Begins to say why it refuses, and stops in the middle."""
+
+    async def echo(self, request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(status=500, headers={"content-length": "99"})
+        await reply.prepare(request)
+        await reply.write(b"the memory")
+        with self.generating():
+            await asyncio.Event().wait()
+        return reply
+
+
+async def test_a_client_that_closes_waits_for_no_refusal_that_never_ends() -> None:
+    async with running(HalfRefusing()) as server:
+        client = HttpClient("b", server.url, HttpOptions())
+        asking = asyncio.create_task(said(client, b"hello"))
+        await eventually(lambda: server.open_requests == 1)
+        for _ in range(50):
+            # the head is on its way
+            await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(BackendFailed):
+            async with asyncio.timeout(2):
+                await asking

@@ -1,0 +1,91 @@
+"""Error bodies as servers of OpenAI's dialect, and what stands in front of them, really write them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from backends.http.errors import error_in_stream, error_of
+from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
+
+NGINX = (
+    b"<html>\r\n<head><title>502 Bad Gateway</title><style>h1 { color: red }</style></head>\r\n<body>\r\n"
+    b"<center><h1>502 Bad Gateway</h1></center>\r\n<hr><center>nginx/1.27</center>\r\n</body>\r\n</html>\r\n"
+)
+
+
+def test_what_fastapi_found_wrong_is_told_field_by_field() -> None:
+    wrong = [
+        {"type": "missing", "loc": ["body", "messages", 0, "role"], "msg": "Field required", "input": {}},
+        {"type": "less_than", "loc": ["body", "top_p"], "msg": "Input should be at most 1", "input": 7},
+    ]
+    error = error_of("up", 422, json.dumps({"detail": wrong}).encode(), {})
+    assert type(error) is InvalidRequest
+    assert error.message == "messages.0.role: Field required; top_p: Input should be at most 1"
+    assert error.param == "messages.0.role"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"detail": "Model is not loaded"}, "Model is not loaded"),
+        ({"detail": {"error": "no such adapter"}}, "no such adapter"),
+        ({"detail": {"error": {"message": "deep down"}}}, "deep down"),
+        ({"detail": {"message": "said there"}}, "said there"),
+        ({"detail": ["first", "second"]}, "first; second"),
+        ({"object": "error", "message": "flat", "type": "BadRequestError"}, "flat"),
+        ({"error": "plain text"}, "plain text"),
+        ({"reason": "a proxy's own words"}, '{"reason": "a proxy\'s own words"}'),
+        ({}, "status 400"),
+        ([], "status 400"),
+        (None, "status 400"),
+    ],
+)
+def test_whatever_shape_a_body_has_its_words_are_told(body: object, message: str) -> None:
+    assert error_of("up", 400, json.dumps(body).encode(), {}).message == message
+
+
+def test_of_a_proxys_page_only_its_text_is_told() -> None:
+    error = error_of("up", 502, NGINX, {})
+    assert type(error) is BackendFailed
+    assert error.message == "up answered 502: 502 Bad Gateway 502 Bad Gateway nginx/1.27"
+
+
+def test_a_page_that_opens_tags_without_end_is_read_in_no_time() -> None:
+    assert len(error_of("up", 502, b"<" * 65536, {}).message) < 3000
+
+
+@pytest.mark.parametrize("status", [401, 402])
+def test_a_key_that_a_server_does_not_take_is_not_the_clients_fault_and_another_server_may_be_asked(
+    status: int,
+) -> None:
+    error = error_of("up", status, b'{"error": {"message": "Incorrect API key provided"}}', {})
+    assert type(error) is BackendFailed
+    assert "pool's key" in error.hint
+
+
+def test_what_a_server_forbids_is_asked_of_no_other() -> None:
+    assert type(error_of("up", 403, b'{"error": {"message": "flagged"}}', {})) is BackendRefused
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"message": "m", "type": "invalid_request_error", "code": None}, InvalidRequest),
+        ({"message": "m", "type": "invalid_request_error", "code": "context_length_exceeded"}, ContextExceeded),
+        ({"message": "m", "type": None, "code": "context_length_exceeded"}, ContextExceeded),
+        ({"message": "m", "type": "BadRequestError"}, InvalidRequest),
+        ({"message": "m", "type": "content_filter", "code": "content_filter"}, InvalidRequest),
+        ({"message": "m", "type": "tokens", "code": "rate_limit_exceeded"}, Overloaded),
+        ({"message": "m", "type": "insufficient_quota", "code": "insufficient_quota"}, Overloaded),
+        ({"message": "m", "type": "overloaded_error"}, Overloaded),
+        ({"message": "m", "type": "server_error", "code": None}, BackendFailed),
+        ({"message": "m", "type": "invalid_request_error", "code": 503}, BackendFailed),
+        ({"message": "m", "type": ["?"], "code": {}}, BackendFailed),
+    ],
+)
+def test_an_error_in_a_stream_is_read_by_its_words_where_it_has_no_status(
+    error: dict[str, object], kind: type[ExpectedError]
+) -> None:
+    assert type(error_in_stream("up", error)) is kind

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.http.json_members import ABSENT, maybe_twice, with_members, with_more_members
+
+RAW = b'\n{ "model" : "m",\t"user":"\\u00e9\\"}{", "n":1.0,"deep": {"a":[1,{"model":"x"}], "b":"]"},\n "x":null }\n'
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.text(max_size=3) | st.sampled_from(["a", "b", "model"]), VALUES, max_size=5)
+CHANGES = st.dictionaries(st.sampled_from(["a", "b", "model", "é"]), VALUES | st.just(ABSENT), max_size=4)
+
+
+def test_a_value_is_replaced_in_its_place_and_all_other_bytes_stay() -> None:
+    assert with_members(RAW, {"model": "theirs"}) == RAW.replace(b'"m"', b'"theirs"', 1)
+
+
+def test_a_member_that_is_not_there_comes_last() -> None:
+    assert with_members(RAW, {"salt": "s"}) == RAW.replace(b'"x":null', b'"x":null,"salt":"s"')
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("model", RAW.replace(b'"model" : "m",\t', b"")),
+        ("deep", RAW.replace(b',"deep": {"a":[1,{"model":"x"}], "b":"]"}', b"")),
+        ("x", RAW.replace(b',\n "x":null', b"")),
+        ("none", RAW),
+    ],
+)
+def test_a_member_leaves_with_one_comma(name: str, left: bytes) -> None:
+    assert with_members(RAW, {name: ABSENT}) == left
+
+
+def test_both_members_of_one_name_change_however_they_are_written() -> None:
+    raw = b'{"rid":1,"r\\u0069d":2,"z":3}'
+    assert with_members(raw, {"rid": ABSENT}) == b'{"z":3}'
+    assert with_members(raw, {"rid": 0}) == b'{"rid":0,"r\\u0069d":0,"z":3}'
+
+
+def test_an_object_may_be_empty_before_and_after() -> None:
+    assert with_members(b"{ }", {"a": 1}) == b'{"a":1 }'
+    assert with_members(b'{ "a": 1 }', {"a": ABSENT}) == b"{  }"
+
+
+def test_more_members_come_last_and_no_other_byte_changes() -> None:
+    assert with_more_members(RAW, {"salt": "s", "n2": 2}) == RAW.replace(b"null }", b'null ,"salt":"s","n2":2}')
+    assert with_more_members(RAW, {}) is RAW
+
+
+@given(OBJECTS, CHANGES, st.booleans(), st.sampled_from([None, 1, "\t"]))
+def test_what_is_read_afterwards_is_what_was_meant(
+    body: dict[str, Any], changes: dict[str, Any], ascii_only: bool, indent: Any
+) -> None:
+    raw = json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
+    meant = {name: value for name, value in (body | changes).items() if value is not ABSENT}
+    assert json.loads(with_members(raw, changes)) == meant
+
+
+@given(OBJECTS, st.sampled_from([None, 2]))
+def test_changing_nothing_changes_no_byte(body: dict[str, Any], indent: Any) -> None:
+    raw = json.dumps(body, indent=indent).encode()
+    assert with_members(raw, {}) == raw
+
+
+def test_what_is_there_once_is_seen_at_a_glance_however_often_a_text_says_it() -> None:
+    raw = json.dumps({"model": "m", "text": 'say "model": "x" in \u00fc\u4e2d', "other": 1}).encode()
+    assert maybe_twice(raw, ("model", "salt")) == frozenset()
+
+
+@pytest.mark.parametrize("second", [b'"model":2', b'"mod\\u0065l":2', b'"deep":{"model":2}'])
+def test_what_may_be_there_twice_is_named(second: bytes) -> None:
+    raw = b'{"model":1,' + second + b"}"
+    assert maybe_twice(raw, ("model",)) == {"model"}
+    assert maybe_twice(raw, ()) == frozenset()

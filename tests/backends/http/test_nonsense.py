@@ -1,0 +1,87 @@
+"""What no engine can mean is nonsense in every dialect, and charged to nobody."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backends.anthropic.answer import AnthropicAnswer
+from backends.fastchat.answer import FastChatAnswer
+from backends.http.client import Answer
+from backends.http.generate_answer import GenerateAnswer
+from backends.http.nonsense import usage_told
+from backends.llama_cpp.answer import LlamaCppAnswer
+from backends.ollama.answer import OllamaAnswer
+from backends.tgi.answer import TGIAnswer
+from backends.triton.answer import TritonAnswer
+from policies.errors import BackendFailed
+from policies.nouns import Usage
+from tests.backends.openai.test_passed import heard
+from tests.backends.parts import a_request
+from tests.standins.standin import event
+
+DONE = b"data: [DONE]\n\n"
+TOKEN = {"id": 1, "text": "a", "logprob": 0.0, "special": False}
+META = {"prompt_tokens": 1, "completion_tokens": 1, "finish_reason": {"type": "stop"}}
+
+
+def generated(**meta: Any) -> bytes:
+    return event({"text": "a", "output_ids": [1], "meta_info": {**META, **meta}}) + DONE
+
+
+def a_tgi_end(**details: Any) -> bytes:
+    whole = {"finish_reason": "length", "generated_tokens": 1, "input_length": 1, **details}
+    return event({"token": TOKEN, "details": whole})
+
+
+def a_llama_end(**told: Any) -> bytes:
+    return event({"content": "", "stop": True, "tokens_evaluated": 1, "tokens_predicted": 1, **told})
+
+
+def an_ollama_end(**told: Any) -> bytes:
+    return json.dumps({"message": {"content": "a"}, "done": True, **told}).encode() + b"\n"
+
+
+def a_worker_frame(**usage: int) -> bytes:
+    told = {"prompt_tokens": 1, "completion_tokens": 1, **usage}
+    return json.dumps({"error_code": 0, "text": "a", "usage": told, "finish_reason": "stop"}).encode() + b"\0"
+
+
+def a_message_end(**usage: int) -> bytes:
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": 1, **usage}}}
+    return event(start) + event({"type": "message_stop"})
+
+
+def a_generation() -> GenerateAnswer:
+    return GenerateAnswer("b", is_cumulative=False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "data"),
+    [
+        (a_generation(), generated(prompt_tokens=-1)),
+        (a_generation(), generated(completion_tokens=-5)),
+        (a_generation(), generated(cached_tokens=1e308)),
+        (a_generation(), event({"index": 1, "text": "a", "meta_info": META}) + DONE),
+        (a_generation(), event({"index": -1, "text": "a", "meta_info": META}) + DONE),
+        (TGIAnswer("b"), a_tgi_end(generated_tokens=-1)),
+        (TGIAnswer("b"), a_tgi_end(input_length=-1)),
+        (LlamaCppAnswer("b"), a_llama_end(tokens_evaluated=-1)),
+        (LlamaCppAnswer("b"), a_llama_end(tokens_predicted=1e300)),
+        (OllamaAnswer("b"), an_ollama_end(eval_count=-1)),
+        (OllamaAnswer("b"), an_ollama_end(prompt_eval_count=-1)),
+        (FastChatAnswer("b"), a_worker_frame(completion_tokens=-1)),
+        (AnthropicAnswer("b"), a_message_end(output_tokens=-1)),
+        (AnthropicAnswer("b"), a_message_end(cache_read_input_tokens=-1)),
+        (TritonAnswer("b", a_request(), is_cumulative=False), event({"text_output": "a", "num_input_tokens": -1})),
+    ],
+)
+def test_counts_and_places_that_cannot_be_are_nonsense(answer: Answer, data: bytes) -> None:
+    with pytest.raises(BackendFailed):
+        heard(answer, [data])
+
+
+def test_what_is_not_told_is_nothing() -> None:
+    assert usage_told(None, 3) == Usage(0, 3, 0)

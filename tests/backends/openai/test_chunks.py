@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backends.openai.chunks import deltas_of, usage_of
+from policies.nouns import Usage
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"prompt_tokens_details": {"cached_tokens": 4}},
+        # DeepSeek, and those who follow it
+        {"prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 3},
+        # Moonshot
+        {"cached_tokens": 4},
+        {"prompt_tokens_details": {"cached_tokens": 4}, "prompt_cache_hit_tokens": 4},
+        {"prompt_tokens_details": {"audio_tokens": 0}, "prompt_cache_hit_tokens": 4},
+        {"prompt_tokens_details": None, "cached_tokens": 4},
+    ],
+)
+def test_cached_tokens_are_understood_by_each_servers_name(told: dict[str, Any]) -> None:
+    assert usage_of({"prompt_tokens": 7, "completion_tokens": 2, **told}) == Usage(7, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("told", "stop"),
+    [({"stop_reason": "END"}, "END"), ({"matched_stop": "END"}, "END"), ({"matched_stop": 151645}, None), ({}, None)],
+)
+def test_the_stop_that_ended_a_choice_is_told_by_vllm_and_by_sglang(told: dict[str, Any], stop: str | None) -> None:
+    choice = {"index": 0, "delta": {}, "finish_reason": "stop", **told}
+    assert [delta.stop for delta in deltas_of({"choices": [choice]})] == [stop]

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.http.client import Answer
+from backends.http.passed_blocks import MOST_HELD_BYTES
+from backends.openai.answer import OpenAIAnswer
+from backends.openai.passed import Ear, GatheredWhole, PassedStream, PassedWhole
+from policies.errors import BackendFailed, ExpectedError, InvalidRequest
+from policies.nouns import Delta, Sampling, Usage
+from tests.backends.parts import a_request
+from tests.backends.upstream import DONE, event, said, used
+
+ROLE = b'data: {"id": "x",  "choices":[{"index":0,"delta":{"role":"assistant","content":""}}], "vendor":1}\n\n'
+PIECE = (
+    b'data: {"choices":[{"delta":{"content":"Gr\\u00fc\xc3\x9fe"},"index":0,"finish_reason":null}],"usage":null}\n\n'
+)
+CALL = b'event: message\r\ndata: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}\r\n\r\n'
+END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop","stop_reason":7}]}\n\n'
+COMMENT = b": working\n\n"
+STREAM = (ROLE, COMMENT, PIECE, PIECE, CALL, COMMENT, END, used(5, 3, cached=2), DONE)
+
+
+def an_ear(choices: int = 1, **fields: Any) -> Ear:
+    return Ear("up", a_request(prompt_tokens=9, sampling=Sampling(choices=choices)), **fields)
+
+
+def a_stream(shown_model: str | None = None, *, shows_usage: bool = False, choices: int = 1) -> PassedStream:
+    return PassedStream(an_ear(choices, shown_model=shown_model), shows_usage=shows_usage)
+
+
+def heard(answer: Answer, pieces: Iterable[bytes]) -> list[Delta]:
+    deltas = [delta for piece in pieces for delta in answer.feed(piece)]
+    return [*deltas, *answer.end()]
+
+
+def raw_of(deltas: Sequence[Delta]) -> bytes:
+    return b"".join(delta.raw or b"" for delta in deltas)
+
+
+def cut(whole: bytes, places: Sequence[int]) -> list[bytes]:
+    ends = sorted({0, len(whole), *places})
+    return [whole[start:end] for start, end in pairwise(ends)]
+
+
+def test_every_byte_goes_through_in_its_order() -> None:
+    assert raw_of(heard(a_stream(shows_usage=True), STREAM)) == b"".join(STREAM)
+
+
+@given(st.lists(st.integers(0, len(b"".join(STREAM)))), st.booleans())
+def test_however_a_stream_is_cut_bytes_and_accounting_stay_the_same(cuts: list[int], shows_usage: bool) -> None:
+    deltas = heard(a_stream(shows_usage=shows_usage), cut(b"".join(STREAM), cuts))
+    shown = [block for block in STREAM if shows_usage or b'"prompt_tokens"' not in block]
+    assert raw_of(deltas) == b"".join(shown)
+    assert sum(delta.tokens for delta in deltas) == 3
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
+    assert [delta.usage for delta in deltas if delta.usage] == [Usage(5, 3, 2)]
+    assert deltas[-1].usage is not None
+
+
+CHOICES = st.fixed_dictionaries(
+    {"index": st.integers(0, 2), "finish_reason": st.sampled_from([None, None, "stop", "length", "eos_token", ""])},
+    optional={
+        "delta": st.dictionaries(
+            st.sampled_from(["role", "content", "reasoning_content", "refusal"]), st.none() | st.sampled_from(["", "a"])
+        ),
+        "text": st.sampled_from(["", "a"]),
+    },
+)
+CHUNKS = st.fixed_dictionaries(
+    {"choices": st.lists(CHOICES, max_size=3)},
+    optional={
+        "usage": st.none() | st.fixed_dictionaries({"prompt_tokens": st.integers(0, 9)}),
+        "vendor": st.just({"usage": 1}),
+    },
+)
+
+
+@given(st.lists(CHUNKS, max_size=6))
+def test_what_is_accounted_is_what_is_when_an_answer_is_taken_apart(chunks: list[dict[str, Any]]) -> None:
+    pieces = [*map(event, chunks), DONE]
+    passed = heard(a_stream(shows_usage=True, choices=8), pieces)
+    apart = heard(OpenAIAnswer("up", a_request(prompt_tokens=9), is_streamed=True, most_choices=8), pieces)
+    assert passed[-1].usage == apart[-1].usage
+    assert [(one.choice, one.finish_reason) for one in passed if one.finish_reason] == [
+        (one.choice, one.finish_reason) for one in apart if one.finish_reason
+    ]
+    assert raw_of(passed) == b"".join(pieces)
+
+
+def test_nothing_goes_out_before_the_first_piece_and_then_all_of_it() -> None:
+    answer = a_stream()
+    assert list(answer.feed(ROLE + COMMENT)) == []
+    assert list(answer.feed(PIECE)) == [Delta(raw=ROLE + COMMENT + PIECE, tokens=1)]
+    assert list(answer.feed(COMMENT)) == [Delta(raw=COMMENT)]
+
+
+def test_what_is_held_has_a_bound() -> None:
+    answer = a_stream()
+    goes = [delta for _ in range(MOST_HELD_BYTES // len(COMMENT) + 1) for delta in answer.feed(COMMENT)]
+    assert len(raw_of(goes)) > MOST_HELD_BYTES
+
+
+def test_usage_that_was_not_asked_for_is_taken_out_of_a_chunk_that_says_more() -> None:
+    last = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}], "usage": {"prompt_tokens":3}}\n\n'
+    deltas = heard(a_stream(), [last, DONE])
+    assert raw_of(deltas) == last.replace(b', "usage": {"prompt_tokens":3}', b"") + DONE
+    assert deltas[-1].usage == Usage(3, 0)
+
+
+@pytest.mark.parametrize("between", [":", ": ", "\t: "])
+def test_the_model_has_the_name_that_the_client_knows(between: str) -> None:
+    text = json.dumps('"model":"theirs"')
+    theirs = f'data: {{"model"{between}"theirs","choices":[{{"index":0,"delta":{{"content":{text}}}}}]}}\n\n'.encode()
+    ours = theirs.replace(b'"theirs"', b'"mine"', 1)
+    assert raw_of(heard(a_stream("mine"), [theirs, DONE])) == ours + DONE
+
+
+@pytest.mark.parametrize("between", [b"\ndata: ", b""])
+def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(between: bytes) -> None:
+    model = b'data: {"model":' + between + b'"theirs",\n'
+    lines = model + b'data: "choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    assert raw_of(heard(a_stream("mine"), [lines, DONE])) == lines.replace(b"theirs", b"mine") + DONE
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "told"),
+    [
+        (event({"error": {"message": "no memory"}}), BackendFailed, "no memory"),
+        (event({"object": "error", "message": "bad", "code": 400}), InvalidRequest, "bad"),
+        (said(None, "abort"), BackendFailed, "broke the answer off"),
+        (b"data: {broken\n\n", BackendFailed, "nonsense"),
+        (b"data: [1]\n\n", BackendFailed, "nonsense"),
+        (b'data: {"choices": 5}\n\n', BackendFailed, "nonsense"),
+        (b'data: {"choices":[{"delta":{"x":' + b"[" * 9999 + b"]" * 9999 + b"}}]}\n\n", BackendFailed, "nonsense"),
+    ],
+)
+@pytest.mark.parametrize("answer", [a_stream, lambda: GatheredWhole(Ear("up", a_request()))])
+def test_an_error_in_the_stream_is_raised_and_never_passed_on(
+    bad: bytes, kind: type[ExpectedError], told: str, answer: Any
+) -> None:
+    with pytest.raises(ExpectedError, match=told) as failure:
+        heard(answer(), [PIECE, bad])
+    assert type(failure.value) is kind
+
+
+def test_what_came_before_an_error_goes_out_only_to_who_has_seen_something() -> None:
+    fresh, begun = a_stream(), a_stream()
+    list(begun.feed(PIECE))
+    for answer, goes in ((fresh, b""), (begun, PIECE)):
+        passed = list[Delta]()
+        with pytest.raises(BackendFailed):
+            passed.extend(answer.feed(PIECE + event({"error": "x"})))
+        assert raw_of(passed) == goes
+
+
+def test_a_stream_that_ends_too_early_has_failed() -> None:
+    for answer in (a_stream(), GatheredWhole(Ear("up", a_request()))):
+        with pytest.raises(BackendFailed, match="without"):
+            heard(answer, [PIECE])
+
+
+WHOLE = (
+    b'{ "id":"x","model":"m", "choices":[{"index":1,"message":{"content":"H\\u00e9"},"finish_reason":"length"},'
+    b'\n{"index":0,"message":{"content":"a"},"finish_reason":"stop"}],"usage":{"prompt_tokens":4,"completion_tokens":6}}'
+)
+
+
+def test_a_whole_answer_goes_through_whole_and_tells_nothing_of_its_first_token() -> None:
+    answer = PassedWhole(an_ear(2))
+    assert heard(answer, cut(WHOLE, [3, 50])) == [
+        Delta(choice=1, body=WHOLE, finish_reason="length", is_whole=True, tokens=6),
+        Delta(choice=0, finish_reason="stop"),
+        Delta(usage=Usage(4, 6)),
+    ]
+
+
+def test_a_whole_answer_has_the_clients_name_of_the_model() -> None:
+    body = heard(PassedWhole(an_ear(2, shown_model="mine")), [WHOLE])[0].body
+    assert body == WHOLE.replace(b'"m"', b'"mine"')
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"choices": []}'])
+def test_what_is_no_answer_is_nonsense(body: bytes) -> None:
+    with pytest.raises(BackendFailed, match="nonsense"):
+        heard(PassedWhole(Ear("up", a_request())), [body])
+
+
+def test_a_whole_answer_has_a_bound() -> None:
+    with pytest.raises(BackendFailed, match="more than 10 bytes"):
+        heard(PassedWhole(Ear("up", a_request()), limit_bytes=10), [b"x" * 11])
+
+
+def test_a_streamed_answer_that_is_to_come_whole_has_a_bound() -> None:
+    with pytest.raises(BackendFailed, match="more than 10 bytes"):
+        heard(GatheredWhole(Ear("up", a_request()), limit_bytes=10), [PIECE])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        said(tool_calls=["no call"]),
+        said(tool_calls=[{"index": 0, "function": 5}, {"index": 0, "function": {"arguments": "a"}}, 5]),
+        event({"choices": [{"index": 0, "delta": {}, "logprobs": {"content": [1]}}]})
+        + event({"choices": [{"index": 0, "delta": {}, "logprobs": {"content": 5}}]}),
+    ],
+)
+def test_chunks_that_do_not_add_up_are_nonsense(bad: bytes) -> None:
+    with pytest.raises(BackendFailed, match="nonsense"):
+        heard(GatheredWhole(Ear("up", a_request())), [PIECE, bad, DONE])
+
+
+def test_tool_calls_add_up_where_a_server_says_null_for_none() -> None:
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    nothing: dict[str, Any] = {"content": None, "reasoning_content": None}
+    pieces = [
+        said(**nothing, role="assistant", tool_calls=None),
+        said(**nothing, tool_calls=[call]),
+        said(**nothing, tool_calls=None),
+        said(None, "tool_calls"),
+        DONE,
+    ]
+    body = next(delta.body for delta in heard(GatheredWhole(Ear("up", a_request())), pieces) if delta.body)
+    (choice,) = json.loads(body)["choices"]
+    assert choice["message"]["tool_calls"] == [{"id": "c", "type": "function", "function": call["function"]}]
+
+
+def test_lists_that_come_in_pieces_add_up_like_texts() -> None:
+    first = {"index": 0, "delta": {"content": "a", "annotations": [1], "details": []}, "token_ids": [5]}
+    chunks = [
+        {"prompt_token_ids": [1, 2], "choices": [{**first, "logprobs": None}]},
+        {"choices": [{"index": 0, "delta": {"content": "b", "details": [{"n": 1}]}, "token_ids": [6, 7]}]},
+        {"choices": [{"index": 0, "delta": {"annotations": [2]}, "token_ids": None, "finish_reason": "stop"}]},
+    ]
+    deltas = heard(GatheredWhole(Ear("up", a_request())), [*map(event, chunks), DONE])
+    (body,) = [json.loads(delta.body) for delta in deltas if delta.body]
+    (choice,) = body["choices"]
+    assert (body["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [5, 6, 7])
+    assert choice["message"] == {"role": "assistant", "content": "ab", "annotations": [1, 2], "details": [{"n": 1}]}
+
+
+def test_blocks_of_thinking_that_are_told_anew_are_not_told_twice() -> None:
+    one, two = {"type": "thinking", "signature": "1"}, {"type": "thinking", "signature": "2"}
+    pieces = [said(thinking_blocks=[one]), said("a", thinking_blocks=[one, two]), DONE]
+    body = next(delta.body for delta in heard(GatheredWhole(Ear("up", a_request())), pieces) if delta.body)
+    assert json.loads(body)["choices"][0]["message"]["thinking_blocks"] == [one, two]
+
+
+@pytest.mark.parametrize("index", [1, -1, 7])
+def test_an_answer_that_nobody_asked_for_is_nonsense(index: int) -> None:
+    whole = {"choices": [{"index": index, "message": {"content": "a"}, "finish_reason": "stop"}]}
+    for answer, data in (
+        (a_stream(), said("a", index=index)),
+        (GatheredWhole(Ear("up", a_request())), said("a", index=index)),
+        (PassedWhole(Ear("up", a_request())), json.dumps(whole).encode()),
+    ):
+        with pytest.raises(BackendFailed, match=f"answer {index} where 1"):
+            heard(answer, [data])
+
+
+def test_a_stream_without_a_choice_adds_up_to_no_answer() -> None:
+    with pytest.raises(BackendFailed, match="without an answer"):
+        heard(GatheredWhole(Ear("up", a_request())), [used(1, 0), DONE])
+
+
+def test_chunks_add_up_to_what_the_server_would_have_answered_whole() -> None:
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}
+    more = {"index": 0, "function": {"arguments": ": 1}"}}
+    top: dict[str, Any] = {"id": "x", "object": "chat.completion.chunk", "model": "theirs", "system_fingerprint": "fp"}
+    chunks = [
+        top | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None},
+        top | {"choices": [{"index": 0, "delta": {"content": "H"}, "logprobs": {"content": [1]}}]},
+        top | {"choices": [{"index": 0, "delta": {"content": "i"}, "logprobs": {"content": [2], "refusal": None}}]},
+        top | {"choices": [{"index": 1, "delta": {"tool_calls": [call]}}]},
+        top | {"choices": [{"index": 1, "delta": {"tool_calls": [more], "reasoning_content": "hm"}}]},
+        top | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": 7}]},
+        top | {"choices": [{"index": 1, "delta": {}, "finish_reason": "tool_calls"}], "service_tier": "flex"},
+        top | {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "vendor": 1}},
+    ]
+    deltas = heard(GatheredWhole(an_ear(2, shown_model="mine")), [*map(event, chunks), DONE])
+    assert sum(delta.tokens for delta in deltas) == 4
+    (body,) = [delta.body for delta in deltas if delta.body]
+    assert json.loads(body) == {
+        "id": "x",
+        "object": "chat.completion",
+        "model": "mine",
+        "system_fingerprint": "fp",
+        "service_tier": "flex",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hi"},
+                "logprobs": {"content": [1, 2], "refusal": None},
+                "finish_reason": "stop",
+                "stop_reason": 7,
+            },
+            {
+                "index": 1,
+                "message": {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning_content": "hm",
+                    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+                },
+                "finish_reason": "tool_calls",
+            },
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "vendor": 1},
+    }
+    assert deltas[-1].usage == Usage(3, 4)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backends.openai.compatible import OpenAICompatible, OpenAIOptions
+from backends.openai.pooled import EMBEDDINGS_PATH, RERANK_PATH, SCORE_PATH, PooledAnswer
+from backends.vllm import VLLM, VLLMOptions
+from policies.errors import BackendFailed, InvalidRequest, Overloaded
+from policies.nouns import Delta, Prompt, Usage
+from tests.backends.parts import a_request, everything
+from tests.standins.openai_compatible import OpenAIServer
+from tests.standins.standin import running
+from tests.standins.vllm import VLLMServer
+
+BODY: dict[str, Any] = {"model": "ours", "input": ["a", "bc"], "encoding_format": "base64", "dimensions": 2}
+REPLY = b'{"object":"list","data":[{"index":0,"embedding":[0.10,-1e-3]}],"usage":{"prompt_tokens":3},"x":1}'
+
+
+def read(data: bytes, size: int = 1 << 20, path: str = EMBEDDINGS_PATH, **options: Any) -> list[Delta]:
+    answer = PooledAnswer("b", path, prompt_tokens=5, **options)
+    deltas = [delta for at in range(0, len(data), size) for delta in answer.feed(data[at : at + size])]
+    return deltas + list(answer.end())
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_the_reply_is_one_delta_with_every_byte_and_usage(size: int) -> None:
+    assert read(REPLY, size) == [Delta(body=REPLY, usage=Usage(3))]
+
+
+def test_a_server_that_tells_no_usage_used_what_the_prompt_has() -> None:
+    assert read(b'{"data":[]}')[0].usage == Usage(5)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"data":1}', b'{"data":[],"usage":[]}', b"\xff"])
+def test_nonsense_is_a_failure_of_the_backend(data: bytes) -> None:
+    with pytest.raises(BackendFailed, match="nonsense"):
+        read(data)
+
+
+@pytest.mark.parametrize(("path", "name"), [(RERANK_PATH, "results"), (SCORE_PATH, "data")])
+def test_scores_are_one_delta_too_and_may_tell_their_total_alone(path: str, name: str) -> None:
+    reply = json.dumps({"id": "x", name: [{"index": 0, "relevance_score": 0.5}], "usage": {"total_tokens": 9}}).encode()
+    assert read(reply, path=path) == [Delta(body=reply, usage=Usage(9))]
+    with pytest.raises(BackendFailed, match=f"instead of `{name}`"):
+        read(b'{"other": []}', path=path)
+
+
+def test_a_reply_has_a_bound() -> None:
+    with pytest.raises(BackendFailed, match="more than 4 bytes"):
+        read(REPLY, limit_bytes=4)
+
+
+async def test_the_body_goes_through_whole_under_the_servers_name_of_the_model() -> None:
+    async with running(OpenAIServer()) as server:
+        options = OpenAIOptions(models={"ours": "m"})
+        backend = OpenAICompatible("b", server.url, pool="p", options=options)
+        (delta,) = await everything(backend, a_request(model="ours"), Prompt(body=BODY, path=EMBEDDINGS_PATH))
+        await backend.close()
+    (seen,) = server.received
+    assert (seen.path, seen.body) == (EMBEDDINGS_PATH, {**BODY, "model": "m"})
+    assert delta.body is not None
+    assert len(json.loads(delta.body)["data"]) == 2
+    assert delta.usage == Usage(3)
+
+
+async def test_fields_that_are_the_routers_to_say_do_not_come_from_a_client() -> None:
+    forged = {**BODY, "model": "m", "cache_salt": "other", "priority": -9}
+    async with running(VLLMServer()) as server:
+        backend = VLLM("b", server.url, pool="p")
+        await everything(backend, a_request(), Prompt(body=forged, path=EMBEDDINGS_PATH))
+        await backend.close()
+    assert server.received[0].body == {**BODY, "model": "m"}
+
+
+async def test_documents_are_reranked_under_the_servers_name_of_the_model() -> None:
+    body = {"model": "ours", "query": "a", "documents": ["b", "c"], "top_n": 1, "priority": -9}
+    async with running(VLLMServer()) as server:
+        backend = VLLM("b", server.url, pool="p", options=VLLMOptions(models={"ours": "m"}))
+        (delta,) = await everything(backend, a_request(model="ours"), Prompt(body=body, path=RERANK_PATH))
+        await backend.close()
+    assert (server.received[0].path, server.received[0].body) == (
+        RERANK_PATH,
+        {"model": "m", "query": "a", "documents": ["b", "c"], "top_n": 1},
+    )
+    assert delta.usage == Usage(3)
+
+
+async def test_refusals_mean_what_they_mean_elsewhere() -> None:
+    async with running(OpenAIServer(context_tokens=1)) as server:
+        backend = OpenAICompatible("b", server.url, pool="p")
+        prompt = Prompt(body={**BODY, "model": "m"}, path=EMBEDDINGS_PATH)
+        with pytest.raises(InvalidRequest, match="maximum context length"):
+            await everything(backend, prompt=prompt)
+        server.is_busy = True
+        with pytest.raises(Overloaded):
+            await everything(backend, prompt=prompt)
+        await backend.close()
