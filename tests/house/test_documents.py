@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from policies import errors, nouns
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.cli import app as router_app
 from router.inbound.status import STATUS
 from shards.__main__ import app as shard_app
