@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from backends.base import Description, Load
 from backends.fake import FakeBackend
 from policies.nouns import ClusterView, Decision, Delta, Request
-from policies.parse import parse
 from policies.rules import Facts, classify
+from policies.sla.parse import parse
 from router.build import build
 from router.gateway import Gateway
 from router.prepare import believed

@@ -27,7 +27,7 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from router.collector import spare_what_stays
 

@@ -22,9 +22,9 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from policies.budget import Descriptor, Reservation
-from policies.charge import Charge
 from policies.nouns import Limits
+from policies.quota.budget import Descriptor, Reservation
+from policies.quota.charge import Charge
 from router.store.base import QuotaStore
 from router.store.guarded import GuardedStore, GuardOptions
 from router.store.memory import MemoryStore

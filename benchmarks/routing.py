@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from policies import filters, picks, scores
 from policies.catalogue import builtin_catalogue
 from policies.compose import Policy, Score, WeightedScore
-from policies.config import Config
 from policies.nouns import BackendView, Outcome, Request
-from policies.parse import parse
+from policies.sla.config import Config
+from policies.sla.parse import parse
 from router.simulation.arrivals import Arrival, settled, sped_up, usual_of
 from router.simulation.client import Call
 from router.simulation.fleet import Fleet

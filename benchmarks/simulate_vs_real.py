@@ -39,7 +39,7 @@ import aiohttp
 import torch
 from torch import Tensor
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.simulation.speed import Machine, Speed, read_profile
 from shards.bundled import NAME as MODEL
 from shards.bundled import weights

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backends.base import CacheListener, Description, Load
-from policies.budget import Standing
 from policies.catalogue import builtin_catalogue
-from policies.config import Config, PoolSpec, ServerSettings, StoreSettings
 from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Prompt, Request, ServiceClass, Tenant, Usage
+from policies.quota.budget import Standing
 from policies.rules import Rule
+from policies.sla.config import Config, PoolSpec, ServerSettings, StoreSettings
 from router.ask import Ask
 from router.calls.caller import Placement
 from shards.kv.keys import BLOCK_TOKENS

@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
 from backends.fake import Answer, FakeBackend
 from policies.nouns import Decision, Prompt
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.ask import Ask, Chat
 from router.build import build
 from router.gateway import Gateway

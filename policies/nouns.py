@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from policies.cost import TYPICAL, Latency
+from policies.learning.cost import TYPICAL, Latency
 
 
 class Outcome(enum.StrEnum):

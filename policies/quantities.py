@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from policies.charge import MOST_PER_TOKEN
+from policies.quota.charge import MOST_PER_TOKEN
 from policies.rules import Range
 from policies.shapes import Scalar
 

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from aiohttp import web
 
-from policies.config import Config
+from policies.sla.config import Config
 from router.address import Address, cannot_listen
 from router.build import Parts, build
 from router.inbound.admin import admin_app

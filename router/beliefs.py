@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from policies.cached_hints import Hint, from_ttft, from_usage
 from policies.nouns import BackendView
+from policies.prefix.cached_hints import Hint, from_ttft, from_usage
 from policies.prefix.index import PrefixIndex
 from policies.prefix.match import Match, best
-from policies.residency import Guess, Picture, Residency
-from policies.speculation import Speculation
+from policies.prefix.residency import Guess, Picture, Residency
+from policies.prefix.speculation import Speculation
 from router.cluster.flights import Flight
 from router.replicas.news import MOST_KEYS, Belief, Learnt, Lost, Sent
 from shards.kv.keys import BLOCK_TOKENS

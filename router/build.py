@@ -11,9 +11,9 @@ from typing import TypedDict, Unpack
 
 from backends.base import Backend, CacheListener
 from backends.kinds import Surroundings
-from policies.answer_length import AnswerLengths
-from policies.config import Config
 from policies.health import HealthRules
+from policies.learning.answer_length import AnswerLengths
+from policies.sla.config import Config
 from router.beliefs import Beliefs
 from router.calls.admission import Admission
 from router.calls.dispatch import Dispatcher

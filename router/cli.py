@@ -88,8 +88,8 @@ def up(
       pointsman up sla.yaml
       pointsman up --model ./Qwen3-0.6B --shards 1
     """
-    from policies.config import BUNDLED
-    from policies.parse import default_config
+    from policies.sla.config import BUNDLED
+    from policies.sla.parse import default_config
     from router.commands.overrides import listening, logging_decisions
     from router.commands.up import Files, run
     from router.telemetry.logs import LogOptions
@@ -204,7 +204,7 @@ def schema() -> None:
     """
     from json import dumps
 
-    from policies.parse import json_schema
+    from policies.sla.parse import json_schema
     from router.plugins import installed_catalogue
 
     print(dumps(json_schema(installed_catalogue()), indent=2))  # noqa: T201

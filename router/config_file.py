@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from policies.catalogue import Catalogue
-from policies.config import Config
 from policies.errors import ConfigError
-from policies.parse import examine
+from policies.sla.config import Config
+from policies.sla.parse import examine
 from policies.sla.secrets import Outside
 
 Stamp = tuple[int, int, int]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from policies.answer_length import AnswerLengths
-from policies.config import Config
+from policies.learning.answer_length import AnswerLengths
 from policies.nouns import Tenant
+from policies.sla.config import Config
 from router.beliefs import Beliefs
 from router.calls.admission import Admission
 from router.calls.dispatch import Dispatcher

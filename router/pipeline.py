@@ -12,7 +12,6 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from policies.config import Config
 from policies.errors import (
     BackendFailed,
     ContextExceeded,
@@ -30,6 +29,7 @@ from policies.promise import answer_s
 from policies.quantities import told_seconds
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
+from policies.sla.config import Config
 from policies.waiting import is_outage, is_worth_waiting
 from router.ask import Ask
 from router.calls.admission import Permit

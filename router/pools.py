@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from backends.base import Backend
 from backends.kinds import Place, Surroundings, make
-from policies.config import Config, PoolSpec
+from policies.sla.config import Config, PoolSpec
 from router.cluster.cluster import Cluster
 from router.cluster.names import backend_name, found_name
 from router.discovery.discovery import Discovery, source_of

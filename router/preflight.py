@@ -8,8 +8,8 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from policies.config import BUNDLED, Config
 from policies.errors import ConfigError
+from policies.sla.config import BUNDLED, Config
 from router.address import Address, cannot_listen
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.budget import Descriptor, descriptors
-from policies.charge import Charge, estimate
-from policies.config import Config
 from policies.errors import ContextExceeded, NoBackend, UnknownModel
 from policies.nouns import Capability, Tenant
+from policies.quota.budget import Descriptor, descriptors
+from policies.quota.charge import Charge, estimate
 from policies.rules import Facts
+from policies.sla.config import Config
 from policies.suggest import did_you_mean
 from router.ask import Ask
 from router.calls.admission import Claim

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from policies.changes import carried_over, fixed_changes
 from policies.errors import ConfigError
+from policies.sla.changes import carried_over, fixed_changes
 from router.config_file import Contents
 from router.gateway import Gateway
 

@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from policies.config import Config, StoreSettings
+from policies.sla.config import Config, StoreSettings
 from router.feeds.relay import Relay
 from router.gateway import Gateway
 from router.keys.base import KeyStore

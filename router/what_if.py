@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from policies.config import BUNDLED, Config, PoolSpec
-from policies.cost import prior_of
 from policies.errors import InvalidRequest
 from policies.explain import Explanation, explain
+from policies.learning.cost import prior_of
 from policies.nouns import BackendView, Capability, ClusterView, Request, Tenant
 from policies.rules import Facts, classify
+from policies.sla.config import BUNDLED, Config, PoolSpec
 from policies.suggest import did_you_mean
 from router.cluster.names import backend_name, found_name
 from shards.bundled import NAME as BUNDLED_NAME

@@ -1,1 +1,1 @@
-"""The prefix index: which backend holds which blocks. One noun per file; `index` puts them together."""
+"""Which backend is believed to hold which blocks: the prefix index, and what is guessed of those that tell nothing."""

@@ -1,1 +1,4 @@
-"""The sections of the SLA file, one file each. Every reader notes all mistakes and returns what is right."""
+"""The SLA file: `parse` reads it, `config` is what it says, and each section has a file.
+
+Every reader notes all mistakes and returns what is right.
+"""

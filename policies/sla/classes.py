@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from policies.fields import Field, Section
 from policies.nouns import ServiceClass
 from policies.quantities import read_count, read_seconds, read_share, read_weight, read_yes
 from policies.shapes import Key, Named, Table
+from policies.sla.fields import Field, Section
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 MEASURES = {"ttft": "time to first token", "tpot": "time per output token"}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from policies.fields import Field
 from policies.nouns import Prices
 from policies.quantities import read_price
 from policies.shapes import Key, Table
+from policies.sla.fields import Field
 
 COST = Table(
     {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from policies.fields import Field
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.quantities import read_seconds, read_status
 from policies.shapes import TEXT, Choice, Key, Many, Named
+from policies.sla.fields import Field
 
 STEP = Choice(
     {

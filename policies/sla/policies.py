@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from policies.catalogue import Catalogue, Part, usual_filters
 from policies.compose import Filter, Policy, WeightedScore
-from policies.fields import Field, Section
 from policies.picks import best
 from policies.quantities import read_weight
 from policies.shapes import TEXT, Choice, Key, Many, Named, Scalar, Table
+from policies.sla.fields import Field, Section
 
 T = TypeVar("T")
 

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from policies.config import AT_HOST_AND_PORT, BUNDLED, KINDS, Option, PoolSpec
-from policies.fields import Field, Section
 from policies.health import HealthRules
 from policies.quantities import quoted, read_count, read_seconds, read_share, read_whole, read_yes
 from policies.shapes import TEXT, Key, Many, Named, Scalar, Table, word
+from policies.sla.config import AT_HOST_AND_PORT, BUNDLED, KINDS, Option, PoolSpec
+from policies.sla.fields import Field, Section
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
 from policies.sla.server import ADDRESS_PATTERN, read_address
-from policies.sources import PATTERN as SOURCE_PATTERN
-from policies.sources import SourceName, is_source, read_source
+from policies.sla.sources import PATTERN as SOURCE_PATTERN
+from policies.sla.sources import SourceName, is_source, read_source
 
 _URL_PATTERN = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
 _URL = re.compile(_URL_PATTERN)

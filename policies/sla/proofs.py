@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeVar
 
-from policies.config import Config, PoolSpec
-from policies.fields import Field
 from policies.nouns import ServiceClass
 from policies.on_miss import Degrade, Queue, Spill
 from policies.rules import may_use
+from policies.sla.config import Config, PoolSpec
+from policies.sla.fields import Field
 from policies.suggest import did_you_mean
 
 S = TypeVar("S", Degrade, Queue, Spill)

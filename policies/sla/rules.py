@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.fields import Field, Section
 from policies.nouns import Tenant
 from policies.quantities import read_range
 from policies.rules import Rule, When, may_use
 from policies.shapes import TEXT, Key, Many, Named, Table
+from policies.sla.fields import Field, Section
 from policies.sla.reach import Reach, TooManyRulesError
 
 WHEN = Table(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from policies.config import ServerSettings
-from policies.fields import Field, Section
 from policies.quantities import quoted, read_bytes, read_count, read_seconds
 from policies.shapes import TEXT, Either, Key, Many, Scalar, Table, word
+from policies.sla.config import ServerSettings
+from policies.sla.fields import Field, Section
 from policies.sla.secrets import API_KEY, Outside
 
 ADDRESS_PATTERN = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"

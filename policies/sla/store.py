@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from policies.config import StoreSettings
-from policies.fields import Field
 from policies.quantities import quoted, read_count, read_yes
 from policies.shapes import NAME_PATTERN, Key, Scalar, Table
+from policies.sla.config import StoreSettings
+from policies.sla.fields import Field
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
 
 _SCHEMES = ("redis://", "rediss://", "unix://")

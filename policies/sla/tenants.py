@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from policies.fields import Field, Section
 from policies.nouns import NO_LIMITS, USUAL_PINNED_TOKENS, Limits, Tenant
 from policies.quantities import read_count, read_tokens, read_weight, read_yes
 from policies.shapes import TEXT, Either, Key, Many, Named, Table
+from policies.sla.fields import Field, Section
 from policies.sla.secrets import API_KEY, Outside
 
 LIMIT_KEYS = {

@@ -8,10 +8,10 @@ from types import TracebackType
 
 import msgspec
 
-from policies.budget import Descriptor, Refused, Reservation, Standing, meters
-from policies.charge import Charge, charge_of
 from policies.errors import QuotaExceeded
 from policies.nouns import Outcome, Prices, Usage
+from policies.quota.budget import Descriptor, Refused, Reservation, Standing, meters
+from policies.quota.charge import Charge, charge_of
 from router.calls.outcome import outcome_of
 from router.store.base import QuotaStore
 

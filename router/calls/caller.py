@@ -7,9 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from policies.budget import Standing
 from policies.explain import Explanation
 from policies.nouns import Delta, Request
+from policies.quota.budget import Standing
 from router.ask import Ask
 
 

@@ -9,10 +9,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 
-from policies.config import Config
 from policies.errors import Overloaded
 from policies.fairness.queue import FairQueue
 from policies.predict import uncached_tokens
+from policies.sla.config import Config
 from policies.waiting import ROOM, is_outage, is_worth_waiting, would_take
 from router.calls.bid import Bid, Found, Placed
 from router.calls.model_queue import ModelQueue

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from policies.budget import Descriptor
-from policies.config import Config
 from policies.errors import Unauthenticated, Unavailable
 from policies.keys import PREFIX, IssuedKey, hash_of, id_of
 from policies.nouns import Limits, Tenant
+from policies.quota.budget import Descriptor
+from policies.sla.config import Config
 from router.keys.ring import KeyRing
 
 

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from policies.drain_rate import DrainRate
 from policies.fairness.queue import FairQueue
+from policies.learning.drain_rate import DrainRate
 from policies.nouns import ClusterView, Decision
 from policies.waiting import is_outage, would_take
 from router.calls.bid import Bid

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from backends.base import Backend
-from policies.cost import Peers, prior_of
 from policies.errors import BackendFailed
 from policies.health import Health, HealthRules
+from policies.learning.cost import Peers, prior_of
 from policies.nouns import ClusterView, Request
 from router.cluster.flights import Flight, Traffic
 from router.cluster.listener import ClusterListener

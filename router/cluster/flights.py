@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from policies.cost import Ahead, Work, prefill_work
+from policies.learning.cost import Ahead, Work, prefill_work
 from policies.nouns import Delta, Request, Usage
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backends.base import Backend
-from policies.cost import Latency
+from policies.learning.cost import Latency
 
 
 class ClusterListener:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from backends.base import Backend, Description, Load
-from policies.concurrency import AdaptiveLimit
-from policies.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
+from policies.learning.concurrency import AdaptiveLimit
+from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.nouns import BackendView, Request
 from router.cluster.flights import Flight, Flights, Seen, Traffic
 

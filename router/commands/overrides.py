@@ -6,8 +6,8 @@ import socket
 from collections.abc import Iterable
 from dataclasses import replace
 
-from policies.config import Config
 from policies.quantities import read_count
+from policies.sla.config import Config
 from router.address import Address
 
 USUAL_ADMIN = "127.0.0.1:8082"

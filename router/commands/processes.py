@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from policies.config import Config
 from policies.errors import ConfigError
+from policies.sla.config import Config
 from router.telemetry.decision_log import STANDARD_OUTPUT
 
 SETTLED_S = 3.0

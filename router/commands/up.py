@@ -15,7 +15,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from policies.config import Config
+from policies.sla.config import Config
 from router.address import Address
 from router.app import Router
 from router.build import Parts

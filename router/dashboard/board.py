@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from policies.charge import charge_of
 from policies.nouns import Decision, Outcome, Prices, Request, Usage
+from policies.quota.charge import charge_of
 from router.dashboard.window import Sketch, Window
 from router.telemetry.telemetry import Account
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from heapq import nsmallest
 
-from policies.budget import Descriptor, meters
 from policies.nouns import BackendView, Request, ServiceClass, Tenant
+from policies.quota.budget import Descriptor, meters
 from router.dashboard.board import Row, Totals
 from router.dashboard.nouns import (
     BackendRow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from policies.sources import DnsName, KubernetesService, SourceName
+from policies.sla.sources import DnsName, KubernetesService, SourceName
 from router.discovery.pool import PoolMembers
 from router.discovery.source import Source
 from router.supervise import supervise

@@ -10,7 +10,7 @@ import dns.asyncresolver
 import dns.exception
 import dns.resolver
 
-from policies.sources import DnsName, SrvName
+from policies.sla.sources import DnsName, SrvName
 from router.discovery.source import Addresses, SourceFailed
 
 _SHORTEST_S, _LONGEST_S = 1.0, 30.0

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from policies.sources import KubernetesService
+from policies.sla.sources import KubernetesService
 from router.discovery.source import Addresses, SourceFailed
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

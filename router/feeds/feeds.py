@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends.events import sglang, vllm
 from backends.events.nouns import CacheEvent
-from policies.config import PoolSpec
 from policies.errors import ConfigError
+from policies.sla.config import PoolSpec
 from router.cluster.names import backend_name
 from router.feeds.health import FeedHealth
 from router.feeds.options import FeedSpec, feed_specs, found_specs

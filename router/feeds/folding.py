@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.events.nouns import CacheEvent, Cleared, Removed, Stored
-from policies.folding import Changes, Folder
+from policies.prefix.folding import Changes, Folder
 from policies.prefix.members import TIERS
 from router.beliefs import Beliefs
 from router.feeds.sink import Source

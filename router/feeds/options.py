@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from policies.config import Option, PoolSpec
 from policies.errors import ConfigError
+from policies.sla.config import Option, PoolSpec
 from router.feeds.sink import Source
 
 FEED_OPTIONS = frozenset({"events", "events_engine", "events_ranks", "events_topic", "replay"})

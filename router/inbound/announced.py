@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.config import AT_HOST_AND_PORT, PoolSpec
 from policies.errors import InvalidRequest
+from policies.sla.config import AT_HOST_AND_PORT, PoolSpec
 from policies.sla.pools import read_url
 from policies.sla.server import read_address
 from router.gateway import Gateway

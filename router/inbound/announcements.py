@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from policies.config import PoolSpec
 from policies.errors import InvalidRequest
+from policies.sla.config import PoolSpec
 from policies.suggest import did_you_mean
 from router.gateway import Gateway
 from router.inbound.announced import address_in, pool_for, pools_of_kind

@@ -11,10 +11,10 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from policies.budget import Standing
 from policies.errors import ExpectedError
 from policies.explain import Explanation
 from policies.nouns import Delta, Usage
+from policies.quota.budget import Standing
 from router.ask import Ask
 from router.calls.caller import CallerGone, Placement
 from router.calls.identify import identify, key_in

@@ -12,10 +12,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from msgspec.structs import replace
 
-from policies.budget import Standing
 from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
 from policies.explain import Explanation
 from policies.nouns import Delta, Tenant, Usage
+from policies.quota.budget import Standing
 from router.ask import Ask
 from router.calls.caller import CallerGone, Placement
 from router.calls.identify import identify, key_in

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from policies.budget import Standing
+from policies.quota.budget import Standing
 
 
 def rate_limit_headers(standing: Standing) -> dict[str, str]:

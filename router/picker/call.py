@@ -12,10 +12,10 @@ from backends.base import Backend
 from backends.http.backend import Forward, HttpBackend
 from backends.http.client import MOST_ERROR_BYTES, encoded
 from backends.http.json_members import maybe_twice
-from policies.budget import Standing
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.explain import Explanation
 from policies.nouns import ClusterView, Delta, Prompt
+from policies.quota.budget import Standing
 from router.ask import Ask
 from router.calls.bid import Placed
 from router.calls.caller import Placement

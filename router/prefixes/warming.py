@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from policies.budget import Standing
 from policies.errors import BackendFailed, InvalidRequest
 from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Sampling, Tenant
+from policies.quota.budget import Standing
 from router.ask import Ask
 from router.calls.caller import Placement
 from router.gateway import Gateway

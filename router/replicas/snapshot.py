@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from policies.residency import Picture
+from policies.prefix.residency import Picture
 
 VERSION = 1
 

@@ -8,8 +8,8 @@ from itertools import islice
 
 import numpy as np
 
-from policies.config import Config
 from policies.errors import InvalidRequest
+from policies.sla.config import Config
 from policies.suggest import did_you_mean
 
 CHUNK_TOKENS = 512

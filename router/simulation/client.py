@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from policies.budget import Standing
 from policies.explain import Explanation
 from policies.nouns import Capability, Delta, Outcome, Sampling, Usage
+from policies.quota.budget import Standing
 from router.ask import Ask
 from router.calls.caller import Placement
 from router.simulation.arrivals import Arrival

@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from policies.config import Config
 from policies.errors import InvalidRequest
 from policies.quantities import written_seconds
+from policies.sla.config import Config
 from router.simulation.arrivals import Arrival, settled, sped_up, usual_of
 from router.simulation.fleet import Fleet, fleet_of
 from router.simulation.replay import Then, agreement, read_log

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backends.base import CacheListener
-from policies.config import Config, PoolSpec, StoreSettings
 from policies.errors import InvalidRequest
+from policies.sla.config import Config, PoolSpec, StoreSettings
 from policies.suggest import did_you_mean
 from router.cluster.names import backend_name
 from router.simulation.backend import SimulatedBackend

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from backends.base import CacheListener
-from policies.config import Config
 from policies.errors import ExpectedError
+from policies.sla.config import Config
 from router.build import build
 from router.gateway import Gateway
 from router.pipeline import serve

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policies.config import Config
 from policies.errors import InvalidRequest
+from policies.sla.config import Config
 from router.simulation.arrivals import Arrival
 from router.simulation.fleet import Fleet, check_pool
 from router.simulation.run import Progress, simulate

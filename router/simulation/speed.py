@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from policies.config import Config
 from policies.errors import ConfigError
-from policies.fields import Field, Problems, Section
 from policies.quantities import read_count, read_price, read_tokens, read_yes
 from policies.shapes import Key, Named, Table
-from policies.yaml_positions import read_yaml
+from policies.sla.config import Config
+from policies.sla.fields import Field, Problems, Section
+from policies.sla.yaml_positions import read_yaml
 from shards.kv.keys import BLOCK_TOKENS
 from shards.options import EngineOptions
 from shards.sched.cost import StepShape

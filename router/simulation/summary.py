@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from policies.charge import charge_of
-from policies.config import Config
 from policies.errors import NoBackend, Overloaded, QuotaExceeded
 from policies.nouns import Outcome, ServiceClass
+from policies.quota.charge import charge_of
+from policies.sla.config import Config
 from router.simulation.client import Call
 from router.simulation.engine import Work
 from router.simulation.replay import Agreement

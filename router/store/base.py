@@ -6,8 +6,8 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.budget import Descriptor, Refused, Reservation, Standing
-from policies.charge import Charge
+from policies.quota.budget import Descriptor, Refused, Reservation, Standing
+from policies.quota.charge import Charge
 
 
 class Fault(enum.StrEnum):
@@ -32,7 +32,7 @@ class QuotaStore(Protocol):
     """Reserves before a request runs, settles after; at most once each, by the reservation's id.
 
     All descriptors of one call belong to one tenant. Everything but `close` may raise StoreFailed, and then it may or
-    may not have happened: calling again with the same id is safe for `policies.ledger.KEPT_S`.
+    may not have happened: calling again with the same id is safe for `policies.quota.ledger.KEPT_S`.
     """
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:

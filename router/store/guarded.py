@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from policies.budget import Descriptor, Refused, Reservation, Standing, meters, share
-from policies.charge import Charge
 from policies.errors import Overloaded
-from policies.ledger import KEPT_S, Ledger
+from policies.quota.budget import Descriptor, Refused, Reservation, Standing, meters, share
+from policies.quota.charge import Charge
+from policies.quota.ledger import KEPT_S, Ledger
 from router.store.base import Fault, QuotaStore, StoreFailed
 from router.store.calls import Calls
 from router.supervise import supervise

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.budget import Descriptor, Refused, Reservation, Standing
-from policies.charge import Charge
-from policies.ledger import Ledger
+from policies.quota.budget import Descriptor, Refused, Reservation, Standing
+from policies.quota.charge import Charge
+from policies.quota.ledger import Ledger
 
 
 class MemoryStore:

@@ -11,9 +11,9 @@ from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from policies.budget import Descriptor, Refused, Reservation, Standing, granted, meters, refusal, standing_of
-from policies.charge import Charge
-from policies.ledger import KEPT_S, milliseconds
+from policies.quota.budget import Descriptor, Refused, Reservation, Standing, granted, meters, refusal, standing_of
+from policies.quota.charge import Charge
+from policies.quota.ledger import KEPT_S, milliseconds
 from router.store.base import Fault, StoreFailed
 from router.store.scripts import RENEW, RESERVE, SETTLE, STANDING
 

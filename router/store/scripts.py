@@ -2,7 +2,7 @@
 
 One tenant's state is three keys with the tenant as hash tag, so that they share a slot of a cluster:
 
-- KEYS[1], a hash: a meter's name to "used at", its level at a stamp (`policies.budget.Meter.level`);
+- KEYS[1], a hash: a meter's name to "used at", its level at a stamp (`policies.quota.budget.Meter.level`);
 - KEYS[2], a hash: a reservation's id to what it took, as msgpack, or to "" once it is settled;
 - KEYS[3], a sorted set: when each id lapses or is forgotten, in Unix milliseconds.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.cost import Latency
+from policies.learning.cost import Latency
 from router.cluster.listener import ClusterListener
 from router.feeds.health import FeedHealth
 from router.telemetry.metrics import Metrics

@@ -16,7 +16,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from policies.errors import InvalidRequest, Overloaded
-from policies.text_keys import text_keys
+from policies.prefix.text_keys import text_keys
 from router.ask import Ask, Chat, Input
 from router.text.chat_template import ChatTemplate
 from router.text.token_ids import count, pack, unpack

@@ -11,7 +11,7 @@ import pytest
 from backends.http.backend import HttpBackend
 from backends.http.client import HttpOptions
 from backends.kinds import KINDS, Place, Surroundings, make
-from policies.parse import parse
+from policies.sla.parse import parse
 from tests.contracts.catalogue import STAGES
 
 PAGE = (Path(__file__).parents[2] / "docs/backends.md").read_text()

@@ -8,8 +8,8 @@ import pytest
 from backends.http.backend import HttpBackend
 from backends.kinds import KINDS, Place, Surroundings, make
 from backends.openai.compatible import OpenAICompatible
-from policies.config import KINDS as KINDS_OF_THE_FILE
 from policies.errors import ConfigError
+from policies.sla.config import KINDS as KINDS_OF_THE_FILE
 
 
 def a_place(**fields: Any) -> Place:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from tests.standins.anthropic import AnthropicServer
 from tests.standins.ollama import OllamaServer

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import pytest
 
-from policies.budget import Descriptor, Refused, Reservation, Standing
-from policies.charge import Charge
+from policies.quota.budget import Descriptor, Refused, Reservation, Standing
+from policies.quota.charge import Charge
 from router.store.base import QuotaStore
 from router.store.guarded import GuardedStore, GuardOptions
 from router.store.memory import MemoryStore

@@ -22,9 +22,9 @@ from typing import BinaryIO
 import yaml
 
 from policies.catalogue import builtin_catalogue
-from policies.parse import Parsed, examine, file_table
+from policies.sla.parse import Parsed, examine, file_table
 from tests.docs.blocks import HOW, ROOT, Block, Command, PageError, commands_of, shows
-from tests.policies.examples import outside_of
+from tests.policies.sla.examples import outside_of
 
 COMMAND_S = 60.0
 START_S = 90.0

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from shards.bundled import weights
 from shards.engine import Engine, EngineOptions

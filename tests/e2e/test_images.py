@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from shards.nouns import Submission
 from shards.scripted import ScriptedEngine, ScriptedModel

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from shards.engine import Engine, EngineOptions
 from shards.server import ServerOptions, ShardServer

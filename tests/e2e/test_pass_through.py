@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from tests.shards.attached import eventually
 

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import yaml
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from tests.helm.chart import render
 from tests.helm.value_sets import ELSEWHERE

@@ -17,7 +17,7 @@ import aiohttp
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from router.inbound.v1 import inference_pb2 as pb
 from router.inbound.v1.inference_pb2_grpc import InferenceStub

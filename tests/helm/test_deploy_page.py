@@ -12,7 +12,7 @@ import pytest
 import typer
 import yaml
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.cli import app as router_app
 from tests.helm.chart import CHART, NAMESPACE, RELEASE, Values, render
 from tests.helm.test_rules import groups

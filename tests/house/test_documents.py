@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from policies import errors, nouns
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.cli import app as router_app
 from router.inbound.status import STATUS
 from shards.__main__ import app as shard_app
@@ -58,7 +58,7 @@ def test_the_architecture_names_every_package_and_module_that_it_should() -> Non
     assert not missing, f"the page names files that are not there: {missing}"
 
 
-@pytest.mark.parametrize("package", ["backends", "router"])
+@pytest.mark.parametrize("package", ["policies", "backends", "router"])
 def test_the_architecture_says_what_each_folder_is_for(package: str) -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     folders = {folder.parent.name for folder in (ROOT / package).glob("*/__init__.py")}

@@ -34,7 +34,14 @@ SIMULATION_MAY_IMPORT = (*MAY_IMPORT["router"], *SCHEDULER)
 
 OVER_HTTP = ("backends.base", "backends.detokenize", "backends.http", "backends.openai")
 
+THE_DECISION = tuple(f"policies.{file.stem}" for file in sorted((ROOT / "policies").glob("[!_]*.py")))
+
 INSIDE = {
+    "policies.learning": (),
+    "policies.prefix": (),
+    "policies.fairness": ("policies.nouns",),
+    "policies.quota": ("policies.errors", "policies.nouns", "policies.quantities"),
+    "policies.sla": THE_DECISION,
     "backends.http": ("backends.base",),
     "backends.openai": ("backends.base", "backends.http"),
     "backends.anthropic": OVER_HTTP,
@@ -98,6 +105,13 @@ def test_imports_between_the_folders_of_a_package_point_one_way(folder: str) -> 
             if name.startswith(f"{package}."):
                 allowed = name.startswith(tuple(f"{other}." for other in (folder, *INSIDE[folder])))
                 assert allowed, f"{file.relative_to(ROOT)}: may not import {name}"
+
+
+def test_what_decides_does_not_know_the_file_that_it_follows() -> None:
+    for file in files_of("policies"):
+        if not file.is_relative_to(ROOT / "policies/sla"):
+            names = {name for name in imports_of(file) if name.startswith("policies.sla")}
+            assert not names, f"{file.relative_to(ROOT)} imports {names}"
 
 
 def test_only_the_command_line_knows_the_simulation_and_only_when_it_is_asked_for() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from policies.budget import Descriptor, Reservation
-from policies.charge import Charge
 from policies.keys import IssuedKey, hash_of
 from policies.nouns import BackendView, ClusterView, Limits, Request
+from policies.quota.budget import Descriptor, Reservation
+from policies.quota.charge import Charge
 
 REQUEST = Request(
     "r1", "acme", "llama", "acme", prompt_tokens=1000, max_new_tokens=100, service_class="standard", session=None

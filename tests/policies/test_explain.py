@@ -3,8 +3,8 @@ from typing import Any
 
 from policies.explain import Explanation, explain, passed_over, without_secrets
 from policies.nouns import Tenant
-from policies.parse import parse
 from policies.rules import Facts, Mismatch, Range, classify
+from policies.sla.parse import parse
 from tests.policies.builders import a_backend, a_cluster, a_request
 
 CONFIG = parse(

@@ -1,6 +1,6 @@
 import pytest
 
-from policies.cost import Latency
+from policies.learning.cost import Latency
 from policies.predict import predicted_ttft_s, uncached_tokens
 from tests.policies.builders import a_backend, a_request
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.cost import Latency
+from policies.learning.cost import Latency
 from policies.nouns import Decision, Sampling, ServiceClass
 from policies.promise import answer_s, cost_s, fastest_decode_s, fastest_prefill_s, promised_ttft_s
 from tests.policies.builders import a_backend, a_cluster, a_request

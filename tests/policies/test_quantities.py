@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import quantities
-from policies.charge import charge_of
 from policies.nouns import Prices, Usage
+from policies.quota.charge import charge_of
 from policies.rules import Range
 
 READERS: list[Callable[[str], object]] = [

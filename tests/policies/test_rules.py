@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from policies.config import Config
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
 from policies.nouns import Tenant
-from policies.parse import parse
 from policies.rules import Facts, Mismatch, Range, When, classify, yielding
+from policies.sla.config import Config
+from policies.sla.parse import parse
 
 CONFIG = parse(
     "classes: {chat: {}, rag: {}, night: {}}\n"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from policies import scores
 from policies.compose import Score
-from policies.cost import Latency
+from policies.learning.cost import Latency
 from policies.nouns import BackendView
 from tests.policies.builders import a_backend, a_request
 

@@ -4,9 +4,9 @@ import random
 from typing import Any
 
 from policies.nouns import Tenant
-from policies.parse import parse
 from policies.rules import Facts, classify
 from policies.shadow import Difference, differences
+from policies.sla.parse import parse
 from tests.policies.builders import a_backend, a_cluster, a_request
 
 POOLS = "pools: {own: {kind: fake, at: ['x:1'], model: llama}, far: {kind: fake, at: ['x:2'], model: llama}}\n"

@@ -7,9 +7,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from policies.budget import Standing
 from policies.explain import Explanation
 from policies.nouns import Delta
+from policies.quota.budget import Standing
 from router.ask import Ask
 from router.build import build
 from router.calls.caller import CallerGone, Placement

@@ -17,11 +17,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from backends.base import Description, Load
 from policies.catalogue import builtin_catalogue
-from policies.config import Config, PoolSpec, ServerSettings
 from policies.errors import BackendFailed
 from policies.health import HealthRules
 from policies.nouns import Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
+from policies.sla.config import Config, PoolSpec, ServerSettings
 from router.app import Router
 from router.cluster.listener import ClusterListener
 from router.telemetry.tracing import Tracing

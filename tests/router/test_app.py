@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from policies.errors import ConfigError
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.address import Address
 from router.app import Router
 from tests.router.parts import CHAT, ScriptedBackend, a_chat, a_client, a_config, a_router

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from policies.catalogue import builtin_catalogue
 from policies.errors import ConfigError
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.cli import app
 from router.plugins import installed_catalogue
 from router.what_if import WhatIf, explain_on_paper

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from policies.config import Config, PoolSpec
 from policies.errors import ConfigError
-from policies.parse import default_config
+from policies.sla.config import Config, PoolSpec
+from policies.sla.parse import default_config
 from router.address import Address
 from router.preflight import require_guarded, require_startable
 from shards.bundled import weights

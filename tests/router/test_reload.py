@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from policies.errors import ConfigError
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from router.build import build
 from router.config_file import Contents, Stamp

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from backends.fake import FakeBackend
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from router.feeds.relay_redis import RedisRelay
 from router.shared import relay

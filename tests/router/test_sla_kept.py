@@ -16,7 +16,7 @@ from backends.fake import Answer, FakeBackend
 from policies.errors import ExpectedError
 from policies.explain import Explanation
 from policies.nouns import Delta
-from policies.parse import parse
+from policies.sla.parse import parse
 from policies.waiting import ROOM
 from router.ask import Ask
 from router.build import build

@@ -5,9 +5,9 @@ import pytest
 
 from policies.errors import InvalidRequest, UnknownModel
 from policies.explain import Explanation
-from policies.parse import examine, parse
+from policies.sla.parse import examine, parse
 from router.what_if import WhatIf, explain_on_paper
-from tests.policies.examples import FILES, outside_of
+from tests.policies.sla.examples import FILES, outside_of
 
 FILE = """
 classes: {chat: {}, rag: {}}

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.config import Config
 from policies.errors import ConfigError
 from policies.on_miss import Degrade, Queue, Shed, Spill
-from policies.parse import examine, parse
 from policies.quantities import read_seconds, written_seconds
+from policies.sla.config import Config
+from policies.sla.parse import examine, parse
 from policies.sla.secrets import Outside
 
 FILE = """

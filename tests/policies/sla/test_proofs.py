@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policies.errors import ConfigError
-from policies.parse import examine, parse
 from policies.sla import reach
+from policies.sla.parse import examine, parse
 from policies.sla.secrets import Outside
 
 KEYS = [f"sha256:{digit * 64}" for digit in "ab"]

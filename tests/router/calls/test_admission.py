@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from policies.budget import Descriptor, Standing, descriptors
-from policies.charge import Charge
 from policies.errors import BackendFailed, ExpectedError, Overloaded, QuotaExceeded
 from policies.nouns import Limits, Outcome, Prices, Tenant, Usage
+from policies.quota.budget import Descriptor, Standing, descriptors
+from policies.quota.charge import Charge
 from router.calls.admission import Admission, Claim
 from router.store.memory import MemoryStore
 from tests.router.parts import a_tenant

@@ -11,9 +11,9 @@ import pytest
 
 from backends.base import Load
 from backends.fake import FakeBackend
-from policies.config import Config
 from policies.errors import BackendFailed, NoBackend, Overloaded
 from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
+from policies.sla.config import Config
 from router.calls.bid import Bid, Placed
 from router.calls.dispatch import MOST_FAILED_LOOKS, MOST_SEEN, PAUSE_S, Dispatcher
 from router.cluster.cluster import Cluster

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from policies.config import Config
 from policies.errors import Unauthenticated, Unavailable
 from policies.nouns import Tenant
+from policies.sla.config import Config
 from router.calls import identify as identifying
 from router.calls.identify import key_in
 from router.keys.file import FileKeys

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from policies.config import PoolSpec
 from policies.errors import BackendFailed, ContextExceeded, NoBackend
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
 from policies.rules import Rule
+from policies.sla.config import PoolSpec
 from router.build import build
 from router.gateway import Gateway
 from router.inbound.openai import chat_ask

@@ -9,9 +9,9 @@ import pytest
 
 from backends.base import Description, Load
 from backends.fake import FakeBackend
-from policies.cost import Latency
 from policies.errors import BackendFailed, InvalidRequest
 from policies.health import HealthRules
+from policies.learning.cost import Latency
 from policies.nouns import Delta
 from policies.predict import predicted_ttft_s
 from router.cluster.cluster import Cluster

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cost import Ahead, Work, prefill_work
+from policies.learning.cost import Ahead, Work, prefill_work
 from policies.nouns import Delta, Sampling, Usage
 from router.cluster.flights import Flight, Flights, Front
 from tests.policies.builders import a_request

@@ -10,8 +10,8 @@ import pytest
 
 from backends.base import Description, Load
 from backends.fake import FakeBackend
-from policies.cost import TYPICAL, Latency, prefill_work
 from policies.errors import BackendFailed, Overloaded
+from policies.learning.cost import TYPICAL, Latency, prefill_work
 from policies.nouns import Delta, Usage
 from policies.predict import predicted_ttft_s
 from router.cluster.flights import Flight

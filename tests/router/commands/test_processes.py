@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from policies.config import ServerSettings
 from policies.errors import ConfigError
+from policies.sla.config import ServerSettings
 from router.commands import processes
 from router.commands.processes import Processes, as_process, place_of, require_shareable
 from tests.router.parts import a_config

@@ -1,7 +1,7 @@
 """A router with something to show: backends that hold prefixes and take time, and tenants that ask.
 
-The backends are stand-ins: their time follows `policies.cost`, their cache is a set of block keys with a bound, and
-they report both as shards do.
+The backends are stand-ins: their time follows `policies.learning.cost`, their cache is a set of block keys with a
+bound, and they report both as shards do.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 import aiohttp
 
 from backends.base import CacheListener, Description, Load, Pinned
-from policies.config import Config
-from policies.cost import Latency
 from policies.errors import BackendFailed
+from policies.learning.cost import Latency
 from policies.nouns import Capability, Delta, Prompt, Request, Usage
-from policies.parse import parse
+from policies.sla.config import Config
+from policies.sla.parse import parse
 from router.app import Router
 from router.cluster.cluster import HealthRules
 from shards.kv.keys import BLOCK_TOKENS

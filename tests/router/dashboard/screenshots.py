@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
-from policies.cost import Latency
+from policies.learning.cost import Latency
 from tests.router.dashboard.browser import a_browser, a_page
 from tests.router.dashboard.scene import PacedBackend, a_crowd, a_document, a_running_scene, keep
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import dns.asyncresolver
 import pytest
 
-from policies.sources import DnsName, SrvName
+from policies.sla.sources import DnsName, SrvName
 from router.discovery.dns import DnsSource, SrvSource
 from router.discovery.source import Addresses, SourceFailed
 from tests.standins.name_server import AAAA, A, NameServer, a_name_server

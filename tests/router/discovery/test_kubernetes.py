@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from policies.sources import KubernetesService
+from policies.sla.sources import KubernetesService
 from router.discovery.kubernetes import KubernetesAccess, KubernetesSource
 from router.discovery.source import Addresses, SourceFailed
 from tests.standins.kubernetes import KubernetesApi, a_kubernetes_api, a_slice

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from backends.events.nouns import CacheEvent
-from policies.config import PoolSpec
 from policies.errors import ConfigError
 from policies.prefix.index import PrefixIndex
+from policies.sla.config import PoolSpec
 from router.feeds.feeds import Feeds
 from router.feeds.health import FeedState
 from router.feeds.sink import Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from router.cluster.names import found_name
 from shards.kv.keys import block_keys, root_key

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from policies.config import PoolSpec
 from policies.errors import ConfigError
+from policies.sla.config import PoolSpec
 from router.feeds.options import backend_options, feed_specs
 from router.feeds.sink import Source
 

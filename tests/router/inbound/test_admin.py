@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from policies.config import ServerSettings
 from policies.errors import ConfigError
+from policies.sla.config import ServerSettings
 from router.app import Router
 from tests.router.parts import ScriptedBackend, a_config
 from tests.router.test_reload import Paper, a_file

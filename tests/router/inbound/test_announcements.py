@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from policies.parse import parse
+from policies.sla.parse import parse
 from router.app import Router
 from router.inbound.announcements import announcements
 from shards.announce import Announcement, Announcer, reachable_address

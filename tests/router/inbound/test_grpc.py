@@ -13,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from policies.config import Config
 from policies.errors import BackendFailed
 from policies.nouns import Delta, TokenLogprob, Usage
+from policies.sla.config import Config
 from router.app import Router
 from router.inbound.v1 import inference_pb2 as pb
 from router.inbound.v1.inference_pb2_grpc import InferenceStub

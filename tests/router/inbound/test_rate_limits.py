@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.budget import Allowance, Standing
+from policies.quota.budget import Allowance, Standing
 from router.inbound.rate_limits import duration, rate_limit_headers
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from backends.http.backend import HttpBackend
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
-from policies.config import Config
 from policies.health import HealthRules
+from policies.sla.config import Config
 from router.app import Router
 from tests.router.parts import KEY, MODEL, a_config
 from tests.standins.envoy import Envoy, Reply

@@ -17,10 +17,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from backends.fake import FakeBackend
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.vllm import VLLM, VLLMOptions
-from policies.config import Config, ServerSettings
 from policies.nouns import Outcome, ServiceClass, Tenant
 from policies.on_miss import Shed
 from policies.rules import Rule, When
+from policies.sla.config import Config, ServerSettings
 from router.app import Router
 from router.dashboard.board import Totals
 from router.picker.envoy import base_pb2 as core

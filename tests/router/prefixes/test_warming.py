@@ -10,11 +10,11 @@ import msgspec.structs
 import pytest
 
 from backends.fake import FakeBackend
-from policies.config import Config, PoolSpec
 from policies.errors import InvalidRequest, NoBackend, Unauthenticated, UnknownModel
 from policies.nouns import Capability, Limits, ServiceClass
 from policies.on_miss import Shed
 from policies.rules import Rule, When
+from policies.sla.config import Config, PoolSpec
 from router.app import Router
 from router.ask import Ask
 from router.prefixes.warming import GatewayWarmer, as_warm_up

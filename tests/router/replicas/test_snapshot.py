@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from policies.residency import Picture, Residency
+from policies.prefix.residency import Picture, Residency
 from router.replicas.snapshot import (
     MOST_KEYS,
     VERSION,

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from policies.config import Config
-from policies.parse import parse
+from policies.sla.config import Config
+from policies.sla.parse import parse
 from router.simulation.arrivals import Arrival, settled, usual_of
 from router.simulation.fleet import Fleet, fleet_of
 from router.simulation.run import Run, simulate

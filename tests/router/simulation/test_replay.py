@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from policies.config import Config
 from policies.errors import ExpectedError, InvalidRequest
+from policies.sla.config import Config
 from router.build import build
 from router.pipeline import serve
 from router.simulation.arrivals import Arrival, sped_up

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.config import Config
 from policies.nouns import Outcome, Usage
+from policies.sla.config import Config
 from router.simulation.arrivals import Arrival
 from router.simulation.client import Call
 from router.simulation.engine import Work

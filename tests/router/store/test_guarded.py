@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from policies.budget import Refused, Reservation
-from policies.charge import Charge
 from policies.errors import Overloaded
+from policies.quota.budget import Refused, Reservation
+from policies.quota.charge import Charge
 from router.store.base import Fault
 from router.store.guarded import GuardedStore, GuardOptions
 from router.store.redis import LEASE_S, RedisStore

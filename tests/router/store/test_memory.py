@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.budget import Reservation
+from policies.quota.budget import Reservation
 from router.store.memory import MemoryStore
 from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.store.parts import HandClock

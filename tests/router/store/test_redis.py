@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from policies.budget import Refused, Reservation
-from policies.charge import Charge
-from policies.ledger import KEPT_S, Ledger
+from policies.quota.budget import Refused, Reservation
+from policies.quota.charge import Charge
+from policies.quota.ledger import KEPT_S, Ledger
 from router.store.base import Fault, StoreFailed
 from router.store.redis import CONNECTIONS, RedisStore
 from tests.policies.builders import a_descriptor, a_reservation

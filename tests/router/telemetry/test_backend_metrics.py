@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from policies.cost import Latency
+from policies.learning.cost import Latency
 from router.telemetry.backend_metrics import BackendMetrics
 from router.telemetry.metrics import Metrics
 from tests.router.parts import series

@@ -1,0 +1,255 @@
+"""How long a backend takes: a small model per backend, fitted to what is seen, usable before anything was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from policies.learning.least_squares import Prior, RecursiveFit
+
+_GUESSED_SPREAD, _TOLD_SPREAD, _SHAPE_SPREAD, _PACE_SPREAD = 2.3, 0.3, 0.7, 0.3
+"""Standard deviations of logs: of a speed that nobody has measured, of one that the backend has measured itself, of
+one coefficient against the others, and of one backend against its peers."""
+
+_FACTOR = 1000.0
+"""Coefficients stay within this factor of their priors: a phone's CPU and a rack of GPUs lie within it."""
+
+_ERROR_SHARE = 0.1
+_MOST_ERROR = 10.0
+"""A relative error beyond this counts as this."""
+
+
+class Work(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Prefill as far as its time depends on it: new `tokens`, and `pairs`, the sum of positions that they attend to."""
+
+    tokens: float = 0.0
+    pairs: float = 0.0
+
+
+class Ahead(msgspec.Struct, frozen=True, gc=False):
+    """The prefill in front of a prompt: of each one there `alike`, as much as the prompt has itself, and what they have
+    `beyond` that.
+    """
+
+    alike: Work = Work()
+    beyond: Work = Work()
+
+
+def prefill_work(uncached: float, cached: float = 0.0) -> Work:
+    """What computing `uncached` tokens behind `cached` ones takes."""
+    return Work(uncached, uncached * (cached + uncached / 2))
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """What one backend's time depends on, all in seconds but `queue` and `convoy`. The defaults are a guess: a model of
+    8 to 70 billion parameters on a data centre's GPU.
+
+    Prefill takes `fixed_s` + `token_s` for each token + `pair_s` for each position that a token attends to; a step of
+    decoding `step_s` + `sequence_s` for each sequence + `context_s` for each position of their contexts. A prompt waits
+    for the share `queue` of the prefill in front of it, as far as none of that is longer than its own, and for the
+    share `convoy` of what is: 1 and 1 where prompts are computed one after the other, 1 and 0 where they share steps
+    (processor sharing), less where short ones go first.
+    """
+
+    fixed_s: float = 0.02
+    token_s: float = 5e-5
+    pair_s: float = 2e-9
+    queue: float = 1.0
+    convoy: float = 1.0
+    step_s: float = 0.01
+    sequence_s: float = 1e-4
+    context_s: float = 3e-8
+
+    def work_s(self, work: Work) -> float:
+        """Seconds of computing `work`."""
+        return self.token_s * work.tokens + self.pair_s * work.pairs
+
+    def prefill_s(self, uncached: float, cached: float = 0.0) -> float:
+        """Seconds from the start of a prompt's prefill to its first token: `uncached` tokens behind `cached` ones."""
+        return self.fixed_s + uncached * (self.token_s + self.pair_s * (cached + uncached / 2))
+
+    def queue_s(self, ahead: Ahead) -> float:
+        """Seconds that a prompt waits for the prefill `ahead` of it."""
+        return self.queue * self.work_s(ahead.alike) + self.convoy * self.work_s(ahead.beyond)
+
+    def ttft_s(self, uncached: float, cached: float = 0.0, *, queue_s: float = 0.0) -> float:
+        """Seconds from sending a prompt to its first token, `queue_s` of them in the backend's queue."""
+        return queue_s + self.prefill_s(uncached, cached)
+
+    def tpot_s(self, batch: float = 1.0, context_tokens: float = 0.0) -> float:
+        """Seconds of one step of decoding `batch` sequences whose contexts have `context_tokens` together."""
+        return self.step_s + self.sequence_s * batch + self.context_s * context_tokens
+
+    def answer_s(self, uncached: float, cached: float, new_tokens: float, *, batch: float = 1.0) -> float:
+        """Seconds of the backend's time that a whole request uses: its prefill and its share of the decoding.
+
+        What `batch` sequences need once per step, each of them pays in part. The fair queue charges this.
+        """
+        context_tokens = cached + uncached + new_tokens / 2
+        share_s = self.step_s / max(1.0, batch) + self.sequence_s + self.context_s * context_tokens
+        return self.prefill_s(uncached, cached) + new_tokens * share_s
+
+
+TYPICAL = Latency()
+"""What is believed where nothing is known."""
+
+PRIORS = {"ollama": Latency(0.05, 5e-4, 1e-8, 1.0, 1.0, 0.03, 1e-3, 1e-7)}
+"""Kind of backend -> what to believe of one that was not measured yet, where that is not the default."""
+
+
+def prior_of(kind: str) -> Latency:
+    """What is believed of a backend of this kind before anything is seen of it."""
+    return PRIORS.get(kind, TYPICAL)
+
+
+class Peers:
+    """What backends that are alike have in common: their Latency, but for how much faster or slower each of them is.
+
+    One machine sees too little to tell what a token costs from what a queue does; and of one that was never seen,
+    nothing would be known.
+    """
+
+    def __init__(self, prior: Latency = TYPICAL) -> None:
+        self.prior = prior
+        costs = [_coefficient(cost) for cost in (prior.fixed_s, prior.token_s, prior.pair_s)]
+        queue = Prior(prior.queue, least=0.01, most=2.0, spread=1.0)
+        convoy = Prior(prior.convoy, least=0.001, most=2.0, spread=2.0)
+        self.prefill = RecursiveFit([*costs, queue, convoy])
+        self.decode = RecursiveFit([_coefficient(cost) for cost in (prior.step_s, prior.sequence_s, prior.context_s)])
+
+    def __repr__(self) -> str:
+        return f"<Peers {self.prefill!r}, {self.decode!r}>"
+
+    @property
+    def observations(self) -> int:
+        """All of them."""
+        return self.prefill.observations + self.decode.observations
+
+    def latency(self, prefill: float, decode: float) -> Latency:
+        """That of one of them whose times are so many times those of all."""
+        fixed_s, token_s, pair_s, queue, convoy = self.prefill.values
+        step_s, sequence_s, context_s = self.decode.values
+        return Latency(
+            prefill * fixed_s,
+            prefill * token_s,
+            prefill * pair_s,
+            queue,
+            convoy,
+            decode * step_s,
+            decode * sequence_s,
+            decode * context_s,
+        )
+
+
+class LatencyModel:
+    """One backend's Latency, learnt from what is seen. `error` and `bias` say how well predictions came true.
+
+    `error` is the mean of |predicted - seen| / seen, `bias` that of (predicted - seen) / seen, over about the last ten.
+    What it has in common with its `peers` all of them learn together, and each by itself at what pace it works. Before
+    anything was seen of it, it is taken to be like them, but for what it told of itself.
+    """
+
+    def __init__(self, peers: Peers | None = None) -> None:
+        self._peers = peers or Peers()
+        self._prefill, self._decode = RecursiveFit([_pace(1.0, _PACE_SPREAD)]), RecursiveFit([_pace(1.0, _PACE_SPREAD)])
+        self._told: float | None = None
+        self._snapshot: Latency | None = None
+        self._learnt = 0
+        self.error = 0.0
+        self.bias = 0.0
+
+    def __repr__(self) -> str:
+        return f"<LatencyModel {self.snapshot()}, error {self.error:.0%}>"
+
+    @property
+    def observations(self) -> int:
+        """First tokens that it learnt from."""
+        return self._prefill.observations
+
+    def snapshot(self) -> Latency:
+        """What is known now."""
+        learnt = self._peers.observations
+        if self._snapshot is None or self._learnt != learnt:
+            self._snapshot = self._peers.latency(self._prefill.values[0], self._decode.values[0])
+            self._learnt = learnt
+        return self._snapshot
+
+    def told(self, token_s: float | None) -> None:
+        """The backend says that prefill costs `token_s` per token. Believed until its first answer was seen.
+
+        The other costs of prefill are taken to be as much higher or lower than their priors.
+        """
+        if token_s is None or self._prefill.observations or token_s == self._told or not _is_duration(token_s):
+            return
+        self._told = token_s
+        factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._peers.prior.token_s))
+        self._prefill, self._snapshot = RecursiveFit([_pace(factor, _TOLD_SPREAD)]), None
+
+    def judge(self, predicted_s: float, seen_s: float) -> None:
+        """A first token that was `predicted_s` away when its request was sent took `seen_s`."""
+        if not _is_duration(seen_s):
+            return
+        off = max(-_MOST_ERROR, min(_MOST_ERROR, (predicted_s - seen_s) / seen_s))
+        self.error += _ERROR_SHARE * (abs(off) - self.error)
+        self.bias += _ERROR_SHARE * (off - self.bias)
+
+    def observe_ttft(self, work: Work, ahead: Ahead, seconds: float) -> None:
+        """Learn that a prompt of this `work`, sent with the prefill `ahead` of it, took `seconds` to its first token.
+
+        A duration that is not positive and finite says nothing.
+        """
+        if not _is_duration(seconds):
+            return
+        fixed_s, token_s, pair_s, queue, convoy = self._peers.prefill.values
+        alike_tokens_s, alike_pairs_s = queue * token_s * ahead.alike.tokens, queue * pair_s * ahead.alike.pairs
+        beyond_tokens_s, beyond_pairs_s = convoy * token_s * ahead.beyond.tokens, convoy * pair_s * ahead.beyond.pairs
+        costs = (
+            fixed_s,
+            token_s * work.tokens + alike_tokens_s + beyond_tokens_s,
+            pair_s * work.pairs + alike_pairs_s + beyond_pairs_s,
+        )
+        waits = (alike_tokens_s + alike_pairs_s, beyond_tokens_s + beyond_pairs_s)
+        _learn(self._peers.prefill, self._prefill, (*costs, *waits), sum(costs), seconds)
+        self._snapshot = None
+
+    def observe_decode(self, batch: float, context_tokens: float, seconds_per_step: float) -> None:
+        """Learn what a step took while, on average, `batch` sequences decoded with `context_tokens` of context."""
+        if not _is_duration(seconds_per_step):
+            return
+        step_s, sequence_s, context_s = self._peers.decode.values
+        costs = (step_s, sequence_s * batch, context_s * context_tokens)
+        _learn(self._peers.decode, self._decode, costs, sum(costs), seconds_per_step)
+        self._snapshot = None
+
+    def check(self) -> None:
+        """Prove that every coefficient is a positive number within its bounds."""
+        for fit in (self._peers.prefill, self._peers.decode, self._prefill, self._decode):
+            fit.check()
+
+
+def _learn(common: RecursiveFit, pace: RecursiveFit, parts: Sequence[float], usual_s: float, seconds: float) -> None:
+    """What is common, and one's own pace, each take their part of the news that what usually takes `usual_s` took
+    `seconds`; of `usual_s`, `parts` hang on each common coefficient.
+
+    Each fit takes the other's variance for noise: a Kalman filter of both that leaves out how they are correlated.
+    """
+    error = math.log(seconds) - math.log(usual_s * pace.values[0])
+    shares = [part / usual_s for part in parts]
+    own, others = pace.variance((1.0,)), common.variance(shares)
+    common.learn(shares, error, beside=own)
+    pace.learn((1.0,), error, beside=others)
+
+
+def _pace(factor: float, spread: float) -> Prior:
+    return Prior(factor, least=1.0 / _FACTOR, most=_FACTOR, spread=spread)
+
+
+def _coefficient(prior: float) -> Prior:
+    least, most = prior / _FACTOR, prior * _FACTOR
+    return Prior(prior, least=least, most=most, spread=_SHAPE_SPREAD, shared=_GUESSED_SPREAD)
+
+
+def _is_duration(seconds: float) -> bool:
+    return 0.0 < seconds < math.inf

@@ -1,0 +1,263 @@
+"""Residency: what backends that tell nothing of their caches are believed to hold, from what was sent to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from policies.prefix.cached_hints import Hint
+from policies.prefix.capacity import CapacityModel
+from policies.prefix.match import Match, faded
+from policies.prefix.table import MOST_STAMP, VALUE_BITS, Keys, KeyTable, as_keys
+
+_SAMPLES = 8
+"""Depths of a prompt at which its chances are looked at."""
+
+_LEAST_P = 0.05
+"""Less likely blocks are not worth naming."""
+
+_SURPRISING_P, _SURPRISES = 0.9, 2
+"""So many misses in a row that were thought so unlikely: the backend has started again."""
+
+_SLACK_BLOCKS = 2
+"""A server counts whole blocks of its own and computes the last token anyway: so much less is no miss."""
+
+_VECTOR_FROM = 256
+"""Keys from which numpy is faster than a loop."""
+
+_CLOCK_FROM = 1 << 26
+"""Clocks start late enough for the stamps of the longest prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyRules:
+    """`first_blocks` is the capacity that a backend is taken to have before anything is known of it.
+
+    `fresh_s` and `half_life_s`: how what was learnt fades while nothing is sent there, since others may use it or its
+    model may be unloaded. `max_bytes` for each backend.
+    """
+
+    first_blocks: int = 4096
+    fresh_s: float = 300.0
+    half_life_s: float = 900.0
+    max_bytes: int = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What was believed of a prompt when it was sent.
+
+    `known` of its `blocks` had been sent before; `distances` are (depth, blocks computed since) of some of them.
+    """
+
+    backend: str
+    blocks: int
+    known: int
+    distances: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What `backend` was sent, or a part of it, for another router to take over.
+
+    `keys` are blocks, each with its age: how many blocks were computed there since it was used. `capacity_blocks` is
+    what the backend is believed to keep, and nothing was sent there for `idle_s`.
+    """
+
+    backend: str
+    keys: Keys
+    ages: Keys
+    capacity_blocks: float
+    idle_s: float
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def parts(self, most_keys: int) -> Iterator[Picture]:
+        """It in pieces of at most `most_keys` keys each; at least one, for what it says of the capacity."""
+        for start in range(0, max(1, len(self)), most_keys):
+            part = slice(start, start + most_keys)
+            yield replace(self, keys=self.keys[part], ages=self.ages[part])
+
+
+@dataclass(slots=True)
+class _Cache:
+    """What one backend was sent. `clock` counts the blocks that it computed."""
+
+    table: KeyTable
+    capacity: CapacityModel
+    clock: int = _CLOCK_FROM
+    sent_at: float = 0.0
+    surprises: int = 0
+
+    def known(self, keys: Sequence[int]) -> int:
+        """How many of the first blocks were sent: keys are chained, so a known one stands for all before it."""
+        find = self.table.find
+        if not keys or find(keys[0] or 1) is None:
+            return 0
+        low, high = 0, len(keys)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if find(keys[middle] or 1) is None:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def distances(self, keys: Sequence[int], known: int) -> tuple[tuple[int, int], ...]:
+        """(depth, blocks computed since) of some of the first `known` blocks."""
+        depths = sorted({at * (known - 1) // _SAMPLES for at in range(_SAMPLES + 1)}) if known else []
+        places = [(depth, self.table.find(keys[depth] or 1)) for depth in depths]
+        return tuple(
+            (depth, self.clock - (self.table.cells[place] >> VALUE_BITS))
+            for depth, place in places
+            if place is not None
+        )
+
+    def note(self, keys: Sequence[int], computed: int) -> None:
+        """The blocks `keys` are the newest now; `computed` of them were not there before."""
+        self.clock = min(self.clock + computed, MOST_STAMP)
+        # of one prompt the last block is the first to be evicted, as if it had been used before the others
+        if len(keys) < _VECTOR_FROM:
+            for depth, key in enumerate(keys):
+                place = self.table.claim(key or 1)
+                self.table.cells[place] = (self.clock - depth) << VALUE_BITS | 1
+        else:
+            stamps = (self.clock - np.arange(len(keys))).astype(np.uint64)
+            self.table.put_many(as_keys(keys), np.ones(len(keys), np.int64), stamps)
+
+    def picture(self, backend: str, most_keys: int, now: float) -> Picture:
+        """The `most_keys` newest blocks."""
+        keys, _, stamps = self.table.used()
+        ages = np.uint64(self.clock) - np.minimum(stamps, np.uint64(self.clock))
+        if len(keys) > most_keys:
+            newest = np.argpartition(ages, most_keys - 1)[:most_keys] if most_keys else np.arange(0)
+            keys, ages = keys[newest], ages[newest]
+        return Picture(backend, keys, ages, self.capacity.blocks, max(0.0, now - self.sent_at))
+
+    def take_over(self, picture: Picture, now: float) -> None:
+        """Blocks are as new here as they are there, or as they were here if that is newer."""
+        keys, first = np.unique(np.maximum(picture.keys, np.uint64(1)), return_index=True)
+        ages = picture.ages[first]
+        kept = ages < _CLOCK_FROM
+        keys, stamps = keys[kept], np.uint64(self.clock) - ages[kept]
+        places = self.table.find_many(keys)
+        known = places >= 0
+        stamps[known] = np.maximum(stamps[known], self.table.stamps_at(places[known]))
+        self.table.put_many(keys, np.ones(len(keys), np.int64), stamps)
+        self.capacity = CapacityModel(picture.capacity_blocks)
+        self.sent_at = max(self.sent_at, now - picture.idle_s)
+
+
+class Residency:
+    """Believes that each backend keeps what it was sent, least recently used first out, in a capacity that it learns.
+
+    `sent` before a prompt goes out gives a Guess; `observe` it with what the answer tells of its cache.
+    """
+
+    def __init__(self, rules: ResidencyRules = ResidencyRules()) -> None:
+        self._rules = rules
+        self._caches: dict[str, _Cache] = {}
+
+    def __repr__(self) -> str:
+        caches = (f"{name} {len(one.table)} of {one.capacity.blocks:.0f} blocks" for name, one in self._caches.items())
+        return f"<Residency {', '.join(caches) or 'empty'}>"
+
+    def longest(self, keys: Sequence[int], now: float) -> dict[str, Match]:
+        """Backend -> how much of the prompt with blocks `keys` it was sent before, and how likely that is still there.
+
+        `p_hit` is the share of these blocks that is expected to be there.
+        """
+        matches = {}
+        for name, cache in self._caches.items():
+            known = cache.known(keys)
+            if known:
+                chances = [cache.capacity.p_hit(distance) for _, distance in cache.distances(keys, known)]
+                p_hit = self._faded(cache, now) * sum(chances) / max(1, len(chances))
+                if p_hit >= _LEAST_P:
+                    matches[name] = Match(known, known, float(known), p_hit)
+        return matches
+
+    def sent(self, backend: str, keys: Sequence[int], now: float) -> Guess:
+        """The prompt with blocks `keys` goes to `backend`; what was believed of it until now."""
+        cache = self._caches.get(backend)
+        if cache is None:
+            cache = self._caches[backend] = self._new_cache()
+        known = cache.known(keys)
+        guess = Guess(backend, len(keys), known, cache.distances(keys, known))
+        hits = sum(cache.capacity.p_hit(distance) for _, distance in guess.distances) / max(1, len(guess.distances))
+        cache.note(keys, len(keys) - round(known * hits))
+        cache.sent_at = max(cache.sent_at, now)  # of others one hears late
+        return guess
+
+    def answered(self, backend: str, blocks: int) -> None:
+        """`backend` has drawn an answer of so many blocks, which its cache holds as well."""
+        if cache := self._caches.get(backend):
+            cache.clock = min(cache.clock + blocks, MOST_STAMP)
+
+    def observe(self, guess: Guess, hint: Hint) -> None:
+        """So much of the prompt of `guess` was cached, as far as `hint` knows."""
+        cache = self._caches.get(guess.backend)
+        if cache is None:
+            return
+        cached = hint.share * guess.blocks
+        hits = [distance for depth, distance in guess.distances if depth < cached]
+        misses = [distance for depth, distance in guess.distances if depth >= cached + _SLACK_BLOCKS]
+        surprise = min((cache.capacity.p_hit(distance) for distance in misses[:1]), default=0.0)
+        # the farthest that was there and the nearest that was not say most
+        if hits:
+            cache.capacity.observe(max(hits), hit=True, weight=hint.weight)
+            cache.surprises = 0
+        if misses:
+            cache.capacity.observe(min(misses), hit=False, weight=hint.weight)
+            cache.surprises += not hits and hint.weight == 1.0 and surprise >= _SURPRISING_P
+        if cache.surprises >= _SURPRISES:
+            self.restarted(guess.backend)
+
+    def restarted(self, backend: str) -> None:
+        """The cache of `backend` is empty; its capacity is what it was."""
+        if cache := self._caches.get(backend):
+            self._caches[backend] = _Cache(self._new_cache().table, cache.capacity)
+
+    def backends(self) -> tuple[str, ...]:
+        """Those of which anything was learnt, the one with the fewest blocks first."""
+        return tuple(sorted(self._caches, key=lambda name: len(self._caches[name].table)))
+
+    def picture(self, backend: str, most_keys: int, now: float) -> Picture | None:
+        """What `backend` was sent: at most so many blocks, the newest; a copy. None if nothing was."""
+        cache = self._caches.get(backend)
+        return None if cache is None else cache.picture(backend, most_keys, now)
+
+    def take_over(self, picture: Picture, now: float) -> None:
+        """Believe what another router believed of a backend when it made `picture`, beside what is known here."""
+        cache = self._caches.get(picture.backend)
+        if cache is None:
+            cache = self._caches[picture.backend] = self._new_cache()
+        cache.take_over(picture, now)
+
+    def forget(self, backend: str) -> None:
+        """`backend` is no longer there."""
+        self._caches.pop(backend, None)
+
+    def capacity_blocks(self, backend: str) -> float | None:
+        """How many blocks `backend` is believed to keep; None if nothing was sent there."""
+        cache = self._caches.get(backend)
+        return None if cache is None else cache.capacity.blocks
+
+    def size_bytes(self) -> int:
+        """About how much memory it takes."""
+        return sum(cache.table.size_bytes() for cache in self._caches.values())
+
+    def check(self) -> None:
+        """Prove that every table is sound and within its bytes."""
+        for cache in self._caches.values():
+            cache.table.check()
+            assert cache.table.size_bytes() <= self._rules.max_bytes, f"{self!r}: over its bound"
+
+    def _new_cache(self) -> _Cache:
+        return _Cache(KeyTable(self._rules.max_bytes), CapacityModel(self._rules.first_blocks))
+
+    def _faded(self, cache: _Cache, now: float) -> float:
+        return faded(now - cache.sent_at, fresh_s=self._rules.fresh_s, half_life_s=self._rules.half_life_s)

@@ -1,0 +1,235 @@
+"""The ledger: every reservation that is open, every meter's level, and the proof that the two agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from policies.quota.budget import (
+    MINUTE_MS,
+    Descriptor,
+    Meter,
+    Refused,
+    Reservation,
+    Settlement,
+    Standing,
+    granted,
+    meters,
+    refusal,
+    standing_of,
+)
+from policies.quota.charge import Charge
+
+KEPT_S = 120.0
+"""How long the id of a settled reservation is remembered, so that a message that comes twice counts once."""
+
+_Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """One meter's level `used` at the stamp `at`. `taken` and `settled` count what went through it in its life."""
+
+    meter: Meter
+    used: int = 0
+    at: int = 0
+    taken: int = 0
+    settled: int = 0
+    holders: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """What one open reservation took: of which bucket, how much, at which stamp."""
+
+    parts: tuple[tuple[_Key, int, int], ...]
+    lapses_ms: int | None
+
+
+class Ledger:
+    """Takes from all meters of a request or from none, and settles once.
+
+    A reservation that is not renewed for `lease_s` lapses: its owner has crashed, and all of it is given back. None:
+    they never lapse. `now` is Unix time in seconds. Memory is bounded by what is open, what was settled in the last
+    KEPT_S, and the meters that are not full.
+    """
+
+    def __init__(self, *, lease_s: float | None = None, kept_s: float = KEPT_S) -> None:
+        self._lease_ms = None if lease_s is None else milliseconds(lease_s)
+        self._kept_ms = milliseconds(kept_s)
+        self._buckets: dict[_Key, _Bucket] = {}
+        # both in the order in which they end, so that only the first ones need be looked at
+        self._open: dict[str, _Hold] = {}
+        self._settled: dict[str, int] = {}
+        self._sweep_ms = self._now_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<Ledger {len(self._open)} open, {len(self._settled)} settled lately, {len(self._buckets)} meters>"
+
+    def reserve(self, asked: Reservation, *, now: float) -> Reservation | Refused:
+        """Take what is `asked` from all its descriptors, or nothing. An id that was seen before takes nothing again."""
+        now_ms = self._advance(now)
+        if asked.id in self._open:
+            self._renew(asked.id, now_ms)
+        levels = self._levels(asked.descriptors, now_ms)
+        if asked.id not in self._open and asked.id not in self._settled:
+            if refused := refusal(levels, asked.charge, now_ms=now_ms):
+                return refused
+            levels = self._hold(asked, now_ms)
+        return granted(asked, levels, now_ms=now_ms)
+
+    def grant(self, reservation: Reservation, *, now: float) -> None:
+        """Take what somebody else has allowed already, into debt if need be."""
+        now_ms = self._advance(now)
+        if reservation.id not in self._open and reservation.id not in self._settled:
+            self._hold(reservation, now_ms)
+
+    def learn(self, descriptors: Sequence[Descriptor], levels: Sequence[int], *, now: float) -> None:
+        """Others took from the same limits: no meter of `descriptors` has less than its level of `levels`."""
+        now_ms = self._advance(now)
+        for meter, level in zip(meters(descriptors), levels, strict=True):
+            bucket = self._bucket(meter)
+            self._move(bucket, 0, at=bucket.at, now_ms=now_ms)
+            bucket.used = max(bucket.used, level)
+
+    def settle(self, reservation: Reservation, charge: Charge, *, now: float) -> Settlement:
+        """Charge what was really used: give the rest back or take what is missing; once, however often it is called."""
+        now_ms = self._advance(now)
+        if reservation.id in self._settled:
+            return Settlement.AGAIN
+        hold = self._open.pop(reservation.id, None)
+        self._settled[reservation.id] = now_ms + self._kept_ms
+        held = {} if hold is None else {key: (amount, at) for key, amount, at in hold.parts}
+        for meter in meters(reservation.descriptors):
+            bucket = self._bucket(meter)
+            amount = meter.amount(charge)
+            reserved, at = held.pop(_key(meter), (0, max(bucket.at, meter.stamp(now_ms))))
+            self._move(bucket, amount - reserved, at=at, now_ms=now_ms)
+            bucket.settled += amount
+            bucket.holders -= hold is not None
+        assert not held, "a reservation is settled with the descriptors that it was made with"
+        return Settlement.LATE if hold is None else Settlement.SETTLED
+
+    def renew(self, ids: Sequence[str], *, now: float) -> None:
+        """Their owner lives: those of `ids` that are open lapse `lease_s` from now."""
+        now_ms = self._advance(now)
+        for id in ids:  # noqa: A001
+            if id in self._open:
+                self._renew(id, now_ms)
+
+    def expire(self, now: float) -> None:
+        """Give back what lapsed and forget what is over. Every other call does so too."""
+        self._advance(now)
+
+    def standing(self, descriptors: Sequence[Descriptor], *, now: float) -> Standing:
+        """What is left to `descriptors`."""
+        now_ms = self._advance(now)
+        return standing_of(self._levels(descriptors, now_ms), now_ms=now_ms)
+
+    def check(self) -> None:
+        """What went out of every meter is what is open plus what was settled, to the unit."""
+        opened: dict[_Key, list[int]] = {}
+        for hold in self._open.values():
+            for key, amount, _ in hold.parts:
+                opened.setdefault(key, []).append(amount)
+        for key, bucket in self._buckets.items():
+            amounts = opened.pop(key, [])
+            assert bucket.taken == sum(amounts) + bucket.settled, f"{key} does not balance: {bucket}, open {amounts}"
+            assert bucket.holders == len(amounts), f"{key} has {len(amounts)} holders: {bucket}"
+            assert bucket.used >= 0, f"{key} is below empty: {bucket}"
+        assert not opened, f"reservations hold what no meter knows: {opened}"
+        assert not self._open.keys() & self._settled.keys(), "a reservation is open and settled"
+
+    def _advance(self, now: float) -> int:
+        now_ms = milliseconds(now)
+        if now_ms < self._now_ms:
+            self._turn_back(now_ms)
+        self._now_ms = now_ms
+        while self._open and (lapses_ms := next(iter(self._open.values())).lapses_ms) is not None:
+            if lapses_ms > now_ms:
+                break
+            self._lapse(next(iter(self._open)), now_ms)
+        while self._settled and next(iter(self._settled.values())) <= now_ms:
+            del self._settled[next(iter(self._settled))]
+        if now_ms >= self._sweep_ms:
+            self._sweep_ms = now_ms + MINUTE_MS
+            self._forget(now_ms)
+        return now_ms
+
+    def _turn_back(self, now_ms: int) -> None:
+        """The clock ran ahead and was set right: what it was told meanwhile counts as told now, or limits would not
+        come back, and nothing would be forgotten, before it is there again."""
+        for bucket in self._buckets.values():
+            bucket.at = min(bucket.at, bucket.meter.stamp(now_ms))
+        self._settled = {id: min(until, now_ms + self._kept_ms) for id, until in self._settled.items()}  # noqa: A001
+        latest = self._lapses_ms(now_ms)
+        if latest is not None:
+            self._open = {
+                id: replace(hold, lapses_ms=min(latest, hold.lapses_ms or latest))
+                for id, hold in self._open.items()  # noqa: A001
+            }
+        self._sweep_ms = min(self._sweep_ms, now_ms + MINUTE_MS)
+
+    def _lapse(self, id: str, now_ms: int) -> None:  # noqa: A002
+        for key, amount, at in self._open.pop(id).parts:
+            bucket = self._buckets[key]
+            self._move(bucket, -amount, at=at, now_ms=now_ms)
+            bucket.holders -= 1
+
+    def _forget(self, now_ms: int) -> None:
+        full = [
+            key
+            for key, bucket in self._buckets.items()
+            if not bucket.holders and not bucket.meter.level(bucket.used, bucket.at, now_ms=now_ms)
+        ]
+        for key in full:
+            del self._buckets[key]
+
+    def _hold(self, reservation: Reservation, now_ms: int) -> list[tuple[Meter, int]]:
+        """Take it from every meter; their levels then."""
+        parts, levels = [], []
+        for meter in meters(reservation.descriptors):
+            bucket, amount = self._bucket(meter), meter.amount(reservation.charge)
+            at = max(bucket.at, meter.stamp(now_ms))
+            self._move(bucket, amount, at=at, now_ms=now_ms)
+            bucket.holders += 1
+            parts.append((_key(meter), amount, at))
+            levels.append((meter, bucket.used))
+        self._open[reservation.id] = _Hold(tuple(parts), self._lapses_ms(now_ms))
+        return levels
+
+    def _move(self, bucket: _Bucket, amount: int, *, at: int, now_ms: int) -> None:
+        """Raise the level by `amount`, or lower it; `at` is when it was taken."""
+        meter = bucket.meter
+        bucket.taken += amount
+        level = meter.level(bucket.used, bucket.at, now_ms=now_ms)
+        bucket.at = max(bucket.at, meter.stamp(now_ms))
+        # a request belongs to the day on which it began: yesterday's difference does not touch today's budget
+        bucket.used = level if meter.is_daily and at < bucket.at else max(0, level + amount)
+
+    def _renew(self, id: str, now_ms: int) -> None:  # noqa: A002
+        self._open[id] = replace(self._open.pop(id), lapses_ms=self._lapses_ms(now_ms))
+
+    def _lapses_ms(self, now_ms: int) -> int | None:
+        return None if self._lease_ms is None else now_ms + self._lease_ms
+
+    def _bucket(self, meter: Meter) -> _Bucket:
+        bucket = self._buckets.setdefault(_key(meter), _Bucket(meter))
+        bucket.meter = meter  # the file may have changed the limit
+        return bucket
+
+    def _levels(self, descriptors: Sequence[Descriptor], now_ms: int) -> list[tuple[Meter, int]]:
+        found = []
+        for meter in meters(descriptors):
+            bucket = self._buckets.get(_key(meter))
+            found.append((meter, 0 if bucket is None else meter.level(bucket.used, bucket.at, now_ms=now_ms)))
+        return found
+
+
+def milliseconds(seconds: float) -> int:
+    """`seconds` as whole milliseconds. Rounded, so that `now + retry_after_s` is not a float's breath too early."""
+    return round(seconds * 1000)
+
+
+def _key(meter: Meter) -> _Key:
+    return (meter.descriptor.tenant, meter.name)

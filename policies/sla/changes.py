@@ -1,0 +1,85 @@
+"""Changes of the SLA file while the router runs: what takes effect at once, and what waits for a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+
+from policies.sla.config import Config, PoolSpec
+from policies.sla.fields import Problems
+from policies.sla.yaml_positions import Node, read_yaml
+
+FIXED_SERVER = {
+    "http": "http",
+    "grpc": "grpc",
+    "admin": "admin",
+    "picker": "picker",
+    "keys_file": "keys_file",
+    "max_body": "max_body_bytes",
+    "decision_log": "decision_log",
+}
+"""Keys of `server` that are built into the running servers, and the settings that they become."""
+
+
+def fixed_changes(before: Config, after: Config, *, text: str, source: str) -> tuple[str, ...]:
+    """What in `after`, read from `text`, cannot take effect while running: `file:line: path: sentence` each.
+
+    Both are as the file says it, before anything was started for them.
+    """
+    root, _ = read_yaml(text)
+    problems = Problems(source)
+    for path, sentence in (
+        *_pool_changes(before, after),
+        *_server_changes(before, after),
+        *_store_changes(before, after),
+    ):
+        problems.add(_line_of(root, path), ".".join(path), sentence)
+    return problems.lines()
+
+
+def carried_over(running: Config, after: Config) -> Config:
+    """`after` with what `running` was started with: pools with the addresses that they really have, and servers."""
+    fixed = {name: getattr(running.server, name) for name in FIXED_SERVER.values()}
+    return replace(after, pools=running.pools, server=replace(after.server, **fixed), store=running.store)
+
+
+def _pool_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    for name in sorted(before.pools.keys() - after.pools.keys()):
+        yield ("pools",), f"the pool '{name}' is gone (restart to change pools)"
+    for name, pool in after.pools.items():
+        old = before.pools.get(name)
+        if old is None:
+            yield ("pools", name), "is a new pool (restart to change pools)"
+        elif changed := _first_difference(old, pool):
+            yield ("pools", name, changed), "cannot change while the router runs (restart to change pools)"
+
+
+def _server_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    for key, name in FIXED_SERVER.items():
+        if getattr(before.server, name) != getattr(after.server, name):
+            yield ("server", key), "cannot change while the router runs (restart to change where it listens)"
+    if before.server.admin_key_hashes and not after.server.admin_key_hashes:
+        # the port may be open to others, and then these are all that guards it
+        yield ("server", "admin_keys"), "cannot all go while the router runs (restart to serve operators without keys)"
+
+
+def _store_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    if before.store != after.store:
+        yield ("store",), "cannot change while the router runs (restart to change what is shared)"
+
+
+def _first_difference(old: PoolSpec, new: PoolSpec) -> str | None:
+    names = (one.name for one in fields(old))
+    changed = next((name for name in names if getattr(old, name) != getattr(new, name)), None)
+    return "at" if changed == "sources" else changed
+
+
+def _line_of(root: Node, path: tuple[str, ...]) -> int:
+    """The line of the deepest entry on `path` that the file has."""
+    node = root
+    for key in path:
+        entries: Mapping[str, Node] = node.value if isinstance(node.value, dict) else {}
+        if key not in entries:
+            break
+        node = entries[key]
+    return node.line

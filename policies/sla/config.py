@@ -1,0 +1,138 @@
+"""Config: what an SLA file says, validated and ready to use. Immutable; a changed file makes a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from policies.compose import Policy
+from policies.health import HealthRules
+from policies.nouns import Prices, ServiceClass, Tenant
+from policies.on_miss import Step
+from policies.rules import Rule
+from policies.sla.sources import SourceName
+
+KINDS = (
+    "shard",
+    "openai_compatible",
+    "vllm",
+    "sglang",
+    "tensorrt_llm",
+    "tgi",
+    "lmdeploy",
+    "ollama",
+    "llama_cpp",
+    "fastchat",
+    "triton_server",
+    "tabby",
+    "mlc",
+    "deepspeed_mii",
+    "openai",
+    "azure",
+    "anthropic",
+    "fake",
+)
+"""Kinds of backends that a pool can be made of."""
+
+AT_HOST_AND_PORT = frozenset({"shard", "fake"})
+"""Those of them whose address is host:port; the others have a URL."""
+
+BUNDLED = "bundled"
+"""The model that comes with Pointsman, as `PoolSpec.model`."""
+
+Option = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """Backends of one kind that serve one model.
+
+    `at` are their addresses, and `sources` find more while the router runs; with `register` backends announce
+    themselves. `health` says when one counts as ill. `local` shard processes are started beside the router by
+    `pointsman up`, with `model`: a checkpoint's path or "bundled". Elsewhere `model` is the name that clients and
+    backend use alike, and `models` maps clients' names to the backend's. `key` is the backend's own API key. `options`
+    go to the backend as text.
+    """
+
+    name: str
+    kind: str = "shard"
+    at: tuple[str, ...] = ()
+    sources: tuple[SourceName, ...] = ()
+    register: bool = False
+    local: int = 0
+    model: str | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    key: str | None = field(default=None, repr=False)
+    options: Mapping[str, Option] = field(default_factory=dict)
+    health: HealthRules = field(default_factory=HealthRules)
+
+    @property
+    def is_found(self) -> bool:
+        """Are backends of it found while the router runs?"""
+        return bool(self.sources) or self.register
+
+    def reachable(self, address: str) -> str:
+        """`address` as its backends want it: sources tell host:port, and most kinds have a URL."""
+        return address if self.kind in AT_HOST_AND_PORT or "://" in address else f"http://{address}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the router listens and what it accepts. Addresses are host:port; None turns that server off.
+
+    `admin_key_hashes` are sha256 hex digests of the operators' keys. `decision_log` is a file, `-` standard output.
+    `keys_file` holds the keys that they issued, where no Redis does.
+    """
+
+    http: str = "127.0.0.1:8080"
+    grpc: str | None = "127.0.0.1:8081"
+    admin: str | None = None
+    picker: str | None = None
+    admin_key_hashes: frozenset[str] = frozenset()
+    keys_file: str | None = None
+    max_body_bytes: int = 16 * 2**20
+    max_concurrent: int = 4096
+    max_queued: int = 4096
+    drain_s: float = 30.0
+    decision_log: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """What several routers share: the address of a Redis (None: nothing is shared), and how many `replicas` there are.
+
+    `strict` refuses what is limited while the store is away, instead of letting each router's part through. The names
+    of all keys there begin with `namespace`.
+    """
+
+    redis: str | None = field(default=None, repr=False)
+    replicas: int = 1
+    strict: bool = False
+    namespace: str = "pointsman"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that the SLA file decides.
+
+    `classes` are in order of rank. `policies` holds the named ones and the file's own. `anonymous` is the tenant of
+    requests without a key; None refuses them. `on_miss` has the steps of a class, by its name; one that is not there
+    waits. `ageing_s` is how long a request waits in the queue until it counts as one rank better,
+    `outage_s` how long it waits while no backend is well that could take it. `version` changes exactly when the file's
+    text does.
+    """
+
+    classes: Mapping[str, ServiceClass]
+    tenants: Mapping[str, Tenant]
+    rules: tuple[Rule, ...]
+    policies: Mapping[str, Policy]
+    pools: Mapping[str, PoolSpec]
+    server: ServerSettings
+    version: str
+    tenant_by_key_hash: Mapping[str, Tenant]
+    anonymous: Tenant | None = None
+    prices: Prices = field(default_factory=Prices)
+    on_miss: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
+    ageing_s: float = 30.0
+    outage_s: float = 10.0
+    store: StoreSettings = field(default_factory=StoreSettings)

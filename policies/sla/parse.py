@@ -1,0 +1,132 @@
+"""From the SLA file's text to a Config. `docs/sla.md` is the reference of the file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from policies.catalogue import Catalogue, builtin_catalogue
+from policies.errors import ConfigError
+from policies.shapes import Key, Table
+from policies.sla.classes import CLASSES, read_classes
+from policies.sla.config import BUNDLED, Config
+from policies.sla.cost import COST, read_cost
+from policies.sla.fields import Field, Problems, Section
+from policies.sla.on_miss import ON_MISS, read_on_miss
+from policies.sla.policies import policies_shape, read_policies
+from policies.sla.pools import POOLS, read_pools
+from policies.sla.proofs import prove
+from policies.sla.rules import RULES, Names, read_rules
+from policies.sla.secrets import Outside
+from policies.sla.server import QUEUE, SERVER, USUAL_AGEING_S, USUAL_OUTAGE_S, read_server
+from policies.sla.store import STORE, read_store
+from policies.sla.tenants import TENANTS, read_tenants
+from policies.sla.yaml_positions import read_yaml
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A sound file: its Config, and what in it is legal but hardly meant, as `file:line: path: sentence` each."""
+
+    config: Config
+    doubts: tuple[str, ...]
+
+
+def parse(
+    text: str,
+    *,
+    source: str = "sla.yaml",
+    environment: Mapping[str, str] | None = None,
+    read_file: Callable[[str], str] | None = None,
+    catalogue: Catalogue | None = None,
+) -> Config:
+    """The Config that `text` describes; `source` is its name in messages.
+
+    `environment` and `read_file` answer `${env:NAME}` and `${file:path}`. Raises ConfigError with every mistake at once
+    in `problems`, each as `file:line: path: sentence`, and nothing else.
+    """
+    outside = Outside(environment or {}, read_file)
+    return examine(text, source=source, outside=outside, catalogue=catalogue).config
+
+
+def examine(text: str, *, source: str, outside: Outside, catalogue: Catalogue | None = None) -> Parsed:
+    """What `parse` gives, with its doubts. Raises as `parse` does."""
+    root, found = read_yaml(text)
+    problems = Problems(source, found)
+    # where YAML itself could not be read there is nothing left to look at
+    field = Field(root, "", problems)
+    config = _read(field, outside, catalogue or builtin_catalogue())
+    if not problems.lines():
+        prove(field, config)
+    if lines := problems.lines():
+        count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+        raise ConfigError(f"{source} has {count}:", problems=lines)
+    return Parsed(replace(config, version=hashlib.sha256(text.encode()).hexdigest()[:12]), problems.doubts())
+
+
+def default_config(*, local: int = 2, model: str = BUNDLED) -> Config:
+    """The Config without a file: `local` shards with `model`, one class, and one tenant that needs no key."""
+    config = parse("")
+    own = replace(config.pools["own"], local=local, model=model)
+    return replace(config, pools={"own": own})
+
+
+def file_table(catalogue: Catalogue) -> Table:
+    """The whole file: its sections, in the order in which they are written and explained."""
+    return Table(
+        {
+            "classes": Key(CLASSES, "service classes by name; the first is served first"),
+            "tenants": Key(TENANTS, "who pays, and whose data must not mix"),
+            "cost": Key(COST, "what a token costs, in the units of the tenants' budgets"),
+            "pools": Key(POOLS, "backends of one kind that serve one model, by name"),
+            "rules": Key(RULES, "which class, pools and policy a request gets: the first rule that matches wins"),
+            "on_miss": Key(ON_MISS, "by class, what happens where its target cannot be kept or no backend is well"),
+            "policies": Key(policies_shape(catalogue), "how a backend is chosen, by name"),
+            "queue": Key(QUEUE, "how requests wait in the router"),
+            "store": Key(STORE, "where several routers keep what they share; without it each is alone"),
+            "server": Key(SERVER, "where the router listens, and how much it takes"),
+        }
+    )
+
+
+def json_schema(catalogue: Catalogue) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of the file, for editors. What only a proof can tell, it lets pass."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Pointsman SLA file",
+        "description": "Who may wait and who may not. `pointsman check FILE` finds what this schema cannot.",
+        **file_table(catalogue).schema(),
+    }
+
+
+def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
+    top = root.section(file_table(catalogue))
+    classes = read_classes(top.get("classes"))
+    queue: Section = top.section("queue")
+    server = read_server(top.get("server"), queue=queue, outside=outside)
+    store = read_store(top.get("store"), outside=outside)
+    issues_keys = server.keys_file is not None or store.redis is not None
+    tenants, anonymous = read_tenants(top.get("tenants"), classes=classes, outside=outside, issues_keys=issues_keys)
+    if server.keys_file is not None and store.redis is not None:
+        contradiction = "keys lie in store.redis, and a file would contradict it (remove one of them)"
+        root.find("server", "keys_file").complain(contradiction)
+    pools = read_pools(top.get("pools"), outside=outside)
+    policies = read_policies(top.get("policies"), catalogue=catalogue)
+    return Config(
+        classes=classes,
+        tenants=tenants,
+        rules=read_rules(top.get("rules"), Names(classes, tenants, pools, policies)),
+        policies=policies,
+        pools=pools,
+        server=server,
+        store=store,
+        version="",
+        tenant_by_key_hash={digest: tenant for tenant in tenants.values() for digest in tenant.key_hashes},
+        anonymous=anonymous,
+        prices=read_cost(top.get("cost")),
+        on_miss=read_on_miss(top.get("on_miss"), classes=classes, pools=pools),
+        ageing_s=queue.read("ageing", USUAL_AGEING_S),
+        outage_s=queue.read("outage", USUAL_OUTAGE_S),
+    )

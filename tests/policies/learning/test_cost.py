@@ -1,0 +1,270 @@
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import astuple, replace
+
+from policies.learning.cost import PRIORS, TYPICAL, Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
+
+FLEET = {
+    "8B on an H200": Latency(0.01, 17.7e-6, 1.17e-9, 1.0, 0.1, 3.5e-3, 1e-5, 30e-9),
+    "a CPU": Latency(0.05, 5e-3, 1e-7, 0.8, 0.8, 0.2, 2e-3, 1e-6),
+    "faster than any guess": Latency(0.004, 3e-6, 2e-10, 0.3, 0.02, 1e-3, 5e-6, 5e-9),
+    "one prompt at a time": Latency(0.1, 4e-4, 1e-8, 1.0, 1.0, 0.05, 1e-2, 1e-7),
+    "no attention to speak of": Latency(0.02, 5e-5, 3e-12, 0.05, 0.05, 0.01, 1e-4, 1e-10),
+    "far away": Latency(1.5, 5e-5, 2e-9, 0.5, 0.01, 0.02, 1e-4, 1e-8),
+}
+NOISE = 0.1
+
+
+def prompts(rng: random.Random, *, shortest: int = 200, longest: int = 100_000) -> Iterator[tuple[float, float, Ahead]]:
+    """Uncached and cached tokens, and the prefill in front: half of the time none, else of one prompt."""
+    while True:
+        uncached = math.exp(rng.uniform(math.log(shortest), math.log(longest)))
+        cached = rng.choice([0.0, 0.0, 3 * uncached * rng.random()])
+        yield uncached, cached, behind(math.exp(rng.uniform(5, 10)), uncached) if rng.random() < 0.5 else Ahead()
+
+
+def behind(other: float, tokens: float) -> Ahead:
+    """What is in front of a prompt of so many tokens behind one `other`."""
+    whole, share = prefill_work(other), min(1.0, tokens / other)
+    alike = Work(whole.tokens * share, whole.pairs * share)
+    return Ahead(alike, Work(whole.tokens - alike.tokens, whole.pairs - alike.pairs))
+
+
+def errors_of(model: LatencyModel, truth: Latency, count: int, *, seed: int = 0, hiccups: float = 0.0) -> list[float]:
+    """Relative errors of `count` predictions, each made before `model` learnt what was seen."""
+    rng, errors = random.Random(seed), []
+    for uncached, cached, ahead in (one for one, _ in zip(prompts(rng), range(count), strict=False)):
+        now = model.snapshot()
+        predicted_s = now.ttft_s(uncached, cached, queue_s=now.queue_s(ahead))
+        seen_s = truth.ttft_s(uncached, cached, queue_s=truth.queue_s(ahead)) * math.exp(rng.gauss(0, NOISE))
+        errors.append(abs(predicted_s - seen_s) / seen_s)
+        if rng.random() < hiccups:
+            seen_s += 30.0
+        model.observe_ttft(prefill_work(uncached, cached), ahead, seen_s)
+        model.check()
+    return errors
+
+
+def mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+@pytest.mark.parametrize("truth", FLEET.values(), ids=FLEET)
+def test_any_backend_is_known_after_a_few_requests_from_the_same_guess(truth: Latency) -> None:
+    model = LatencyModel()
+    errors = errors_of(model, truth, 140)
+    # one of them may be the first that meets a longer prompt
+    assert sorted(errors[20:40])[10] < 0.2
+    assert mean(errors[100:]) < 1.3 * NOISE
+    learnt = model.snapshot()
+    for uncached, cached in ((500, 0), (500, 50_000), (100_000, 0)):
+        assert learnt.ttft_s(uncached, cached) == pytest.approx(truth.ttft_s(uncached, cached), rel=0.25)
+
+
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+@pytest.mark.parametrize("truth", FLEET.values(), ids=FLEET)
+def test_a_backend_that_becomes_slower_or_faster_is_followed_within_ten_requests(truth: Latency, factor: float) -> None:
+    model = LatencyModel()
+    errors_of(model, truth, 150)
+    times = {name: getattr(truth, name) * factor for name in ("fixed_s", "token_s", "pair_s")}
+    errors = errors_of(model, replace(truth, **times), 40, seed=1)
+    assert mean(errors[10:]) < 2 * NOISE
+
+
+@pytest.mark.parametrize("truth", FLEET.values(), ids=FLEET)
+def test_hiccups_of_half_a_minute_do_not_wreck_it(truth: Latency) -> None:
+    model = LatencyModel()
+    errors = sorted(errors_of(model, truth, 300, hiccups=0.03)[40:])
+    assert errors[len(errors) // 2] < 1.3 * NOISE
+    before = model.snapshot().ttft_s(2000)
+    model.observe_ttft(prefill_work(2000), Ahead(), before + 30.0)
+    assert model.snapshot().ttft_s(2000) < 1.3 * before + 0.3
+
+
+def test_what_short_prompts_tell_about_speed_holds_for_long_ones_too() -> None:
+    truth, model = FLEET["8B on an H200"], LatencyModel()
+    for _ in range(30):
+        model.observe_ttft(prefill_work(1000), Ahead(), truth.ttft_s(1000))
+    assert model.snapshot().ttft_s(100_000) == pytest.approx(truth.ttft_s(100_000), rel=0.3)
+
+
+@pytest.mark.parametrize("truth", FLEET.values(), ids=FLEET)
+def test_a_step_of_decoding_is_learnt_by_batch_and_context(truth: Latency) -> None:
+    model, rng = LatencyModel(), random.Random(3)
+    for _ in range(120):
+        batch = rng.randint(1, 64)
+        context_tokens = batch * rng.choice([500.0, 4000.0, 60_000.0])
+        seen_s = truth.tpot_s(batch, context_tokens) * math.exp(rng.gauss(0, NOISE))
+        model.observe_decode(batch, context_tokens, seen_s)
+        model.check()
+    for batch, context_tokens in ((1, 1000), (8, 100_000), (64, 60_000)):
+        assert model.snapshot().tpot_s(batch, context_tokens) == pytest.approx(
+            truth.tpot_s(batch, context_tokens), rel=0.25
+        )
+
+
+@pytest.mark.parametrize("kind", ["shard", "vllm", "ollama", "unheard-of"])
+def test_predictions_are_usable_before_anything_was_seen(kind: str) -> None:
+    latency = LatencyModel(Peers(prior_of(kind))).snapshot()
+    short, long = latency.ttft_s(1000), latency.ttft_s(100_000)
+    assert 0.01 < short < 1.0 < long < 300
+    assert long > 100_000 / 1000 * (short - latency.fixed_s)
+    assert latency.ttft_s(1000, 99_000) < long / 10
+    assert latency.tpot_s(8, 8000) < 8 * latency.tpot_s(1, 1000)
+
+
+def test_a_speed_that_a_backend_tells_counts_until_its_first_answer_was_seen() -> None:
+    model = LatencyModel()
+    model.told(None)
+    assert model.snapshot() == TYPICAL
+    for told in (5e-3, 2e-3):
+        model.told(told)
+        assert model.snapshot().token_s == pytest.approx(told)
+    assert model.snapshot().pair_s / TYPICAL.pair_s == pytest.approx(2e-3 / TYPICAL.token_s)
+    model.observe_ttft(prefill_work(1000), Ahead(), 9.0)
+    learnt = model.snapshot()
+    model.told(1e-6)
+    assert model.snapshot() == learnt
+    model.check()
+
+
+@pytest.mark.parametrize("truth", FLEET.values(), ids=FLEET)
+def test_one_that_nobody_has_seen_is_believed_to_be_like_those_that_are_alike(truth: Latency) -> None:
+    peers = Peers()
+    seen, fresh = LatencyModel(peers), LatencyModel(peers)
+    errors_of(seen, truth, 60)
+    for batch, context_tokens in ((1, 100), (8, 20_000), (32, 90_000)) * 20:
+        seen.observe_decode(batch, context_tokens, truth.tpot_s(batch, context_tokens))
+    believed = fresh.snapshot()
+    assert believed.ttft_s(5000, 2000) == pytest.approx(seen.snapshot().ttft_s(5000, 2000), rel=0.25)
+    assert believed.tpot_s(8, 20_000) == pytest.approx(truth.tpot_s(8, 20_000), rel=0.25)
+    fresh.check()
+
+
+def test_what_it_told_of_itself_is_off_as_that_of_the_others_was() -> None:
+    peers = Peers()
+    slow, fast = LatencyModel(peers), LatencyModel(peers)
+    slow.told(2e-3)
+    told = slow.snapshot()
+    for uncached in (500, 2000, 8000) * 20:
+        slow.observe_ttft(prefill_work(uncached), Ahead(), 3 * told.ttft_s(uncached))
+    fast.told(1e-3)
+    assert fast.snapshot().ttft_s(2000) == pytest.approx(1.5 * told.ttft_s(2000), rel=0.1)
+    assert LatencyModel().snapshot() == TYPICAL
+
+
+def test_each_of_them_has_its_own_pace() -> None:
+    peers, rng = Peers(), random.Random(6)
+    truth = FLEET["8B on an H200"]
+    paces = {"the slow one": 4.0, "the usual one": 1.0, "its twin": 1.0}
+    models = {name: LatencyModel(peers) for name in paces}
+    for _ in range(60):
+        for name, model in models.items():
+            tokens = math.exp(rng.uniform(5, 11))
+            model.observe_ttft(prefill_work(tokens), Ahead(), paces[name] * truth.ttft_s(tokens))
+    for name, model in models.items():
+        for tokens in (1000, 50_000):
+            assert model.snapshot().ttft_s(tokens) == pytest.approx(paces[name] * truth.ttft_s(tokens), rel=0.1), name
+        model.check()
+
+
+def test_twins_are_taken_to_be_equally_fast_though_each_sees_other_noise() -> None:
+    peers, rng, truth = Peers(), random.Random(7), FLEET["8B on an H200"]
+    twins = [LatencyModel(peers) for _ in range(8)]
+    for _ in range(40):
+        for twin in twins:
+            tokens = math.exp(rng.uniform(5, 11))
+            seen_s = truth.ttft_s(tokens) * math.exp(rng.gauss(0, 0.3))
+            twin.observe_ttft(prefill_work(tokens), Ahead(), seen_s)
+    believed = [twin.snapshot().ttft_s(5000) for twin in twins]
+    assert max(believed) < 1.5 * min(believed)
+
+
+def test_prompts_that_do_not_wait_for_each_other_teach_that_the_queue_is_short() -> None:
+    model = LatencyModel()
+    for uncached in (500, 2000, 8000) * 20:
+        model.observe_ttft(prefill_work(uncached), behind(50_000, uncached), TYPICAL.ttft_s(uncached))
+    assert model.snapshot().queue_s(behind(50_000, 1000)) < 0.2 * TYPICAL.queue_s(behind(50_000, 1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "waits_s", "convoy"),
+    [
+        ("one after the other", lambda work, ahead: TYPICAL.work_s(ahead.alike) + TYPICAL.work_s(ahead.beyond), 1.0),
+        ("side by side", lambda work, ahead: TYPICAL.work_s(ahead.alike), 0.0),
+    ],
+)
+def test_it_is_learnt_whether_short_prompts_wait_for_long_ones(
+    name: str, waits_s: Callable[[Work, Ahead], float], convoy: float
+) -> None:
+    model, rng = LatencyModel(), random.Random(4)
+    for _ in range(200):
+        own, other = (math.exp(rng.uniform(5, 10)) for _ in range(2))
+        work, ahead = prefill_work(own), behind(other, own)
+        model.observe_ttft(work, ahead, TYPICAL.ttft_s(own, queue_s=waits_s(work, ahead)))
+    learnt = model.snapshot()
+    assert learnt.queue == pytest.approx(1.0, abs=0.15), name
+    assert learnt.convoy == pytest.approx(convoy, abs=0.15), name
+
+
+def test_the_error_of_predictions_is_tracked_with_its_sign() -> None:
+    model = LatencyModel()
+    for _ in range(100):
+        model.judge(predicted_s=0.5, seen_s=1.0)
+    assert (model.error, model.bias) == (pytest.approx(0.5, rel=0.01), pytest.approx(-0.5, rel=0.01))
+    model.judge(predicted_s=1e9, seen_s=1e-9)
+    assert model.error < 2.0
+    model.judge(predicted_s=1.0, seen_s=0.0)
+    assert model.error < 2.0
+
+
+def test_the_same_snapshot_is_given_until_something_is_learnt() -> None:
+    model = LatencyModel()
+    assert model.snapshot() is model.snapshot()
+    before = model.snapshot()
+    model.observe_decode(1, 100, 0.5)
+    assert model.snapshot() != before
+
+
+def test_prefill_is_summed_over_the_positions_that_each_token_attends_to() -> None:
+    assert prefill_work(10, 100) == Work(10, 10 * 105)
+    whole, first, rest = prefill_work(30), prefill_work(10), prefill_work(20, 10)
+    assert (whole.tokens, whole.pairs) == (first.tokens + rest.tokens, first.pairs + rest.pairs)
+    assert Latency(0, 1, 1).work_s(whole) == Latency(0, 1, 1).prefill_s(30)
+
+
+ANY_DURATION = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.sampled_from([0.0, -1.0, 5e-324, 1e-12, 1e300, math.inf, math.nan]),
+    st.floats(1e-4, 100),
+)
+ANY_TOKENS = st.floats(0, 1e7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([TYPICAL, *PRIORS.values()]),
+    st.lists(st.tuples(ANY_TOKENS, ANY_TOKENS, ANY_TOKENS, ANY_DURATION, ANY_DURATION), max_size=60),
+)
+def test_whatever_is_seen_coefficients_stay_positive_numbers_within_their_bounds(
+    prior: Latency, seen: list[tuple[float, float, float, float, float]]
+) -> None:
+    model = LatencyModel(Peers(prior))
+    for uncached, cached, ahead, ttft_s, step_s in seen:
+        model.told(ttft_s)
+        model.observe_ttft(prefill_work(uncached, cached), Ahead(prefill_work(ahead), prefill_work(cached)), ttft_s)
+        model.observe_decode(1.0 + ahead / 1000, cached, step_s)
+        model.judge(step_s, ttft_s)
+        model.check()
+    now = model.snapshot()
+    for value, guess in zip(astuple(now), astuple(prior), strict=True):
+        # what all have in common may be a thousand times the guess, and one of them a thousand times that
+        assert guess / 1.01e6 <= value <= guess * 1.01e6
+    assert 0.0 <= now.ttft_s(1000, 1000, queue_s=now.queue_s(Ahead(Work(10, 10), Work(10, 10)))) < math.inf
+    assert math.isfinite(model.error)
+    assert math.isfinite(model.bias)

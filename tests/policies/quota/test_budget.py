@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from policies.nouns import Limits, Tenant
+from policies.quota.budget import (
+    DAY_MS,
+    Allowance,
+    Descriptor,
+    Meter,
+    Refused,
+    Resource,
+    Standing,
+    descriptors,
+    meters,
+    refusal,
+    share,
+    standing_of,
+)
+from policies.quota.charge import Charge
+from tests.policies.builders import a_descriptor
+
+
+def a_meter(resource: Resource = Resource.TOKENS, limit: int = 60) -> Meter:
+    return Meter(a_descriptor(), resource, limit)
+
+
+def test_a_request_answers_to_its_tenant_and_to_the_tenants_limits_at_its_model() -> None:
+    at_llama = Limits(requests_per_minute=5)
+    tenant = Tenant("acme", "acme", limits=Limits(tokens_per_minute=9), model_limits={"llama": at_llama})
+    assert descriptors(tenant, "llama") == (Descriptor("acme", tenant.limits), Descriptor("acme", at_llama, "llama"))
+    assert descriptors(tenant, "qwen") == (Descriptor("acme", tenant.limits),)
+
+
+def test_only_what_is_limited_has_a_meter_and_each_has_a_name_of_its_own() -> None:
+    both = [a_descriptor(requests_per_minute=1, tokens_per_minute=2, cost_per_day=3), a_descriptor(model="m")]
+    assert [meter.name for meter in meters(both)] == ["requests", "tokens", "cost"]
+    assert [meter.name for meter in meters([a_descriptor(model="m", cost_per_day=1, concurrent=7)])] == ["cost:m"]
+
+
+def test_what_was_taken_from_a_rate_drips_away_at_its_pace() -> None:
+    meter = a_meter(limit=60)  # one a second
+    assert meter.level(60 * 60_000, 0, now_ms=1000) == 59 * 60_000
+    assert meter.level(60 * 60_000, 0, now_ms=60_000) == 0
+    assert meter.level(60_000, 5000, now_ms=0) == 60_000  # a clock that went back
+
+
+def test_a_budget_comes_back_at_midnight_utc_and_not_before() -> None:
+    meter = a_meter(Resource.COST, 10)
+    assert meter.level(7, 0, now_ms=DAY_MS - 1) == 7
+    assert meter.level(7, 0, now_ms=DAY_MS) == 0
+    assert meter.wait_ms(10_000, 1, now_ms=DAY_MS - 250) == 250
+
+
+@pytest.mark.parametrize("now_ms", [0, 1234, DAY_MS - 1])
+@pytest.mark.parametrize("limit", [1, 7, 60, 600_000])
+@pytest.mark.parametrize("taken", [1, 3, 60, 1_000_000])
+def test_after_the_wait_and_not_a_millisecond_sooner_the_same_fits(now_ms: int, limit: int, taken: int) -> None:
+    meter = a_meter(limit=limit)
+    level, amount = meter.capacity, meter.amount(Charge(tokens=taken))
+    wait = meter.wait_ms(level, amount, now_ms=now_ms)
+    assert wait
+    for later, fits in ((wait - 1, False), (wait, True)):
+        left = meter.level(level, now_ms, now_ms=now_ms + later)
+        assert (meter.wait_ms(left, amount, now_ms=now_ms + later) == 0) is fits
+
+
+def test_a_prompt_longer_than_a_minutes_tokens_is_let_in_when_all_of_them_are_free() -> None:
+    meter, prompt = a_meter(limit=600_000), Charge(tokens=1_000_000)
+    assert meter.wait_ms(0, meter.amount(prompt), now_ms=0) == 0
+    assert meter.wait_ms(meter.amount(prompt), meter.amount(prompt), now_ms=0) == 100_000
+
+
+def test_a_budget_is_never_overdrawn_knowingly() -> None:
+    assert a_meter(Resource.COST, 10).wait_ms(0, 10_001, now_ms=0) is None
+
+
+@pytest.mark.parametrize("resource", Resource)
+def test_a_limit_of_nothing_lets_nothing_in(resource: Resource) -> None:
+    meter = a_meter(resource, 0)
+    refused = refusal([(meter, 0)], Charge(1, 1, 1), now_ms=0)
+    assert refused is not None
+    assert refused.error().retry_after_s is None
+    assert refused.error().hint == "ask the operator"
+
+
+def test_a_refusal_names_the_limit_that_takes_longest() -> None:
+    fast, slow = a_meter(limit=60), Meter(a_descriptor(model="llama"), Resource.REQUESTS, 1)
+    levels = [(fast, fast.capacity), (slow, slow.capacity)]
+    refused = refusal(levels, Charge(requests=1, tokens=1), now_ms=0)
+    assert refused is not None
+    assert (refused.meter, refused.retry_after_s) == (slow, 60)
+    error = refused.error()
+    assert error.message == "tenant 'acme' at model 'llama' has reached its limit of 1 requests a minute"
+    assert (error.hint, error.retry_after_s) == ("the same request fits in 60 s", 60)
+
+
+def test_a_refusal_of_the_local_share_says_so() -> None:
+    meter = a_meter()
+    refused = refusal([(meter, meter.capacity)], Charge(tokens=1), now_ms=0)
+    assert refused is not None
+    assert "share" not in refused.error().hint
+    assert (
+        replace(refused, is_local=True).error().hint.endswith("by this router's share, since the shared store is away")
+    )
+
+
+def test_what_costs_more_than_a_day_has_is_refused_for_good() -> None:
+    refused = refusal([(a_meter(Resource.COST, 10), 0)], Charge(cost=12_345), now_ms=0)
+    assert isinstance(refused, Refused)
+    assert refused.error().retry_after_s is None
+    assert refused.error().hint == "it may cost 12.345"
+
+
+def test_where_one_stands_is_the_limit_of_which_least_is_left() -> None:
+    wide, narrow = a_meter(limit=600), replace(a_meter(limit=60), descriptor=a_descriptor(model="m"))
+    cost = a_meter(Resource.COST, 10)
+    levels = [(wide, 599 * 60_000), (narrow, 30 * 60_000), (cost, 2_500)]
+    assert standing_of(levels, now_ms=1000) == Standing(
+        tokens=Allowance(600, 1, 59.9), cost=Allowance(10, 7, DAY_MS / 1000 - 1)
+    )
+    assert standing_of([], now_ms=0) == Standing()
+
+
+def test_debt_leaves_nothing_and_takes_longer_to_come_back() -> None:
+    assert a_meter(limit=60).allowance(90 * 60_000, now_ms=0) == Allowance(60, 0, 90)
+
+
+def test_the_shares_of_all_replicas_are_no_more_than_the_limit() -> None:
+    whole = a_descriptor(requests_per_minute=10, tokens_per_minute=1, cost_per_day=0, concurrent=5)
+    assert share(whole, 1) == whole
+    # a limit smaller than the number of replicas still lets something through at each
+    assert share(whole, 4) == a_descriptor(requests_per_minute=2, tokens_per_minute=1, cost_per_day=0, concurrent=5)
+
+
+def test_a_key_is_counted_apart_from_its_tenant_its_models_and_other_keys() -> None:
+    tenant = a_tenant_with_models()
+    bound = descriptors(tenant, "llama", a_key_descriptor("0a1b2c3d4e5f"))
+    assert [str(one) for one in bound] == [
+        "tenant 'acme'",
+        "tenant 'acme' at model 'llama'",
+        "key 0a1b2c3d4e5f of tenant 'acme'",
+    ]
+    names = [meter.name for meter in meters((*bound, a_key_descriptor("ffffffffffff")))]
+    assert len(names) == len(set(names)) == 4
+
+
+def test_a_router_alone_gives_a_key_its_part() -> None:
+    part = share(a_key_descriptor("0a1b2c3d4e5f", 10), 4)
+    assert (part.key, part.limits.requests_per_minute) == ("0a1b2c3d4e5f", 2)
+
+
+def a_key_descriptor(key: str, most: int = 1) -> Descriptor:
+    return Descriptor("acme", Limits(requests_per_minute=most), key=key)
+
+
+def a_tenant_with_models() -> Tenant:
+    limits = Limits(requests_per_minute=5)
+    return Tenant("acme", "acme", limits=limits, model_limits={"llama": limits})

@@ -1,0 +1,45 @@
+"""The section `store`: an address, never a password in the file."""
+
+import pytest
+
+from policies.errors import ConfigError
+from policies.sla.config import StoreSettings
+from policies.sla.parse import parse
+
+
+def test_without_it_nothing_is_shared() -> None:
+    assert parse("").store == StoreSettings(None, 1, strict=False)
+
+
+def test_an_address_and_how_many_share_it_are_read() -> None:
+    read = parse("store: {redis: 'redis://there:6379/0', replicas: 4, strict: true}").store
+    assert read == StoreSettings("redis://there:6379/0", 4, strict=True)
+    secret = parse("store: {redis: '${env:URL}'}", environment={"URL": "rediss://me:pw@there/0"}).store
+    assert secret.redis == "rediss://me:pw@there/0"
+    assert "pw" not in repr(secret)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://there", "rediss://[::1]:6379/", "unix:///run/redis.sock?db=2", "redis://a/15"]
+)
+def test_addresses_as_redis_clients_take_them_are_read(url: str) -> None:
+    assert parse(f"store: {{redis: '{url}', namespace: team-a}}").store == StoreSettings(url, namespace="team-a")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{replicas: 2}", "has no redis"),
+        ("{redis: there}", "must be an address like redis://host:6379/0, not 'there'"),
+        ("{redis: 'redis://me:pw@there'}", "must hold no password"),
+        ("{redis: 'redis://there', replicas: 0}", "above zero"),
+        ("{redis: 'redis://there:abc'}", "has a port that is none"),
+        ("{redis: 'redis://there:99999'}", "has a port that is none"),
+        ("{redis: 'redis://there:6379/production'}", "must end with the number of a database"),
+        ("{redis: 'redis://there', namespace: 'a b'}", "namespace"),
+        ("{redis: '${env:URL}'}", "not 'what it refers to'"),
+    ],
+)
+def test_mistakes_are_named(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse(f"store: {text}", environment={"URL": "secret"})
