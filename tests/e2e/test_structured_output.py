@@ -1,0 +1,130 @@
+"""Answers of our own shards that are held to a schema, as official clients ask for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import anthropic
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from tests.e2e.cluster import KEYS, MODEL, Whole, a_whole
+
+QUESTION = "The keeper of the Amber mill is Ada Holm.\n\nQuestion: Who is the keeper of the Amber mill?"
+MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"keeper": {"type": "string", "maxLength": 20}, "sure": {"type": "boolean"}},
+    "required": ["keeper", "sure"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "keeper", "schema": SCHEMA, "strict": True}}
+
+
+class Keeper(pydantic.BaseModel):
+    """Who keeps a mill."""
+
+    keeper: Literal["Ada Holm", "Hugo Lund"]
+    mills: int = pydantic.Field(ge=1, le=9)
+
+
+@pytest.fixture
+async def whole() -> AsyncIterator[Whole]:
+    async with a_whole(1) as whole:
+        yield whole
+        await whole.check_idle()
+
+
+@pytest.fixture
+async def client(whole: Whole) -> AsyncIterator[openai.AsyncOpenAI]:
+    base_url = f"{whole.router.http_url}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=KEYS["acme"], max_retries=0) as client:
+        yield client
+
+
+async def test_a_json_schema_holds(client: openai.AsyncOpenAI) -> None:
+    said = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, response_format=FORMAT, max_tokens=200, temperature=0
+    )
+    (choice,) = said.choices
+    assert choice.finish_reason == "stop"
+    jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
+
+
+async def test_a_streamed_one_holds_too_for_every_choice(client: openai.AsyncOpenAI) -> None:
+    texts = ["", "", ""]
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, response_format=FORMAT, max_tokens=300, n=3, seed=1, stream=True
+    )
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+async def test_a_pydantic_model_is_parsed(client: openai.AsyncOpenAI) -> None:
+    said = await client.chat.completions.parse(
+        model=MODEL, messages=MESSAGES, response_format=Keeper, max_tokens=100, temperature=0
+    )
+    assert said.choices[0].message.parsed is not None
+    assert said.choices[0].message.parsed.keeper == "Ada Holm"
+
+
+async def test_any_object_will_do_for_json_mode(client: openai.AsyncOpenAI) -> None:
+    said = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=300, temperature=0
+    )
+    (choice,) = said.choices
+    assert (choice.message.content or "").startswith("{")
+    assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content or ""), dict)
+
+
+@pytest.mark.parametrize(
+    ("extra", "pattern"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"structured_outputs": {"regex": "[a-c]{4}-[0-9]"}}, "[a-c]{4}-[0-9]"),
+        ({"structured_outputs": {"grammar": 'root ::= "north" | "south"'}}, "north|south"),
+        ({"guided_choice": ["Ada", "Hugo"]}, "Ada|Hugo"),
+    ],
+)
+async def test_vllms_extensions_hold(client: openai.AsyncOpenAI, extra: dict[str, Any], pattern: str) -> None:
+    chat = await client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body=extra, seed=5)
+    assert re.fullmatch(pattern, chat.choices[0].message.content or "")
+    text = await client.completions.create(model=MODEL, prompt=QUESTION, extra_body=extra, seed=6)
+    assert re.fullmatch(pattern, text.choices[0].text)
+
+
+async def test_responses_hold_too(client: openai.AsyncOpenAI) -> None:
+    said = await client.responses.parse(model=MODEL, input=QUESTION, text_format=Keeper, max_output_tokens=100)
+    assert said.output_parsed is not None
+    assert 1 <= said.output_parsed.mills <= 9
+
+
+async def test_anthropics_output_config_holds(whole: Whole) -> None:
+    async with anthropic.AsyncAnthropic(base_url=whole.router.http_url, api_key=KEYS["acme"], max_retries=0) as client:
+        said = await client.messages.create(
+            model=MODEL,
+            max_tokens=300,
+            messages=MESSAGES,
+            output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        )
+    (block,) = said.content
+    assert block.type == "text"
+    jsonschema.validate(json.loads(block.text), SCHEMA)
+
+
+async def test_what_cannot_be_held_to_is_refused_before_anything_is_computed(
+    whole: Whole, client: openai.AsyncOpenAI
+) -> None:
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=shape, stream=True)
+    assert caught.value.param == "response_format"
+    assert "uniqueItems" in caught.value.message
