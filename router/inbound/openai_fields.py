@@ -34,7 +34,7 @@ class ResponseFormat(msgspec.Struct):
 class StructuredOutputs(msgspec.Struct):
     """`structured_outputs`, vLLM's extension since 0.12; before, its members were fields with `guided_` in front."""
 
-    json: str | bool | dict[str, Any] | None = None
+    json: str | dict[str, Any] | None = None
     regex: str | None = None
     choice: Annotated[list[str], Meta(min_length=1)] | None = None
     grammar: str | None = None
@@ -67,7 +67,7 @@ class Common(msgspec.Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: str | bool | dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
     guided_grammar: str | None = None

@@ -11,6 +11,7 @@ from shards.nouns import Grammar, GrammarForm
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
     from shards.model import Model
 
@@ -19,6 +20,9 @@ _log = logging.getLogger(__name__)
 _WHITESPACE = r"( |\n[ \t]{0,20})"
 """Between two tokens of JSON, at most once: without a bound a small model can write white space until its length ends
 it, and without any it cannot write JSON as it learned to."""
+
+_OPTIONS: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
+"""Of JSON. A schema may name its own; one that would let answers break it has no effect."""
 
 _MOST_LEXER_STATES = 50_000
 """Of one answer, 1 to 2 KiB each; the library's own bound is five times that."""
@@ -91,7 +95,7 @@ def _rules_of(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.form is GrammarForm.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": _WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(grammar.text, overrides=_OPTIONS)
     if grammar.form is GrammarForm.REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.form is GrammarForm.CHOICE:

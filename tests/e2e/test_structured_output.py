@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import anthropic
+import grpc
 import jsonschema
 import openai
 import pydantic
 import pytest
 
+from router.inbound.v1 import inference_pb2 as wire
+from router.inbound.v1 import inference_pb2_grpc as services
 from tests.e2e.cluster import KEYS, MODEL, Whole, a_whole
 
 QUESTION = "The keeper of the Amber mill is Ada Holm.\n\nQuestion: Who is the keeper of the Amber mill?"
@@ -128,3 +131,19 @@ async def test_what_cannot_be_held_to_is_refused_before_anything_is_computed(
         await client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=shape, stream=True)
     assert caught.value.param == "response_format"
     assert "uniqueItems" in caught.value.message
+
+
+async def test_grpc_holds_too(whole: Whole) -> None:
+    chat = wire.Messages(messages=[wire.Message(role="user", content=QUESTION)])
+    metadata = [("x-api-key", KEYS["acme"])]
+    async with grpc.aio.insecure_channel(str(whole.router.grpc_address)) as channel:
+        stub = services.InferenceStub(channel)
+        said = await stub.Complete(
+            wire.GenerateRequest(model=MODEL, chat=chat, response_format_json=json.dumps(FORMAT)), metadata=metadata
+        )
+        jsonschema.validate(json.loads(said.answers[0].text), SCHEMA)
+        said = await stub.Complete(
+            wire.GenerateRequest(model=MODEL, prompt=QUESTION, structured_outputs_json='{"choice": ["up", "down"]}'),
+            metadata=metadata,
+        )
+        assert said.answers[0].text in ("up", "down")

@@ -190,6 +190,8 @@ def test_logit_biases_are_keyed_by_token_ids(wrong: str) -> None:
         ({"logprobs": True}, {Capability.LOGPROBS}),
         ({"logprobs": False, "n": 1, "response_format": {"type": "text"}}, set()),
         ({"response_format": {"type": "json_object"}}, {Capability.STRUCTURED_OUTPUT}),
+        ({"structured_outputs": {"regex": "a"}}, {Capability.STRUCTURED_OUTPUT}),
+        ({"structured_outputs": {}, "guided_json": None}, set()),
     ],
 )
 def test_a_chat_says_what_a_backend_must_be_able_to_do(fields: dict[str, Any], needs: set[Capability]) -> None:
@@ -204,6 +206,7 @@ def test_a_chat_says_what_a_backend_must_be_able_to_do(fields: dict[str, Any], n
         ({"prompt": [1, 2]}, {Capability.TOKEN_IDS}),
         ({"prompt": ["Hi", [1, 2]]}, {Capability.TOKEN_IDS}),
         ({"prompt": "Hi", "logprobs": 0, "n": 3}, {Capability.LOGPROBS, Capability.CHOICES}),
+        ({"prompt": "Hi", "guided_choice": ["a", "b"]}, {Capability.STRUCTURED_OUTPUT}),
     ],
 )
 def test_so_does_a_completion(fields: dict[str, Any], needs: set[Capability]) -> None:
