@@ -55,7 +55,7 @@ WANTED = {
     Capability.STRUCTURED_OUTPUT: (
         "shape its answers",
         "response_format",
-        "leave `response_format` out, or describe the shape in the prompt",
+        "leave `response_format` or `structured_outputs` out, or describe the shape in the prompt",
     ),
     Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
     Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),

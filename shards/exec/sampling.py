@@ -159,10 +159,11 @@ def sample(logits: Tensor, samplers: Sequence[Sampler], *, candidates: int = CAN
 def _sample(logits: Tensor, samplers: Sequence[Sampler], candidates: int) -> list[Sample | None]:
     # a sum is not finite if any term is not, and makes no tensor of the size of the logits
     is_sound: list[bool] = torch.isfinite(logits.sum(1)).tolist()
-    adjusting = [row for row, sampler in enumerate(samplers) if sampler.adjusts]
-    tokens: list[int] = logits.argmax(1).tolist() if len(adjusting) < len(samplers) else [0] * len(samplers)
-    plain = [row for row, sound in enumerate(is_sound) if sound and row not in set(adjusting)]
-    _draw_into(tokens, logits, {row: row for row in plain}, samplers, candidates)
+    plain, adjusting = [], []
+    for row, sampler in enumerate(samplers):
+        (adjusting if sampler.adjusts else plain).append(row)
+    tokens: list[int] = logits.argmax(1).tolist() if plain else [0] * len(samplers)
+    _draw_into(tokens, logits, {row: row for row in plain if is_sound[row]}, samplers, candidates)
     if adjusting:
         # rows that change nothing pay nothing for those that do: no copy is made of theirs
         adjusted = _adjust(logits[adjusting], [samplers[row] for row in adjusting])
@@ -202,10 +203,12 @@ def _adjust(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     forbidden = [(row, token) for row, one in enumerate(samplers) if one.guide is None for token in one.forbidden]
     if forbidden:
         logits[[row for row, _ in forbidden], [token for _, token in forbidden]] = -torch.inf
-    for row, one in enumerate(samplers):
-        if one.guide is not None:
-            disallowed = torch.from_numpy(~one.allowed(one.guide)).to(logits.device)
-            logits[row].masked_fill_(disallowed, -torch.inf)
+    if any(one.guide is not None for one in samplers):
+        disallowed = np.zeros(logits.shape, dtype=np.bool_)
+        for row, one in enumerate(samplers):
+            if one.guide is not None:
+                np.logical_not(one.allowed(one.guide), out=disallowed[row])
+        logits.masked_fill_(torch.from_numpy(disallowed).to(logits.device), -torch.inf)
     return logits
 
 
