@@ -62,6 +62,8 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         opens_answer=fields.add_generation_prompt is not False and not continues,
         continues=continues,
         media=_media_in(fields.messages),
+        forced=_forced(fields),
+        one_call=fields.parallel_tool_calls is False or isinstance(fields.tool_choice, dict),
     )
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
@@ -176,6 +178,19 @@ def _media_in(messages: Sequence[Message]) -> int:
     """How many parts of `messages` are no text."""
     parts = (message.content for message in messages if isinstance(message.content, list))
     return sum(part.type in MEDIA_PARTS for some in parts for part in some)
+
+
+def _forced(fields: ChatBody) -> frozenset[str]:
+    """The tools of which one must be called: all, or the one that is named. Raises InvalidRequest if there is none."""
+    names = frozenset(tool.function.name for tool in fields.tools or ())
+    if not isinstance(fields.tool_choice, dict) or fields.tool_choice.get("type") != "function":
+        return names if fields.tool_choice == "required" else frozenset()
+    function = fields.tool_choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if name not in names:
+        hint = "name one of `tools`"
+        raise InvalidRequest(f"tool_choice: no tool is called {str(name)[:80]!r}", hint=hint, param="tool_choice")
+    return frozenset({name})
 
 
 def _plain(message: Message, raw: Mapping[str, Any], at: int) -> Mapping[str, Any]:

@@ -159,7 +159,8 @@ def sample(logits: Tensor, samplers: Sequence[Sampler], *, candidates: int = CAN
 def _sample(logits: Tensor, samplers: Sequence[Sampler], candidates: int) -> list[Sample | None]:
     # a sum is not finite if any term is not, and makes no tensor of the size of the logits
     is_sound: list[bool] = torch.isfinite(logits.sum(1)).tolist()
-    plain, adjusting = [], []
+    plain: list[int] = []
+    adjusting: list[int] = []
     for row, sampler in enumerate(samplers):
         (adjusting if sampler.adjusts else plain).append(row)
     tokens: list[int] = logits.argmax(1).tolist() if plain else [0] * len(samplers)

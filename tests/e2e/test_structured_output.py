@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
@@ -16,6 +18,8 @@ import pytest
 
 from router.inbound.v1 import inference_pb2 as wire
 from router.inbound.v1 import inference_pb2_grpc as services
+from shards.bundled import weights
+from shards.model import Model
 from tests.e2e.cluster import KEYS, MODEL, Whole, a_whole
 
 QUESTION = "The keeper of the Amber mill is Ada Holm.\n\nQuestion: Who is the keeper of the Amber mill?"
@@ -62,7 +66,7 @@ async def test_a_json_schema_holds(client: openai.AsyncOpenAI) -> None:
 async def test_a_streamed_one_holds_too_for_every_choice(client: openai.AsyncOpenAI) -> None:
     texts = ["", "", ""]
     stream = await client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, response_format=FORMAT, max_tokens=300, n=3, seed=1, stream=True
+        model=MODEL, messages=MESSAGES, response_format=FORMAT, n=3, seed=1, stream=True
     )
     async for chunk in stream:
         for choice in chunk.choices:
@@ -73,7 +77,7 @@ async def test_a_streamed_one_holds_too_for_every_choice(client: openai.AsyncOpe
 
 async def test_a_pydantic_model_is_parsed(client: openai.AsyncOpenAI) -> None:
     said = await client.chat.completions.parse(
-        model=MODEL, messages=MESSAGES, response_format=Keeper, max_tokens=100, temperature=0
+        model=MODEL, messages=MESSAGES, response_format=Keeper, max_tokens=300, temperature=0
     )
     assert said.choices[0].message.parsed is not None
     assert said.choices[0].message.parsed.keeper == "Ada Holm"
@@ -105,7 +109,7 @@ async def test_vllms_extensions_hold(client: openai.AsyncOpenAI, extra: dict[str
 
 
 async def test_responses_hold_too(client: openai.AsyncOpenAI) -> None:
-    said = await client.responses.parse(model=MODEL, input=QUESTION, text_format=Keeper, max_output_tokens=100)
+    said = await client.responses.parse(model=MODEL, input=QUESTION, text_format=Keeper, temperature=0)
     assert said.output_parsed is not None
     assert 1 <= said.output_parsed.mills <= 9
 
@@ -114,7 +118,8 @@ async def test_anthropics_output_config_holds(whole: Whole) -> None:
     async with anthropic.AsyncAnthropic(base_url=whole.router.http_url, api_key=KEYS["acme"], max_retries=0) as client:
         said = await client.messages.create(
             model=MODEL,
-            max_tokens=300,
+            max_tokens=600,
+            extra_body={"temperature": 0},
             messages=MESSAGES,
             output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
         )
@@ -147,3 +152,52 @@ async def test_grpc_holds_too(whole: Whole) -> None:
             metadata=metadata,
         )
         assert said.answers[0].text in ("up", "down")
+
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "give_up", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+@pytest.fixture
+async def with_tools(tmp_path: Path) -> AsyncIterator[Whole]:
+    """The bundled model, said to have been taught Hermes' way to call tools."""
+    folder = shutil.copytree(weights(), tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    template = settings["chat_template"] + "{# <tool_call> #}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    async with a_whole(1, model=Model.load(folder, name=MODEL)) as whole:
+        yield whole
+        await whole.check_idle()
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look_up"}}])
+async def test_a_call_can_be_forced(with_tools: Whole, choice: Any) -> None:
+    base_url = f"{with_tools.router.http_url}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=KEYS["acme"], max_retries=0) as client:
+        asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "seed": 2, "max_tokens": 200}
+        said = await client.chat.completions.create(tool_choice=choice, parallel_tool_calls=False, **asked)
+    assert said.choices[0].finish_reason == "tool_calls"
+    (call,) = said.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "look_up" or choice == "required"
+    if call.function.name == "look_up":
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+
+
+async def test_anthropics_client_can_force_one_too(with_tools: Whole) -> None:
+    async with anthropic.AsyncAnthropic(
+        base_url=with_tools.router.http_url, api_key=KEYS["acme"], max_retries=0
+    ) as client:
+        said = await client.messages.create(
+            model=MODEL,
+            max_tokens=300,
+            messages=MESSAGES,
+            tools=[{"name": "look_up", "input_schema": SCHEMA}],
+            tool_choice={"type": "tool", "name": "look_up"},
+        )
+    assert said.stop_reason == "tool_use"
+    (block,) = said.content
+    assert block.type == "tool_use"
+    jsonschema.validate(block.input, SCHEMA)

@@ -150,6 +150,31 @@ def test_tools_reach_the_template_unless_they_may_not_be_chosen() -> None:
         assert chat.tools == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "forced", "one_call"),
+    [
+        ({}, set(), False),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, set(), True),
+        ({"tool_choice": "required"}, {"f", "g"}, False),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, {"g"}, True),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, set(), True),
+    ],
+)
+def test_tools_that_must_be_called_are_known(fields: dict[str, Any], forced: set[str], one_call: bool) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    (chat,) = chat_ask(a_chat(tools=tools, **fields)).inputs
+    assert isinstance(chat, Chat)
+    assert (chat.forced, chat.one_call) == (forced, one_call)
+
+
+@pytest.mark.parametrize("function", [{"name": "h"}, {}, None])
+def test_a_tool_that_is_not_there_cannot_be_chosen(function: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with pytest.raises(InvalidRequest) as caught:
+        chat_ask(a_chat(tools=tools, tool_choice={"type": "function", "function": function}))
+    assert caught.value.param == "tool_choice"
+
+
 def test_no_alternatives_need_no_logprobs() -> None:
     ask = chat_ask(a_chat(top_logprobs=0))
     assert (ask.sampling.top_logprobs, ask.needs) == (None, frozenset())
