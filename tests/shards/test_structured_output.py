@@ -12,10 +12,11 @@ import pytest
 
 from shards.exec.fake import FakeNetwork
 from shards.exec.fake_device import FakeDevice
+from shards.grammar.grammars import Grammars
 from shards.nouns import Cause, FinishReason, Grammar, GrammarForm
 from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 from tests.shards.driver import Driver, some_tokens
-from tests.shards.grammar.parts import VOCABULARY, a_schema, a_tokenizer, end_id
+from tests.shards.grammar.parts import VOCABULARY, SlowCompiler, a_narrow_compiler, a_schema, a_tokenizer, end_id
 
 OBJECT = {
     "type": "object",
@@ -211,4 +212,44 @@ def test_whoever_leaves_while_its_grammar_is_compiled_is_not_waited_for() -> Non
     ask(driver, "gone", LETTERS, seed=1)
     run(driver)
     assert re.fullmatch("[a-c]{2,6}", said(driver, "gone"))
+    driver.assert_nothing_is_held()
+
+
+def test_others_go_on_while_a_grammar_is_compiled() -> None:
+    driver, compiler = a_driver(), SlowCompiler()
+    driver.engine._grammars = Grammars(compiler)
+    ask(driver, "held", LETTERS)
+    ask(driver, "free", None, new=5, ignore_eos=True)
+    while ("free", 0) not in driver.ended:
+        driver.step()
+    assert driver.engine.has_work
+    assert not driver.drawn["held", 0]
+    assert driver.progress["held"] == []
+    compiler.may_go_on.set()
+    run(driver)
+    assert re.fullmatch("[a-c]{2,6}", said(driver, "held"))
+
+
+def test_one_that_finds_too_many_being_compiled_is_sent_elsewhere() -> None:
+    driver, compiler = a_driver(), SlowCompiler()
+    driver.engine._grammars = Grammars(compiler, capacity=1)
+    ask(driver, "first", LETTERS)
+    ask(driver, "second", YES_OR_NO)
+    driver.step()
+    assert driver.ended["second", 0].cause is Cause.OVERLOADED
+    compiler.may_go_on.set()
+    run(driver)
+    assert driver.ended["first", 0].reason is FinishReason.STOP
+
+
+def test_an_answer_whose_grammar_becomes_too_complex_fails_alone() -> None:
+    driver = a_driver()
+    driver.engine._grammars = Grammars(a_narrow_compiler())
+    ask(driver, "complex", Grammar(GrammarForm.REGEX, "(a|b)*a(a|b){12}"))
+    ask(driver, "free", None, new=30, ignore_eos=True)
+    run(driver)
+    assert driver.ended["complex", 0].reason is FinishReason.FAILED
+    assert "too complex to go on" in driver.ended["complex", 0].message
+    assert "too many states" in driver.ended["complex", 0].message
+    assert driver.ended["free", 0].output_tokens == 30
     driver.assert_nothing_is_held()

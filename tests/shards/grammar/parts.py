@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llguidance import LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from shards.bundled import weights
 from shards.exec.fake import FakeNetwork
+from shards.grammar.compiler import Compiled, Compiler
 from shards.model import Model
+from shards.nouns import Grammar
 
 TOKENIZER: Path = weights() / "tokenizer.json"
 END = "<|end|>"
@@ -29,6 +33,29 @@ def end_id() -> int:
 
 def a_model() -> Model:
     return Model("m", FakeNetwork(vocabulary=VOCABULARY), a_tokenizer(), frozenset({end_id()}))
+
+
+class SlowCompiler(Compiler):
+    """Compiles nothing before it may, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        real = Compiler.of(a_model())
+        assert real is not None
+        self._real = real
+        self.may_go_on = threading.Event()
+        self.asked: list[str] = []
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        self.asked.append(grammar.text)
+        assert self.may_go_on.wait(10)
+        return self._real.compile(grammar)
+
+
+def a_narrow_compiler() -> Compiler:
+    """One whose grammars become too complex soon."""
+    tokenizer = LLTokenizer(a_tokenizer().to_str(), n_vocab=VOCABULARY, eos_token=[end_id()])
+    limits = LLParserLimits(max_lexer_states=20, precompute_large_lexemes=False, verbose_errors=False)
+    return Compiler(tokenizer, limits, vocabulary=VOCABULARY, eos_token_ids=frozenset({end_id()}))
 
 
 def a_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:

@@ -6,14 +6,13 @@ import sys
 
 import numpy as np
 import pytest
-from llguidance import LLParserLimits, LLTokenizer
 
 from shards.exec.fake import FakeNetwork
 from shards.grammar.compiler import CannotCompile, Compiler
 from shards.grammar.guide import Guide
 from shards.model import Model
 from shards.nouns import Grammar, GrammarForm
-from tests.shards.grammar.parts import VOCABULARY, a_model, a_tokenizer, end_id
+from tests.shards.grammar.parts import VOCABULARY, a_model, a_narrow_compiler, a_tokenizer, end_id
 
 
 def a_guide(form: GrammarForm, text: str) -> Guide:
@@ -117,10 +116,7 @@ def test_tokens_beyond_those_of_the_tokenizer_are_never_allowed() -> None:
 
 
 def test_a_grammar_that_turns_out_to_be_too_complex_is_a_fault() -> None:
-    tokenizer = LLTokenizer(a_tokenizer().to_str(), n_vocab=VOCABULARY, eos_token=[end_id()])
-    limits = LLParserLimits(max_lexer_states=20, precompute_large_lexemes=False, verbose_errors=False)
-    compiler = Compiler(tokenizer, limits, vocabulary=VOCABULARY, eos_token_ids=frozenset({end_id()}))
-    guide = compiler.compile(Grammar(GrammarForm.REGEX, "(a|b)*a(a|b){12}")).guide()
+    guide = a_narrow_compiler().compile(Grammar(GrammarForm.REGEX, "(a|b)*a(a|b){12}")).guide()
     for _ in range(40):
         if guide.fault:
             break

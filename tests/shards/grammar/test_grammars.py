@@ -1,27 +1,9 @@
 from __future__ import annotations
 
-import threading
-
-from shards.grammar.compiler import CannotCompile, Compiled, Compiler
+from shards.grammar.compiler import CannotCompile, Compiled
 from shards.grammar.grammars import Grammars
 from shards.nouns import Grammar, GrammarForm
-from tests.shards.grammar.parts import a_model
-
-
-class SlowCompiler(Compiler):
-    """Compiles nothing before it may, and notes what it was asked for."""
-
-    def __init__(self) -> None:
-        real = Compiler.of(a_model())
-        assert real is not None
-        self._real = real
-        self.may_go_on = threading.Event()
-        self.asked: list[str] = []
-
-    def compile(self, grammar: Grammar) -> Compiled:
-        self.asked.append(grammar.text)
-        assert self.may_go_on.wait(10)
-        return self._real.compile(grammar)
+from tests.shards.grammar.parts import SlowCompiler
 
 
 def a_grammar(number: int) -> Grammar:
