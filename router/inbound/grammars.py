@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from policies.errors import InvalidRequest
-from policies.nouns import Grammar
+from policies.nouns import Grammar, Sampling
 from router.inbound.openai_fields import Common, ResponseFormat, StructuredOutputs
 
 ANY_OBJECT = '{"type":"object"}'
@@ -24,6 +25,14 @@ def grammar_in(fields: Common) -> Grammar | None:
         message = f"`{said[0].field}` and `{said[1].field}` both say what the answer must be"
         raise InvalidRequest(message, hint="say one of them", param=said[1].field)
     return said[0] if said else None
+
+
+def said_as(field: str, sampling: Sampling) -> Sampling:
+    """`sampling`, where `field` of another dialect is what became `response_format`."""
+    grammar = sampling.grammar
+    if grammar is None or grammar.field != "response_format":
+        return sampling
+    return replace(sampling, grammar=replace(grammar, field=field))
 
 
 def _all_in(fields: Common) -> Iterator[Grammar]:

@@ -138,6 +138,23 @@ async def test_what_cannot_be_held_to_is_refused_before_anything_is_computed(
     assert "uniqueItems" in caught.value.message
 
 
+async def test_it_is_refused_by_the_name_that_it_has_in_the_clients_dialect(
+    whole: Whole, client: openai.AsyncOpenAI
+) -> None:
+    shape: Any = {"type": "json_schema", "name": "x", "schema": {"not": {}}}
+    with pytest.raises(openai.BadRequestError, match=r"text\.format") as refused:
+        await client.responses.create(model=MODEL, input=QUESTION, text={"format": shape})
+    assert refused.value.param == "text.format"
+    async with anthropic.AsyncAnthropic(base_url=whole.router.http_url, api_key=KEYS["acme"], max_retries=0) as other:
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format.*not"):
+            await other.messages.create(
+                model=MODEL,
+                max_tokens=9,
+                messages=MESSAGES,
+                output_config={"format": {"type": "json_schema", "schema": {"not": {}}}},
+            )
+
+
 async def test_grpc_holds_too(whole: Whole) -> None:
     chat = wire.Messages(messages=[wire.Message(role="user", content=QUESTION)])
     metadata = [("x-api-key", KEYS["acme"])]
