@@ -120,6 +120,17 @@ class Tenant:
     pinned_tokens: int = USUAL_PINNED_TOKENS
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must be: `text` is a JSON schema, a regular expression, ... as `form` says.
+
+    `field` of the client's request said so. The text is empty where only some backends can read what stands there.
+    """
+
+    form: str
+    text: str
+    field: str
+
+
 class Sampling(msgspec.Struct, frozen=True):
     """How an answer is drawn. The defaults are OpenAI's; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
 
@@ -138,6 +149,7 @@ class Sampling(msgspec.Struct, frozen=True):
     top_logprobs: int | None = None
     logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     choices: int = 1
+    grammar: Grammar | None = None
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -25,6 +25,10 @@ class Chat(msgspec.Struct, frozen=True):
     continues: bool = False
     """The last message is to be continued, not answered: the prompt ends with its content."""
     media: int = 0
+    forced: frozenset[str] = frozenset()
+    """Names of tools of which the answer must call one; empty: it may do without."""
+    one_call: bool = False
+    """It must not call several."""
 
 
 Input = Chat | str | bytes

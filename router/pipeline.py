@@ -40,7 +40,7 @@ from router.calls.identify import Identity, identity_of, on_behalf_of
 from router.calls.placing import Placer
 from router.cluster.served_model import ServedModel
 from router.gateway import Gateway
-from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
+from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize, wishes
 from router.telemetry.telemetry import Account, Telemetry
 from router.telemetry.tracing import AttemptTrace, PromptTrace
 from router.text.tokenize import Tokens
@@ -55,7 +55,7 @@ WANTED = {
     Capability.STRUCTURED_OUTPUT: (
         "shape its answers",
         "response_format",
-        "leave `response_format` out, or describe the shape in the prompt",
+        "leave `response_format`, `structured_outputs` or a forced `tool_choice` out, and say it in the prompt",
     ),
     Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
     Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
@@ -343,6 +343,7 @@ class _Call(msgspec.Struct, frozen=True):
 
     def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
         ask, ruling = self.ask, self.ruling
+        needs, sampling = wishes(ask, tokens)
         return Request(
             id=self.caller.id if len(ask.inputs) == 1 else f"{self.caller.id}-{at}",
             tenant=self.facts.tenant.name,
@@ -361,8 +362,8 @@ class _Call(msgspec.Struct, frozen=True):
             prefill_slice_tokens=ruling.service_class.prefill_slice_tokens,
             preemptible=ruling.service_class.preemptible,
             stream=ask.stream,
-            needs=ask.needs,
-            sampling=ask.sampling,
+            needs=needs,
+            sampling=sampling,
         )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from policies.errors import ContextExceeded, NoBackend, UnknownModel
-from policies.nouns import Capability, Tenant
+from policies.nouns import Capability, Sampling, Tenant
 from policies.quota.budget import Descriptor, descriptors
 from policies.quota.charge import Charge, estimate
 from policies.rules import Facts
@@ -112,6 +114,13 @@ def claim_of(
     ]
     whole = Charge(1, sum(one.tokens for one in charges), sum(one.cost for one in charges))
     return Claim(id, descriptors(facts.tenant, facts.model, key), whole, config.prices)
+
+
+def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
+    """What a backend must be able to do for `ask`, and how it is to draw: calls that must be made shape the answer."""
+    if tokens.calls is None:
+        return ask.needs, ask.sampling
+    return ask.needs | {Capability.STRUCTURED_OUTPUT}, replace(ask.sampling, grammar=tokens.calls)
 
 
 def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:

@@ -8,12 +8,15 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from shards.exec.network import DrawingNetwork, HostedNetwork, Network
+from shards.exec.hosting import host_copier
+from shards.exec.network import DrawingNetwork, Network
 from shards.exec.request import Request
 from shards.exec.runner import Flight, Runner
 from shards.exec.sampling import Sample, Sampler
 from shards.exec.sequence import Sequence
 from shards.exec.writer import Writer
+from shards.grammar.compiler import CannotCompile, Compiler
+from shards.grammar.grammars import Grammars, Outcome
 from shards.kv.copier import BlockMemory, Copier, usual_copier
 from shards.kv.keys import TOKEN_BYTES
 from shards.kv.pool import BlockPool
@@ -68,10 +71,15 @@ class Engine:
         with memory_for(f"{gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
             network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
-        self._copier = self._make_copier(copier_of)
+        self._copier = host_copier(network, self.options.host_bytes, copier_of)
         self._pool = BlockPool(blocks, model=model.name, options=self.options.pool, copier=self._copier)
+        self._grammars = Grammars(Compiler.of(model))
         self._limits = Limits(
-            network.vocabulary, network.context_tokens, self._pool.guaranteed, model.tokenizer is not None
+            network.vocabulary,
+            network.context_tokens,
+            self._pool.guaranteed,
+            has_tokenizer=model.tokenizer is not None,
+            shapes_answers=self.shapes_answers,
         )
         self._scheduler = Scheduler(self._pool, self.options)
         self._roster = self._scheduler.roster
@@ -87,6 +95,11 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"Engine({self.model.name}: {self._scheduler!r}, {self._steps} steps)"
+
+    @property
+    def shapes_answers(self) -> bool:
+        """Can an answer be held to a grammar?"""
+        return self._grammars.can_compile
 
     @property
     def has_work(self) -> bool:
@@ -117,8 +130,11 @@ class Engine:
         if refusal is None and len(self._roster.waiting) + submission.choices > self.options.max_waiting:
             message = f"{len(self._roster.waiting)} sequences wait here already; try another shard, or later"
             refusal = Refusal(message, Cause.OVERLOADED)
+        grammar = submission.sampling.grammar
+        if refusal is None and grammar is not None and not self._grammars.ask(submission.key, grammar):
+            refusal = Refusal("too many schemas wait here to be compiled; try later", Cause.OVERLOADED)
         if refusal is not None:
-            self._reject(submission, refusal)
+            self._finished += refusal.ends(submission)
             return
         request = Request(submission, arrived_s=self._clock())
         seed = self._rng.getrandbits(64) if submission.sampling.seed is None else submission.sampling.seed
@@ -209,7 +225,8 @@ class Engine:
         return self._pool.pins.unpin(name)
 
     def close(self) -> None:
-        """End what copies KV to the host. No step may follow."""
+        """End what copies KV to the host and compiles grammars. No step may follow."""
+        self._grammars.close()
         if self._copier is not None:
             self._copier.close()
 
@@ -221,13 +238,15 @@ class Engine:
         """Do one step's work and say what it changed. Cheap when there is nothing to do."""
         now_s = self._clock()
         self._end_late(now_s)
+        for key, outcome in self._grammars.answers():
+            self._shape(key, outcome)
         step = self._scheduler.next_step(now_s)
         before, self._due = self._due, self._submit(step) if step.pieces else None
         drawn = [] if before is None else self._collect(before)
         if self._due is not None and not (self._runs_ahead and self._due.flight.may_stay):
             drawn += self._collect(self._due)
             self._due = None
-        self._is_settled = not (step.pieces or before or step.is_short)
+        self._is_settled = not (step.pieces or before or step.is_short or self._grammars.is_awaited)
         return self._report(drawn)
 
     def check(self) -> None:
@@ -235,21 +254,6 @@ class Engine:
         self._pool.check([one.table.ids for one in self._roster.running.values()])
         self._scheduler.check()
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
-
-    def _reject(self, submission: Submission, refusal: Refusal) -> None:
-        for choice in range(submission.ends):
-            self._finished.append(
-                Finished(
-                    key=submission.key,
-                    choice=choice,
-                    reason=FinishReason.REJECTED,
-                    prompt_tokens=submission.prompt_tokens,
-                    cached_tokens=0,
-                    output_tokens=0,
-                    message=refusal.message,
-                    cause=refusal.cause,
-                )
-            )
 
     def _check_device(self, network: Network) -> bool:
         """Do steps run ahead? Raises ValueError if more could run than the network has room for."""
@@ -261,16 +265,6 @@ class Engine:
                 f"max_running is {self.options.max_running}; this network draws at most {most} tokens a step"
             )
         return self.options.runs_ahead(is_possible=True)
-
-    def _make_copier(self, copier_of: Callable[[BlockMemory], Copier]) -> Copier | None:
-        network = self.model.network
-        slots = self.options.host_bytes // network.block_bytes
-        if not slots:
-            return None
-        if not isinstance(network, HostedNetwork):
-            raise ValueError(f"host_bytes is {self.options.host_bytes}; this model's KV cannot be moved to the host")
-        with memory_for(f"{gib(self.options.host_bytes)} of KV on the host", hint="give the host tier less"):
-            return copier_of(network.host_memory(slots))
 
     def _enqueue(self, request: Request, choice: int, seed: int) -> None:
         submission = request.submission
@@ -285,6 +279,16 @@ class Engine:
         self._writers[one.arrival] = Writer(submission, sampler, self.model.tokenizer)
         self._roster.enter(one)
 
+    def _shape(self, key: Hashable, outcome: Outcome) -> None:
+        """Let the request `key` begin, held to the grammar that it asked for; reject it if there is none."""
+        request = self._roster.requests[key]
+        if isinstance(outcome, CannotCompile):
+            self._end(request, FinishReason.REJECTED, message=str(outcome), cause=Cause.GRAMMAR)
+            return
+        request.awaits_grammar = False
+        for one in self._roster.sequences_of(request):
+            self._writers[one.arrival].sampler.guide = outcome.guide()
+
     def _end_late(self, now_s: float) -> None:
         for request in list(self._roster.requests.values()):
             deadline_s = request.submission.deadline_s
@@ -297,6 +301,7 @@ class Engine:
 
     def _finish(self, one: Sequence, finished: Finished) -> None:
         self._finished.append(finished)
+        self._grammars.leave(one.request.key)
         self._scheduler.finish(one)
         del self._writers[one.arrival]
 
@@ -328,7 +333,7 @@ class Engine:
             if one.arrival not in self._writers:
                 continue
             if piece.draws and sampled is None:
-                self._fail(one, "there is no token to draw: logits, with penalties and bias, are not finite numbers")
+                self._fail(one, self._writers[one.arrival].objection)
                 continue
             self._scheduler.store(one)
             if sampled is not None:

@@ -10,11 +10,31 @@ MOST_CHOICES = 128
 """Of one request."""
 
 
+class GrammarForm(enum.Enum):
+    """How a grammar is written down."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    """A list of texts, as JSON."""
+    RULES = "rules"
+    """Lark's dialect of llguidance, or GBNF as llama.cpp has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be, written down in `form`; None is one that nobody here can read."""
+
+    form: GrammarForm | None
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and penalties 1 / 0 / 0 are off.
 
-    `top_logprobs` None: no logprobs; 0: the drawn token's only.
+    `top_logprobs` None: no logprobs; 0: the drawn token's only. An answer with a `grammar` is of it, as far as it gets:
+    it ends nowhere else, unless a stop string, a stop token or its length ends it.
     """
 
     temperature: float = 0.0
@@ -31,6 +51,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     top_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +98,7 @@ class Cause(enum.Enum):
     CONTEXT = "context"
     OVERLOADED = "overloaded"
     DRAINING = "draining"
+    GRAMMAR = "grammar"
 
 
 @dataclass(frozen=True, slots=True)

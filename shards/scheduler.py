@@ -242,7 +242,7 @@ class Scheduler:
 
     def _pending(self, one: Sequence, now_s: float) -> Pending | None:
         request = one.request
-        if request.is_paused:
+        if request.is_held:
             return None
         rest_tokens = request.submission.prompt_tokens - one.computed_tokens
         rank = self._rank(one, now_s)

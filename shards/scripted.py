@@ -92,6 +92,7 @@ class ScriptedEngine:
         self.cancelled: list[Hashable] = []
         self.paced: list[tuple[Hashable, int | None, int | None, bool | None]] = []
         self.sequences: dict[Hashable, _Sequence] = {}
+        self.shapes_answers = False
         self.pinnable = 512
         self.pins: dict[str, dict[int, float]] = {}
         self._answer = answer

@@ -85,7 +85,12 @@ class Options(Protocol):
 
 
 class ServedEngine(Engine, Protocol):
-    """An engine that says what it runs."""
+    """An engine that says what it runs and can."""
+
+    @property
+    def shapes_answers(self) -> bool:
+        """Can an answer be held to a grammar?"""
+        ...
 
     @property
     def model(self) -> Model:
@@ -223,6 +228,7 @@ def facts_of(engine: ServedEngine, options: ServerOptions) -> Facts:
         version=release,
         device=options.device,
         dtype=engine.model.dtype,
+        shapes_answers=engine.shapes_answers,
     )
 
 

@@ -49,7 +49,7 @@ class ShardAnswer:
         prompt_tokens: int,
         shows_tool_marks: bool = False,
     ) -> None:
-        self._tokenizer, self._backend = tokenizer, backend
+        self._tokenizer, self._backend, self._grammar = tokenizer, backend, sampling.grammar
         self._prompt_tokens, self._computed_tokens, self._cached_tokens = prompt_tokens, 0, 0
         shown = tool_marks(tokenizer) if tokenizer and shows_tool_marks else {}
         self._choices = [_Choice(tokenizer, sampling, shown) for _ in range(max(1, sampling.choices))]
@@ -71,7 +71,7 @@ class ShardAnswer:
             yield Delta(computed_tokens=self._computed_tokens, expected_s=news.expected_s)
         for piece in news.pieces:
             if piece.end is not None and piece.end.reason not in _FINISH_REASONS:
-                raise error_of(piece.end, self._backend)
+                raise error_of(piece.end, self._backend, self._grammar)
             if not self._choices[piece.choice].is_done:
                 yield self._delta(piece)
 

@@ -14,6 +14,7 @@ from backends.shard.answer import ShardAnswer
 from backends.shard.link import LinkOptions, ShardLink
 from backends.shard.messages import submit_of
 from backends.shard.turns import Turns
+from policies.errors import Unreached
 from policies.nouns import Capability, Delta, Prompt, Request
 from shards.kv.keys import TOKEN_BYTES
 from shards.wire.limits import PIN_PIECE_KEYS
@@ -106,6 +107,8 @@ class ShardBackend:
 
         Raises BackendFailed, InvalidRequest, ContextExceeded, Overloaded, DeadlineExceeded.
         """
+        if request.sampling.grammar is not None and not self._shapes_answers:
+            raise Unreached(f"{self.name} is another shard than before, and cannot shape its answers")
         number, inbox = self._link.submit(submit_of(request, prompt), prompt.token_ids)
         tokenizer = self._link.shard.tokenizer if self._link.shard else None
         prompt_tokens = len(prompt.token_ids) // TOKEN_BYTES
@@ -153,6 +156,12 @@ class ShardBackend:
         """Raise AssertionError if the books of the link are wrong."""
         self._link.check()
 
+    @property
+    def _shapes_answers(self) -> bool:
+        # one that does not know the field would pass over it in silence
+        described = self.describe()
+        return described is None or Capability.STRUCTURED_OUTPUT in described.capabilities
+
     def _description(self, welcome: wire.Welcome) -> Description:
         aliases = {ours for ours, theirs in self._models.items() if theirs == welcome.model}
         return Description(
@@ -162,5 +171,10 @@ class ShardBackend:
             speaks_tokens=True,
             reports_cache=True,
             preempts=True,
-            capabilities=_ALWAYS | {Capability.PINS} if welcome.keeps_cache else _ALWAYS,
+            capabilities=_capabilities(welcome),
         )
+
+
+def _capabilities(welcome: wire.Welcome) -> frozenset[Capability]:
+    told = {Capability.PINS: welcome.keeps_cache, Capability.STRUCTURED_OUTPUT: welcome.shapes_answers}
+    return _ALWAYS | {capability for capability, is_there in told.items() if is_there}

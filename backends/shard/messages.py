@@ -13,15 +13,24 @@ from policies.errors import (
     Overloaded,
     Unreached,
 )
-from policies.nouns import Prompt, Request, Sampling
+from policies.nouns import Grammar, Prompt, Request, Sampling
 from shards.kv.keys import TOKEN_BYTES
+from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 from shards.wire.v1 import shard_pb2 as wire
+
+FORMS = {
+    "json_schema": wire.Grammar.JSON_SCHEMA,
+    "regex": wire.Grammar.REGEX,
+    "choice": wire.Grammar.CHOICE,
+    "rules": wire.Grammar.RULES,
+}
 
 
 def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
     """`request` as a Submit without a number. `deadline_s` counts from now.
 
-    Raises InvalidRequest if there are no tokens or a number does not fit the wire, DeadlineExceeded if it is too late.
+    Raises InvalidRequest if there are no tokens, a number does not fit the wire or no shard can read the grammar,
+    DeadlineExceeded if it is too late.
     """
     if not prompt.token_ids or len(prompt.token_ids) % TOKEN_BYTES:
         raise InvalidRequest("the prompt is empty" if not prompt.token_ids else "the token ids are not whole uint32s")
@@ -61,11 +70,25 @@ def sampling_of(sampling: Sampling) -> wire.Sampling:
         top_logprobs=sampling.top_logprobs,
         logit_bias=sampling.logit_bias,
         min_new_tokens=sampling.min_new_tokens,
+        grammar=None if sampling.grammar is None else grammar_of(sampling.grammar),
     )
 
 
-def error_of(end: wire.Finished, backend: str) -> ExpectedError:
-    """The error for a choice that ended without a finish reason."""
+def grammar_of(grammar: Grammar) -> wire.Grammar:
+    """`grammar` for the wire. Raises InvalidRequest for what shards cannot read."""
+    if grammar.form not in FORMS or not grammar.text:
+        what = f"as '{grammar.form[:40]}'" if grammar.form not in FORMS else "by a schema that is not there"
+        hint = "give it a JSON schema under `json_schema.schema`, or say `structured_outputs`"
+        raise InvalidRequest(f"shards cannot shape an answer {what}", hint=hint, param=grammar.field)
+    if len(grammar.text) > MOST_GRAMMAR_CHARACTERS:
+        message = f"`{grammar.field}` has {len(grammar.text)} characters"
+        hint = f"shards read at most {MOST_GRAMMAR_CHARACTERS}"
+        raise InvalidRequest(message, hint=hint, param=grammar.field)
+    return wire.Grammar(form=FORMS[grammar.form], text=grammar.text)
+
+
+def error_of(end: wire.Finished, backend: str, grammar: Grammar | None = None) -> ExpectedError:
+    """The error for a choice that ended without a finish reason; its answer was to be of `grammar`."""
     because = f": {end.message}" if end.message else ""
     if end.reason == wire.Finished.DEADLINE:
         return DeadlineExceeded(f"{backend} could not finish before the deadline{because}")
@@ -79,4 +102,8 @@ def error_of(end: wire.Finished, backend: str) -> ExpectedError:
         return Overloaded(f"{backend} is full{because}", retry_after_s=1.0)
     if end.cause == wire.Finished.DRAINING:
         return Unreached(f"{backend} is about to stop{because}")
+    if end.cause == wire.Finished.GRAMMAR and grammar is not None:
+        message = f"`{grammar.field}` cannot be held to{because}"
+        hint = "leave out what is not supported, or simplify it; docs/clients.md says what is"
+        return InvalidRequest(message, hint=hint, param=grammar.field)
     return InvalidRequest(end.message or f"{backend} rejected the request")

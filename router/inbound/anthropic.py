@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from policies.errors import InvalidRequest
 from router.ask import Ask
 from router.inbound.anthropic_fields import Block, CountBody, MessagesBody, Source, ToolChoice, ToolDefinition, Turn
+from router.inbound.grammars import said_as
 from router.inbound.openai import chat_ask
 from router.inbound.reading import converted, members_beyond
 
@@ -69,7 +70,10 @@ def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     passed = {name: headers[name] for name in _PASSED_HEADERS if name in headers}
     ask = chat_ask(more | _chat(fields) | said, headers)
     whose = {} if "user" not in said else {"user_id": said["user"]}
-    return replace(ask, anthropic_body=body, include_usage=True, metadata=whose, passed_headers=passed)
+    sampling = said_as("output_config.format", ask.sampling)
+    return replace(
+        ask, anthropic_body=body, include_usage=True, metadata=whose, passed_headers=passed, sampling=sampling
+    )
 
 
 def counted_messages(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:

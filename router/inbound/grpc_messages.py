@@ -48,6 +48,9 @@ def ask_of(message: pb.GenerateRequest, headers: Mapping[str, str], deadline_s: 
         body["user"] = message.user
     if message.metadata:
         body["metadata"] = dict(message.metadata)
+    for name in ("response_format", "structured_outputs"):
+        if text := getattr(message, f"{name}_json"):
+            body[name] = _read_json(text, f"{name}_json", name)
     ask = _input_ask(body, message, headers)
     return replace(
         ask,
@@ -163,7 +166,7 @@ def _read_json(text: str, where: str, name: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        hint = f"send OpenAI's `{name}` array as JSON text"
+        hint = f"send `{name}` as over HTTP, as JSON text"
         raise InvalidRequest(f"{where}: {error}", hint=hint, param=where) from error
 
 

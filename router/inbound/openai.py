@@ -15,7 +15,8 @@ from xxhash import xxh3_64_hexdigest
 from policies.errors import InvalidRequest
 from policies.nouns import Capability, Sampling
 from router.ask import Ask, Chat
-from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part, ResponseFormat
+from router.inbound.grammars import grammar_in
+from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
 from router.inbound.reading import converted
 from router.text.token_ids import pack
 
@@ -37,6 +38,7 @@ _HINTS = {
     "stop": "`stop` is one text or a list of at most 16",
     "tools": "a tool is {'type': 'function', 'function': {'name': ..., 'parameters': {...}}}",
     "top_logprobs": "from 0 to 20",
+    "structured_outputs": "say one of `json`, `regex`, `choice`, `grammar` and `json_object`",
 }
 MEDIA_PARTS = frozenset({"audio_url", "file", "image_url", "input_audio", "video_url"})
 """Parts of a message that are no text: OpenAI's, and those that vLLM and SGLang add."""
@@ -60,6 +62,8 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         opens_answer=fields.add_generation_prompt is not False and not continues,
         continues=continues,
         media=_media_in(fields.messages),
+        forced=_forced(fields),
+        one_call=fields.parallel_tool_calls is False or isinstance(fields.tool_choice, dict),
     )
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
@@ -70,7 +74,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         path=CHAT_PATH,
         sampling=_sampling(fields, logprobs),
         max_new_tokens=_checked_limit(limit, fields),
-        needs=_needs(fields, logprobs, fields.response_format, has_media=chat.media > 0),
+        needs=_needs(fields, logprobs, has_media=chat.media > 0),
         **_common(fields, headers or {}),
     )
 
@@ -100,14 +104,13 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
 def _needs(
     fields: Common,
     logprobs: int | None,
-    shape: ResponseFormat | None = None,
     *,
     takes_ids: bool = False,
     has_media: bool = False,
 ) -> frozenset[Capability]:
     needed = {
         Capability.MEDIA: has_media,
-        Capability.STRUCTURED_OUTPUT: shape is not None and shape.type != "text",
+        Capability.STRUCTURED_OUTPUT: grammar_in(fields) is not None,
         Capability.TOKEN_IDS: takes_ids,
         Capability.LOGPROBS: logprobs is not None,
         Capability.CHOICES: _given(fields.n, 1) > 1,
@@ -155,6 +158,7 @@ def _sampling(fields: Common, top_logprobs: int | None) -> Sampling:
         top_logprobs=top_logprobs,
         logit_bias=_logit_bias(fields.logit_bias or {}),
         choices=_given(fields.n, 1),
+        grammar=grammar_in(fields),
     )
 
 
@@ -174,6 +178,19 @@ def _media_in(messages: Sequence[Message]) -> int:
     """How many parts of `messages` are no text."""
     parts = (message.content for message in messages if isinstance(message.content, list))
     return sum(part.type in MEDIA_PARTS for some in parts for part in some)
+
+
+def _forced(fields: ChatBody) -> frozenset[str]:
+    """The tools of which one must be called: all, or the one that is named. Raises InvalidRequest if there is none."""
+    names = frozenset(tool.function.name for tool in fields.tools or ())
+    if not isinstance(fields.tool_choice, dict) or fields.tool_choice.get("type") != "function":
+        return names if fields.tool_choice == "required" else frozenset()
+    function = fields.tool_choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if name not in names:
+        hint = "name one of `tools`"
+        raise InvalidRequest(f"tool_choice: no tool is called {str(name)[:80]!r}", hint=hint, param="tool_choice")
+    return frozenset({name})
 
 
 def _plain(message: Message, raw: Mapping[str, Any], at: int) -> Mapping[str, Any]:

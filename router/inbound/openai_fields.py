@@ -24,6 +24,24 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class ResponseFormat(msgspec.Struct):
+    """`response_format`: what an answer must be."""
+
+    type: str
+    json_schema: Any = None
+
+
+class StructuredOutputs(msgspec.Struct):
+    """`structured_outputs`, vLLM's extension since 0.12; before, its members were fields with `guided_` in front."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
 class Common(msgspec.Struct, kw_only=True):
     """What both endpoints take. `top_k`, `min_p`, `repetition_penalty`, `min_tokens` ... are vLLM's extensions."""
 
@@ -47,6 +65,12 @@ class Common(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[_TokenId], Meta(max_length=256)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    guided_grammar: str | None = None
 
 
 class Part(msgspec.Struct):
@@ -96,20 +120,14 @@ class Tool(msgspec.Struct):
     function: Function
 
 
-class ResponseFormat(msgspec.Struct):
-    """`response_format`: the shape that an answer must have."""
-
-    type: str
-
-
 class ChatBody(Common, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    response_format: ResponseFormat | None = None
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: _Count | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

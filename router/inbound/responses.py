@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from policies.errors import InvalidRequest
 from router.ask import Ask
+from router.inbound.grammars import said_as
 from router.inbound.openai import chat_ask
 from router.inbound.reading import converted, members_beyond
 from router.inbound.responses_fields import Format, Item, Part, ResponsesBody, Tool
@@ -58,8 +59,9 @@ def responses_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         if getattr(fields, name):
             raise InvalidRequest(f"{name}: this router keeps no answers", hint=hint, param=name)
     more = members_beyond(body, ResponsesBody, idle=_IDLE, instead=_INSTEAD)
+    ask = chat_ask(more | _chat(fields), headers)
     # metadata are for rules and the response; to a chat that is not stored OpenAI wants none
-    return replace(chat_ask(more | _chat(fields), headers), metadata=fields.metadata or {})
+    return replace(ask, metadata=fields.metadata or {}, sampling=said_as("text.format", ask.sampling))
 
 
 def _chat(fields: ResponsesBody) -> dict[str, Any]:

@@ -16,9 +16,11 @@ import msgspec
 from tokenizers import Tokenizer
 
 from policies.errors import InvalidRequest, Overloaded
+from policies.nouns import Grammar
 from policies.prefix.text_keys import text_keys
 from router.ask import Ask, Chat, Input
 from router.text.chat_template import ChatTemplate
+from router.text.forced_calls import grammar_of
 from router.text.token_ids import count, pack, unpack
 from router.text.tool_calls import ToolSyntax, syntax_of
 from shards.kv.keys import block_keys
@@ -134,6 +136,11 @@ class TextTokenizer:
         """The text of `token_ids`."""
         return str(self._tokenizer.decode(list(unpack(token_ids)), skip_special_tokens=False))
 
+    def id_of(self, text: str) -> int | None:
+        """The token that is exactly `text`; None if there is none."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
     def _encoded(self, texts: Sequence[str], *, specials: bool = False) -> list[bytes]:
         return [pack(one.ids) for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=specials)]
 
@@ -160,7 +167,8 @@ def cut(text: str, every: int = CHUNK_CHARACTERS) -> list[str]:
 class Tokens(msgspec.Struct, frozen=True):
     """One input ready for a backend: `count` tokens, or about so many where nobody could tokenize it.
 
-    `keys` are its block keys. `echo` is its text, where the client wants it back. `tools` is how it may call some.
+    `keys` are its block keys. `echo` is its text, where the client wants it back. `tools` is how it may call some, and
+    `calls` what its answer must be if it has to.
     """
 
     count: int
@@ -168,6 +176,7 @@ class Tokens(msgspec.Struct, frozen=True):
     keys: tuple[int, ...] = ()
     echo: str = ""
     tools: ToolSyntax | None = None
+    calls: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +199,11 @@ class ModelText:
         if not ids:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")
         text = (given if isinstance(given, str) else self.tokenizer.decode(ids)) if echo else ""
-        tools = syntax_of(given, self.template.tool_format) if isinstance(given, Chat) else None
-        return Tokens(count(ids), ids, block_keys(ids, root), text, tools)
+        keys, tool_format = block_keys(ids, root), self.template.tool_format
+        if not isinstance(given, Chat):
+            return Tokens(count(ids), ids, keys, text)
+        calls = grammar_of(given, tool_format, self.tokenizer.id_of)
+        return Tokens(count(ids), ids, keys, text, syntax_of(given, tool_format), calls)
 
 
 def require_known_ids(token_ids: bytes, vocabulary: int) -> None:

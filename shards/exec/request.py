@@ -18,8 +18,9 @@ class Request:
     """One prompt as far as it has arrived, and how far it has come. `open_choices` of its choices have not ended.
 
     `computed_tokens` of the prompt have KV in the furthest sequence; `cached_tokens` were found in the cache by the
-    first one. `rank`, `prefill_slice` and `is_paused` may be changed at any time. `arrived_s` is when it came, on the
-    engine's clock; its sequences were preempted `preemptions` times.
+    first one. `rank`, `prefill_slice` and `is_paused` may be changed at any time. While it `awaits_grammar`, what its
+    answer must be is not compiled yet. `arrived_s` is when it came, on the engine's clock; its sequences were preempted
+    `preemptions` times.
     """
 
     def __init__(self, submission: Submission, *, arrived_s: float = 0.0) -> None:
@@ -27,6 +28,7 @@ class Request:
         self.rank = submission.rank
         self.prefill_slice = submission.prefill_slice
         self.is_paused = False
+        self.awaits_grammar = submission.sampling.grammar is not None
         self.prompt = bytearray()
         self.open_choices = submission.choices
         self.computed_tokens = 0
@@ -49,6 +51,11 @@ class Request:
     def arrived_tokens(self) -> int:
         """How much of the prompt is here."""
         return len(self.prompt) // TOKEN_BYTES
+
+    @property
+    def is_held(self) -> bool:
+        """May nothing of it be computed now, whoever says so?"""
+        return self.is_paused or self.awaits_grammar
 
     @property
     def is_whole(self) -> bool:

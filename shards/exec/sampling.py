@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from shards.exec.drawing import Drawing
+from shards.grammar.guide import Guide
 from shards.nouns import SamplingParams, TokenLogprobs
 
 _GREEDY_BELOW = 1e-5
@@ -38,7 +39,8 @@ class Sample:
 class Sampler:
     """How one sequence draws: its parameters, its seed and what it has seen and drawn so far.
 
-    The n-th token depends on (seed, n) and the row's own logits, on nothing else.
+    The n-th token depends on (seed, n) and the row's own logits, on nothing else. A `guide`, which it has from before
+    its first draw on, says what may be drawn.
     """
 
     def __init__(self, params: SamplingParams, *, seed: int, stop_token_ids: frozenset[int], vocabulary: int) -> None:
@@ -48,6 +50,7 @@ class Sampler:
         self.is_filtered = params.top_k > 0 or params.top_p < 1
         self.repeats = params.repetition_penalty != 1
         self.counts_output = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self.guide: Guide | None = None
         self.seen: Tensor | None = None
         self.counts: Tensor | None = None
         self.bias = tuple(params.logit_bias.items())
@@ -67,15 +70,33 @@ class Sampler:
     @property
     def adjusts(self) -> bool:
         """Are the raw logits changed before a token is drawn?"""
-        return self.repeats or self.counts_output or bool(self.bias) or bool(self.forbidden)
+        return self.repeats or self.counts_output or bool(self.bias) or self.guide is not None or bool(self.forbidden)
 
     @property
     def needs_host(self) -> bool:
         """Does it ask for what a device's draw cannot do? Decided once, so that one answer has one randomness."""
         params = self.params
         return bool(
-            self.repeats or self.counts_output or self.bias or params.min_new_tokens or params.top_logprobs is not None
+            self.repeats
+            or self.counts_output
+            or self.bias
+            or params.min_new_tokens
+            or params.top_logprobs is not None
+            or params.grammar is not None
         )
+
+    def allowed(self, guide: Guide) -> npt.NDArray[np.bool_]:
+        """Which tokens `guide` lets it draw now [vocabulary].
+
+        It does not end before it may, unless nothing could be added to it any more.
+        """
+        allowed = guide.allowed()
+        ends = self.forbidden | (guide.eos_token_ids if self.params.ignore_eos else frozenset())
+        if not ends:
+            return allowed
+        going_on = allowed.copy()
+        going_on[list(ends)] = False
+        return going_on if going_on.any() else allowed
 
     def drawing(self, unseen: int) -> Drawing:
         """How a device draws the token behind `unseen` ones that were drawn and not noted yet."""
@@ -109,6 +130,8 @@ class Sampler:
     def note(self, token_id: int) -> None:
         """Note a drawn token."""
         self.drawn += 1
+        if self.guide is not None:
+            self.guide.note(token_id)
         if self.seen is not None:
             self.seen[token_id] = True
         if self.counts is not None:
@@ -118,10 +141,11 @@ class Sampler:
 def sample(logits: Tensor, samplers: Sequence[Sampler], *, candidates: int = CANDIDATES) -> list[Sample | None]:
     """One token per row of `logits` [rows, vocab] float32; None where a row holds NaN or infinity.
 
-    So it is where penalties and bias make them so, or leave no token that may be drawn.
+    So it is where penalties, bias and grammar make them so, or leave no token that may be drawn.
 
     In order: repetition penalty (over prompt and output, as in transformers), presence and frequency penalty (over the
-    output, as in OpenAI's API), logit bias, tokens forbidden by min_new_tokens, temperature, top-k, top-p, min-p.
+    output, as in OpenAI's API), logit bias, tokens forbidden by min_new_tokens or by a grammar, temperature, top-k,
+    top-p, min-p.
     Logprobs are the log-softmax of the raw logits, before any of that. `candidates` changes the time that it takes, not
     the tokens; `samplers` do not change. Logits may lie on any device.
     """
@@ -135,33 +159,57 @@ def sample(logits: Tensor, samplers: Sequence[Sampler], *, candidates: int = CAN
 def _sample(logits: Tensor, samplers: Sequence[Sampler], candidates: int) -> list[Sample | None]:
     # a sum is not finite if any term is not, and makes no tensor of the size of the logits
     is_sound: list[bool] = torch.isfinite(logits.sum(1)).tolist()
-    adjusted = _adjust(logits, samplers)
-    if adjusted is not logits:
+    plain: list[int] = []
+    adjusting: list[int] = []
+    for row, sampler in enumerate(samplers):
+        (adjusting if sampler.adjusts else plain).append(row)
+    tokens: list[int] = logits.argmax(1).tolist() if plain else [0] * len(samplers)
+    _draw_into(tokens, logits, {row: row for row in plain if is_sound[row]}, samplers, candidates)
+    if adjusting:
+        # rows that change nothing pay nothing for those that do: no copy is made of theirs
+        adjusted = _adjust(logits[adjusting], [samplers[row] for row in adjusting])
         # whatever is wrong with a row shows in its largest
-        is_sound = [sound and rest for sound, rest in zip(is_sound, adjusted.amax(1).isfinite().tolist(), strict=True)]
-    tokens: list[int] = adjusted.argmax(1).tolist()
-    drawing = [row for row, sampler in enumerate(samplers) if is_sound[row] and not sampler.is_greedy]
-    for row, token in zip(drawing, _draw(adjusted, drawing, samplers, candidates=candidates), strict=True):
-        tokens[row] = token
+        for row, sound in zip(adjusting, adjusted.amax(1).isfinite().tolist(), strict=True):
+            is_sound[row] &= sound
+        for row, token in zip(adjusting, adjusted.argmax(1).tolist(), strict=True):
+            tokens[row] = token
+        places = {row: place for place, row in enumerate(adjusting) if is_sound[row]}
+        _draw_into(tokens, adjusted, places, samplers, candidates)
     wanting = [row for row, sampler in enumerate(samplers) if is_sound[row] and sampler.params.top_logprobs is not None]
     logprobs = _logprobs(logits, wanting, tokens, samplers) if wanting else {}
     return [Sample(token, logprobs.get(row)) if is_sound[row] else None for row, token in enumerate(tokens)]
 
 
+def _draw_into(
+    tokens: list[int], logits: Tensor, places: Mapping[int, int], samplers: Sequence[Sampler], candidates: int
+) -> None:
+    """Put into `tokens` what those rows of `places` draw that are not greedy; a row's logits are at its place."""
+    drawing = [row for row in places if not samplers[row].is_greedy]
+    if drawing:
+        chosen = [samplers[row] for row in drawing]
+        drawn = _draw(logits, [places[row] for row in drawing], chosen, candidates=candidates)
+        for row, token in zip(drawing, drawn, strict=True):
+            tokens[row] = token
+
+
 def _adjust(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    """`logits` after penalties, bias and forbidden tokens; the same tensor if no row asks for any."""
-    if not any(sampler.adjusts for sampler in samplers):
-        return logits
-    logits = logits.clone()
+    """`logits`, changed in place by penalties, bias, forbidden tokens and grammars."""
     _penalize_repetition(logits, samplers)
     _penalize_output(logits, samplers)
     bias = [(row, token, value) for row, one in enumerate(samplers) for token, value in one.bias]
     if bias:
         rows, tokens, values = (list(column) for column in zip(*bias, strict=True))
         logits[rows, tokens] += torch.tensor(values)
-    forbidden = [(row, token) for row, one in enumerate(samplers) for token in one.forbidden]
+    # which tokens end an answer, and when, is a part of what a guide allows
+    forbidden = [(row, token) for row, one in enumerate(samplers) if one.guide is None for token in one.forbidden]
     if forbidden:
         logits[[row for row, _ in forbidden], [token for _, token in forbidden]] = -torch.inf
+    if any(one.guide is not None for one in samplers):
+        disallowed = np.zeros(logits.shape, dtype=np.bool_)
+        for row, one in enumerate(samplers):
+            if one.guide is not None:
+                np.logical_not(one.allowed(one.guide), out=disallowed[row])
+        logits.masked_fill_(torch.from_numpy(disallowed).to(logits.device), -torch.inf)
     return logits
 
 
@@ -184,12 +232,13 @@ def _penalize_output(logits: Tensor, samplers: Sequence[Sampler]) -> None:
 
 
 def _draw(logits: Tensor, rows: Sequence[int], samplers: Sequence[Sampler], *, candidates: int) -> list[int]:
-    """Draw a token for each of `rows`."""
+    """Draw a token from each of `rows`, each by its own of `samplers`."""
     drawn: dict[int, int] = {}
+    by_row = dict(zip(rows, samplers, strict=True))
     for is_filtered in (False, True):
-        group = [row for row in rows if samplers[row].is_filtered is is_filtered]
+        group = [row for row in rows if by_row[row].is_filtered is is_filtered]
         if group:
-            chosen = [samplers[row] for row in group]
+            chosen = [by_row[row] for row in group]
             temperatures = torch.tensor([[one.params.temperature] for one in chosen])
             wanted = logits[group]
             # the largest is 0, so no temperature makes an infinity of it

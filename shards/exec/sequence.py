@@ -77,7 +77,7 @@ class Sequence:
     @property
     def is_startable(self) -> bool:
         """Is there anything to compute, and may it be? What has begun to draw is not paused."""
-        return self.has_drawn or (bool(self.request.prompt) and not self.request.is_paused)
+        return self.has_drawn or (bool(self.request.prompt) and not self.request.is_held)
 
     @property
     def ready_tokens(self) -> int:
@@ -90,7 +90,7 @@ class Sequence:
             # the last token may be drawn already: then there is nothing to do but to wait for it
             is_full = drawn == self.request.submission.max_new_tokens
             return 0 if is_full else self._prompt_tokens + drawn - self.computed_tokens
-        if self.request.is_paused:
+        if self.request.is_held:
             return 0
         arrived = self.request.arrived_tokens
         computable = arrived if self.request.is_whole else arrived - arrived % self.unit_tokens

@@ -30,6 +30,14 @@ class Writer:
     def __repr__(self) -> str:
         return f"Writer({self.sampler!r}, {self._stops!r})"
 
+    @property
+    def objection(self) -> str:
+        """Why no token could be drawn, after one could not."""
+        guide = self.sampler.guide
+        if guide is not None and guide.fault:
+            return f"what the answer must be is too complex to go on: {guide.fault}"
+        return "there is no token to draw: logits, with penalties and bias, are not finite numbers"
+
     def note(self, token_id: int) -> End | None:
         """Take a drawn token; the answer's end, if it is one."""
         self.sampler.note(token_id)
@@ -38,4 +46,6 @@ class Writer:
             return End(FinishReason.STOP)
         if stop is not None and self.sampler.drawn >= self._submission.sampling.min_new_tokens:
             return End(FinishReason.STOP, stop)
+        if self.sampler.guide is not None and self.sampler.guide.is_over:
+            return End(FinishReason.STOP)
         return End(FinishReason.LENGTH) if self.sampler.drawn >= self._submission.max_new_tokens else None

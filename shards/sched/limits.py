@@ -10,7 +10,8 @@ import numpy as np
 
 from shards.kv.keys import TOKEN_BYTES
 from shards.kv.table import blocks_for
-from shards.nouns import MOST_CHOICES, Cause, SamplingParams, Submission
+from shards.nouns import MOST_CHOICES, Cause, Finished, FinishReason, Grammar, SamplingParams, Submission
+from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 
 MOST_TOP_LOGPROBS = 20
 MOST_STOP_STRINGS = 64
@@ -24,21 +25,36 @@ class Refusal:
     message: str
     cause: Cause = Cause.INVALID
 
+    def ends(self, submission: Submission) -> list[Finished]:
+        """How `submission` ends by it: every choice of it."""
+        reason, tokens = FinishReason.REJECTED, submission.prompt_tokens
+        return [
+            Finished(submission.key, choice, reason, tokens, 0, 0, message=self.message, cause=self.cause)
+            for choice in range(submission.ends)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The sizes that a request is measured against; `has_tokenizer` says whether stop strings can be watched for."""
+    """The sizes that a request is measured against.
+
+    `has_tokenizer` says whether stop strings can be watched for, `shapes_answers` whether grammars are understood.
+    """
 
     vocabulary: int
     context_tokens: int
     blocks: int
     has_tokenizer: bool
+    shapes_answers: bool = False
 
     def refusal(self, submission: Submission) -> Refusal | None:
         """Why `submission` can never be served; None if it can."""
         message = next(self._objections(submission), None)
         if message:
             return Refusal(message)
+        message = self._grammar_objection(submission.sampling.grammar)
+        if message:
+            return Refusal(message, Cause.GRAMMAR)
         message = self._oversize(submission.prompt_tokens, submission.max_new_tokens)
         return Refusal(message, Cause.CONTEXT) if message else None
 
@@ -52,6 +68,15 @@ class Limits:
         largest = int(np.frombuffer(token_ids, dtype="<u4").max(initial=0))
         if largest >= self.vocabulary:
             return Refusal(f"the prompt has token {largest}, and the vocabulary has {self.vocabulary}")
+        return None
+
+    def _grammar_objection(self, grammar: Grammar | None) -> str | None:
+        if grammar is None:
+            return None
+        if not self.shapes_answers:
+            return "this shard cannot hold an answer to a schema or grammar: it lacks llguidance, or a tokenizer"
+        if len(grammar.text) > MOST_GRAMMAR_CHARACTERS:
+            return f"it has {len(grammar.text)} characters; at most {MOST_GRAMMAR_CHARACTERS} are read"
         return None
 
     def _oversize(self, prompt: int, new: int) -> str | None:

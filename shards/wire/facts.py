@@ -22,6 +22,7 @@ class Facts:
     version: str = ""
     device: str = ""
     dtype: str = ""
+    shapes_answers: bool = False
 
     def welcome(self, snapshot: tuple[CacheEvent, ...]) -> wire.Welcome:
         """These facts for the wire; `snapshot` is what will follow."""
@@ -38,6 +39,7 @@ class Facts:
             dtype=self.dtype,
             snapshot_follows=bool(snapshot),
             keeps_cache=True,
+            shapes_answers=self.shapes_answers,
         )
 
 

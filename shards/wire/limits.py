@@ -26,6 +26,9 @@ KEY_BYTES = 8
 TEXT_CHARACTERS = 4096
 """Of a message for people; the rest is cut."""
 
+MOST_GRAMMAR_CHARACTERS = 1 << 17
+"""Of what an answer must be: at four bytes each half of a message."""
+
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),

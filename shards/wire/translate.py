@@ -14,6 +14,8 @@ from shards.nouns import (
     Drawn,
     Finished,
     FinishReason,
+    Grammar,
+    GrammarForm,
     Load,
     Progress,
     Report,
@@ -60,6 +62,13 @@ CAUSES = {
     Cause.CONTEXT: wire.Finished.CONTEXT,
     Cause.OVERLOADED: wire.Finished.OVERLOADED,
     Cause.DRAINING: wire.Finished.DRAINING,
+    Cause.GRAMMAR: wire.Finished.GRAMMAR,
+}
+FORMS = {
+    wire.Grammar.JSON_SCHEMA: GrammarForm.JSON_SCHEMA,
+    wire.Grammar.REGEX: GrammarForm.REGEX,
+    wire.Grammar.CHOICE: GrammarForm.CHOICE,
+    wire.Grammar.RULES: GrammarForm.RULES,
 }
 CHANGES = {
     CacheChange.STORED: wire.CacheEvent.STORED,
@@ -121,7 +130,13 @@ def sampling_params(sampling: wire.Sampling) -> SamplingParams:
         min_new_tokens=sampling.min_new_tokens,
         top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
         logit_bias=dict(sampling.logit_bias),
+        grammar=grammar(sampling.grammar) if sampling.HasField("grammar") else None,
     )
+
+
+def grammar(given: wire.Grammar) -> Grammar:
+    """What an answer is to be. A form that is newer than this shard is None: it is refused later, never ignored."""
+    return Grammar(FORMS.get(given.form), given.text)
 
 
 def shares(report: Report) -> dict[int, list[Item]]:

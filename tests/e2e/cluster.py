@@ -54,13 +54,13 @@ def bundled_model() -> Model:
 
 @asynccontextmanager
 async def a_whole(
-    shards: int = 2, *, sla: str = TWO_TENANTS, options: EngineOptions | None = None
+    shards: int = 2, *, sla: str = TWO_TENANTS, options: EngineOptions | None = None, model: Model | None = None
 ) -> AsyncIterator[Whole]:
-    """A router in front of `shards` shards, ready to answer."""
+    """A router in front of `shards` shards, ready to answer. A `model` is for one shard alone."""
     async with AsyncExitStack() as stack:
         servers = []
         for number in range(shards):
-            engine = Engine(bundled_model(), options or EngineOptions(kv_blocks=512))
+            engine = Engine(model or bundled_model(), options or EngineOptions(kv_blocks=512))
             server = ShardServer(engine, "127.0.0.1:0", ServerOptions(shard=f"own-{number}"))
             await server.start()
             stack.push_async_callback(server.close)

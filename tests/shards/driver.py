@@ -43,11 +43,13 @@ class LaggingCopier(InlineCopier):
 class Driver:
     """An engine on a fake network, and all that it said."""
 
-    def __init__(self, network: Network | None = None, **options: object) -> None:
+    def __init__(
+        self, network: Network | None = None, *, tokenizer: Tokenizer | None = None, eos: int = EOS, **options: object
+    ) -> None:
         self.network = network or FakeNetwork()
         self.copiers: list[LaggingCopier] = []
         self.clock = Clock()
-        model = Model("m", self.network, a_tokenizer(), frozenset({EOS}))
+        model = Model("m", self.network, tokenizer or a_tokenizer(), frozenset({eos}))
         self.engine = Engine(
             model,
             EngineOptions(**{"kv_blocks": 64, **options}),  # type: ignore[arg-type]

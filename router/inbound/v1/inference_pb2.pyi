@@ -27,7 +27,7 @@ class Messages(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "chat", "token_ids", "priority", "sampling", "tools_json", "user", "session", "metadata")
+    __slots__ = ("model", "prompt", "chat", "token_ids", "priority", "sampling", "tools_json", "user", "session", "metadata", "response_format_json", "structured_outputs_json")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,8 @@ class GenerateRequest(_message.Message):
     USER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FORMAT_JSON_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUTS_JSON_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     chat: Messages
@@ -55,7 +57,9 @@ class GenerateRequest(_message.Message):
     user: str
     session: str
     metadata: _containers.ScalarMap[str, str]
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[Messages, _Mapping]] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tools_json: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    response_format_json: str
+    structured_outputs_json: str
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[Messages, _Mapping]] = ..., token_ids: _Optional[bytes] = ..., priority: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tools_json: _Optional[str] = ..., user: _Optional[str] = ..., session: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., response_format_json: _Optional[str] = ..., structured_outputs_json: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "logprobs", "logit_bias", "choices", "ignore_eos")

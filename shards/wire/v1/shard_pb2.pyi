@@ -60,7 +60,7 @@ class Submit(_message.Message):
     def __init__(self, request: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., domain: _Optional[str] = ..., rank: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., prefill_slice: _Optional[int] = ..., choices: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., trace: _Optional[str] = ..., preemptible: _Optional[bool] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "top_logprobs", "logit_bias", "min_new_tokens")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "top_logprobs", "logit_bias", "min_new_tokens", "grammar")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class Sampling(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -96,7 +97,28 @@ class Sampling(_message.Message):
     top_logprobs: int
     logit_bias: _containers.ScalarMap[int, float]
     min_new_tokens: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_new_tokens: _Optional[int] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_new_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("form", "text")
+    class Form(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FORM_UNSPECIFIED: _ClassVar[Grammar.Form]
+        JSON_SCHEMA: _ClassVar[Grammar.Form]
+        REGEX: _ClassVar[Grammar.Form]
+        CHOICE: _ClassVar[Grammar.Form]
+        RULES: _ClassVar[Grammar.Form]
+    FORM_UNSPECIFIED: Grammar.Form
+    JSON_SCHEMA: Grammar.Form
+    REGEX: Grammar.Form
+    CHOICE: Grammar.Form
+    RULES: Grammar.Form
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    form: Grammar.Form
+    text: str
+    def __init__(self, form: _Optional[_Union[Grammar.Form, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("request", "token_ids")
@@ -189,7 +211,7 @@ class CacheAnswer(_message.Message):
     def __init__(self, call: _Optional[int] = ..., blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("shard", "model", "block_tokens", "context_tokens", "vocabulary", "window_tokens", "max_requests", "version", "device", "dtype", "snapshot_follows", "keeps_cache")
+    __slots__ = ("shard", "model", "block_tokens", "context_tokens", "vocabulary", "window_tokens", "max_requests", "version", "device", "dtype", "snapshot_follows", "keeps_cache", "shapes_answers")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +224,7 @@ class Welcome(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     KEEPS_CACHE_FIELD_NUMBER: _ClassVar[int]
+    SHAPES_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     shard: str
     model: str
     block_tokens: int
@@ -214,7 +237,8 @@ class Welcome(_message.Message):
     dtype: str
     snapshot_follows: bool
     keeps_cache: bool
-    def __init__(self, shard: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary: _Optional[int] = ..., window_tokens: _Optional[int] = ..., max_requests: _Optional[int] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., snapshot_follows: _Optional[bool] = ..., keeps_cache: _Optional[bool] = ...) -> None: ...
+    shapes_answers: bool
+    def __init__(self, shard: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary: _Optional[int] = ..., window_tokens: _Optional[int] = ..., max_requests: _Optional[int] = ..., version: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., snapshot_follows: _Optional[bool] = ..., keeps_cache: _Optional[bool] = ..., shapes_answers: _Optional[bool] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request", "choice", "count", "token_ids", "logprobs")
@@ -285,11 +309,13 @@ class Finished(_message.Message):
         CONTEXT: _ClassVar[Finished.Cause]
         OVERLOADED: _ClassVar[Finished.Cause]
         DRAINING: _ClassVar[Finished.Cause]
+        GRAMMAR: _ClassVar[Finished.Cause]
     CAUSE_UNSPECIFIED: Finished.Cause
     INVALID: Finished.Cause
     CONTEXT: Finished.Cause
     OVERLOADED: Finished.Cause
     DRAINING: Finished.Cause
+    GRAMMAR: Finished.Cause
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]

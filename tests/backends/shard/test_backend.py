@@ -23,9 +23,9 @@ from policies.errors import (
     Overloaded,
     Unreached,
 )
-from policies.nouns import Capability, Delta, Sampling, TokenLogprob, Usage
+from policies.nouns import Capability, Delta, Grammar, Sampling, TokenLogprob, Usage
 from policies.prefix.index import PrefixIndex
-from shards.nouns import CacheChange, CacheEvent, Submission
+from shards.nouns import CacheChange, CacheEvent, GrammarForm, Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
 from shards.server import ServerOptions, ShardServer
 from shards.wire.facts import Facts
@@ -508,3 +508,23 @@ async def test_a_shard_that_does_not_know_pins_is_never_asked_for_any(tmp_path: 
             assert description is not None
             assert Capability.PINS not in description.capabilities
             assert backend.load().pinnable_tokens is None
+
+
+async def test_only_a_shard_that_says_so_is_asked_to_shape_an_answer(tmp_path: Path) -> None:
+    shaped = Sampling(grammar=Grammar("json_schema", "{}", "response_format"))
+    for shapes in (True, False):
+        engine = an_engine(tmp_path)
+        engine.shapes_answers = shapes
+        async with a_shard(engine) as server, a_backend(server) as backend:
+            description = backend.describe()
+            assert description is not None
+            assert (Capability.STRUCTURED_OUTPUT in description.capabilities) is shapes
+            if shapes:
+                await everything(backend, a_request(sampling=shaped), a_prompt())
+                read = engine.submitted[-1].sampling.grammar
+                assert read is not None
+                assert (read.form, read.text) == (GrammarForm.JSON_SCHEMA, "{}")
+            else:
+                with pytest.raises(Unreached, match="cannot shape"):
+                    await everything(backend, a_request(sampling=shaped), a_prompt())
+                assert not engine.submitted

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.shard.messages import error_of
+from backends.shard.messages import FORMS, error_of, sampling_of
 from policies.errors import (
     BackendFailed,
     ContextExceeded,
@@ -12,6 +12,8 @@ from policies.errors import (
     Overloaded,
     Unreached,
 )
+from policies.nouns import Grammar, Sampling
+from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 from shards.wire.v1.shard_pb2 import Finished
 
 
@@ -26,6 +28,7 @@ from shards.wire.v1.shard_pb2 import Finished
         (Finished(reason=Finished.REJECTED, cause=Finished.OVERLOADED), Overloaded),
         (Finished(reason=Finished.REJECTED, cause=Finished.DRAINING), Unreached),
         (Finished(reason=Finished.REJECTED, cause=Finished.INVALID, message="why"), InvalidRequest),
+        (Finished(reason=Finished.REJECTED, cause=Finished.GRAMMAR, message="why"), InvalidRequest),
         (Finished(reason=Finished.REJECTED), InvalidRequest),
     ],
 )
@@ -33,3 +36,32 @@ def test_each_end_has_its_error(end: Finished, kind: type[ExpectedError]) -> Non
     failure = error_of(end, "own-0")
     assert type(failure) is kind
     assert end.message in failure.message
+
+
+def test_what_cannot_be_held_to_is_told_by_the_field_that_asked_for_it() -> None:
+    end = Finished(reason=Finished.REJECTED, cause=Finished.GRAMMAR, message='Unimplemented keys: ["not"]')
+    failure = error_of(end, "own-0", Grammar("json_schema", "{}", "guided_json"))
+    assert (type(failure), failure.param) == (InvalidRequest, "guided_json")
+    assert 'Unimplemented keys: ["not"]' in failure.message
+    assert failure.hint
+
+
+@pytest.mark.parametrize("form", ["json_schema", "regex", "choice", "rules"])
+def test_a_grammar_goes_to_the_shard_as_it_is(form: str) -> None:
+    sent = sampling_of(Sampling(grammar=Grammar(form, "x", "response_format"))).grammar
+    assert (sent.form, sent.text) == (FORMS[form], "x")
+    assert not sampling_of(Sampling()).HasField("grammar")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "because"),
+    [
+        (Grammar("structural_tag", "", "response_format"), "as 'structural_tag'"),
+        (Grammar("json_schema", "", "response_format"), "a schema that is not there"),
+        (Grammar("regex", "x" * (MOST_GRAMMAR_CHARACTERS + 1), "response_format"), "131073 characters"),
+    ],
+)
+def test_a_grammar_that_no_shard_can_read_is_refused(grammar: Grammar, because: str) -> None:
+    with pytest.raises(InvalidRequest, match=because) as caught:
+        sampling_of(Sampling(grammar=grammar))
+    assert caught.value.param == "response_format"

@@ -150,6 +150,31 @@ def test_tools_reach_the_template_unless_they_may_not_be_chosen() -> None:
         assert chat.tools == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "forced", "one_call"),
+    [
+        ({}, set(), False),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, set(), True),
+        ({"tool_choice": "required"}, {"f", "g"}, False),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, {"g"}, True),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, set(), True),
+    ],
+)
+def test_tools_that_must_be_called_are_known(fields: dict[str, Any], forced: set[str], one_call: bool) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    (chat,) = chat_ask(a_chat(tools=tools, **fields)).inputs
+    assert isinstance(chat, Chat)
+    assert (chat.forced, chat.one_call) == (forced, one_call)
+
+
+@pytest.mark.parametrize("function", [{"name": "h"}, {}, None])
+def test_a_tool_that_is_not_there_cannot_be_chosen(function: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with pytest.raises(InvalidRequest) as caught:
+        chat_ask(a_chat(tools=tools, tool_choice={"type": "function", "function": function}))
+    assert caught.value.param == "tool_choice"
+
+
 def test_no_alternatives_need_no_logprobs() -> None:
     ask = chat_ask(a_chat(top_logprobs=0))
     assert (ask.sampling.top_logprobs, ask.needs) == (None, frozenset())
@@ -190,6 +215,8 @@ def test_logit_biases_are_keyed_by_token_ids(wrong: str) -> None:
         ({"logprobs": True}, {Capability.LOGPROBS}),
         ({"logprobs": False, "n": 1, "response_format": {"type": "text"}}, set()),
         ({"response_format": {"type": "json_object"}}, {Capability.STRUCTURED_OUTPUT}),
+        ({"structured_outputs": {"regex": "a"}}, {Capability.STRUCTURED_OUTPUT}),
+        ({"structured_outputs": {}, "guided_json": None}, set()),
     ],
 )
 def test_a_chat_says_what_a_backend_must_be_able_to_do(fields: dict[str, Any], needs: set[Capability]) -> None:
@@ -204,6 +231,7 @@ def test_a_chat_says_what_a_backend_must_be_able_to_do(fields: dict[str, Any], n
         ({"prompt": [1, 2]}, {Capability.TOKEN_IDS}),
         ({"prompt": ["Hi", [1, 2]]}, {Capability.TOKEN_IDS}),
         ({"prompt": "Hi", "logprobs": 0, "n": 3}, {Capability.LOGPROBS, Capability.CHOICES}),
+        ({"prompt": "Hi", "guided_choice": ["a", "b"]}, {Capability.STRUCTURED_OUTPUT}),
     ],
 )
 def test_so_does_a_completion(fields: dict[str, Any], needs: set[Capability]) -> None:

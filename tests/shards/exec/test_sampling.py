@@ -91,14 +91,14 @@ def test_the_repetition_penalty_covers_prompt_and_output_as_in_transformers():
     sampler.note(20)
     processor = transformers.RepetitionPenaltyLogitsProcessor(1.7)
     expected = processor(torch.tensor([[3, 9, 20]]), logits.clone())
-    assert torch.allclose(sampling._adjust(logits, [sampler]), expected)
+    assert torch.allclose(sampling._adjust(logits.clone(), [sampler]), expected)
 
 
 def test_presence_and_frequency_count_the_output_only():
     logits, sampler = some_logits(), a_sampler(presence_penalty=0.5, frequency_penalty=0.25, prompt=(3,))
     for token in (20, 20, 7):
         sampler.note(token)
-    change = sampling._adjust(logits, [sampler]) - logits
+    change = sampling._adjust(logits.clone(), [sampler]) - logits
     assert change[0, 20].item() == pytest.approx(-1.0, abs=1e-6)
     assert change[0, 7].item() == pytest.approx(-0.75, abs=1e-6)
     assert change.count_nonzero() == 2

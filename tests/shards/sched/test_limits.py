@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shards.nouns import Cause, SamplingParams, Submission
+from shards.nouns import Cause, Grammar, GrammarForm, SamplingParams, Submission
 from shards.sched.limits import Limits, peak_blocks
+from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 
 LIMITS = Limits(vocabulary=100, context_tokens=1000, blocks=8, has_tokenizer=True)
 
@@ -90,3 +91,16 @@ def test_a_piece_that_is_no_part_of_the_prompt_is_refused(piece, hint):
 
 def test_an_empty_piece_is_fine():
     assert LIMITS.piece_refusal(b"", missing_tokens=5) is None
+
+
+def test_a_grammar_is_refused_where_none_is_understood_or_it_is_too_long():
+    short, long = (Grammar(GrammarForm.REGEX, "a" * (MOST_GRAMMAR_CHARACTERS + more)) for more in (0, 1))
+    able = replace(LIMITS, shapes_answers=True)
+    for limits, grammar, because in ((LIMITS, short, "llguidance"), (able, long, "131073"), (able, short, None)):
+        refusal = limits.refusal(a_submission(sampling=SamplingParams(grammar=grammar)))
+        if because is None:
+            assert refusal is None
+        else:
+            assert refusal is not None
+            assert because in refusal.message
+            assert refusal.cause is Cause.GRAMMAR

@@ -11,6 +11,8 @@ from shards.nouns import (
     Drawn,
     Finished,
     FinishReason,
+    Grammar,
+    GrammarForm,
     Load,
     Progress,
     Report,
@@ -168,3 +170,19 @@ def test_a_load_still_fits_into_a_report_that_is_as_large_as_may_be(events: int)
         last = translate.step_reports([*items, a_drawn()], epoch=2**64 - 1, step=2**64 - 1)[-1]
         last.load.CopyFrom(translate.load(largest))
         assert last.ByteSize() <= limits.MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("form", "read"),
+    [
+        (wire.Grammar.JSON_SCHEMA, GrammarForm.JSON_SCHEMA),
+        (wire.Grammar.REGEX, GrammarForm.REGEX),
+        (wire.Grammar.CHOICE, GrammarForm.CHOICE),
+        (wire.Grammar.RULES, GrammarForm.RULES),
+        (99, None),
+    ],
+)
+def test_a_grammar_is_read_and_one_of_tomorrow_is_not_passed_over(form: int, read: GrammarForm | None) -> None:
+    given = wire.Sampling(grammar=wire.Grammar(form=form, text="x"))  # type: ignore[arg-type]
+    assert translate.sampling_params(given).grammar == Grammar(read, "x")
+    assert translate.sampling_params(wire.Sampling()).grammar is None

@@ -1,0 +1,57 @@
+"""Calls of tools that an answer must make, as a grammar for backends that know nothing of tools. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from policies.nouns import Grammar
+from router.ask import Chat
+from router.text.tool_calls import HERMES, MISTRAL, ToolFormat
+
+FIELD = "tool_choice"
+
+_OF_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_COMPACT = {"whitespace_flexible": False}
+"""Arguments are read by machines."""
+
+
+def grammar_of(chat: Chat, tool_format: ToolFormat | None, id_of: Callable[[str], int | None]) -> Grammar | None:
+    """What an answer to `chat` must be that may not do without a call; None where it may, or the model has no format.
+
+    `id_of` gives the token that is exactly this text, if there is one: marks around calls often are.
+    """
+    tools = [tool["function"] for tool in chat.tools or () if tool["function"]["name"] in chat.forced]
+    if not tools or tool_format is None:
+        return None
+    rules = "\n".join(_rules(tools, tool_format, id_of, one_call=chat.one_call))
+    return Grammar("rules", rules, FIELD)
+
+
+def _rules(
+    tools: list[Mapping[str, Any]], tool_format: ToolFormat, id_of: Callable[[str], int | None], *, one_call: bool
+) -> Iterator[str]:
+    """Lark, as llguidance reads it: `start`, and a rule for each tool."""
+    opens, closes = (_mark(mark, id_of) for mark in (tool_format.opens, tool_format.closes))
+    any_call = " | ".join(f"call_{at}" for at in range(len(tools)))
+    several = "" if one_call else f' ("\\n" {opens} "\\n" any_call "\\n" {closes})*'
+    if tool_format is HERMES:
+        yield f'start: {opens} "\\n" any_call "\\n" {closes}{several}'
+    elif tool_format is MISTRAL:
+        more = "" if one_call else ' (", " any_call)*'
+        yield f'start: {opens} "[" any_call{more} "]"'
+    else:
+        yield "start: any_call"
+    yield f"any_call: {any_call}"
+    arguments = "arguments" if tool_format in (HERMES, MISTRAL) else "parameters"
+    for at, tool in enumerate(tools):
+        begins = f'{{"name": {json.dumps(tool["name"])}, "{arguments}": '
+        schema = {**(tool.get("parameters") or _OF_NOTHING), "x-guidance": _COMPACT}
+        yield f'call_{at}: {json.dumps(begins)} %json {json.dumps(schema)} "}}"'
+
+
+def _mark(mark: str, id_of: Callable[[str], int | None]) -> str:
+    """`mark` in Lark: the token that it is, or else its text."""
+    number = id_of(mark)
+    return json.dumps(mark) if number is None else f"<[{number}]>"

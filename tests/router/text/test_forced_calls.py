@@ -1,0 +1,118 @@
+"""Calls that must be made: whatever is drawn by their grammar is read as calls that fit the tools."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from backends.detokenize import TokenText, tool_marks
+from policies.nouns import Delta
+from router.ask import Chat
+from router.inbound.answer import Answer
+from router.text.forced_calls import grammar_of
+from router.text.tool_calls import HERMES, LLAMA, MISTRAL, CallReader, ToolFormat, syntax_of
+from shards.exec.fake import FakeNetwork
+from shards.grammar.compiler import Compiler
+from shards.model import Model
+from shards.nouns import Grammar, GrammarForm
+from tests.shards.grammar.parts import TOKENIZER, end_id
+
+WEATHER = {
+    "type": "object",
+    "properties": {"at": {"type": "string", "maxLength": 9}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["at"],
+    "additionalProperties": False,
+}
+SCHEMAS: dict[str, Any] = {"weather": WEATHER, 'o"dd.näme': {"enum": [{"a": 1}, {"b": "}"}]}}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": 'o"dd.näme', "parameters": SCHEMAS['o"dd.näme']}},
+    {"type": "function", "function": {"name": "nothing"}},
+]
+NOTHING = {"type": "object", "maxProperties": 0}
+FORMATS = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL}
+
+
+def a_tokenizer(marks: str) -> Tokenizer:
+    """The bundled one, which has no marks, or has them as tokens of its own."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    if marks != "text":
+        is_special = marks == "special"
+        tokenizer.add_tokens([AddedToken(mark, special=is_special) for mark in ("<tool_call>", "</tool_call>")])
+        tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True)])
+    return tokenizer
+
+
+def drawn(chat: Chat, tool_format: ToolFormat, tokenizer: Tokenizer, seed: int) -> str | None:
+    """Text that the grammar of `chat` lets through, at random; None if it did not end."""
+    grammar = grammar_of(chat, tool_format, tokenizer.token_to_id)
+    assert grammar is not None
+    assert (grammar.form, grammar.field) == ("rules", "tool_choice")
+    vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+    compiler = Compiler.of(Model("m", FakeNetwork(vocabulary=vocabulary), tokenizer, frozenset({end_id()})))
+    assert compiler is not None
+    guide = compiler.compile(Grammar(GrammarForm.RULES, grammar.text)).guide()
+    rng, text, said = random.Random(seed), TokenText(tokenizer, tool_marks(tokenizer)), ""
+    for _ in range(300):
+        token = rng.choice(np.flatnonzero(guide.allowed()).tolist())
+        guide.note(token)
+        if token == end_id():
+            return said + text.flush()
+        said += text.push([token])
+        if guide.is_over:
+            return said + text.flush()
+    return None
+
+
+def calls_in(said: str, chat: Chat, tool_format: ToolFormat) -> tuple[str, list[tuple[str, str]]]:
+    syntax, answer = syntax_of(chat, tool_format), Answer()
+    assert syntax is not None
+    reader = CallReader(syntax, str)
+    for read in (reader.push(said), reader.push("", is_last=True)):
+        answer.add(Delta(text=read.text, message={"tool_calls": read.calls} if read.calls else None))
+    calls = answer.message.get("tool_calls") or []
+    return answer.text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+@pytest.mark.parametrize("marks", ["text", "tokens", "special"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_drawn_is_calls_and_nothing_else(name: str, marks: str) -> None:
+    chat = Chat([], TOOLS, forced=frozenset({*SCHEMAS, "nothing"}))
+    tokenizer, ended = a_tokenizer(marks), 0
+    for seed in range(12):
+        said = drawn(chat, FORMATS[name], tokenizer, seed)
+        if said is None:
+            continue
+        ended += 1
+        text, calls = calls_in(said, chat, FORMATS[name])
+        assert not text
+        assert calls
+        for called, arguments in calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS.get(called, NOTHING))
+    assert ended > 6
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_only_one_call_of_the_named_tool_is_made(name: str) -> None:
+    chat = Chat([], TOOLS, forced=frozenset({"nothing"}), one_call=True)
+    said = drawn(chat, FORMATS[name], a_tokenizer("special"), 1)
+    assert said is not None
+    assert calls_in(said, chat, FORMATS[name]) == ("", [("nothing", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("chat", "tool_format"),
+    [
+        (Chat([], TOOLS), HERMES),
+        (Chat([], None, forced=frozenset({"weather"})), HERMES),
+        (Chat([], TOOLS, forced=frozenset({"weather"})), None),
+    ],
+)
+def test_who_may_do_without_and_who_has_no_format_is_free(chat: Chat, tool_format: ToolFormat | None) -> None:
+    assert grammar_of(chat, tool_format, lambda _: None) is None

@@ -1,0 +1,88 @@
+"""Schemas at random, and the bundled model's tokens to write them in."""
+
+from __future__ import annotations
+
+import random
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
+
+from shards.bundled import weights
+from shards.exec.fake import FakeNetwork
+from shards.grammar.compiler import Compiled, Compiler
+from shards.model import Model
+from shards.nouns import Grammar
+
+TOKENIZER: Path = weights() / "tokenizer.json"
+END = "<|end|>"
+VOCABULARY = 1536
+
+
+@cache
+def a_tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(TOKENIZER))
+
+
+def end_id() -> int:
+    return int(a_tokenizer().token_to_id(END))
+
+
+def a_model() -> Model:
+    return Model("m", FakeNetwork(vocabulary=VOCABULARY), a_tokenizer(), frozenset({end_id()}))
+
+
+class SlowCompiler(Compiler):
+    """Compiles nothing before it may, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        real = Compiler.of(a_model())
+        assert real is not None
+        self._real = real
+        self.may_go_on = threading.Event()
+        self.asked: list[str] = []
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        self.asked.append(grammar.text)
+        assert self.may_go_on.wait(10)
+        return self._real.compile(grammar)
+
+
+def a_narrow_compiler() -> Compiler:
+    """One whose grammars become too complex soon."""
+    tokenizer = LLTokenizer(a_tokenizer().to_str(), n_vocab=VOCABULARY, eos_token=[end_id()])
+    limits = LLParserLimits(max_lexer_states=20, precompute_large_lexemes=False, verbose_errors=False)
+    return Compiler(tokenizer, limits, vocabulary=VOCABULARY, eos_token_ids=frozenset({end_id()}))
+
+
+def a_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """One whose answers are short, of what most schemas are made of."""
+    kinds = ["string", "integer", "number", "boolean", "null", "enum", "pattern", "const"]
+    kind = rng.choice([*kinds, *(["object", "array", "anyOf"] * 3 if depth else [])])
+    if kind == "object":
+        names = rng.sample(["name", "Ort", "größe", "n 1", "x", "is_it"], rng.randint(1, 4))
+        required = rng.sample(names, rng.randint(0, len(names)))
+        properties = {name: a_schema(rng, depth - 1) for name in names}
+        return {"type": kind, "properties": properties, "required": required, "additionalProperties": False}
+    if kind == "array":
+        least = rng.randint(0, 2)
+        return {
+            "type": kind,
+            "items": a_schema(rng, depth - 1),
+            "minItems": least,
+            "maxItems": least + rng.randint(0, 2),
+        }
+    if kind == "anyOf":
+        return {"anyOf": [a_schema(rng, depth - 1) for _ in range(rng.randint(1, 3))]}
+    leaves: dict[str, dict[str, Any]] = {
+        "string": {"type": "string", "minLength": rng.randint(0, 3), "maxLength": rng.randint(3, 12)},
+        "integer": {"type": "integer", "minimum": rng.randint(-50, 0), "maximum": rng.randint(1, 5000)},
+        "number": {"type": "number", "minimum": -1.5, "exclusiveMaximum": rng.choice([0.5, 3, 1000])},
+        "enum": {"enum": rng.sample(["a", "b c", 'q"', 1, 2.5, None, True, [1, "x"]], rng.randint(1, 5))},
+        "pattern": {"type": "string", "pattern": rng.choice(["^[a-c]{2,4}$", "^(no|yes)-[0-9]{2}$", "^x?y+z$"])},
+        "const": {"const": rng.choice(["Köln", 7, {"a": [None]}])},
+    }
+    return leaves.get(kind, {"type": kind})

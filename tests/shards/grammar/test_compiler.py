@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import numpy as np
+import pytest
+
+from shards.exec.fake import FakeNetwork
+from shards.grammar.compiler import CannotCompile, Compiler
+from shards.grammar.guide import Guide
+from shards.model import Model
+from shards.nouns import Grammar, GrammarForm
+from tests.shards.grammar.parts import VOCABULARY, a_model, a_narrow_compiler, a_tokenizer, end_id
+
+
+def a_guide(form: GrammarForm, text: str) -> Guide:
+    compiler = Compiler.of(a_model())
+    assert compiler is not None
+    return compiler.compile(Grammar(form, text)).guide()
+
+
+def follow(guide: Guide, text: str) -> bool:
+    """Goes along `text` as far as it may; whether that was all of it."""
+    for token in a_tokenizer().encode(text, add_special_tokens=False).ids:
+        if not guide.allowed()[token]:
+            return False
+        guide.note(token)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "because"),
+    [
+        (GrammarForm.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        (GrammarForm.JSON_SCHEMA, '{"type": "objekt"}', "Invalid type: objekt"),
+        (GrammarForm.JSON_SCHEMA, '{"$ref": "#/nowhere"}', "nowhere"),
+        (GrammarForm.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "look-around"),
+        (GrammarForm.JSON_SCHEMA, "{", "line 1"),
+        (GrammarForm.JSON_SCHEMA, '{"x-guidance": {"lenient": true}, "not": {}}', "not"),
+        (GrammarForm.JSON_SCHEMA, "[1]", "object schema"),
+        (GrammarForm.JSON_SCHEMA, '{"enum": []}', "Unsatisfiable"),
+        (GrammarForm.JSON_SCHEMA, '{"a":' * 5000 + "1" + "}" * 5000, "recursion limit"),
+        (GrammarForm.REGEX, "(((", "unclosed group"),
+        (GrammarForm.REGEX, "(" * 20_000 + "a" + ")" * 20_000, "regex"),
+        (GrammarForm.CHOICE, "[]", "a list of texts"),
+        (GrammarForm.CHOICE, "[1]", "a list of texts"),
+        (GrammarForm.CHOICE, "x", "Expecting value"),
+        (GrammarForm.RULES, 'root ::= "a" | b', "Rule 'b' not found"),
+        (GrammarForm.RULES, "start: b", "unknown name"),
+        (GrammarForm.RULES, "", "No 'root' rule"),
+    ],
+)
+def test_what_cannot_be_held_to_is_refused_with_its_reason(form: GrammarForm, text: str, because: str) -> None:
+    with pytest.raises(CannotCompile, match=because):
+        a_guide(form, text)
+
+
+def test_a_form_of_tomorrow_is_refused_too() -> None:
+    compiler = Compiler.of(a_model())
+    assert compiler is not None
+    with pytest.raises(CannotCompile, match="older than the router"):
+        compiler.compile(Grammar(None, "x"))
+
+
+def test_an_answer_may_end_where_it_is_whole_and_is_over_where_nothing_can_be_added() -> None:
+    guide = a_guide(GrammarForm.REGEX, "ab?")
+    assert not guide.allowed()[end_id()]
+    assert follow(guide, "a")
+    assert guide.allowed()[end_id()]
+    assert not guide.is_over
+    assert follow(guide, "b")
+    assert guide.is_over
+
+
+def test_every_answer_begins_anew() -> None:
+    compiler = Compiler.of(a_model())
+    assert compiler is not None
+    compiled = compiler.compile(Grammar(GrammarForm.CHOICE, json.dumps(["yes", "Grüße\n", 'q"\\'])))
+    for text in ("yes", "Grüße\n", 'q"\\'):
+        guide = compiled.guide()
+        assert follow(guide, text)
+        assert guide.is_over
+    assert not follow(compiled.guide(), "nay")
+
+
+@pytest.mark.parametrize("text", ['{"a":1}', '{"a": 1}', '{\n    "a": 1\n}'])
+def test_json_may_be_written_as_models_write_it(text: str) -> None:
+    guide = a_guide(GrammarForm.JSON_SCHEMA, '{"type":"object","properties":{"a":{"const":1}},"required":["a"]}')
+    assert follow(guide, text)
+
+
+def test_white_space_has_an_end() -> None:
+    assert follow(a_guide(GrammarForm.JSON_SCHEMA, '{"type":"object"}'), "{\n")
+    assert not follow(a_guide(GrammarForm.JSON_SCHEMA, '{"type":"object"}'), "{\n\n")
+    assert not follow(a_guide(GrammarForm.JSON_SCHEMA, '{"type":"object"}'), "{" + "\n" + " " * 25)
+
+
+def test_a_token_that_was_not_allowed_breaks_a_guide_which_then_allows_nothing() -> None:
+    guide = a_guide(GrammarForm.REGEX, "ab")
+    guide.note(a_tokenizer().encode("x", add_special_tokens=False).ids[0])
+    assert not guide.allowed().any()
+    assert "doesn't satisfy the grammar" in guide.fault
+    assert not guide.is_over
+
+
+def test_tokens_beyond_those_of_the_tokenizer_are_never_allowed() -> None:
+    model = Model("m", FakeNetwork(vocabulary=VOCABULARY + 77), a_tokenizer(), frozenset({end_id()}))
+    compiler = Compiler.of(model)
+    assert compiler is not None
+    allowed = compiler.compile(Grammar(GrammarForm.REGEX, "(?s:.*)")).guide().allowed()
+    assert len(allowed) == VOCABULARY + 77
+    assert allowed.dtype == np.bool_
+    assert not allowed[VOCABULARY:].any()
+
+
+def test_a_grammar_that_turns_out_to_be_too_complex_is_a_fault() -> None:
+    guide = a_narrow_compiler().compile(Grammar(GrammarForm.REGEX, "(a|b)*a(a|b){12}")).guide()
+    for _ in range(40):
+        if guide.fault:
+            break
+        follow(guide, "a")
+    assert "too many states" in guide.fault
+    assert not guide.allowed().any()
+
+
+def without_llguidance(monkeypatch: pytest.MonkeyPatch) -> Model:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    return a_model()
+
+
+def without_tokenizer(_: pytest.MonkeyPatch) -> Model:
+    return Model("m", FakeNetwork(vocabulary=VOCABULARY), None)
+
+
+def with_more_tokens_than_logits(_: pytest.MonkeyPatch) -> Model:
+    return Model("m", FakeNetwork(vocabulary=100), a_tokenizer(), frozenset({end_id()}))
+
+
+@pytest.mark.parametrize(
+    ("make", "because"),
+    [
+        (without_llguidance, "pip install"),
+        (without_tokenizer, "has no tokenizer.json"),
+        (with_more_tokens_than_logits, "vocab size too small"),
+    ],
+)
+def test_where_there_can_be_none_the_log_says_why(
+    make: object, because: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert Compiler.of(make(monkeypatch)) is None  # type: ignore[operator]
+    assert because in caplog.text
