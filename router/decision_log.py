@@ -19,7 +19,7 @@ from policies.errors import ConfigError
 from policies.nouns import ClusterView, Decision, Request
 from router.bid import Placed
 from router.decision_record import Ended, Made, record_of
-from router.outcome import code_of, outcome_of
+from router.outcome import code_of, outcome_of, why_of
 from router.tracing import AttemptTrace, PromptTrace, Span, Target
 
 STANDARD_OUTPUT = "-"
@@ -204,5 +204,6 @@ class LoggedPrompt:
             outcome=outcome_of(error).value,
             code=code_of(error),
             trace_id=self._trace_id,
+            error=why_of(error),
             made=tuple(made),
         )

@@ -18,19 +18,17 @@ from policies.errors import (
     ContextExceeded,
     DeadlineExceeded,
     ExpectedError,
-    InvalidRequest,
     NoBackend,
     Overloaded,
     UnknownModel,
     Unreached,
 )
 from policies.explain import explain, without_secrets
-from policies.nouns import BackendView, Capability, ClusterView, Decision, Delta, Prompt, Request, Usage
+from policies.nouns import ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.promise import answer_s
 from policies.quantities import told_seconds
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
-from policies.waiting import is_outage, is_worth_waiting
 from router.admission import Permit
 from router.ask import Ask
 from router.bid import Bid, Placed
@@ -40,9 +38,11 @@ from router.gateway import Gateway
 from router.identify import Identity, identity_of, on_behalf_of
 from router.placing import Placer
 from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
+from router.refusal import refusal_of
 from router.served_model import ServedModel
 from router.telemetry import Account, Telemetry
 from router.tokenize import Tokens
+from router.told import shown_name, told_of
 from router.tracing import AttemptTrace, PromptTrace
 
 MOST_TRIES = 3
@@ -50,22 +50,6 @@ MOST_TRIES = 3
 
 YIELDING = "yielding"
 """In place of a class, for telemetry: what nobody waits for keeps no promise and breaks none."""
-
-WANTED = {
-    Capability.STRUCTURED_OUTPUT: (
-        "shape its answers",
-        "response_format",
-        "leave `response_format` out, or describe the shape in the prompt",
-    ),
-    Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
-    Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
-    Capability.EMBEDDINGS: ("make embeddings", "model", "ask for a model that embeds"),
-    Capability.RERANK: ("score documents", "model", "ask for a model that reranks"),
-    Capability.MEDIA: ("read images, sound or files", "messages", "send text alone, or ask for a model that sees"),
-    Capability.PINS: ("keep prefixes for a time", "pin", "leave `pin` out: the prefix is computed there all the same"),
-    Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
-}
-"""Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
 
 _log = logging.getLogger("pointsman.pipeline")
 
@@ -199,7 +183,11 @@ class _Call(msgspec.Struct, frozen=True):
         try:
             with self.gateway.cluster.flying(placed.flight):
                 await self._answered(at, placed, trace)
-        except (BackendFailed, Overloaded) as failure:
+        except ExpectedError as failure:
+            failure.told = told_of(failure)
+            if not isinstance(failure, BackendFailed | Overloaded):
+                raise
+            _log.warning("request %s: %s", bid.request.id, failure)
             self.gateway.beliefs.failed(placed.flight.backend)
             bid.avoiding |= {placed.flight.backend}
             bid.tries += not isinstance(failure, Unreached)
@@ -260,9 +248,7 @@ class _Call(msgspec.Struct, frozen=True):
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
             self._record(at, asked, view, decision)
-            return (
-                _incapable(asked, view.backends) or _too_long(asked, view, decision) or _nobody(decision, view.backends)
-            )
+            return refusal_of(asked, view, decision)
 
         return Bid(
             request,
@@ -321,7 +307,7 @@ class _Call(msgspec.Struct, frozen=True):
             gateway.telemetry.shadowed(request, found)
         if self.ask.explain:
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
-            self.caller.explain(at, without_secrets(why))
+            self.caller.explain(at, without_secrets(why, shown_name))
 
     async def _relay(self, at: int, placed: Placed, deltas: AsyncIterator[Delta], attempt: AttemptTrace) -> None:
         """Pass `deltas` on."""
@@ -364,36 +350,3 @@ class _Call(msgspec.Struct, frozen=True):
             needs=ask.needs,
             sampling=ask.sampling,
         )
-
-
-def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequest | None:
-    """The error if no backend of the model can ever do what the request needs."""
-    serving = [backend for backend in backends if request.model in backend.models]
-    if not serving or any(request.needs <= backend.capabilities for backend in serving):
-        return None
-    missing = sorted(need for need in request.needs if not any(need in one.capabilities for one in serving))
-    what, param, hint = WANTED[(missing or sorted(request.needs))[0]]
-    return InvalidRequest(f"no backend of '{request.model}' can {what}", hint=hint, param=param)
-
-
-def _too_long(request: Request, view: ClusterView, decision: Decision) -> ContextExceeded | None:
-    """The error if it is the length alone that keeps every backend of the rule's pools from taking it."""
-    reasons = {name: reason for name, reason in decision.dropped if reason != "in_pools"}
-    if not reasons or set(reasons.values()) != {"fits_context"}:
-        return None
-    longest = max(one.context_tokens or 0 for one in view.backends if one.name in reasons)
-    return ContextExceeded(
-        f"{request.prompt_tokens:,} tokens of prompt and {request.max_new_tokens:,} for the answer do not fit together",
-        hint=f"the backends that may take it have a context of {longest:,} tokens at most",
-    )
-
-
-def _nobody(decision: Decision, backends: Sequence[BackendView]) -> NoBackend | Overloaded:
-    reasons = ", ".join(f"{name}: {reason}" for name, reason in decision.dropped[:8])
-    more = f" and {len(decision.dropped) - 8} more" if len(decision.dropped) > 8 else ""
-    kind = Overloaded if is_worth_waiting(decision) and not is_outage(decision) else NoBackend
-    return kind(
-        f"none of {len(backends)} backends can take this request",
-        hint=f"dropped by policy '{decision.policy}': {reasons}{more}" if reasons else "the cluster is empty",
-        retry_after_s=1.0,
-    )

@@ -21,7 +21,7 @@ from router.backend_metrics import BackendMetrics
 from router.decision_log import DecisionLog, LoggedPrompt
 from router.logs import Facts
 from router.metrics import Metrics
-from router.outcome import code_of, outcome_of
+from router.outcome import code_of, outcome_of, why_of
 from router.tracing import Answered, CallTrace, PromptTrace, Tracing, Untraced
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
@@ -271,4 +271,5 @@ class Telemetry:
             facts = {"request": account.id, "tenant": who[0], "service_class": who[1], "model": account.model}
             end = {"outcome": outcome.value, "code": code, "seconds": round(now - account.started_at, 6)}
             found = {} if ids is None else ids._asdict()
+            found |= {} if (why := why_of(failure)) is None else {"error": why}
             _outcomes.info(Facts({**facts, **end, **msgspec.to_builtins(usage), **found}))

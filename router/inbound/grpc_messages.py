@@ -17,6 +17,7 @@ from router.inbound.answer import Answer, refusal_in, thought_in
 from router.inbound.openai import chat_ask, completion_ask
 from router.inbound.v1 import inference_pb2 as pb
 from router.token_ids import pack, unpack
+from router.told import shown_name
 from shards.kv.keys import TOKEN_BYTES
 
 _COPIED = (
@@ -114,7 +115,7 @@ def placement_of(placement: Placement) -> pb.Placement:
         tenant=request.tenant,
         service_class=request.service_class,
         pool=placement.pool,
-        backend=placement.backend,
+        backend=shown_name(placement.backend),
     )
 
 

@@ -35,6 +35,7 @@ from router.inbound.reading import decode
 from router.inbound.status import retry_after
 from router.pipeline import outer_edge, serve
 from router.served_model import ServedModel
+from router.told import shown_name
 from router.tracing import w3c_headers
 
 PROGRESS_EVERY_S = 1.0
@@ -202,7 +203,7 @@ class HttpCaller:
     def _headers(self) -> dict[str, str]:
         headers = {**self._named(), **self._why()}
         if (where := self._placement) is not None:
-            headers["X-Pointsman-Backend"] = where.backend
+            headers["X-Pointsman-Backend"] = shown_name(where.backend)
             headers["X-Pointsman-Class"] = where.request.service_class
             headers["X-Pointsman-Tenant"] = where.request.tenant
         return headers

@@ -19,6 +19,7 @@ from router.inbound.openai import CHAT_PATH, COMPLETION_PATH, chat_ask, completi
 from router.inbound.reading import converted
 from router.prefixes.prefix import Place, Prefix
 from router.prefixes.warming import as_warm_up
+from router.told import shown_name
 
 PREFIXES_PATH = "/v1/prefixes"
 
@@ -103,8 +104,8 @@ def add_prefixes(app: web.Application, gateway: Gateway, identify: Identify, rea
     app.router.add_delete(f"{PREFIXES_PATH}/{{id}}", delete)
 
 
-def shown(prefix: Prefix) -> dict[str, Any]:
-    """`prefix` as clients see it. Times are Unix times in whole seconds."""
+def shown(prefix: Prefix, named: Callable[[str], str] = shown_name) -> dict[str, Any]:
+    """`prefix` as clients see it, with backends `named` so. Times are Unix times in whole seconds."""
     return {
         "id": prefix.id,
         "object": "prefix",
@@ -115,12 +116,12 @@ def shown(prefix: Prefix) -> dict[str, Any]:
         "expires_at": int(prefix.expires_at),
         "tokens": prefix.tokens,
         "shards": prefix.shards,
-        "backends": [_shown_place(place, prefix) for place in prefix.places],
+        "backends": [_shown_place(place, prefix, named) for place in prefix.places],
     }
 
 
-def _shown_place(place: Place, prefix: Prefix) -> dict[str, Any]:
-    told = {"backend": place.backend, "pool": place.pool, "held_tokens": place.held_tokens}
+def _shown_place(place: Place, prefix: Prefix, named: Callable[[str], str]) -> dict[str, Any]:
+    told = {"backend": named(place.backend), "pool": place.pool, "held_tokens": place.held_tokens}
     told |= {"pinned_tokens": place.pinned_tokens}
     told["pinned_until"] = int(prefix.expires_at) if place.pinned_tokens else None
     if not place.can_pin:

@@ -135,8 +135,8 @@ class ResponseStream:
 
     def fail(self, error: ExpectedError) -> bytes:
         """An error event, and the response as far as it came."""
-        events = [*self._begin(), self._event("error", code=error.code, message=str(error), param=error.param)]
-        self.response |= {"status": "failed", "error": {"code": error.code, "message": str(error)}}
+        events = [*self._begin(), self._event("error", code=error.code, message=error.told, param=error.param)]
+        self.response |= {"status": "failed", "error": {"code": error.code, "message": error.told}}
         return b"".join(events) + self._event("response.failed", response=self.response)
 
     def _begin(self) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from policies.errors import RequestTooLarge
 from router.picker.envoy import external_processor_pb2 as pb
 from router.picker.messages import Answer, Modes, go_on, headers_in, modes_of, passed_on, served_in, subset_in
+from router.told import shown_name
 
 MOST_WAITING_PIECES = 64
 """Pieces of a response that wait to be read, of 64 KiB at most as Envoy cuts them; then the gateway waits."""
@@ -146,7 +147,7 @@ class Phases:
         if not self.is_sent:
             self._on_early()
         elif (backend := self.names.get(served or next(iter(self.names)))) is not None:
-            self.adds["x-pointsman-backend"] = backend
+            self.adds["x-pointsman-backend"] = shown_name(backend)
         await self.say(go_on("response_headers", self.adds))
         if message.response_headers.end_of_stream:
             self.pieces.end()

@@ -180,7 +180,7 @@ async def test_nobody_starts_over_once_the_client_has_seen_a_token() -> None:
     assert contents(events)[0]["choices"][0]["delta"]["content"] == "half"
     error = contents(events)[-1]["error"]
     assert error["code"] == "backend_failed"
-    assert error["message"] == "gone (look there)"
+    assert (error["message"], error["hint"]) == (BackendFailed.told_as, "")
     assert "data: [DONE]" not in events
     assert sum(len(backend.requests) for backend in backends) == 1
 
