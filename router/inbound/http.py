@@ -24,6 +24,7 @@ from router.identify import identify, key_in
 from router.inbound.answer import Answer, Head, usage_sum
 from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, counted_messages
 from router.inbound.anthropic_answers import anthropic_failure
+from router.inbound.cors import add_cors, answering_preflights
 from router.inbound.counting import count_tokens
 from router.inbound.dialect import Dialect, Failure, Stream
 from router.inbound.dialects import DIALECTS
@@ -59,7 +60,8 @@ _ROUTES_HINT = (
 
 def http_app(gateway: Gateway) -> web.Application:
     """The application that serves `gateway`. Run it with `handler_cancellation=True`."""
-    app = web.Application(middlewares=[_errors], client_max_size=gateway.config.server.max_body_bytes)
+    middlewares = [_errors, answering_preflights(lambda: gateway.config.server.cors_origins)]
+    app = web.Application(middlewares=middlewares, client_max_size=gateway.config.server.max_body_bytes)
     app[_GATEWAY] = gateway
     for path, dialect in DIALECTS.items():
         app.router.add_post(path, _endpoint(dialect))
@@ -71,6 +73,7 @@ def http_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/readyz", _readyz)
     app.router.add_get("/metrics", _metrics)
     app.on_response_prepare.append(_hang_up_where_closed)
+    add_cors(app, lambda: gateway.config.server.cors_origins)
     return app
 
 
