@@ -16,6 +16,7 @@ from policies.budget import Standing
 from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
 from policies.explain import Explanation
 from policies.nouns import Delta, Tenant, Usage
+from policies.suggest import did_you_mean
 from router.ask import Ask
 from router.caller import CallerGone, Placement
 from router.explanations import as_header
@@ -271,7 +272,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
                 return await handler(request)
             except web.HTTPException as refusal:
                 allowed = {"Allow": refusal.headers["Allow"]} if "Allow" in refusal.headers else {}
-                what = InvalidRequest(f"{refusal.reason}: {request.method} {request.path[:200]}", hint=_ROUTES_HINT)
+                what = _misdirected(request, refusal)
                 return failure_response(shape(what, refusal.status), what, headers=allowed)
     except ExpectedError as error:
         return failure_response(shape(error), error, headers={})
@@ -280,11 +281,24 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.Response(status=499)
 
 
+def _misdirected(request: web.Request, refusal: web.HTTPException) -> InvalidRequest:
+    """What is there instead, for a path or a method that is not."""
+    path, method = request.path[:200], request.method[:20]
+    if isinstance(refusal, web.HTTPMethodNotAllowed):
+        takes = " or ".join(sorted(refusal.allowed_methods))
+        return InvalidRequest(f"{path} does not take {method}", hint=f"it takes {takes}")
+    if not isinstance(refusal, web.HTTPNotFound):
+        return InvalidRequest(f"{refusal.reason}: {method} {path}", hint=_ROUTES_HINT)
+    known = (resource.canonical for resource in request.app.router.resources())
+    meant = did_you_mean(path, (one for one in known if "{" not in one))
+    return InvalidRequest(f"there is no {path} here", hint=meant or _ROUTES_HINT)
+
+
 def _speaks_anthropic(request: web.Request) -> bool:
-    """Is it a client of Anthropic's dialect? At paths that both dialects have it says so in a header."""
-    return request.path.startswith(MESSAGES_PATH) or (
-        request.path.startswith(MODELS_PATH) and "anthropic-version" in request.headers
-    )
+    """Is it a client of Anthropic's dialect? At paths that are not its own it says so in a header."""
+    path = request.path
+    is_ours = path.startswith((PREFIXES_PATH, *DIALECTS))
+    return path.startswith(MESSAGES_PATH) or ("anthropic-version" in request.headers and not is_ours)
 
 
 def _endpoint(dialect: Callable[[], Dialect]) -> Handler:

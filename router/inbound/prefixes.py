@@ -13,9 +13,11 @@ from msgspec.structs import replace
 from policies.errors import InvalidRequest
 from policies.nouns import Tenant
 from policies.quantities import read_seconds, written_seconds
+from policies.suggest import did_you_mean
 from router.ask import Ask, Chat
 from router.gateway import Gateway
 from router.inbound.openai import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
+from router.inbound.openai_fields import ChatBody, Common, CompletionBody
 from router.inbound.reading import converted
 from router.prefixes.prefix import Place, Prefix
 from router.prefixes.warming import as_warm_up
@@ -31,6 +33,13 @@ Read = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
 _OWN_FIELDS = ("shards", "ttl", "pin", "wait")
+_ENGINES = frozenset(
+    {
+        *("add_special_tokens", "chat_template", "documents", "media_io_kwargs", "mm_processor_kwargs"),
+        *("parallel_tool_calls", "reasoning_effort"),
+    }
+)
+"""Fields of chats that the router does not read, and that engines make the prompt of."""
 _HINTS = {
     "model": "GET /v1/models lists the models",
     "messages": "send `messages` as to /v1/chat/completions, or `prompt` as to /v1/completions",
@@ -63,6 +72,7 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     fields = converted(body, PrefixBody, hints=_HINTS, elsewhere="docs/prefixes.md lists the fields")
     if ("messages" in body) == ("prompt" in body):
         raise InvalidRequest("send either `messages` or `prompt`", hint=_HINTS["messages"], param="messages")
+    _refuse_unknown(body, ChatBody if "messages" in body else CompletionBody)
     plain = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
     plain |= {"max_tokens": 1, "stream": False}
     for name in ("max_completion_tokens", "min_tokens", "n", "response_format"):
@@ -129,6 +139,15 @@ def _shown_place(place: Place, prefix: Prefix, named: Callable[[str], str]) -> d
     elif place.pinned_tokens < place.held_tokens:
         told["message"] = "there is no room to pin the rest, which may be evicted"
     return told
+
+
+def _refuse_unknown(body: Mapping[str, Any], kind: type[Common]) -> None:
+    """Raise InvalidRequest for a field that neither `kind` nor this API has: nobody would read it."""
+    known = {*_OWN_FIELDS, *_ENGINES, *kind.__struct_fields__}
+    for name, value in body.items():
+        if name not in known and value is not None:
+            hint = did_you_mean(name, known) or "docs/prefixes.md lists the fields"
+            raise InvalidRequest(f"`{name[:80]}` is no field of this API", hint=hint, param=name[:80])
 
 
 def _chat(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:

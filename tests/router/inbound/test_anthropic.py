@@ -421,6 +421,10 @@ async def test_wrong_keys_models_and_routes_are_answered_in_anthropics_shape() -
             assert (reply.status, (await reply.json())["type"]) == (405, "error")
         status, body = await client.answer(f"{MESSAGES_PATH}/batches", a_message())
         assert (status, body["error"]["type"]) == (404, "not_found_error")
+        status, body = await client.answer("/v1/message", headers={"anthropic-version": "2023-06-01"})
+        assert (status, body["type"], body["error"]["type"]) == (404, "error", "not_found_error")
+        status, body = await client.answer("/v1/prefixes", {}, headers={"anthropic-version": "2023-06-01"})
+        assert (status, body["error"]["code"]) == (400, "invalid_request")
         status, body = await client.answer(MESSAGES_PATH, data=b"{")
         assert (status, body["error"]["type"]) == (400, "invalid_request_error")
 
