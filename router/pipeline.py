@@ -189,7 +189,7 @@ class _Call(msgspec.Struct, frozen=True):
                 raise
             _log.warning("request %s: %s", bid.request.id, failure)
             self.gateway.beliefs.failed(placed.flight.backend)
-            bid.avoiding |= {placed.flight.backend}
+            bid.fail(placed.flight.backend, self.gateway.clock())
             bid.tries += not isinstance(failure, Unreached)
             if self.caller.has_seen(at) or bid.tries == MOST_TRIES:
                 raise
