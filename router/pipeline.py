@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from functools import partial
 from typing import Any, cast
 
@@ -20,6 +27,7 @@ from policies.errors import (
     ExpectedError,
     NoBackend,
     Overloaded,
+    QuotaExceeded,
     UnknownModel,
     Unreached,
 )
@@ -37,7 +45,7 @@ from router.carrier import Carrier, Ourselves
 from router.gateway import Gateway
 from router.identify import Identity, identity_of, on_behalf_of
 from router.placing import Placer
-from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize
+from router.prepare import believed, claim_at, claim_of, facts_of, find_model, room, tokenize
 from router.refusal import refusal_of
 from router.served_model import ServedModel
 from router.telemetry import Account, Telemetry
@@ -133,6 +141,21 @@ async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise failures.exceptions[0] from failures
 
 
+class _Others:
+    """Permits of one prompt at models that it was degraded to, open until `stack` is left."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.permits: dict[str, Permit] = {}
+        self._stack = stack
+
+    def __repr__(self) -> str:
+        return f"<_Others {self.permits}>"
+
+    async def admit(self, model: str, permit: Permit) -> None:
+        """Open the `permit` for `model`. Raises QuotaExceeded."""
+        self.permits[model] = await self._stack.enter_async_context(permit)
+
+
 class _Call(msgspec.Struct, frozen=True):
     """One admitted call, with all that its prompts share."""
 
@@ -155,11 +178,15 @@ class _Call(msgspec.Struct, frozen=True):
             await self._answer(at, self._bid(at, model, tokens, held, trace=trace), trace)
 
     async def _answer(self, at: int, bid: Bid, trace: PromptTrace) -> None:
+        async with AsyncExitStack() as stack:
+            await self._placed_and_answered(at, bid, trace, _Others(stack))
+
+    async def _placed_and_answered(self, at: int, bid: Bid, trace: PromptTrace, others: _Others) -> None:
         placer = Placer(
             self.gateway.dispatcher,
             self.gateway.clock,
             steps=() if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ()),
-            degraded=lambda other, name: self._degraded(at, other, name, trace),
+            degraded=lambda other, name: self._degraded(at, other, name, trace, others),
             on_step=partial(self.gateway.telemetry.missed, self.ruling.service_class.name),
             on_shed=lambda shed, found: self._record(at, shed.request, found.view, found.decision, is_late=True),
         )
@@ -175,7 +202,7 @@ class _Call(msgspec.Struct, frozen=True):
                     # what the last one said tells more than that nobody else is left
                     raise failure from None
         finally:
-            self._settle(placed)
+            self._settle(placed, others)
 
     async def _failed(self, at: int, placed: Placed, trace: PromptTrace) -> ExpectedError | None:
         """Stream the answer from where it was placed; why that failed, if another backend may be tried."""
@@ -196,7 +223,7 @@ class _Call(msgspec.Struct, frozen=True):
             return failure
         return None
 
-    def _settle(self, placed: Placed) -> None:
+    def _settle(self, placed: Placed, others: _Others) -> None:
         """Charge what was used, and put right what the queue charged: nothing where nothing was answered.
 
         Backends that were tried before are not paid for: nobody has seen anything of theirs.
@@ -208,6 +235,8 @@ class _Call(msgspec.Struct, frozen=True):
             cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
             told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens, cached)
             self.permit.spend(told)
+            if (beside := others.permits.get(bid.request.model)) is not None:
+                beside.spend(told)
             self.account.usage = self.permit.usage or Usage()
             uncached = max(1, told.prompt_tokens - told.cached_tokens)
             where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
@@ -272,8 +301,9 @@ class _Call(msgspec.Struct, frozen=True):
             avoiding=ask.avoiding,
         )
 
-    async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace) -> Bid:
-        """`bid` as one for the model `name`; itself where the tenant has no such model or the prompt does not fit.
+    async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace, others: _Others) -> Bid:
+        """`bid` as one for the model `name`; itself where the tenant has no such model, or may not have more of it now,
+        or the prompt does not fit.
 
         The rule's pools hold for it too if one of them has that model; else any pool that has it will do.
         """
@@ -284,8 +314,11 @@ class _Call(msgspec.Struct, frozen=True):
             other = self._bid(at, model, inputs[at], believed(inputs[at], gateway), trace=trace)
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
+            claim = claim_at(model.name, self.permit.claim, other, tenant=tenant)
+            if claim is not None:
+                await others.admit(model.name, gateway.admission.permit(claim))
             return other
-        except (UnknownModel, NoBackend, ContextExceeded):
+        except (UnknownModel, NoBackend, ContextExceeded, QuotaExceeded):
             return bid
 
     def _record(

@@ -13,6 +13,7 @@ from policies.rules import Facts
 from policies.suggest import did_you_mean
 from router.admission import Claim
 from router.ask import Ask
+from router.bid import Bid
 from router.gateway import Gateway
 from router.served_model import ServedModel
 from router.tokenize import Tokens, estimated
@@ -112,6 +113,24 @@ def claim_of(
     ]
     whole = Charge(1, sum(one.tokens for one in charges), sum(one.cost for one in charges))
     return Claim(id, descriptors(facts.tenant, facts.model, key), whole, config.prices)
+
+
+def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant) -> Claim | None:
+    """What one prompt reserves where `bid` has it degraded to `model`, beside the `claim` of its call: of what its
+    tenant may use of that model, the same as if it had asked for it. None where nothing is limited there.
+    """
+    if model not in tenant.model_limits or any(one.model == model for one in claim.descriptors):
+        return None
+    request = bid.request
+    charge = estimate(
+        request.prompt_tokens,
+        uncached_tokens=None,
+        max_new_tokens=request.max_new_tokens,
+        choices=request.sampling.choices,
+        prices=claim.prices,
+    )
+    limited = Descriptor(tenant.name, tenant.model_limits[model], model)
+    return Claim(f"{request.id}:{model}", (limited,), charge, claim.prices)
 
 
 def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
