@@ -21,7 +21,7 @@ from typing import Any
 from backends.base import Load
 from backends.generate_answer import GenerateAnswer, flat_error
 from backends.http import Exchange, Post, encoded
-from backends.openai_compatible import OpenAICompatible, OpenAIOptions
+from backends.openai_compatible import RARE, OpenAICompatible, OpenAIOptions
 from backends.prometheus_text import Metrics, whole
 from backends.unsupported import refuse_unsupported
 from policies.nouns import Capability, Prompt, Request, Sampling
@@ -49,7 +49,7 @@ class LMDeploy(OpenAICompatible):
     """An api_server at `url`."""
 
     kind = "lmdeploy"
-    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK}
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK} - RARE
     options_type = LMDeployOptions
     own_paths = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
     _options: LMDeployOptions

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from backends.http import Exchange
-from backends.openai_compatible import OpenAICompatible
+from backends.openai_compatible import RARE, OpenAICompatible
 from backends.openai_errors import error_of
 from backends.unsupported import refuse_unsupported
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest
@@ -35,7 +35,7 @@ class MLC(OpenAICompatible):
     kind = "mlc"
     # what goes there depends on the client's body
     own_paths = frozenset()
-    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK}
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK} - RARE
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body in MLC's spelling. Raises InvalidRequest for what MLC would skip or cannot read."""

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from backends.base import Load
 from backends.http import Exchange, Post, decoded, encoded
-from backends.openai_compatible import OpenAICompatible
+from backends.openai_compatible import RARE, OpenAICompatible
 from backends.openai_errors import error_of
 from backends.openai_prompt import completion_of
 from backends.unsupported import refuse_unsupported
@@ -36,6 +36,7 @@ class Tabby(OpenAICompatible):
     """A TabbyAPI server at `url`."""
 
     kind = "tabby"
+    capabilities = OpenAICompatible.capabilities - RARE
     # what goes there depends on the client's body
     own_paths = frozenset()
     _loaded: str | None = None

@@ -50,6 +50,12 @@ class Capability(enum.StrEnum):
     MEDIA = "media"
     """Images, sound, video or files beside the text of a chat."""
 
+    SUFFIX = "suffix"
+    """Texts that are written to stand before a given one (`suffix` of OpenAI's completions)."""
+
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """Log-probabilities of the prompt's own tokens (`echo` with `logprobs` of OpenAI's completions)."""
+
     PINS = "pins"
     """Prefixes that stay in the cache for a time, and cache domains that are cleared."""
 

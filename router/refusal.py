@@ -20,6 +20,8 @@ WANTED = {
     Capability.EMBEDDINGS: ("make embeddings", "model", "ask for a model that embeds"),
     Capability.RERANK: ("score documents", "model", "ask for a model that reranks"),
     Capability.MEDIA: ("read images, sound or files", "messages", "send text alone, or ask for a model that sees"),
+    Capability.SUFFIX: ("write what stands before a suffix", "suffix", "put the whole text into `prompt`"),
+    Capability.PROMPT_LOGPROBS: ("tell log-probabilities of a prompt", "echo", "leave `echo` or `logprobs` out"),
     Capability.PINS: ("keep prefixes for a time", "pin", "leave `pin` out: the prefix is computed there all the same"),
     Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
 }

@@ -32,6 +32,12 @@ Identify = Callable[[web.Request], Tenant]
 Read = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
+_OF_ANSWERS = (
+    *("max_completion_tokens", "min_tokens", "n", "response_format"),
+    *("echo", "logprobs", "suffix", "top_logprobs"),
+)
+"""What would have the prompt go to backends of a certain kind alone, or ask for an answer that nobody reads."""
+
 _OWN_FIELDS = ("shards", "ttl", "pin", "wait")
 _ENGINES = frozenset(
     {
@@ -75,7 +81,7 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     _refuse_unknown(body, ChatBody if "messages" in body else CompletionBody)
     plain = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
     plain |= {"max_tokens": 1, "stream": False}
-    for name in ("max_completion_tokens", "min_tokens", "n", "response_format"):
+    for name in _OF_ANSWERS:
         plain.pop(name, None)
     # the wish is remembered for as long as the prefix is kept, and a key is not to be
     kept = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}

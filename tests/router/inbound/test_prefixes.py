@@ -51,6 +51,9 @@ def test_a_text_or_token_ids_are_kept_as_they_are() -> None:
     assert wish_of({"model": MODEL, "prompt": "text", "ttl": 30}, {}).ask.inputs == ("text",)
     assert wish_of({"model": MODEL, "prompt": [1, 2]}, {}).ask.inputs == (b"\1\0\0\0\2\0\0\0",)
     assert wish_of({"model": MODEL, "prompt": "text"}, {}).ttl_s == 600.0
+    assert (
+        wish_of({"model": MODEL, "prompt": "text", "suffix": "x", "echo": True, "logprobs": 1}, {}).ask.needs == set()
+    )
 
 
 @pytest.mark.parametrize(
