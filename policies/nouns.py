@@ -194,11 +194,13 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one request, over all its choices. `cached_tokens` of the prompt were not computed again."""
+    """Tokens of one request, over all its choices. `cached_tokens` of the prompt were not computed again;
+    `reasoning_tokens` of the completion were thought and not said, None where the backend does not tell."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
