@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from policies.errors import BackendFailed
 from policies.nouns import Usage
@@ -34,4 +35,5 @@ def usage_told(prompt: Any, completion: Any, cached: Any = None, reasoning: Any 
     counts = tuple(int(count or 0) for count in (prompt, completion, cached, reasoning))
     if not all(0 <= count < MOST_TOKENS for count in counts):
         raise ValueError(f"{counts} are no numbers of tokens")
-    return Usage(*counts[:3], None if reasoning is None else counts[3])
+    told = Usage(*counts[:3])
+    return told if reasoning is None else replace(told, reasoning_tokens=counts[3])

@@ -6,9 +6,10 @@ protocol".
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
 
 from policies.errors import PermissionDenied
 
@@ -18,7 +19,6 @@ _METHODS = "GET, HEAD, POST, DELETE"
 _MAX_AGE_S = 600
 """How long a browser remembers what it was allowed; it may take less."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Origins = Callable[[], Collection[str]]
 
 
@@ -37,7 +37,7 @@ def add_cors(app: web.Application, origins: Origins) -> None:
     app.on_response_prepare.append(allow)
 
 
-def answering_preflights(origins: Origins) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def answering_preflights(origins: Origins) -> Middleware:
     """A middleware that answers what browsers ask before a call. Its handler raises PermissionDenied."""
 
     @web.middleware

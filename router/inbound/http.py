@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
 from msgspec.structs import replace
 
 from policies.budget import Standing
-from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
+from policies.errors import ExpectedError, InvalidRequest, UnknownModel
 from policies.explain import Explanation
 from policies.nouns import Delta, Tenant, Usage
 from policies.suggest import did_you_mean
@@ -25,6 +24,7 @@ from router.identify import identify, key_in
 from router.inbound.answer import Answer, Head, usage_sum
 from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, counted_messages
 from router.inbound.anthropic_answers import anthropic_failure
+from router.inbound.body import read_body
 from router.inbound.cors import add_cors, answering_preflights
 from router.inbound.counting import count_tokens
 from router.inbound.dialect import Dialect, Failure, Stream
@@ -51,9 +51,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
-_ENCODINGS = ("identity", "gzip", "deflate", "br", "zstd")
-"""Those of the last two that are not installed aiohttp refuses by itself."""
-
 _ROUTES_HINT = (
     f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, {PREFIXES_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
 )
@@ -61,7 +58,7 @@ _ROUTES_HINT = (
 
 def http_app(gateway: Gateway) -> web.Application:
     """The application that serves `gateway`. Run it with `handler_cancellation=True`."""
-    middlewares = [_errors, answering_preflights(lambda: gateway.config.server.cors_origins)]
+    middlewares: list[Middleware] = [_errors, answering_preflights(lambda: gateway.config.server.cors_origins)]
     app = web.Application(middlewares=middlewares, client_max_size=gateway.config.server.max_body_bytes)
     app[_GATEWAY] = gateway
     for path, dialect in DIALECTS.items():
@@ -218,28 +215,6 @@ class HttpCaller:
 
     def _why(self) -> dict[str, str]:
         return {} if self._explanation is None else {"X-Pointsman-Decision": as_header(self._explanation)}
-
-
-async def read_body(http: web.Request, gateway: Gateway) -> bytes:
-    """The body of `http`, without a byte order mark (RFC 8259, section 8.1).
-
-    Raises RequestTooLarge, InvalidRequest, CallerGone.
-    """
-    encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in _ENCODINGS:
-        # what is not decoded would be read as it is
-        hint = f"send it as {', '.join(_ENCODINGS)}"
-        raise InvalidRequest(f"a body encoded as '{encoding[:40]}' is not read here", hint=hint)
-    try:
-        return (await http.read()).removeprefix(codecs.BOM_UTF8)
-    except web.HTTPRequestEntityTooLarge as error:
-        most = gateway.config.server.max_body_bytes
-        hint = "shorten the prompt, or raise server.max_body"
-        raise RequestTooLarge(f"the body is larger than {most} bytes", hint=hint) from error
-    except (web.RequestPayloadError, HttpProcessingError) as error:
-        raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
-    except ConnectionError as error:
-        raise CallerGone from error
 
 
 def lowered(http: web.Request) -> dict[str, str]:
