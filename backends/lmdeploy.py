@@ -23,7 +23,7 @@ from backends.http.client import Exchange, Post, encoded
 from backends.http.generate_answer import GenerateAnswer, flat_error
 from backends.http.prometheus_text import Metrics, whole
 from backends.http.unsupported import refuse_unsupported
-from backends.openai.compatible import OpenAICompatible, OpenAIOptions
+from backends.openai.compatible import RARE, OpenAICompatible, OpenAIOptions
 from policies.nouns import Capability, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 
@@ -49,7 +49,7 @@ class LMDeploy(OpenAICompatible):
     """An api_server at `url`."""
 
     kind = "lmdeploy"
-    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK}
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK} - RARE
     options_type = LMDeployOptions
     own_paths = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
     _options: LMDeployOptions

@@ -18,7 +18,7 @@ import msgspec
 from backends.http.client import Exchange
 from backends.http.errors import error_of
 from backends.http.unsupported import refuse_unsupported
-from backends.openai.compatible import OpenAICompatible
+from backends.openai.compatible import RARE, OpenAICompatible
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest
 from policies.nouns import Capability, Prompt, Request
 
@@ -35,7 +35,7 @@ class MLC(OpenAICompatible):
     kind = "mlc"
     # what goes there depends on the client's body
     own_paths = frozenset()
-    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK}
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK} - RARE
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body in MLC's spelling. Raises InvalidRequest for what MLC would skip or cannot read."""

@@ -25,7 +25,7 @@ from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.generate_answer import GenerateAnswer, flat_error
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed, ExpectedError, Overloaded
-from policies.nouns import Prompt, Request
+from policies.nouns import Capability, Prompt, Request
 from shards.wire.translate import unpack_ids
 
 
@@ -48,6 +48,8 @@ class SGLang(OpenAICompatible):
     """An SGLang server at `url`."""
 
     kind = "sglang"
+    # without a template for completions, which it does not tell of, it passes a suffix over
+    capabilities = OpenAICompatible.capabilities - {Capability.SUFFIX}
     options_type = SGLangOptions
     _options: SGLangOptions
 

@@ -21,7 +21,7 @@ from backends.base import Load
 from backends.http.client import Exchange, Post, decoded, encoded
 from backends.http.errors import error_of
 from backends.http.unsupported import refuse_unsupported
-from backends.openai.compatible import OpenAICompatible
+from backends.openai.compatible import RARE, OpenAICompatible
 from backends.openai.prompt import completion_of
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta, Prompt, Request, Sampling
@@ -36,6 +36,7 @@ class Tabby(OpenAICompatible):
     """A TabbyAPI server at `url`."""
 
     kind = "tabby"
+    capabilities = OpenAICompatible.capabilities - RARE
     # what goes there depends on the client's body
     own_paths = frozenset()
     _loaded: str | None = None

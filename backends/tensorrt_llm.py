@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from backends.base import Load
-from backends.openai.compatible import OpenAICompatible, OpenAIOptions
+from backends.openai.compatible import RARE, OpenAICompatible, OpenAIOptions
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Request
 
@@ -36,7 +36,7 @@ class TensorRTLLM(OpenAICompatible):
     """A trtllm-serve at `url`."""
 
     kind = "tensorrt_llm"
-    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK}
+    capabilities = OpenAICompatible.capabilities - {Capability.EMBEDDINGS, Capability.RERANK} - RARE
     options_type = TensorRTLLMOptions
     _options: TensorRTLLMOptions
 

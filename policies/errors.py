@@ -6,18 +6,33 @@ from __future__ import annotations
 class ExpectedError(Exception):
     """A failure with a code for machines, and a sentence and a hint for people.
 
-    `message` says what happened, `hint` what to do about it, `param` which field of the request is meant.
+    `message` says what happened, `hint` what to do about it, `param` which field of the request is meant. Its text is
+    for operators; clients read `told`, which is the same unless it is given or the class has one for all.
     """
 
     code = "internal"
+    told_as: str | None = None
+    """What clients read in place of the text, where that may name addresses and files, or repeat an exception."""
     retryable = False
     """May the same request be tried on another backend?"""
 
     def __init__(
-        self, message: str, *, hint: str = "", param: str | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        told: str | None = None,
     ) -> None:
         super().__init__(f"{message} ({hint})" if hint else message)
         self.message, self.hint, self.param, self.retry_after_s = message, hint, param, retry_after_s
+        self.told = told or self.told_as or str(self)
+
+    @property
+    def told_hint(self) -> str:
+        """The hint for clients; empty where they read another text, which has its own."""
+        return self.hint if self.told == str(self) else ""
 
 
 class InvalidRequest(ExpectedError):
@@ -89,10 +104,13 @@ class BackendFailed(ExpectedError):
 
     code = "backend_failed"
     retryable = True
+    told_as = "the backend that had the request failed (try again)"
 
 
 class Unreached(BackendFailed):
     """The same, before it had the request: nothing was spent on that, and it cannot be what broke the backend."""
+
+    told_as = "no backend that may take the request could be reached (try again)"
 
 
 class BackendRefused(ExpectedError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -144,13 +144,21 @@ def _targets(given: ServiceClass) -> Iterator[tuple[str, float]]:
         yield "deadline", given.deadline_s
 
 
-def without_secrets(explanation: Explanation) -> Explanation:
-    """`explanation` for the tenant itself: what rules ask of other tenants' names, headers and metadata is left out."""
+def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) -> Explanation:
+    """`explanation` for the tenant itself: what rules ask of other tenants' names, headers and metadata is left out,
+    and backends have the names that `shown_name` gives."""
     skipped = tuple(
         replace(one, mismatches=tuple(_without_wanted(mismatch) for mismatch in one.mismatches))
         for one in explanation.skipped
     )
-    return replace(explanation, skipped=skipped)
+    return replace(
+        explanation,
+        skipped=skipped,
+        dropped={shown_name(backend): reason for backend, reason in explanation.dropped.items()},
+        candidates=tuple(replace(one, backend=shown_name(one.backend)) for one in explanation.candidates),
+        equals=tuple(map(shown_name, explanation.equals)),
+        chosen=explanation.chosen and shown_name(explanation.chosen),
+    )
 
 
 def _without_wanted(mismatch: Mismatch) -> Mismatch:

@@ -50,6 +50,12 @@ class Capability(enum.StrEnum):
     MEDIA = "media"
     """Images, sound, video or files beside the text of a chat."""
 
+    SUFFIX = "suffix"
+    """Texts that are written to stand before a given one (`suffix` of OpenAI's completions)."""
+
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """Log-probabilities of the prompt's own tokens (`echo` with `logprobs` of OpenAI's completions)."""
+
     PINS = "pins"
     """Prefixes that stay in the cache for a time, and cache domains that are cleared."""
 
@@ -200,11 +206,13 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one request, over all its choices. `cached_tokens` of the prompt were not computed again."""
+    """Tokens of one request, over all its choices. `cached_tokens` of the prompt were not computed again;
+    `reasoning_tokens` of the completion were thought and not said, None where the backend does not tell."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

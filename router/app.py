@@ -22,6 +22,10 @@ from router.picker.server import PickerServer
 from router.preflight import require_guarded
 from router.reload import Reloader, as_shadow
 from router.supervise import supervise
+from router.telemetry.logs import HttpServerLog
+
+_MOST_HEADER_BYTES = 32 << 10
+"""Of one header: tokens of some identity providers, and baggage of traces, are longer than aiohttp's 8190."""
 
 _LEFTOVERS_S = 2.0
 """How long requests may take, after the drain, to let go of what they have and to tell their clients how they ended."""
@@ -152,7 +156,14 @@ class Router:
         self, stack: AsyncExitStack, address: Address, app: web.Application, *, shared: bool = False
     ) -> Address:
         """Serve `app` at `address` until the stack is left; the address that it really has."""
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_LEFTOVERS_S)
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=_LEFTOVERS_S,
+            max_field_size=_MOST_HEADER_BYTES,
+            logger=HttpServerLog(),
+        )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         with _naming(address):

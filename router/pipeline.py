@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from functools import partial
 from typing import Any, cast
 
@@ -17,20 +24,19 @@ from policies.errors import (
     ContextExceeded,
     DeadlineExceeded,
     ExpectedError,
-    InvalidRequest,
     NoBackend,
     Overloaded,
+    QuotaExceeded,
     UnknownModel,
     Unreached,
 )
 from policies.explain import explain, without_secrets
-from policies.nouns import BackendView, Capability, ClusterView, Decision, Delta, Prompt, Request, Usage
+from policies.nouns import ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.promise import answer_s
 from policies.quantities import told_seconds
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences
 from policies.sla.config import Config
-from policies.waiting import is_outage, is_worth_waiting
 from router.ask import Ask
 from router.calls.admission import Permit
 from router.calls.bid import Bid, Placed
@@ -38,9 +44,11 @@ from router.calls.caller import Caller, CallerGone, Placement
 from router.calls.carrier import Carrier, Ourselves
 from router.calls.identify import Identity, identity_of, on_behalf_of
 from router.calls.placing import Placer
+from router.calls.refusal import refusal_of
 from router.cluster.served_model import ServedModel
+from router.cluster.told import shown_name, told_of
 from router.gateway import Gateway
-from router.prepare import believed, claim_of, facts_of, find_model, room, tokenize, wishes
+from router.prepare import believed, claim_at, claim_of, facts_of, find_model, room, tokenize, wishes
 from router.telemetry.telemetry import Account, Telemetry
 from router.telemetry.tracing import AttemptTrace, PromptTrace
 from router.text.tokenize import Tokens
@@ -50,22 +58,6 @@ MOST_TRIES = 3
 
 YIELDING = "yielding"
 """In place of a class, for telemetry: what nobody waits for keeps no promise and breaks none."""
-
-WANTED = {
-    Capability.STRUCTURED_OUTPUT: (
-        "shape its answers",
-        "response_format",
-        "leave `response_format`, `structured_outputs` or a forced `tool_choice` out, and say it in the prompt",
-    ),
-    Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
-    Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
-    Capability.EMBEDDINGS: ("make embeddings", "model", "ask for a model that embeds"),
-    Capability.RERANK: ("score documents", "model", "ask for a model that reranks"),
-    Capability.MEDIA: ("read images, sound or files", "messages", "send text alone, or ask for a model that sees"),
-    Capability.PINS: ("keep prefixes for a time", "pin", "leave `pin` out: the prefix is computed there all the same"),
-    Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
-}
-"""Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
 
 _log = logging.getLogger("pointsman.pipeline")
 
@@ -149,6 +141,21 @@ async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise failures.exceptions[0] from failures
 
 
+class _Others:
+    """Permits of one prompt at models that it was degraded to, open until `stack` is left."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.permits: dict[str, Permit] = {}
+        self._stack = stack
+
+    def __repr__(self) -> str:
+        return f"<_Others {self.permits}>"
+
+    async def admit(self, model: str, permit: Permit) -> None:
+        """Open the `permit` for `model`. Raises QuotaExceeded."""
+        self.permits[model] = await self._stack.enter_async_context(permit)
+
+
 class _Call(msgspec.Struct, frozen=True):
     """One admitted call, with all that its prompts share."""
 
@@ -171,11 +178,15 @@ class _Call(msgspec.Struct, frozen=True):
             await self._answer(at, self._bid(at, model, tokens, held, trace=trace), trace)
 
     async def _answer(self, at: int, bid: Bid, trace: PromptTrace) -> None:
+        async with AsyncExitStack() as stack:
+            await self._placed_and_answered(at, bid, trace, _Others(stack))
+
+    async def _placed_and_answered(self, at: int, bid: Bid, trace: PromptTrace, others: _Others) -> None:
         placer = Placer(
             self.gateway.dispatcher,
             self.gateway.clock,
             steps=() if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ()),
-            degraded=lambda other, name: self._degraded(at, other, name, trace),
+            degraded=lambda other, name: self._degraded(at, other, name, trace, others),
             on_step=partial(self.gateway.telemetry.missed, self.ruling.service_class.name),
             on_shed=lambda shed, found: self._record(at, shed.request, found.view, found.decision, is_late=True),
         )
@@ -191,7 +202,7 @@ class _Call(msgspec.Struct, frozen=True):
                     # what the last one said tells more than that nobody else is left
                     raise failure from None
         finally:
-            self._settle(placed)
+            self._settle(placed, others)
 
     async def _failed(self, at: int, placed: Placed, trace: PromptTrace) -> ExpectedError | None:
         """Stream the answer from where it was placed; why that failed, if another backend may be tried."""
@@ -199,16 +210,20 @@ class _Call(msgspec.Struct, frozen=True):
         try:
             with self.gateway.cluster.flying(placed.flight):
                 await self._answered(at, placed, trace)
-        except (BackendFailed, Overloaded) as failure:
+        except ExpectedError as failure:
+            failure.told = told_of(failure)
+            if not isinstance(failure, BackendFailed | Overloaded):
+                raise
+            _log.warning("request %s: %s", bid.request.id, failure)
             self.gateway.beliefs.failed(placed.flight.backend)
-            bid.avoiding |= {placed.flight.backend}
+            bid.fail(placed.flight.backend, self.gateway.clock())
             bid.tries += not isinstance(failure, Unreached)
             if self.caller.has_seen(at) or bid.tries == MOST_TRIES:
                 raise
             return failure
         return None
 
-    def _settle(self, placed: Placed) -> None:
+    def _settle(self, placed: Placed, others: _Others) -> None:
         """Charge what was used, and put right what the queue charged: nothing where nothing was answered.
 
         Backends that were tried before are not paid for: nobody has seen anything of theirs.
@@ -220,6 +235,8 @@ class _Call(msgspec.Struct, frozen=True):
             cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
             told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens, cached)
             self.permit.spend(told)
+            if (beside := others.permits.get(bid.request.model)) is not None:
+                beside.spend(told)
             self.account.usage = self.permit.usage or Usage()
             uncached = max(1, told.prompt_tokens - told.cached_tokens)
             where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
@@ -260,9 +277,7 @@ class _Call(msgspec.Struct, frozen=True):
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
             self._record(at, asked, view, decision)
-            return (
-                _incapable(asked, view.backends) or _too_long(asked, view, decision) or _nobody(decision, view.backends)
-            )
+            return refusal_of(asked, view, decision)
 
         return Bid(
             request,
@@ -286,8 +301,9 @@ class _Call(msgspec.Struct, frozen=True):
             avoiding=ask.avoiding,
         )
 
-    async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace) -> Bid:
-        """`bid` as one for the model `name`; itself where the tenant has no such model or the prompt does not fit.
+    async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace, others: _Others) -> Bid:
+        """`bid` as one for the model `name`; itself where the tenant has no such model, or may not have more of it now,
+        or the prompt does not fit.
 
         The rule's pools hold for it too if one of them has that model; else any pool that has it will do.
         """
@@ -298,8 +314,11 @@ class _Call(msgspec.Struct, frozen=True):
             other = self._bid(at, model, inputs[at], believed(inputs[at], gateway), trace=trace)
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
+            claim = claim_at(model.name, self.permit.claim, other, tenant=tenant)
+            if claim is not None:
+                await others.admit(model.name, gateway.admission.permit(claim))
             return other
-        except (UnknownModel, NoBackend, ContextExceeded):
+        except (UnknownModel, NoBackend, ContextExceeded, QuotaExceeded):
             return bid
 
     def _record(
@@ -321,7 +340,7 @@ class _Call(msgspec.Struct, frozen=True):
             gateway.telemetry.shadowed(request, found)
         if self.ask.explain:
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
-            self.caller.explain(at, without_secrets(why))
+            self.caller.explain(at, without_secrets(why, shown_name))
 
     async def _relay(self, at: int, placed: Placed, deltas: AsyncIterator[Delta], attempt: AttemptTrace) -> None:
         """Pass `deltas` on."""
@@ -365,36 +384,3 @@ class _Call(msgspec.Struct, frozen=True):
             needs=needs,
             sampling=sampling,
         )
-
-
-def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequest | None:
-    """The error if no backend of the model can ever do what the request needs."""
-    serving = [backend for backend in backends if request.model in backend.models]
-    if not serving or any(request.needs <= backend.capabilities for backend in serving):
-        return None
-    missing = sorted(need for need in request.needs if not any(need in one.capabilities for one in serving))
-    what, param, hint = WANTED[(missing or sorted(request.needs))[0]]
-    return InvalidRequest(f"no backend of '{request.model}' can {what}", hint=hint, param=param)
-
-
-def _too_long(request: Request, view: ClusterView, decision: Decision) -> ContextExceeded | None:
-    """The error if it is the length alone that keeps every backend of the rule's pools from taking it."""
-    reasons = {name: reason for name, reason in decision.dropped if reason != "in_pools"}
-    if not reasons or set(reasons.values()) != {"fits_context"}:
-        return None
-    longest = max(one.context_tokens or 0 for one in view.backends if one.name in reasons)
-    return ContextExceeded(
-        f"{request.prompt_tokens:,} tokens of prompt and {request.max_new_tokens:,} for the answer do not fit together",
-        hint=f"the backends that may take it have a context of {longest:,} tokens at most",
-    )
-
-
-def _nobody(decision: Decision, backends: Sequence[BackendView]) -> NoBackend | Overloaded:
-    reasons = ", ".join(f"{name}: {reason}" for name, reason in decision.dropped[:8])
-    more = f" and {len(decision.dropped) - 8} more" if len(decision.dropped) > 8 else ""
-    kind = Overloaded if is_worth_waiting(decision) and not is_outage(decision) else NoBackend
-    return kind(
-        f"none of {len(backends)} backends can take this request",
-        hint=f"dropped by policy '{decision.policy}': {reasons}{more}" if reasons else "the cluster is empty",
-        retry_after_s=1.0,
-    )

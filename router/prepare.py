@@ -15,6 +15,7 @@ from policies.sla.config import Config
 from policies.suggest import did_you_mean
 from router.ask import Ask
 from router.calls.admission import Claim
+from router.calls.bid import Bid
 from router.cluster.served_model import ServedModel
 from router.gateway import Gateway
 from router.text.tokenize import Tokens, estimated
@@ -121,6 +122,24 @@ def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
     if tokens.calls is None:
         return ask.needs, ask.sampling
     return ask.needs | {Capability.STRUCTURED_OUTPUT}, replace(ask.sampling, grammar=tokens.calls)
+
+
+def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant) -> Claim | None:
+    """What one prompt reserves where `bid` has it degraded to `model`, beside the `claim` of its call: of what its
+    tenant may use of that model, the same as if it had asked for it. None where nothing is limited there.
+    """
+    if model not in tenant.model_limits or any(one.model == model for one in claim.descriptors):
+        return None
+    request = bid.request
+    charge = estimate(
+        request.prompt_tokens,
+        uncached_tokens=None,
+        max_new_tokens=request.max_new_tokens,
+        choices=request.sampling.choices,
+        prices=claim.prices,
+    )
+    limited = Descriptor(tenant.name, tenant.model_limits[model], model)
+    return Claim(f"{request.id}:{model}", (limited,), charge, claim.prices)
 
 
 def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:

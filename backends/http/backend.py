@@ -91,7 +91,7 @@ class HttpBackend(ABC):
         return self.client.open_requests
 
     def describe(self) -> Description | None:
-        """The models that it was configured with or named itself; None until either is known."""
+        """The models that it was configured with, else those that it named itself; None until either is known."""
         # asked several times for each request, and changes with probes alone
         known = (self._served, self._context_tokens, self.capabilities)
         if known != self._known:
@@ -99,10 +99,12 @@ class HttpBackend(ABC):
         return self._description
 
     def _describe(self) -> Description | None:
-        aliases = self._options.models.items()
-        models = self._served | {ours for ours, theirs in aliases if theirs in self._served or not self._served}
-        if not models:
+        aliases = self._options.models
+        if not (aliases or self._served):
             return None
+        # whoever names models gives these and no others, whatever else the server has
+        named = frozenset(ours for ours, theirs in aliases.items() if theirs in self._served or not self._served)
+        models = named if aliases else self._served
         return Description(
             models,
             context_tokens=self._context_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from policies.errors import BackendFailed
 from policies.nouns import Usage
@@ -26,12 +27,13 @@ def not_asked_for(backend: str, choice: int, asked: int) -> BackendFailed:
     return BackendFailed(f"{backend} gave answer {choice} where {asked} were asked for")
 
 
-def usage_told(prompt: Any, completion: Any, cached: Any = None) -> Usage:
+def usage_told(prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None) -> Usage:
     """Counts as an engine tells them, None where it does not.
 
     Raises TypeError or ValueError for what is no count: tenants are charged by it.
     """
-    counts = tuple(int(count or 0) for count in (prompt, completion, cached))
+    counts = tuple(int(count or 0) for count in (prompt, completion, cached, reasoning))
     if not all(0 <= count < MOST_TOKENS for count in counts):
         raise ValueError(f"{counts} are no numbers of tokens")
-    return Usage(*counts)
+    told = Usage(*counts[:3])
+    return told if reasoning is None else replace(told, reasoning_tokens=counts[3])

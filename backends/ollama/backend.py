@@ -56,7 +56,7 @@ class Ollama(HttpBackend):
     kind = "ollama"
     options_type = OllamaOptions
     _options: OllamaOptions
-    capabilities = frozenset({Capability.STRUCTURED_OUTPUT, Capability.LOGPROBS, Capability.MEDIA})
+    capabilities = frozenset({Capability.STRUCTURED_OUTPUT, Capability.LOGPROBS, Capability.MEDIA, Capability.SUFFIX})
 
     def __init__(
         self,

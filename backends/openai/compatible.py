@@ -23,6 +23,9 @@ STREAM_EVERY_S = 1.0
 _NEVER_STREAMED = frozenset({"prompt_logprobs", "use_beam_search", "best_of"})
 """Beside the first vLLM refuses to stream; of several beams the best is known at their end."""
 
+RARE = frozenset({Capability.SUFFIX, Capability.PROMPT_LOGPROBS})
+"""What many servers of completions take and pass over in silence."""
+
 SLOWEST_TOKEN_S = 0.05
 """How much longer than `idle_s` a server may be silent over an answer in one piece, for each token that it may have."""
 

@@ -165,7 +165,7 @@ class ShardBackend:
     def _description(self, welcome: wire.Welcome) -> Description:
         aliases = {ours for ours, theirs in self._models.items() if theirs == welcome.model}
         return Description(
-            models=frozenset({welcome.model, *aliases}),
+            models=frozenset(aliases if self._models else {welcome.model}),
             context_tokens=welcome.context_tokens,
             vocabulary=welcome.vocabulary,
             speaks_tokens=True,

@@ -81,7 +81,7 @@ class ServerSettings:
     """Where the router listens and what it accepts. Addresses are host:port; None turns that server off.
 
     `admin_key_hashes` are sha256 hex digests of the operators' keys. `decision_log` is a file, `-` standard output.
-    `keys_file` holds the keys that they issued, where no Redis does.
+    `keys_file` holds the keys that they issued, where no Redis does. Pages of `cors_origins` may call; `*` is any.
     """
 
     http: str = "127.0.0.1:8080"
@@ -95,6 +95,7 @@ class ServerSettings:
     max_queued: int = 4096
     drain_s: float = 30.0
     decision_log: str | None = None
+    cors_origins: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

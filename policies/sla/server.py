@@ -27,6 +27,23 @@ def read_address(text: str) -> str:
     return text
 
 
+ORIGIN_PATTERN = r"(?:\*|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s@*]+)"
+_ORIGIN = re.compile(ORIGIN_PATTERN)
+
+
+def read_origin(text: str) -> str:
+    """A scheme, a host and perhaps a port, as browsers send them in `Origin`; * is any. Raises ValueError."""
+    if not _ORIGIN.fullmatch(text):
+        raise ValueError(f"must be scheme://host or scheme://host:port without a path, or '*', not {quoted(text)}")
+    return text.lower()
+
+
+ORIGIN = Scalar(read_origin, {"type": "string", "pattern": rf"^\s*{ORIGIN_PATTERN}\s*$"})
+
+CORS = Table(
+    {"origins": Key(Many(ORIGIN), "whose pages may call, such as https://app.example.com; * is any", required=True)}
+)
+
 ADDRESS = Scalar(read_address, {"type": "string", "pattern": rf"^\s*{ADDRESS_PATTERN}\s*$"})
 
 SERVER = Table(
@@ -41,6 +58,7 @@ SERVER = Table(
         "max_concurrent": Key(read_count, "requests that may be at backends at once; 4096 without it"),
         "decision_log": Key(TEXT, "the file that decisions are logged to, - is standard output; nowhere without it"),
         "drain": Key(read_seconds, "how long requests may go on after SIGTERM; 30s without it"),
+        "cors": Key(CORS, "which web pages may call over HTTP; none without it"),
     }
 )
 
@@ -74,6 +92,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
         max_queued=queue.read("most", usual.max_queued),
         drain_s=section.read("drain", usual.drain_s),
         decision_log=section.read("decision_log", usual.decision_log),
+        cors_origins=frozenset(section.section("cors").read_many("origins")),
     )
 
 

@@ -46,7 +46,8 @@ class Bid:
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error where nobody can
     take it; `sent` hears to which backend it goes. An answer of `new_tokens` is expected. Of `due_at`, when the first
     token is promised (None: whenever it comes), and `cost_s`, the backend time that it is predicted to take, the first
-    look tells. `way` tells which backends its carrier can reach. `tries` counts the backends that had it and failed.
+    look tells. `way` tells which backends its carrier can reach. `tries` counts the backends that had it and failed,
+    `failed` are those that did not answer it, the first of them at `failed_at`.
     """
 
     request: Request
@@ -64,6 +65,8 @@ class Bid:
     cost_s: float | None = None
     avoiding: frozenset[str] = frozenset()
     tries: int = 0
+    failed: frozenset[str] = frozenset()
+    failed_at: float | None = None
     is_charged: bool = False
     waiting: asyncio.Future[Placed] | None = None
 
@@ -77,6 +80,12 @@ class Bid:
         request = self.request
         size = request.prompt_tokens.bit_length()
         return (request.pools, request.policy, request.needs, request.rank, size, self.avoiding, self.way)
+
+    def fail(self, backend: str, now: float) -> None:
+        """`backend` did not answer it: it goes elsewhere, while there is anybody else."""
+        self.avoiding |= {backend}
+        self.failed |= {backend}
+        self.failed_at = now if self.failed_at is None else self.failed_at
 
     def measure(self, view: ClusterView, decision: Decision) -> None:
         """Predict `cost_s` and `due_at` from the first decision; later ones do not change what was promised."""

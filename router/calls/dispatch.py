@@ -69,6 +69,12 @@ class Dispatcher:
         is_free = decision.chosen is not None and not is_reserved and not self._is_full and queue.lets(bid)
         return Found(view, decision, is_free)
 
+    def forgive(self, bid: Bid) -> bool:
+        """Let `bid` go again to those that failed it and are ill or on trial now, once they are well; is there one?"""
+        ill = frozenset(name for name in bid.failed & bid.avoiding if self._cluster.is_ill(name))
+        bid.avoiding -= ill
+        return bool(ill)
+
     def take(self, bid: Bid, found: Found) -> Placed:
         """Begin the flight that `found` chose, and charge it to the tenant and class once."""
         assert found.decision.chosen is not None, f"{bid!r} found no backend"
@@ -215,7 +221,7 @@ class Dispatcher:
 
     def _placed(self, bid: Bid, found: Found) -> Placed:
         chosen = next(backend for backend in found.view.backends if backend.name == found.decision.chosen)
-        uncached, is_first_try = uncached_tokens(bid.request, chosen), not bid.avoiding
+        uncached, is_first_try = uncached_tokens(bid.request, chosen), not (bid.avoiding or bid.failed)
         flight = self._cluster.begin(chosen.name, bid.request, uncached, is_first_try=is_first_try)
         bid.sent(chosen.name)
         return Placed(bid, found, flight)

@@ -93,13 +93,16 @@ class ModelQueue:
     def patience_s(self, bid: Bid, now: float, outage_s: float) -> float:
         """For how many seconds from `now` on `bid` may wait, at the least, before an outage has lasted too long for it.
 
-        That is `outage_s` after its begin or after the bid's arrival, and always up to the deadline of its class.
+        That is `outage_s` after its begin or after the bid's arrival, or after its first failure where there was one,
+        and always up to the deadline of its class.
         """
         since = self.outages.get(bid.shape)
         if since is None:
             return outage_s
+        # who fails again and again waits no longer than who failed once
+        began_at = max(since, bid.arrived_at) if bid.failed_at is None else bid.failed_at
         deadline_s = bid.service_class.deadline_s or 0.0
-        return max(max(since, bid.arrived_at) + outage_s, bid.arrived_at + deadline_s) - now
+        return max(began_at + outage_s, bid.arrived_at + deadline_s) - now
 
     def all_stuck(self) -> bool:
         """Has every shape that waits found no room?"""

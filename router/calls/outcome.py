@@ -43,6 +43,11 @@ def outcome_of(error: BaseException | None) -> Outcome:
     return Outcome.FAILED
 
 
+def why_of(error: BaseException | None) -> str | None:
+    """The whole text of what failed, for operators; None where a request did not fail, or as its client made it."""
+    return str(error) if isinstance(error, ExpectedError) and outcome_of(error) is Outcome.FAILED else None
+
+
 def code_of(error: BaseException | None) -> str:
     """A short word for logs and metrics: the error's own code, or how the request ended."""
     return error.code if isinstance(error, ExpectedError) else str(outcome_of(error))

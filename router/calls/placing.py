@@ -64,7 +64,8 @@ class Placer(msgspec.Struct, frozen=True):
     async def elsewhere(self, bid: Bid) -> Placed:
         """The next backend for `bid` after one has failed, however late; a pool to spill to where nobody else is left.
 
-        Raises as `place` does.
+        Without one the same again, if it is ill by now: once it is well, as long as the promise lets `bid` wait. Raises
+        as `place` does.
         """
         for step in self.steps:
             if isinstance(step, Spill) and (spilled := _spilled(bid, step.pool)) is not bid.request:
@@ -73,7 +74,15 @@ class Placer(msgspec.Struct, frozen=True):
                         return await self.whenever(bid)
                 self._try(step)
                 bid.request = spilled
-        return await self.whenever(bid)
+        try:
+            return await self.whenever(bid)
+        except NoBackend:
+            if not self.dispatcher.forgive(bid):
+                raise
+            placed = await self._by(self._last_at(bid), bid, self.dispatcher.look(bid))
+            if placed is None:
+                raise
+            return placed
 
     async def whenever(self, bid: Bid) -> Placed:
         """The next backend that has room for `bid`, however late. Raises as `place` does."""
@@ -91,6 +100,13 @@ class Placer(msgspec.Struct, frozen=True):
                 last_at = max(bid.arrived_at + step.seconds, bid.due_at or 0.0)
                 placed = await self._by(last_at, bid, self.dispatcher.look(bid))
         return placed
+
+    def _last_at(self, bid: Bid) -> float | None:
+        """When the first token of `bid` has to come at the latest for it not to be shed; None: whenever it comes."""
+        if bid.due_at is None or not any(isinstance(step, Shed) for step in self.steps):
+            return None
+        waits = (bid.arrived_at + step.seconds for step in self.steps if isinstance(step, Queue))
+        return max(bid.due_at, *waits, bid.arrived_at)
 
     def _try(self, step: Step) -> None:
         self.on_step(type(step).__name__.lower())

@@ -233,6 +233,10 @@ class Cluster:
             ready[member.backend.pool] = ready.get(member.backend.pool, False) or member.healthy
         return ready
 
+    def is_ill(self, name: str) -> bool:
+        """Is `name` there, and ill or still on trial?"""
+        return name in self._members and not self._members[name].health.is_well
+
     def ill_s(self, name: str) -> float:
         """For how many seconds `name` has got no requests because of its health; 0 if it does, or is not there."""
         member = self._members.get(name)

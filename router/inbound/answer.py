@@ -55,10 +55,13 @@ class Answer:
 def usage_sum(usages: Iterable[Usage]) -> Usage:
     """What all prompts of a call used together."""
     known = list(usages)
+    thoughts = [usage.reasoning_tokens for usage in known]
     return Usage(
         sum(usage.prompt_tokens for usage in known),
         sum(usage.completion_tokens for usage in known),
         sum(usage.cached_tokens for usage in known),
+        # a sum of some would pass for that of all
+        None if None in thoughts or not thoughts else sum(filter(None, thoughts)),
     )
 
 

@@ -13,6 +13,7 @@ from policies.errors import InvalidRequest
 from policies.nouns import Delta, TokenLogprob, Usage
 from router.ask import Ask
 from router.calls.caller import Placement
+from router.cluster.told import shown_name
 from router.inbound.answer import Answer, refusal_in, thought_in
 from router.inbound.openai import chat_ask, completion_ask
 from router.inbound.v1 import inference_pb2 as pb
@@ -117,7 +118,7 @@ def placement_of(placement: Placement) -> pb.Placement:
         tenant=request.tenant,
         service_class=request.service_class,
         pool=placement.pool,
-        backend=placement.backend,
+        backend=shown_name(placement.backend),
     )
 
 

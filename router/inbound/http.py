@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
 from msgspec.structs import replace
 
-from policies.errors import ExpectedError, InvalidRequest, RequestTooLarge, UnknownModel
+from policies.errors import ExpectedError, InvalidRequest, UnknownModel
 from policies.explain import Explanation
 from policies.nouns import Delta, Tenant, Usage
 from policies.quota.budget import Standing
+from policies.suggest import did_you_mean
 from router.ask import Ask
 from router.calls.caller import CallerGone, Placement
 from router.calls.identify import identify, key_in
 from router.cluster.served_model import ServedModel
+from router.cluster.told import shown_name
 from router.gateway import Gateway
 from router.inbound.answer import Answer, Head, usage_sum
 from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, counted_messages
 from router.inbound.anthropic_answers import anthropic_failure
+from router.inbound.body import read_body
+from router.inbound.cors import add_cors, answering_preflights
 from router.inbound.counting import count_tokens
 from router.inbound.dialect import Dialect, Failure, Stream
 from router.inbound.dialects import DIALECTS
@@ -48,9 +51,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
-_ENCODINGS = ("identity", "gzip", "deflate", "br", "zstd")
-"""Those of the last two that are not installed aiohttp refuses by itself."""
-
 _ROUTES_HINT = (
     f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, {PREFIXES_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
 )
@@ -58,7 +58,8 @@ _ROUTES_HINT = (
 
 def http_app(gateway: Gateway) -> web.Application:
     """The application that serves `gateway`. Run it with `handler_cancellation=True`."""
-    app = web.Application(middlewares=[_errors], client_max_size=gateway.config.server.max_body_bytes)
+    middlewares: list[Middleware] = [_errors, answering_preflights(lambda: gateway.config.server.cors_origins)]
+    app = web.Application(middlewares=middlewares, client_max_size=gateway.config.server.max_body_bytes)
     app[_GATEWAY] = gateway
     for path, dialect in DIALECTS.items():
         app.router.add_post(path, _endpoint(dialect))
@@ -70,6 +71,7 @@ def http_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/readyz", _readyz)
     app.router.add_get("/metrics", _metrics)
     app.on_response_prepare.append(_hang_up_where_closed)
+    add_cors(app, lambda: gateway.config.server.cors_origins)
     return app
 
 
@@ -202,7 +204,7 @@ class HttpCaller:
     def _headers(self) -> dict[str, str]:
         headers = {**self._named(), **self._why()}
         if (where := self._placement) is not None:
-            headers["X-Pointsman-Backend"] = where.backend
+            headers["X-Pointsman-Backend"] = shown_name(where.backend)
             headers["X-Pointsman-Class"] = where.request.service_class
             headers["X-Pointsman-Tenant"] = where.request.tenant
         return headers
@@ -213,28 +215,6 @@ class HttpCaller:
 
     def _why(self) -> dict[str, str]:
         return {} if self._explanation is None else {"X-Pointsman-Decision": as_header(self._explanation)}
-
-
-async def read_body(http: web.Request, gateway: Gateway) -> bytes:
-    """The body of `http`, without a byte order mark (RFC 8259, section 8.1).
-
-    Raises RequestTooLarge, InvalidRequest, CallerGone.
-    """
-    encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in _ENCODINGS:
-        # what is not decoded would be read as it is
-        hint = f"send it as {', '.join(_ENCODINGS)}"
-        raise InvalidRequest(f"a body encoded as '{encoding[:40]}' is not read here", hint=hint)
-    try:
-        return (await http.read()).removeprefix(codecs.BOM_UTF8)
-    except web.HTTPRequestEntityTooLarge as error:
-        most = gateway.config.server.max_body_bytes
-        hint = "shorten the prompt, or raise server.max_body"
-        raise RequestTooLarge(f"the body is larger than {most} bytes", hint=hint) from error
-    except (web.RequestPayloadError, HttpProcessingError) as error:
-        raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
-    except ConnectionError as error:
-        raise CallerGone from error
 
 
 def lowered(http: web.Request) -> dict[str, str]:
@@ -267,7 +247,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
                 return await handler(request)
             except web.HTTPException as refusal:
                 allowed = {"Allow": refusal.headers["Allow"]} if "Allow" in refusal.headers else {}
-                what = InvalidRequest(f"{refusal.reason}: {request.method} {request.path[:200]}", hint=_ROUTES_HINT)
+                what = _misdirected(request, refusal)
                 return failure_response(shape(what, refusal.status), what, headers=allowed)
     except ExpectedError as error:
         return failure_response(shape(error), error, headers={})
@@ -276,11 +256,24 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.Response(status=499)
 
 
+def _misdirected(request: web.Request, refusal: web.HTTPException) -> InvalidRequest:
+    """What is there instead, for a path or a method that is not."""
+    path, method = request.path[:200], request.method[:20]
+    if isinstance(refusal, web.HTTPMethodNotAllowed):
+        takes = " or ".join(sorted(refusal.allowed_methods))
+        return InvalidRequest(f"{path} does not take {method}", hint=f"it takes {takes}")
+    if not isinstance(refusal, web.HTTPNotFound):
+        return InvalidRequest(f"{refusal.reason}: {method} {path}", hint=_ROUTES_HINT)
+    known = (resource.canonical for resource in request.app.router.resources())
+    meant = did_you_mean(path, (one for one in known if "{" not in one))
+    return InvalidRequest(f"there is no {path} here", hint=meant or _ROUTES_HINT)
+
+
 def _speaks_anthropic(request: web.Request) -> bool:
-    """Is it a client of Anthropic's dialect? At paths that both dialects have it says so in a header."""
-    return request.path.startswith(MESSAGES_PATH) or (
-        request.path.startswith(MODELS_PATH) and "anthropic-version" in request.headers
-    )
+    """Is it a client of Anthropic's dialect? At paths that are not its own it says so in a header."""
+    path = request.path
+    is_ours = path.startswith((PREFIXES_PATH, *DIALECTS))
+    return path.startswith(MESSAGES_PATH) or ("anthropic-version" in request.headers and not is_ours)
 
 
 def _endpoint(dialect: Callable[[], Dialect]) -> Handler:

@@ -84,8 +84,9 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
     fields = converted(body, CompletionBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     _refuse_unsupported(fields)
     prompts = _prompts(fields.prompt)
-    # the router answers `echo` itself: a backend that did too would repeat the prompt
-    rest = {name: value for name, value in body.items() if name != "echo"}
+    scores_prompt = bool(fields.echo) and fields.logprobs is not None
+    # the router answers `echo` itself, where only a text is wanted: a backend that did too would repeat the prompt
+    rest = body if scores_prompt else {name: value for name, value in body.items() if name != "echo"}
     is_one = len(rest) == len(body) and prompts[0] is fields.prompt
     return Ask(
         model=fields.model,
@@ -95,8 +96,14 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
         sampling=_sampling(fields, fields.logprobs),
         max_new_tokens=_checked_limit(fields.max_tokens, fields),
         usual_new_tokens=COMPLETION_MAX_TOKENS,
-        echo=bool(fields.echo),
-        needs=_needs(fields, fields.logprobs, takes_ids=not all(isinstance(prompt, str) for prompt in prompts)),
+        echo=bool(fields.echo) and not scores_prompt,
+        needs=_needs(
+            fields,
+            fields.logprobs,
+            takes_ids=not all(isinstance(prompt, str) for prompt in prompts),
+            has_suffix=bool(fields.suffix),
+            scores_prompt=scores_prompt,
+        ),
         **_common(fields, headers or {}),
     )
 
@@ -107,12 +114,16 @@ def _needs(
     *,
     takes_ids: bool = False,
     has_media: bool = False,
+    has_suffix: bool = False,
+    scores_prompt: bool = False,
 ) -> frozenset[Capability]:
     needed = {
         Capability.MEDIA: has_media,
         Capability.STRUCTURED_OUTPUT: grammar_in(fields) is not None,
         Capability.TOKEN_IDS: takes_ids,
         Capability.LOGPROBS: logprobs is not None,
+        Capability.SUFFIX: has_suffix,
+        Capability.PROMPT_LOGPROBS: scores_prompt,
         Capability.CHOICES: _given(fields.n, 1) > 1,
     }
     return frozenset(capability for capability, is_needed in needed.items() if is_needed)
@@ -237,12 +248,8 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unsupported(fields: CompletionBody) -> None:
-    if fields.suffix:
-        raise InvalidRequest("`suffix` is not supported", hint="put the whole text into `prompt`", param="suffix")
     if fields.best_of is not None and fields.best_of != _given(fields.n, 1):
         raise InvalidRequest("`best_of` must equal `n`", hint="leave `best_of` out", param="best_of")
-    if fields.echo and fields.logprobs is not None:
-        raise InvalidRequest("`echo` with `logprobs` is not supported", hint="leave one of them out", param="echo")
 
 
 def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:

@@ -36,11 +36,13 @@ class Shape(Protocol):
 
 def usage_body(usage: Usage) -> dict[str, Any]:
     """`usage` in OpenAI's shape."""
+    thought = usage.reasoning_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **({} if thought is None else {"completion_tokens_details": {"reasoning_tokens": thought}}),
     }
 
 

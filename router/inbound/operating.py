@@ -38,7 +38,7 @@ def add_operating(app: web.Application, gateway: Gateway) -> None:
         return json_reply(cleared.shown())
 
     async def prefixes(_: web.Request) -> web.Response:
-        return json_reply({"prefixes": [{"tenant": one.tenant, **shown(one)} for one in gateway.prefixes.of()]})
+        return json_reply({"prefixes": [{"tenant": one.tenant, **shown(one, str)} for one in gateway.prefixes.of()]})
 
     async def usage(_: web.Request) -> web.Response:
         up_s = gateway.clock() - gateway.board.started_at

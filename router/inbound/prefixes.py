@@ -13,9 +13,12 @@ from msgspec.structs import replace
 from policies.errors import InvalidRequest
 from policies.nouns import Tenant
 from policies.quantities import read_seconds, written_seconds
+from policies.suggest import did_you_mean
 from router.ask import Ask, Chat
+from router.cluster.told import shown_name
 from router.gateway import Gateway
 from router.inbound.openai import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
+from router.inbound.openai_fields import ChatBody, Common, CompletionBody
 from router.inbound.reading import converted
 from router.prefixes.prefix import Place, Prefix
 from router.prefixes.warming import as_warm_up
@@ -29,7 +32,20 @@ Identify = Callable[[web.Request], Tenant]
 Read = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
+_OF_ANSWERS = (
+    *("max_completion_tokens", "min_tokens", "n", "response_format"),
+    *("echo", "logprobs", "suffix", "top_logprobs"),
+)
+"""What would have the prompt go to backends of a certain kind alone, or ask for an answer that nobody reads."""
+
 _OWN_FIELDS = ("shards", "ttl", "pin", "wait")
+_ENGINES = frozenset(
+    {
+        *("add_special_tokens", "chat_template", "documents", "media_io_kwargs", "mm_processor_kwargs"),
+        *("parallel_tool_calls", "reasoning_effort"),
+    }
+)
+"""Fields of chats that the router does not read, and that engines make the prompt of."""
 _HINTS = {
     "model": "GET /v1/models lists the models",
     "messages": "send `messages` as to /v1/chat/completions, or `prompt` as to /v1/completions",
@@ -62,9 +78,10 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     fields = converted(body, PrefixBody, hints=_HINTS, elsewhere="docs/prefixes.md lists the fields")
     if ("messages" in body) == ("prompt" in body):
         raise InvalidRequest("send either `messages` or `prompt`", hint=_HINTS["messages"], param="messages")
+    _refuse_unknown(body, ChatBody if "messages" in body else CompletionBody)
     plain = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
     plain |= {"max_tokens": 1, "stream": False}
-    for name in ("max_completion_tokens", "min_tokens", "n", "response_format"):
+    for name in _OF_ANSWERS:
         plain.pop(name, None)
     # the wish is remembered for as long as the prefix is kept, and a key is not to be
     kept = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
@@ -103,8 +120,8 @@ def add_prefixes(app: web.Application, gateway: Gateway, identify: Identify, rea
     app.router.add_delete(f"{PREFIXES_PATH}/{{id}}", delete)
 
 
-def shown(prefix: Prefix) -> dict[str, Any]:
-    """`prefix` as clients see it. Times are Unix times in whole seconds."""
+def shown(prefix: Prefix, named: Callable[[str], str] = shown_name) -> dict[str, Any]:
+    """`prefix` as clients see it, with backends `named` so. Times are Unix times in whole seconds."""
     return {
         "id": prefix.id,
         "object": "prefix",
@@ -115,12 +132,12 @@ def shown(prefix: Prefix) -> dict[str, Any]:
         "expires_at": int(prefix.expires_at),
         "tokens": prefix.tokens,
         "shards": prefix.shards,
-        "backends": [_shown_place(place, prefix) for place in prefix.places],
+        "backends": [_shown_place(place, prefix, named) for place in prefix.places],
     }
 
 
-def _shown_place(place: Place, prefix: Prefix) -> dict[str, Any]:
-    told = {"backend": place.backend, "pool": place.pool, "held_tokens": place.held_tokens}
+def _shown_place(place: Place, prefix: Prefix, named: Callable[[str], str]) -> dict[str, Any]:
+    told = {"backend": named(place.backend), "pool": place.pool, "held_tokens": place.held_tokens}
     told |= {"pinned_tokens": place.pinned_tokens}
     told["pinned_until"] = int(prefix.expires_at) if place.pinned_tokens else None
     if not place.can_pin:
@@ -128,6 +145,15 @@ def _shown_place(place: Place, prefix: Prefix) -> dict[str, Any]:
     elif place.pinned_tokens < place.held_tokens:
         told["message"] = "there is no room to pin the rest, which may be evicted"
     return told
+
+
+def _refuse_unknown(body: Mapping[str, Any], kind: type[Common]) -> None:
+    """Raise InvalidRequest for a field that neither `kind` nor this API has: nobody would read it."""
+    known = {*_OWN_FIELDS, *_ENGINES, *kind.__struct_fields__}
+    for name, value in body.items():
+        if name not in known and value is not None:
+            hint = did_you_mean(name, known) or "docs/prefixes.md lists the fields"
+            raise InvalidRequest(f"`{name[:80]}` is no field of this API", hint=hint, param=name[:80])
 
 
 def _chat(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:

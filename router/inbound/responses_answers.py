@@ -135,8 +135,8 @@ class ResponseStream:
 
     def fail(self, error: ExpectedError) -> bytes:
         """An error event, and the response as far as it came."""
-        events = [*self._begin(), self._event("error", code=error.code, message=str(error), param=error.param)]
-        self.response |= {"status": "failed", "error": {"code": error.code, "message": str(error)}}
+        events = [*self._begin(), self._event("error", code=error.code, message=error.told, param=error.param)]
+        self.response |= {"status": "failed", "error": {"code": error.code, "message": error.told}}
         return b"".join(events) + self._event("response.failed", response=self.response)
 
     def _begin(self) -> Iterator[bytes]:
@@ -235,6 +235,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -48,11 +48,11 @@ def status_of(error: errors.ExpectedError) -> Status:
 def openai_error(error: errors.ExpectedError) -> dict[str, Any]:
     """`error` as OpenAI's API words it. The hint is in the message too, since clients show nothing else."""
     body = {
-        "message": str(error),
+        "message": error.told,
         "type": status_of(error).type,
         "param": error.param,
         "code": error.code,
-        "hint": error.hint,
+        "hint": error.told_hint,
     }
     return {"error": body}
 

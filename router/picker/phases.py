@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from policies.errors import RequestTooLarge
+from router.cluster.told import shown_name
 from router.picker.envoy import external_processor_pb2 as pb
 from router.picker.messages import Answer, Modes, go_on, headers_in, modes_of, passed_on, served_in, subset_in
 
@@ -146,7 +147,7 @@ class Phases:
         if not self.is_sent:
             self._on_early()
         elif (backend := self.names.get(served or next(iter(self.names)))) is not None:
-            self.adds["x-pointsman-backend"] = backend
+            self.adds["x-pointsman-backend"] = shown_name(backend)
         await self.say(go_on("response_headers", self.adds))
         if message.response_headers.end_of_stream:
             self.pieces.end()

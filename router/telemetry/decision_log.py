@@ -18,7 +18,7 @@ import msgspec
 from policies.errors import ConfigError
 from policies.nouns import ClusterView, Decision, Request
 from router.calls.bid import Placed
-from router.calls.outcome import code_of, outcome_of
+from router.calls.outcome import code_of, outcome_of, why_of
 from router.telemetry.decision_record import Ended, Made, record_of
 from router.telemetry.tracing import AttemptTrace, PromptTrace, Span, Target
 
@@ -204,5 +204,6 @@ class LoggedPrompt:
             outcome=outcome_of(error).value,
             code=code_of(error),
             trace_id=self._trace_id,
+            error=why_of(error),
             made=tuple(made),
         )

@@ -86,6 +86,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     trace_id: str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class Ended:
     outcome: str
     code: str
     trace_id: str | None = None
+    error: str | None = None
     made: Sequence[Made] = field(default_factory=tuple)
 
 
@@ -157,6 +159,7 @@ def record_of(ended: Ended) -> Record:
         completion_tokens=None if told is None else told.completion_tokens,
         cached_tokens=None if told is None else told.cached_tokens,
         trace_id=ended.trace_id,
+        error=ended.error,
     )
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -46,6 +47,22 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return _encoded(line)
+
+
+class HttpServerLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp's server logs. What a client sends that is no HTTP is one line, and no error of ours: a port that
+    strangers reach gets much of it, and what they sent may hold a key.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger("pointsman.http"))
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        """Log `msg` with the exception that is handled."""
+        if isinstance(exc_info, HttpProcessingError):
+            self.info("a client sent what is no HTTP: %s", type(exc_info).__name__)
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **more)
 
 
 def log_to(console: Console, options: LogOptions) -> None:

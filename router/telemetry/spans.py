@@ -32,7 +32,7 @@ from opentelemetry.util.types import AttributeValue
 from policies.nouns import ClusterView, Decision, Outcome, Prompt, Request, Usage
 from router.ask import Chat, Input
 from router.calls.bid import Placed
-from router.calls.outcome import code_of, outcome_of
+from router.calls.outcome import code_of, outcome_of, why_of
 from router.telemetry.tracing import Answered, CallTrace, Target, TraceIds, Untraced
 
 OPERATIONS = {
@@ -295,7 +295,7 @@ class _Attempt(_Maker):
             self.span.set_attribute("error.type", code_of(error))
             # who goes away or asks for nonsense has not met a broken backend; a backend that must be left has failed us
             if outcome_of(error) is not Outcome.CANCELLED:
-                self.span.set_status(StatusCode.ERROR)
+                self.span.set_status(StatusCode.ERROR, why_of(error))
         self.span.end(now_ns)
 
 

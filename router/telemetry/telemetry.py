@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from policies.nouns import BackendView, Decision, Outcome, Request, Usage
 from policies.shadow import Difference
 from router.ask import Input
-from router.calls.outcome import code_of, outcome_of
+from router.calls.outcome import code_of, outcome_of, why_of
 from router.telemetry.backend_metrics import BackendMetrics
 from router.telemetry.decision_log import DecisionLog, LoggedPrompt
 from router.telemetry.logs import Facts
@@ -271,4 +271,5 @@ class Telemetry:
             facts = {"request": account.id, "tenant": who[0], "service_class": who[1], "model": account.model}
             end = {"outcome": outcome.value, "code": code, "seconds": round(now - account.started_at, 6)}
             found = {} if ids is None else ids._asdict()
+            found |= {} if (why := why_of(failure)) is None else {"error": why}
             _outcomes.info(Facts({**facts, **end, **msgspec.to_builtins(usage), **found}))

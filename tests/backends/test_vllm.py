@@ -115,7 +115,7 @@ async def test_adapters_are_models_and_may_have_other_names_here() -> None:
         await backend.probe()
         described = backend.describe()
         assert described is not None
-        assert described.models == {"m", "sql-lora", "sql"}
+        assert described.models == {"sql"}
         assert described.context_tokens == 4096
         await everything(backend, a_request(model="sql"))
         assert server.received[0].body["model"] == "sql-lora"

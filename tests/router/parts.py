@@ -82,7 +82,9 @@ class ScriptedBackend:
     context_tokens: int | None = CONTEXT_TOKENS
     prompts: list[Prompt] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
-    capabilities: frozenset[Capability] = frozenset(Capability) - {Capability.STRUCTURED_OUTPUT, Capability.PINS}
+    capabilities: frozenset[Capability] = frozenset(Capability) - {
+        *(Capability.STRUCTURED_OUTPUT, Capability.PINS, Capability.SUFFIX, Capability.PROMPT_LOGPROBS),
+    }
     open: int = 0
     began: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

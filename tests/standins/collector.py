@@ -38,6 +38,7 @@ class Span:
     attributes: dict[str, Any]
     events: dict[str, int]
     is_error: bool
+    said: str = ""
 
 
 @dataclass
@@ -103,6 +104,7 @@ def _span(span: trace.Span, service: str) -> Span:
         _attributes(span.attributes),
         {event.name: event.time_unix_nano for event in span.events},
         span.status.code == trace.Status.STATUS_CODE_ERROR,
+        span.status.message,
     )
 
 

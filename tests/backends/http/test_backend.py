@@ -106,14 +106,15 @@ async def test_what_was_configured_goes_before_what_is_told() -> None:
         assert backend.load() == Load(waiting=1, max_requests=7, reported_at=0.0)
 
 
-def test_an_alias_is_known_once_what_it_stands_for_is_served() -> None:
+def test_only_what_is_named_is_served_and_that_once_the_server_has_it() -> None:
     def models(**options: Any) -> frozenset[str] | None:
         described = Counted("c", "http://h:1", pool="p", options=HttpOptions(**options)).describe()
         return described.models if described else None
 
     assert models() is None
     assert models(models={"a": "x"}) == {"a"}
-    assert models(models={"a": "x", "b": "y"}, served=frozenset({"x"})) == {"a", "x"}
+    assert models(models={"a": "x", "b": "y"}, served=frozenset({"x"})) == {"a"}
+    assert models(models={"b": "y"}, served=frozenset({"x"})) == frozenset()
 
 
 def test_it_shows_what_it_is() -> None:

@@ -32,3 +32,21 @@ def test_cached_tokens_are_understood_by_each_servers_name(told: dict[str, Any])
 def test_the_stop_that_ended_a_choice_is_told_by_vllm_and_by_sglang(told: dict[str, Any], stop: str | None) -> None:
     choice = {"index": 0, "delta": {}, "finish_reason": "stop", **told}
     assert [delta.stop for delta in deltas_of({"choices": [choice]})] == [stop]
+
+
+@pytest.mark.parametrize(
+    ("told", "thought"),
+    [
+        ({}, None),
+        ({"completion_tokens_details": {"reasoning_tokens": 5}}, 5),
+        ({"completion_tokens_details": {"reasoning_tokens": 0}}, 0),
+        ({"completion_tokens_details": None, "reasoning_tokens": 6}, 6),
+    ],
+)
+def test_what_was_thought_is_counted_where_the_server_counts_it(told: dict[str, Any], thought: int | None) -> None:
+    assert usage_of({"prompt_tokens": 7, "completion_tokens": 9, **told}) == Usage(7, 9, 0, thought)
+
+
+def test_nonsense_of_thoughts_is_no_usage() -> None:
+    with pytest.raises(ValueError, match="no numbers of tokens"):
+        usage_of({"completion_tokens_details": {"reasoning_tokens": -1}})

@@ -346,7 +346,7 @@ async def test_names_and_context_are_learnt_from_the_probe() -> None:
         await backend.probe()
         described = backend.describe()
     assert described is not None
-    assert described.models == {"m", "alias"}
+    assert described.models == {"alias"}
     assert described.context_tokens == 4096
     assert not described.speaks_tokens
 

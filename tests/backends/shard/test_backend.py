@@ -337,7 +337,7 @@ async def test_a_shard_says_what_it_is_and_how_busy(tmp_path: Path) -> None:
         assert set(told) == {"b"}
         assert backend.describe() is described
     assert described is not None
-    assert described.models == {"scripted", "alias"}
+    assert described.models == {"alias"}
     assert (described.context_tokens, described.vocabulary, described.speaks_tokens) == (4096, 1000, True)
     assert (described.reports_cache, described.preempts) == (True, True)
     assert (load.running, load.free_tokens, load.max_requests) == (0, 1024 * 64, 64)

@@ -227,6 +227,9 @@ MISTAKES = {
     "policies: {x: {pick: {best_of: {sample: 0}}}}": "must be above zero",
     "server: {http: 80}": "must be host:port",
     "server: {max_body: 16 apples}": "must be a size",
+    "server: {cors: {origins: 'https://app.example.com/'}}": "must be scheme://host or scheme://host:port",
+    "server: {cors: {origins: app.example.com}}": "must be scheme://host or scheme://host:port",
+    "server: {cors: {}}": "has no origins",
 }
 
 

@@ -421,6 +421,10 @@ async def test_wrong_keys_models_and_routes_are_answered_in_anthropics_shape() -
             assert (reply.status, (await reply.json())["type"]) == (405, "error")
         status, body = await client.answer(f"{MESSAGES_PATH}/batches", a_message())
         assert (status, body["error"]["type"]) == (404, "not_found_error")
+        status, body = await client.answer("/v1/message", headers={"anthropic-version": "2023-06-01"})
+        assert (status, body["type"], body["error"]["type"]) == (404, "error", "not_found_error")
+        status, body = await client.answer("/v1/prefixes", {}, headers={"anthropic-version": "2023-06-01"})
+        assert (status, body["error"]["code"]) == (400, "invalid_request")
         status, body = await client.answer(MESSAGES_PATH, data=b"{")
         assert (status, body["error"]["type"]) == (400, "invalid_request_error")
 
@@ -440,7 +444,7 @@ async def test_the_official_client_lists_models_and_finds_one() -> None:
 async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
     script: list[Any] = [Delta(text="half", token_ids=(1,)), BackendFailed("gone")]
     async with a_router(ScriptedBackend(scripts=[script])) as router, official(router.http_url) as client:
-        with pytest.raises(anthropic.APIStatusError, match="gone"):
+        with pytest.raises(anthropic.APIStatusError, match="the backend that had the request failed"):
             async with client.messages.stream(**a_message()) as stream:
                 await stream.until_done()
 

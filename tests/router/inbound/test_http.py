@@ -180,7 +180,7 @@ async def test_nobody_starts_over_once_the_client_has_seen_a_token() -> None:
     assert contents(events)[0]["choices"][0]["delta"]["content"] == "half"
     error = contents(events)[-1]["error"]
     assert error["code"] == "backend_failed"
-    assert error["message"] == "gone (look there)"
+    assert (error["message"], error["hint"]) == (BackendFailed.told_as, "")
     assert "data: [DONE]" not in events
     assert sum(len(backend.requests) for backend in backends) == 1
 
@@ -397,10 +397,31 @@ async def test_a_byte_order_mark_is_no_part_of_a_body() -> None:
     assert backend.prompts[0].verbatim == json.dumps(a_chat()).encode()
 
 
-async def test_a_page_of_an_unknown_path_says_so_with_its_status() -> None:
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", f"did you mean '{CHAT}'?"),
+        (f"/v1{CHAT}/", f"did you mean '{CHAT}'?"),
+        (f"{CHAT}/", f"did you mean '{CHAT}'?"),
+        ("/v1/message", "did you mean '/v1/messages'?"),
+        ("/v1/prefixes/a/b", "did you mean '/v1/prefixes'?"),
+        ("/", f"POST {CHAT}, "),
+    ],
+)
+async def test_an_unknown_path_is_told_what_was_probably_meant(path: str, hint: str) -> None:
     async with a_router() as router, a_client(router) as client:
-        status, body = await client.answer("/chat/completions", a_chat())
-    assert (status, CHAT in body["error"]["message"]) == (404, True)
+        status, body = await client.answer(path, a_chat())
+    assert status == 404
+    assert body["error"]["message"].startswith(f"there is no {path} here ({hint}")
+
+
+async def test_a_wrong_method_is_told_which_are_right() -> None:
+    async with a_router() as router, a_client(router) as client:
+        async with client.get(CHAT) as reply:
+            assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+            assert (await reply.json())["error"]["message"] == f"{CHAT} does not take GET (it takes POST)"
+        async with client.post("/v1/prefixes/p") as reply:
+            assert (reply.status, reply.headers["Allow"]) == (405, "DELETE,GET,HEAD")
 
 
 @pytest.mark.parametrize(

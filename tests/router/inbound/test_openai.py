@@ -16,7 +16,7 @@ from router.ask import Ask, Chat
 from router.inbound.openai import MEDIA_PARTS, chat_ask, completion_ask
 from router.inbound.reading import decode
 from router.text.tokenize import MEDIA_TOKENS, estimated
-from tests.router.parts import CHAT, COMPLETIONS, a_chat, a_client, a_router
+from tests.router.parts import CHAT, COMPLETIONS, ScriptedBackend, a_chat, a_client, a_router, an_answer
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
@@ -236,3 +236,34 @@ def test_a_chat_says_what_a_backend_must_be_able_to_do(fields: dict[str, Any], n
 )
 def test_so_does_a_completion(fields: dict[str, Any], needs: set[Capability]) -> None:
     assert completion_ask({"model": "tiny", **fields}).needs == needs
+
+
+RARE = {
+    "suffix": ({"suffix": " and so on."}, {Capability.SUFFIX}),
+    "echo": ({"echo": True, "logprobs": 1}, {Capability.LOGPROBS, Capability.PROMPT_LOGPROBS}),
+}
+
+
+@pytest.mark.parametrize("param", RARE)
+async def test_rare_fields_of_completions_reach_those_who_take_them_and_are_refused_by_name_elsewhere(
+    param: str,
+) -> None:
+    fields, needs = RARE[param]
+    body = {"model": "tiny", "prompt": "the quick", **fields}
+    able = ScriptedBackend("able", speaks_tokens=False, scripts=[an_answer("the quick", " fox")])
+    able.capabilities |= needs
+    assert completion_ask(body).needs == needs
+    async with a_router(able, ScriptedBackend("shard")) as router, a_client(router) as client:
+        status, answer = await client.answer(COMPLETIONS, body)
+        assert (status, answer["choices"][0]["text"]) == (200, "the quick fox"), "the backend's own echo, and no other"
+    assert able.prompts[0].verbatim == json.dumps(body).encode()
+    async with a_router(ScriptedBackend("shard")) as router, a_client(router) as client:
+        status, answer = await client.answer(COMPLETIONS, body)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert "no backend of 'tiny' can " in answer["error"]["message"]
+    assert answer["error"]["hint"]
+
+
+def test_a_text_alone_is_echoed_by_the_router() -> None:
+    ask = completion_ask({"model": "tiny", "prompt": "the quick", "echo": True})
+    assert (ask.echo, ask.bodies[0]) == (True, {"model": "tiny", "prompt": "the quick"})

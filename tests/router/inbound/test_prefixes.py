@@ -51,6 +51,9 @@ def test_a_text_or_token_ids_are_kept_as_they_are() -> None:
     assert wish_of({"model": MODEL, "prompt": "text", "ttl": 30}, {}).ask.inputs == ("text",)
     assert wish_of({"model": MODEL, "prompt": [1, 2]}, {}).ask.inputs == (b"\1\0\0\0\2\0\0\0",)
     assert wish_of({"model": MODEL, "prompt": "text"}, {}).ttl_s == 600.0
+    assert (
+        wish_of({"model": MODEL, "prompt": "text", "suffix": "x", "echo": True, "logprobs": 1}, {}).ask.needs == set()
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,12 +70,21 @@ def test_a_text_or_token_ids_are_kept_as_they_are() -> None:
         ({"ttl": None}, "ttl", "for how long"),
         ({"pin": "yes"}, "pin", "only where it can be pinned"),
         ({"model": ""}, "model", "lists the models"),
+        ({"shard": 2}, "shard", r"`shard` is no field of this API \(did you mean 'shards'\?\)"),
+        ({"kept_by": "me"}, "kept_by", "no field of this API .*lists the fields"),
+        ({"echo": True}, "echo", "no field of this API"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_field(fields: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as refused:
         wish_of(a_wish(**fields), {})
     assert refused.value.param == param
+
+
+def test_what_says_how_to_answer_may_be_there_and_what_makes_the_prompt_goes_along() -> None:
+    wish = wish_of(a_wish(temperature=0.5, n=3, reasoning_effort="low", vendor=None), {})
+    assert wish.ask.bodies[0]["reasoning_effort"] == "low"
+    assert wish.ask.sampling.choices == 1
 
 
 def test_neither_conversation_nor_text_is_nothing_to_keep() -> None:

@@ -14,6 +14,7 @@ from openai.types.responses import ResponseOutputMessage
 
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Delta, TokenLogprob, Usage
+from router.inbound.answer import usage_sum
 from router.inbound.responses import RESPONSES_PATH, responses_ask
 from tests.router.inbound.test_anthropic import a_call
 from tests.router.inbound.test_openai import anything, scalars
@@ -251,6 +252,30 @@ async def test_an_answer_that_was_cut_short_is_incomplete(finish: str, reason: s
         assert [one.status for one in said.output] == ["incomplete"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("told", "shown"), [(3, 3), (0, 0), (None, 0)])
+async def test_thoughts_are_counted_as_the_backend_counts_them(told: int | None, shown: int) -> None:
+    script: list[Any] = [Delta(text="a", token_ids=(1,)), Delta(finish_reason="stop", usage=Usage(1, 4, 0, told))]
+    backend = ScriptedBackend(scripts=[list(script) for _ in range(4)])
+    async with a_router(backend) as router, official(router.http_url) as client:
+        whole = await client.responses.create(**a_body())
+        stream = await client.responses.create(**a_body(), stream=True)
+        last = [event async for event in stream][-1].response  # type: ignore[union-attr]
+        chat = await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+        two = await client.completions.create(model=MODEL, prompt="hi")
+    for said in (whole, last):
+        assert said.usage is not None
+        assert said.usage.output_tokens_details.reasoning_tokens == shown
+    for answer in (chat, two):
+        assert answer.usage is not None
+        details = answer.usage.completion_tokens_details
+        assert (details and details.reasoning_tokens) == told
+
+
+async def test_a_sum_in_which_some_thoughts_are_not_counted_is_none() -> None:
+    assert usage_sum([Usage(1, 2, 0, 3), Usage(1, 2, 0, 4)]) == Usage(2, 4, 0, 7)
+    assert usage_sum([Usage(1, 2, 0, 3), Usage(1, 2, 0)]) == Usage(2, 4, 0, None)
+
+
 async def test_a_refusal_is_a_part_of_its_own_and_comes_back_as_text() -> None:
     script: list[Any] = [
         Delta(message={"refusal": "I can"}),
@@ -283,7 +308,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_a_failed_response
         stream = await client.responses.create(**a_body(), stream=True)
         events = [event async for event in stream]
     assert [event.type for event in events[-2:]] == ["error", "response.failed"]
-    assert events[-2].message == "gone"  # type: ignore[union-attr]
+    assert events[-2].message == BackendFailed.told_as  # type: ignore[union-attr]
     assert events[-1].response.error.code == "backend_failed"  # type: ignore[union-attr]
 
 

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from backends.fake import FakeBackend
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.vllm import VLLM, VLLMOptions
+from policies.errors import BackendFailed
 from policies.nouns import Outcome, ServiceClass, Tenant
 from policies.on_miss import Shed
 from policies.rules import Rule, When
@@ -278,7 +279,7 @@ async def test_a_gateway_that_answers_by_itself_while_a_request_waits_is_let_go_
         await gone(first)
 
 
-async def test_an_endpoint_that_never_answers_is_given_up() -> None:
+async def test_an_endpoint_that_never_answers_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     class Silent(OpenAIServer):
         async def complete(self, request: web.Request) -> web.StreamResponse:
             return await asyncio.Event().wait()  # type: ignore[return-value, func-returns-value]
@@ -286,7 +287,8 @@ async def test_an_endpoint_that_never_answers_is_given_up() -> None:
     async with a_gateway(Silent(model=MODEL), idle_s=0.05) as (envoy, router):
         reply = await chat(envoy)
         assert reply.status == 502
-        assert "was silent for 0.05 s" in error_in(reply.body)["message"]
+        assert error_in(reply.body)["message"] == BackendFailed.told_as
+        assert "was silent for 0.05 s" in caplog.text
         assert settled(router) == {Outcome.FAILED: 1}
 
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from backends.fake import FakeBackend
-from policies.errors import BackendFailed, ExpectedError, QuotaExceeded, UnknownPrefix
+from policies.errors import BackendFailed, ExpectedError, InvalidRequest, QuotaExceeded, UnknownPrefix
 from policies.nouns import Tenant
 from router.prefixes.prefix import Dropped, Place, Prefix, prefix_id
 from tests.router.prefixes.parts import ACME, KEYS, LABS, TOKENS, a_bench
@@ -65,7 +65,7 @@ async def test_fewer_backends_than_asked_for_make_it_partial_and_say_why() -> No
 async def test_what_went_wrong_is_told_within_a_bound() -> None:
     async with a_bench() as bench:
         await bench.keep()
-        bench.warmer.failure = BackendFailed("broken " * 1000)
+        bench.warmer.failure = InvalidRequest("broken " * 1000)
         assert len((await bench.keep(shards=2)).trouble) == 500
 
 

@@ -121,7 +121,7 @@ async def test_backends_get_the_context_of_their_own_attempt(monkeypatch: pytest
 
 async def test_a_retry_is_a_sibling_with_a_queue_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # whichever is asked takes the next script
-    scripts = [[BackendFailed("no")], [BackendFailed("no")], an_answer("x")]
+    scripts = [[BackendFailed("no", hint="is it up?")], [BackendFailed("no", hint="is it up?")], an_answer("x")]
     backends = [ScriptedBackend(name, scripts=scripts) for name in ("b0", "b1", "b2")]
     collector, status = await asked(monkeypatch, *backends)
     attempts = [span for span in collector.named(f"chat {MODEL}") if span.kind == "client"]
@@ -130,6 +130,7 @@ async def test_a_retry_is_a_sibling_with_a_queue_of_its_own(monkeypatch: pytest.
     assert {one.attributes["pointsman.backend"] for one in attempts} == {"b0", "b1", "b2"}
     assert [one.attributes["pointsman.attempt"] for one in attempts] == [1, 2, 3]
     assert [one.is_error for one in attempts] == [True, True, False]
+    assert [one.said for one in attempts] == ["no (is it up?)", "no (is it up?)", ""]
     assert all(one.parent_id == call.id for one in attempts)
     assert all(one.attributes["error.type"] == "backend_failed" for one in attempts[:-1])
     assert len(collector.named("queue")) == len(collector.named("decide")) == 3

@@ -1,0 +1,48 @@
+"""What clients are told of backends: neither where they run, nor what they say of themselves. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from policies.errors import BackendFailed, ExpectedError, Overloaded
+
+_HIDDEN = "..."
+
+_PLACES = re.compile(
+    r"""
+    \b[a-z][a-z0-9+.-]*://[^\s'"<>)\]}]+                          # a URL
+    | \b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b                        # IPv4
+    | \[(?=[^\]]*:[^\]]*:)[0-9a-f:.]+\](?::\d+)?                  # IPv6
+    | \b(?:localhost|[a-z0-9-]+(?:\.[a-z0-9-]+)+):\d{2,5}\b       # a host and its port
+    | (?<![\w/.:])/(?!v\d+/)[\w.@+-]+(?:/[\w.@+-]+)+              # a file, but no endpoint of an API
+    | \b[a-z]:\\[^\s'"]+                                          # a file of Windows
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def told_of(error: ExpectedError) -> str:
+    """What a client is told of `error`, with which a backend ended its request.
+
+    What a backend says of the request is passed on without places; what it says of itself is not.
+    """
+    if isinstance(error, BackendFailed):
+        return error.told
+    if isinstance(error, Overloaded):
+        return "the backend is busy (try again in a moment)"
+    return without_places(error.told)
+
+
+def without_places(text: str) -> str:
+    """`text` without addresses, URLs and files of more than one part."""
+    return _PLACES.sub(_HIDDEN, text)
+
+
+def shown_name(backend: str) -> str:
+    """The name of `backend` for clients: of one that was found at an address, a hash of that stands in its place.
+
+    The hash is short: it tells backends apart, and many addresses have the same.
+    """
+    pool, at, address = backend.partition("@")
+    return f"{pool}{at}{hashlib.blake2b(address.encode(), digest_size=2).hexdigest()}" if at else backend
