@@ -14,7 +14,7 @@ from policies.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_wor
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.nouns import BackendView, Request
-from router.flights import Flight, Flights, Front, Seen, Traffic
+from router.flights import Flight, Flights, Seen, Traffic
 
 _NOTHING = Description(models=frozenset())
 """What a backend says that was never reached."""
@@ -292,8 +292,9 @@ class Member:
 
 def _of_equals(work: Work, prompts: int, tokens: float) -> Ahead:
     """What is in front of a prompt of so many `tokens` where it is known only what all `prompts` are together."""
-    count = max(1, prompts)
-    return Front([Work(work.tokens / count, work.pairs / count)] * count).ahead_of(tokens)
+    share = min(1.0, tokens * max(1, prompts) / work.tokens)
+    alike = Work(work.tokens * share, work.pairs * share)
+    return Ahead(alike, Work(work.tokens - alike.tokens, work.pairs - alike.pairs))
 
 
 def _some(work: Work, share: float, more: Work) -> Work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from policies.cost import TYPICAL, Latency, prefill_work
 from policies.errors import BackendFailed, Overloaded
 from policies.nouns import Delta, Usage
 from policies.predict import predicted_ttft_s
-from router.flights import Flight
+from router.flights import Flight, Front, Traffic
 from router.member import Member
 from tests.policies.builders import a_request
 
@@ -223,3 +224,11 @@ def test_an_answer_asked_whole_teaches_no_speed_and_is_presumed_to_decode_once_i
     assert (repr(member.model), repr(member.limit), told) == (*before, [])
     member.end(other, None, now=61.0)
     member.check()
+
+
+@pytest.mark.parametrize("tokens", [1.0, 100.0, 5000.0, math.inf])
+def test_what_others_sent_is_taken_to_be_prompts_of_one_length(tokens: float) -> None:
+    member, theirs = a_member(), prefill_work(500)
+    member.elsewhere = Traffic(waiting=8, waiting_tokens=8 * 500, waiting_pairs=8 * theirs.pairs)
+    view = member.view(1.0, {}, prompt_tokens=tokens)
+    assert view.queue_s == pytest.approx(view.latency.queue_s(Front([theirs] * 8).ahead_of(tokens)))
