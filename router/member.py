@@ -97,8 +97,12 @@ class Member:
         unnamed = 0 if said.reports_cache else None
         held_tokens = held.get(self.backend.name, unnamed)
         ahead = self._ahead(now, load, unseen_tokens, seen, max(1.0, prompt_tokens - (held_tokens or 0)))
-        running, waiting = len(self.flights) - self.flights.waiting, self.flights.waiting + self.elsewhere.waiting
+        known = self.flights.traffic().plus(self.elsewhere)
+        running = known.running if load.running is None else load.running
+        waiting = known.waiting if load.waiting is None else load.waiting + unseen
         waiting_tokens = self.elsewhere.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
+        # what others have there keeps nobody from one request of their own: without any nothing is learnt of the limit
+        adaptive_limit = max(self.limit.limit, running + waiting - len(self.flights) + 1)
         health = self.health
         share = health.share(now)
         return BackendView(
@@ -108,8 +112,8 @@ class Member:
             models=said.models,
             healthy=(health.is_well or health.is_on_trial) and description is not None,
             draining=self.is_kept_out or self.is_leaving or load.draining,
-            running=running + self.elsewhere.running if load.running is None else load.running,
-            waiting=waiting if load.waiting is None else load.waiting + unseen,
+            running=running,
+            waiting=waiting,
             waiting_tokens=waiting_tokens + unseen_tokens,
             max_requests=load.max_requests,
             free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
@@ -120,7 +124,7 @@ class Member:
             weight=self.weight * share,
             latency=latency,
             queue_s=latency.queue_s(ahead),
-            adaptive_limit=self.limit.limit if load.max_requests is None else None,
+            adaptive_limit=adaptive_limit if load.max_requests is None else None,
             reclaimable_requests=seen.reclaimable_requests,
             reclaimable_tokens=seen.reclaimable_tokens,
             # nearly all are steady, and this is asked of each backend for each decision

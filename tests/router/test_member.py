@@ -13,6 +13,7 @@ from backends.base import Description, Load
 from backends.fake import FakeBackend
 from policies.cost import TYPICAL, Latency, prefill_work
 from policies.errors import BackendFailed, Overloaded
+from policies.filters import under_limit
 from policies.nouns import Delta, Usage
 from policies.predict import predicted_ttft_s
 from router.flights import Flight, Front, Traffic
@@ -232,3 +233,24 @@ def test_what_others_sent_is_taken_to_be_prompts_of_one_length(tokens: float) ->
     member.elsewhere = Traffic(waiting=8, waiting_tokens=8 * 500, waiting_pairs=8 * theirs.pairs)
     view = member.view(1.0, {}, prompt_tokens=tokens)
     assert view.queue_s == pytest.approx(view.latency.queue_s(Front([theirs] * 8).ahead_of(tokens)))
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_others_have_at_a_backend_keeps_nobody_from_finding_out_what_it_takes(tells: bool) -> None:
+    member, now, most = a_member(replace(SHARD, reports_cache=False, preempts=False)), 0.0, 0
+    member.elsewhere = Traffic() if tells else Traffic(running=20)
+    room = under_limit()
+    for _ in range(30):
+        now += 0.1
+        if tells:
+            member.backend.reported = Load(running=20, waiting=0, reported_at=now)  # type: ignore[attr-defined]
+        sent = []
+        while room(a_request(), member.view(now, {})) and len(sent) < 25:
+            sent.append(member.begin(a_request(), 1000, now=now, is_first_try=True))
+        for flight in sent:
+            flight.heard(Delta(text="x"), now + 0.07)
+            member.end(flight, None, now=now + 0.08)
+        most = max(most, len(sent))
+        assert sent, "others keep it full, and it is never found out that there is more room"
+        member.check()
+    assert most > 20
