@@ -82,14 +82,14 @@ def broken(text: str, rng: random.Random) -> str:
     return rng.choice(slips)()
 
 
-async def test_a_thousand_edits_never_leave_a_mixed_state(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hundreds_of_edits_never_leave_a_mixed_state(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pointsman.decision")
     rng, paper = random.Random(4), Paper(a_file(0))
     gateway, reloader = a_gateway(paper)
     await well(gateway, "b0")
     numbers = {gateway.config.version: 0}
     accepted = 0
-    for number in range(1, 1001):
+    for number in range(1, 301):
         sound = a_file(number)
         paper.text = broken(sound, rng) if rng.random() < 0.5 else sound
         before = gateway.config
@@ -108,8 +108,8 @@ async def test_a_thousand_edits_never_leave_a_mixed_state(caplog: pytest.LogCapt
             assert [line["tenant"], line["service_class"], line["policy"]] == [
                 f"{what}-{decided}" for what in ("tenant", "class", "policy")
             ]
-    assert 400 < accepted < 900
-    assert counted(gateway, "config_reloads_total") == {"accepted": accepted, "refused": 1000 - accepted}
+    assert 120 < accepted < 270
+    assert counted(gateway, "config_reloads_total") == {"accepted": accepted, "refused": 300 - accepted}
     assert counted(gateway, "config_info") == {gateway.config.version: 1}
     gateway.check()
 
