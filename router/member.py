@@ -151,6 +151,7 @@ class Member:
             sent_at=now,
             ahead=ahead,
             crowd=there + 1,
+            own_crowd=len(self.flights) + 1,
             predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=latency.queue_s(ahead)),
             is_first_try=is_first_try,
             book=self.flights,
@@ -290,8 +291,10 @@ class Member:
         self.model.observe_decode(batch * scale, context_tokens * scale, (flight.last_at - flight.first_at) / steps)
 
     def _was_crowded(self, flight: Flight) -> bool:
-        """Was it sent among so many that a queue which nobody sees may have delayed it?"""
-        return self.adaptive_limit is not None and self.limit.is_crowded(flight.crowd)
+        """Was it sent among so many that a queue which nobody sees may have delayed it? Those of others do not count:
+        where they never leave, nothing would ever be learnt.
+        """
+        return self.adaptive_limit is not None and self.limit.is_crowded(flight.own_crowd)
 
 
 def _of_equals(work: Work, prompts: int, tokens: float) -> Ahead:
