@@ -97,12 +97,12 @@ class Member:
         unnamed = 0 if said.reports_cache else None
         held_tokens = held.get(self.backend.name, unnamed)
         ahead = self._ahead(now, load, unseen_tokens, seen, max(1.0, prompt_tokens - (held_tokens or 0)))
-        known = self.flights.traffic().plus(self.elsewhere)
-        running = known.running if load.running is None else load.running
-        waiting = known.waiting if load.waiting is None else load.waiting + unseen
-        waiting_tokens = self.elsewhere.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
+        flights, others = self.flights, self.elsewhere
+        running = len(flights) - flights.waiting + others.running if load.running is None else load.running
+        waiting = flights.waiting + others.waiting if load.waiting is None else load.waiting + unseen
+        waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
         # what others have there keeps nobody from one request of their own: without any nothing is learnt of the limit
-        adaptive_limit = max(self.limit.limit, running + waiting - len(self.flights) + 1)
+        adaptive_limit = max(self.limit.limit, running + waiting - len(flights) + 1)
         health = self.health
         share = health.share(now)
         return BackendView(
