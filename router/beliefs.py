@@ -173,7 +173,8 @@ class Beliefs:
         usage = flight.usage
         if usage is not None and usage.prompt_tokens and guess.backend in self._exact:
             return from_usage(usage.cached_tokens, usage.prompt_tokens)
-        if not guess.known:
+        # an answer in one piece does not tell when its first token was there
+        if not guess.known or flight.first_at is None:
             return None
         tokens, warm = flight.request.prompt_tokens, guess.known * BLOCK_TOKENS
         cold_s = seen.latency.ttft_s(tokens, 0, queue_s=seen.queue_s)

@@ -96,6 +96,8 @@ def as_config(gateway: Gateway, before: Contents, after: Contents) -> None:
         raise ConfigError(f"{source} has changes that need a restart:", problems=problems)
     gateway.config = carried_over(gateway.config, after.config)
     gateway.telemetry.config(after.config.version)
+    # who waits may have been let in
+    gateway.dispatcher.changed()
 
 
 def as_shadow(gateway: Gateway, before: Contents, after: Contents) -> None:  # noqa: ARG001

@@ -28,7 +28,8 @@ class AdaptiveLimit:
     whoever observes divides by that, so that prompts of any length compare.
 
     Now and then a round is a probe at half the limit. If that is faster beyond the tolerance, there was a queue that
-    whoever observes had come to take for normal, and the limit shrinks by the same rule. Sources: Gradient2 of Netflix'
+    whoever observes had come to take for normal, and the limit shrinks by the same rule. Where others send so much that
+    the backend is never half empty there is no probe. Sources: Gradient2 of Netflix'
     concurrency-limits (2018); TCP Vegas (Brakmo, O'Malley, Peterson, 1994), for slow start and for a queue that grows
     with the limit's root; probing as in BBR (Cardwell et al., 2016).
     """
@@ -41,7 +42,7 @@ class AdaptiveLimit:
         self._proven = float(initial)
         self._starting = True
         self._slowdowns: list[float] = []
-        self._busiest = 0
+        self._busiest = self._strayed = 0
         self._usual: float | None = None
         self._rounds_to_probe = _ROUNDS_BETWEEN_PROBES
 
@@ -69,7 +70,10 @@ class AdaptiveLimit:
 
         `in_flight` counts the request itself. A slowdown that is no positive number says nothing.
         """
-        if not slowdown > 0 or not self._belongs(in_flight):
+        if not slowdown > 0:
+            return
+        if not self._belongs(in_flight):
+            self._stray()
             return
         self._slowdowns.append(min(slowdown, _MOST_SLOWDOWN))
         self._busiest = max(self._busiest, in_flight)
@@ -94,9 +98,16 @@ class AdaptiveLimit:
             return in_flight <= self.limit
         return not self._starting or in_flight > self._limit / 2
 
+    def _stray(self) -> None:
+        """Give a probe up once more were sent among too many than were under way before it: others fill the backend."""
+        self._strayed += self.is_probing
+        if self._strayed > self._limit:
+            self._slowdowns, self._busiest, self._strayed = [], 0, 0
+            self._rounds_to_probe = _ROUNDS_BETWEEN_PROBES
+
     def _end_round(self) -> None:
         slowdown, used = median(self._slowdowns), self._busiest >= self._limit / 2
-        self._slowdowns, self._busiest = [], 0
+        self._slowdowns, self._busiest, self._strayed = [], 0, 0
         if self.is_probing:
             self._end_probe(slowdown)
         else:

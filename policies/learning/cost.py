@@ -16,6 +16,13 @@ one coefficient against the others, and of one backend against its peers."""
 _FACTOR = 1000.0
 """Coefficients stay within this factor of their priors: a phone's CPU and a rack of GPUs lie within it."""
 
+_COSTS = 3
+"""Of the coefficients that peers have in common, so many are costs, which a pace multiplies; they come first."""
+
+_LEVELLED = 0.002
+"""Of what a pace is off its first value, so much becomes common with each observation: whether all are slow or each is
+cannot be seen where one does most of the work, and what is common would wander off with the noise."""
+
 _ERROR_SHARE = 0.1
 _MOST_ERROR = 10.0
 """A relative error beyond this counts as this."""
@@ -240,6 +247,9 @@ def _learn(common: RecursiveFit, pace: RecursiveFit, parts: Sequence[float], usu
     own, others = pace.variance((1.0,)), common.variance(shares)
     common.learn(shares, error, beside=own)
     pace.learn((1.0,), error, beside=others)
+    back = _LEVELLED * math.log(pace.first_values[0] / pace.values[0])
+    pace.shift([back])
+    common.shift([-back] * _COSTS)
 
 
 def _pace(factor: float, spread: float) -> Prior:

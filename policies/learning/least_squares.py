@@ -52,10 +52,11 @@ class RecursiveFit:
     in the logs as an extended Kalman filter does; Huber's weights against outliers (Robust Statistics, 1981).
     """
 
-    __slots__ = ("_bias", "_bounds", "_covariance", "_first", "_logs", "observations", "values")
+    __slots__ = ("_bias", "_bounds", "_covariance", "_first", "_logs", "first_values", "observations", "values")
 
     def __init__(self, priors: Sequence[Prior]) -> None:
-        self.values = [prior.value for prior in priors]
+        self.first_values = tuple(prior.value for prior in priors)
+        self.values = list(self.first_values)
         self.observations = 0
         self._logs = [math.log(prior.value) for prior in priors]
         self._bounds = [(math.log(prior.least), math.log(prior.most)) for prior in priors]
@@ -86,14 +87,19 @@ class RecursiveFit:
         noise = beside + _NOISE * max(1.0, abs(error) / _OUTLIER)
         total = noise + sum(map(_times, moved, shares))
         step = error / total
-        for at, (low, high) in enumerate(self._bounds):
-            self._logs[at] = log = max(low, min(high, self._logs[at] + step * moved[at]))
-            self.values[at] = math.exp(log)
+        self.shift([step * one for one in moved])
         for at, row in enumerate(covariance):
             scale = moved[at] / total
             covariance[at] = [(old - scale * other) / _KEPT_SHARE for old, other in zip(row, moved, strict=True)]
         self._bound_covariance()
         self.observations += 1
+
+    def shift(self, by: Sequence[float]) -> None:
+        """Add so much to the logs of the first coefficients, as far as their bounds let them."""
+        for at, change in enumerate(by):
+            low, high = self._bounds[at]
+            self._logs[at] = log = max(low, min(high, self._logs[at] + change))
+            self.values[at] = math.exp(log)
 
     def check(self) -> None:
         """Prove that values are finite and in bounds, and that uncertainty has neither gone nor grown."""

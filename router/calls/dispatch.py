@@ -9,6 +9,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 
+from msgspec.structs import replace
+
 from policies.errors import Overloaded
 from policies.fairness.queue import FairQueue
 from policies.predict import uncached_tokens
@@ -60,14 +62,14 @@ class Dispatcher:
     def look(self, bid: Bid) -> Found:
         """What the policy decides for `bid` now. Raises what its `refusal` says if no backend can take it at all."""
         queue = self._queue(bid)
-        view, decision, is_reserved = queue.decide(bid)
-        if decision.chosen is None and not is_worth_waiting(decision):
-            raise bid.refusal(bid.request, view, decision)
-        bid.measure(view, decision)
-        if decision.chosen is None and queue.bids:
-            queue.stuck.add(bid.shape)
-        is_free = decision.chosen is not None and not is_reserved and not self._is_full and queue.lets(bid)
-        return Found(view, decision, is_free)
+        found = self._look(queue, bid)
+        if queue.walk is not None and found.is_free:
+            # room for those that wait first; what they leave is free now, and nobody is told to wait for nothing
+            queue.walk.cancel()
+            self._walk(queue)
+            found = self._look(queue, bid)
+        # a walk that was cut short has not let everybody have a look
+        return found if queue.walk is None else replace(found, is_free=False)
 
     def forgive(self, bid: Bid) -> bool:
         """Let `bid` go again to those that failed it and are ill or on trial now, once they are well; is there one?"""
@@ -151,6 +153,14 @@ class Dispatcher:
         """Does the router have as many requests at backends as it may?"""
         return self._cluster.in_flight >= self._config().server.max_concurrent
 
+    def _look(self, queue: ModelQueue, bid: Bid) -> Found:
+        """What is decided for `bid`, whoever waits. Raises its `refusal`."""
+        view, decision, is_reserved = queue.decide(bid)
+        if decision.chosen is None and not is_worth_waiting(decision):
+            raise bid.refusal(bid.request, view, decision)
+        bid.measure(view, decision)
+        return Found(view, decision, decision.chosen is not None and not is_reserved and not self._is_full)
+
     def _queue(self, bid: Bid) -> ModelQueue:
         self._follow_config()
         model = bid.request.model
@@ -185,6 +195,8 @@ class Dispatcher:
             newest = next((one for one in reversed(queue.bids.values()) if one.request.tenant == fullest), None)
             if newest is not None:
                 self._let_go(queue, newest, full)
+                # it may have been the one that nobody was to pass
+                self._walk_soon(queue)
                 return
 
     async def _through_outages(self, queue: ModelQueue, bid: Bid, waiting: asyncio.Future[Placed]) -> None:

@@ -18,8 +18,8 @@ from router.calls.bid import Bid
 class ModelQueue:
     """What waits for one model: in `fair` their order, with the bids in it, and those of each shape, oldest first.
 
-    `stuck` are shapes that found no room since the last change, `reserved` the backends that somebody waits for who has
-    waited so long that nobody may pass. `passed` are shapes that had a look behind many stuck ones, until all had one.
+    `stuck` are shapes that found no room in a walk, `reserved` the backends that somebody waits for who has waited so
+    long that nobody may pass. `passed` are shapes that had a look behind many stuck ones, until all had one.
     `outages` are the shapes that wait for a backend to be well, and since when.
     """
 
@@ -32,12 +32,6 @@ class ModelQueue:
     outages: dict[Hashable, float] = field(default_factory=dict)
     rate: DrainRate = field(default_factory=DrainRate)
     walk: asyncio.TimerHandle | None = None
-
-    def lets(self, bid: Bid) -> bool:
-        """May `bid` be placed at once, without passing anybody who is to go first?"""
-        if not self.bids:
-            return True
-        return self.walk is None and bid.shape not in self.stuck
 
     def decide(self, bid: Bid) -> tuple[ClusterView, Decision, bool]:
         """What the policy decides for `bid`, at best for a backend that is reserved for nobody; does it choose one that
@@ -62,14 +56,13 @@ class ModelQueue:
                     yield next(iter(bids.values()))
 
     def enter(self, bid: Bid, now: float) -> None:
-        """`bid`, whose shape just found no room, waits: at its place, or in front if its backend failed."""
+        """`bid`, which just found no room, waits: at its place, or in front if its backend failed."""
         if bid.is_charged:
             self.fair.push_front(bid.ticket())
         else:
             self.fair.push(bid.ticket(), now)
         self.bids[bid.request.id] = bid
         self.shapes.setdefault(bid.shape, {})[bid.request.id] = bid
-        self.stuck.add(bid.shape)
 
     def leave(self, bid: Bid) -> None:
         """`bid`, whose ticket has left the queue, waits no longer."""

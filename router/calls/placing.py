@@ -43,8 +43,9 @@ class Placer(msgspec.Struct, frozen=True):
         for at, step in enumerate(self.steps):
             leads_on = any(isinstance(later, Spill | Degrade) for later in self.steps[at:])
             try:
-                nobody_is_there = leads_on and self.dispatcher.look(bid).is_outage
-                if not nobody_is_there and (placed := await self._in_time(bid, step)) is not None:
+                found = self.dispatcher.look(bid)
+                nobody_is_there = leads_on and found.is_outage
+                if not nobody_is_there and (placed := await self._in_time(bid, found, step)) is not None:
                     return placed
             except (NoBackend, ContextExceeded):
                 if not leads_on:
@@ -90,9 +91,8 @@ class Placer(msgspec.Struct, frozen=True):
         assert placed is not None, "who waits for ever waits until placed"
         return placed
 
-    async def _in_time(self, bid: Bid, step: Step) -> Placed | None:
+    async def _in_time(self, bid: Bid, found: Found, step: Step) -> Placed | None:
         """A backend that keeps the promise; else one for which `step` lets it wait; else None, and `step` is tried."""
-        found = self.dispatcher.look(bid)  # first: this is what sets when it is due
         placed = await self._by(bid.due_at, bid, found)
         if placed is None:
             self._try(step)

@@ -265,19 +265,12 @@ class Cluster:
 
     def end(self, flight: Flight, failure: BaseException | None = None) -> None:
         """`flight` is over: well, or by `failure`. How it ended tells whether the backend is well, and how fast."""
-        member = self._flying.pop(flight)
+        member, name = self._flying.pop(flight), flight.backend
         member.end(flight, failure, now=self._clock())
-        name = flight.backend
-        if self._members.get(name) is not member:
-            # it was removed meanwhile: nobody asks any more what was learnt there
-            return
-        self._say_in_flight(member)
-        learnt = (member.model.snapshot(), member.adaptive_limit)
-        if learnt != member.told:
-            # ten gauges, and an answer that came whole teaches nothing
-            member.told = learnt
-            for listener in self._listeners:
-                listener.learnt(name, *learnt)
+        if self._members.get(name) is member:
+            self._say_in_flight(member)
+            self._say_learnt(member)
+        # of one that was removed meanwhile nobody asks what was learnt there, but the router has room for one more
         self.changed(name)
 
     @contextmanager
@@ -353,6 +346,14 @@ class Cluster:
     def _say_in_flight(self, member: Member) -> None:
         for listener in self._listeners:
             listener.in_flight(member.backend.name, len(member.flights))
+
+    def _say_learnt(self, member: Member) -> None:
+        learnt = (member.model.snapshot(), member.adaptive_limit)
+        if learnt != member.told:
+            # ten gauges, and an answer that came whole teaches nothing
+            member.told = learnt
+            for listener in self._listeners:
+                listener.learnt(member.backend.name, *learnt)
 
     def _say_predicted(self, name: str, predicted_s: float, seen_s: float) -> None:
         for listener in self._listeners:

@@ -18,7 +18,8 @@ from policies.nouns import Delta, Request, Usage
 class Flight:
     """One request at a backend, from when it is sent to its end.
 
-    `ahead` is the prefill that was in front of it when it was sent and `crowd` the requests there, itself included.
+    `ahead` is the prefill that was in front of it when it was sent, `crowd` the requests there, itself included, and
+    `own_crowd` those of this router among them.
     `is_first_try`: no other backend was tried before. `on_first` is called when the first piece of its answer arrives.
     `is_silent`: it may be answered in one piece, so that nobody sees when its prompt is computed.
     """
@@ -29,6 +30,7 @@ class Flight:
     sent_at: float
     ahead: Ahead
     crowd: int
+    own_crowd: int
     predicted_ttft_s: float
     is_first_try: bool
     book: Flights = field(repr=False)

@@ -97,8 +97,12 @@ class Member:
         unnamed = 0 if said.reports_cache else None
         held_tokens = held.get(self.backend.name, unnamed)
         ahead = self._ahead(now, load, unseen_tokens, seen, max(1.0, prompt_tokens - (held_tokens or 0)))
-        running, waiting = len(self.flights) - self.flights.waiting, self.flights.waiting + self.elsewhere.waiting
-        waiting_tokens = self.elsewhere.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
+        flights, others = self.flights, self.elsewhere
+        running = len(flights) - flights.waiting + others.running if load.running is None else load.running
+        waiting = flights.waiting + others.waiting if load.waiting is None else load.waiting + unseen
+        waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
+        # what others have there keeps nobody from one request of their own: without any nothing is learnt of the limit
+        adaptive_limit = max(self.limit.limit, running + waiting - len(flights) + 1)
         health = self.health
         share = health.share(now)
         return BackendView(
@@ -108,8 +112,8 @@ class Member:
             models=said.models,
             healthy=(health.is_well or health.is_on_trial) and description is not None,
             draining=self.is_kept_out or self.is_leaving or load.draining,
-            running=running + self.elsewhere.running if load.running is None else load.running,
-            waiting=waiting if load.waiting is None else load.waiting + unseen,
+            running=running,
+            waiting=waiting,
             waiting_tokens=waiting_tokens + unseen_tokens,
             max_requests=load.max_requests,
             free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
@@ -120,7 +124,7 @@ class Member:
             weight=self.weight * share,
             latency=latency,
             queue_s=latency.queue_s(ahead),
-            adaptive_limit=self.limit.limit if load.max_requests is None else None,
+            adaptive_limit=adaptive_limit if load.max_requests is None else None,
             reclaimable_requests=seen.reclaimable_requests,
             reclaimable_tokens=seen.reclaimable_tokens,
             # nearly all are steady, and this is asked of each backend for each decision
@@ -147,6 +151,7 @@ class Member:
             sent_at=now,
             ahead=ahead,
             crowd=there + 1,
+            own_crowd=len(self.flights) + 1,
             predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=latency.queue_s(ahead)),
             is_first_try=is_first_try,
             book=self.flights,
@@ -289,17 +294,19 @@ class Member:
         self.model.observe_decode(batch * scale, context_tokens * scale, (flight.last_at - flight.first_at) / steps)
 
     def _was_crowded(self, flight: Flight) -> bool:
-        """Was it sent among so many that a queue which nobody sees may have delayed it?"""
-        return self.adaptive_limit is not None and self.limit.is_crowded(flight.crowd)
+        """Was it sent among so many that a queue which nobody sees may have delayed it? Those of others do not count:
+        where they never leave, nothing would ever be learnt.
+        """
+        return self.adaptive_limit is not None and self.limit.is_crowded(flight.own_crowd)
 
 
 def _of_equals(work: Work, prompts: int, tokens: float) -> Ahead:
     """What is in front of a prompt of so many `tokens` where it is known only what all `prompts` are together."""
-    alike_tokens = tokens * max(1, prompts)
-    if work.tokens <= alike_tokens:
+    share = tokens * max(1, prompts) / work.tokens
+    if share >= 1.0:
         return Ahead(work)
-    alike_pairs = work.pairs * (alike_tokens / work.tokens)
-    return Ahead(Work(alike_tokens, alike_pairs), Work(work.tokens - alike_tokens, work.pairs - alike_pairs))
+    alike = Work(work.tokens * share, work.pairs * share)
+    return Ahead(alike, Work(work.tokens - alike.tokens, work.pairs - alike.pairs))
 
 
 def _some(work: Work, share: float, more: Work) -> Work:

@@ -17,7 +17,8 @@ from router.store.calls import Calls
 from router.supervise import supervise
 
 PATIENCE_S = 1.0
-"""How long starting waits for the shared store to answer at all, and closing for it to hear what is owed."""
+"""How long starting waits for the shared store to answer at all, closing for it to hear what is owed, and a request for
+its turn to ask: a store that answers in time, but less often than it is asked, would keep each one waiting longer."""
 
 AT_ONCE = 4
 """Most reservations that ask the shared store at once: a burst of them would look like a slow store. More would not be
@@ -122,18 +123,31 @@ class GuardedStore:
         """See QuotaStore; never raises StoreFailed. Raises Overloaded if it is strict and the shared store is away."""
         if not meters(asked.descriptors):
             return asked
-        # who waits for a turn waits for this router, which is no reason to believe that the store is slow
-        async with self._turns:
-            if self.is_away:
-                return self._alone(asked)
-            try:
-                answer = await self._calls.run(self._shared.reserve(asked))
-            except StoreFailed as failure:
-                self._lost(failure.fault)
-                return self._after_failure(asked)
-            except asyncio.CancelledError:
-                self._owe(asked, Charge())
-                raise
+        # who waits for a turn waits for this router, which for a while is no reason to believe that the store is slow
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            if not self.is_away:
+                self._lost(Fault.SLOW)
+            return self._alone(asked)
+        try:
+            return await self._together(asked)
+        finally:
+            self._turns.release()
+
+    async def _together(self, asked: Reservation) -> Reservation | Refused:
+        """What the shared store says, or this router's share while it is away."""
+        if self.is_away:
+            return self._alone(asked)
+        try:
+            answer = await self._calls.run(self._shared.reserve(asked))
+        except StoreFailed as failure:
+            self._lost(failure.fault)
+            return self._after_failure(asked)
+        except asyncio.CancelledError:
+            self._owe(asked, Charge())
+            raise
         self._backoff_s = self._options.first_backoff_s
         self._remember(asked, answer)
         return answer

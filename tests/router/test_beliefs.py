@@ -81,6 +81,16 @@ def test_a_backend_without_events_is_believed_to_keep_what_it_answered() -> None
     assert stage.expected() < 1
 
 
+def test_an_answer_in_one_piece_says_nothing_of_what_was_cached() -> None:
+    stage = Stage()
+    stage.answer()
+    flight = stage.cluster.begin("a", a_request(prompt_tokens=TOKENS), TOKENS)
+    flight.heard(Delta(text="all of it", is_whole=True), stage.now)
+    stage.cluster.end(flight)
+    stage.beliefs.answered("a", KEYS, flight, a_backend("a"))
+    assert stage.expected() > 8
+
+
 def test_where_events_tell_nothing_is_learnt() -> None:
     stage = Stage(tells=True)
     stage.answer()

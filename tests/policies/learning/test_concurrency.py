@@ -125,6 +125,19 @@ def test_bounds_must_hold_the_first_limit(bounds: dict[str, int]) -> None:
         AdaptiveLimit(**bounds)
 
 
+def test_a_probe_that_others_make_impossible_is_given_up() -> None:
+    limit = AdaptiveLimit(16, most=16)
+    while not limit.is_probing:
+        limit.observe(1.0, 16)
+    # those that were there before it began, and then those that are sent among the others'
+    for _ in range(16):
+        limit.observe(1.0, 12)
+        assert limit.limit == 8
+    limit.observe(1.0, 12)
+    assert limit.limit == 16
+    limit.check()
+
+
 @given(st.lists(st.tuples(st.floats(allow_nan=True), st.integers(0, 10_000), st.booleans()), max_size=300))
 def test_whatever_is_seen_the_limit_and_its_memory_stay_in_bounds(seen: list[tuple[float, int, bool]]) -> None:
     limit = AdaptiveLimit(initial=4, least=2, most=64)

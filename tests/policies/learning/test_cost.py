@@ -185,6 +185,17 @@ def test_twins_are_taken_to_be_equally_fast_though_each_sees_other_noise() -> No
     assert max(believed) < 1.5 * min(believed)
 
 
+def test_however_long_one_does_all_the_work_others_are_believed_to_be_like_it() -> None:
+    peers, rng, truth = Peers(), random.Random(0), FLEET["8B on an H200"]
+    busy, idle = LatencyModel(peers), LatencyModel(peers)
+    for number in range(6000):
+        tokens = rng.choice((30, 500, 4000, 30_000))
+        seen_s = truth.ttft_s(tokens) * math.exp(rng.gauss(0, NOISE)) * (10 if rng.random() < 0.03 else 1)
+        (idle if number < 40 and number % 2 else busy).observe_ttft(prefill_work(tokens), Ahead(), seen_s)
+    for other in (idle, LatencyModel(peers)):
+        assert other.snapshot().ttft_s(4000) == pytest.approx(truth.ttft_s(4000), rel=0.2)
+
+
 def test_prompts_that_do_not_wait_for_each_other_teach_that_the_queue_is_short() -> None:
     model = LatencyModel()
     for uncached in (500, 2000, 8000) * 20:

@@ -477,6 +477,26 @@ def test_no_more_run_than_the_server_may_have() -> None:
     run_virtually(run())
 
 
+@pytest.mark.parametrize("tokens", [100, 2048])
+def test_who_finds_no_room_keeps_nobody_of_any_size_from_room_while_the_queue_is_to_be_looked_at(tokens: int) -> None:
+    async def run() -> None:
+        stage = await Stage(slots=10).well()
+        stage.backends[0].reported = Load(max_requests=10, free_tokens=5000, reported_at=-1.0)
+        holder = await stage.place(stage.bid(prompt_tokens=2500))
+        (long,) = await queued(stage, stage.bid(prompt_tokens=4000))
+        # a report that makes no room for it, as shards send one after each step
+        stage.cluster.changed("b0")
+        small = stage.bid(prompt_tokens=tokens)
+        found = stage.dispatcher.look(small)
+        assert found.is_free
+        stage.leave(stage.dispatcher.take(small, found))
+        stage.leave(holder)
+        stage.leave(await long)
+        stage.check()
+
+    run_virtually(run())
+
+
 def test_a_new_file_is_followed_by_who_waits_already() -> None:
     async def run() -> None:
         stage = await Stage().well()

@@ -18,7 +18,7 @@ PREEMPTIBLE = {"preemptible": True, "rank": 2}
 def a_flight(book: Flights, tokens: int = 100, *, at: float = 0.0, held: int = 0, **what: Any) -> Flight:
     is_silent = what.pop("is_silent", False)
     request = a_request(prompt_tokens=tokens + held, **what)
-    flight = Flight("b0", request, tokens, at, Ahead(), 1, 0.5, True, book, lambda _: None, is_silent)
+    flight = Flight("b0", request, tokens, at, Ahead(), 1, 1, 0.5, True, book, lambda _: None, is_silent)
     book.begin(flight)
     return flight
 

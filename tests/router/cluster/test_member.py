@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from backends.base import Description, Load
 from backends.fake import FakeBackend
 from policies.errors import BackendFailed, Overloaded
+from policies.filters import under_limit
 from policies.learning.cost import TYPICAL, Latency, prefill_work
 from policies.nouns import Delta, Usage
 from policies.predict import predicted_ttft_s
-from router.cluster.flights import Flight
+from router.cluster.flights import Flight, Front, Traffic
 from router.cluster.member import Member
 from tests.policies.builders import a_request
 
@@ -223,3 +225,34 @@ def test_an_answer_asked_whole_teaches_no_speed_and_is_presumed_to_decode_once_i
     assert (repr(member.model), repr(member.limit), told) == (*before, [])
     member.end(other, None, now=61.0)
     member.check()
+
+
+@pytest.mark.parametrize("tokens", [1.0, 100.0, 5000.0, math.inf])
+def test_what_others_sent_is_taken_to_be_prompts_of_one_length(tokens: float) -> None:
+    member, theirs = a_member(), prefill_work(500)
+    member.elsewhere = Traffic(waiting=8, waiting_tokens=8 * 500, waiting_pairs=8 * theirs.pairs)
+    view = member.view(1.0, {}, prompt_tokens=tokens)
+    assert view.queue_s == pytest.approx(view.latency.queue_s(Front([theirs] * 8).ahead_of(tokens)))
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_others_have_at_a_backend_keeps_nobody_from_finding_out_what_it_takes(tells: bool) -> None:
+    member, now, most = a_member(replace(SHARD, reports_cache=False, preempts=False)), 0.0, 0
+    member.elsewhere = Traffic() if tells else Traffic(running=20)
+    room = under_limit()
+    for _ in range(30):
+        now += 1.0
+        if tells:
+            member.backend.reported = Load(running=20, waiting=0, reported_at=now)  # type: ignore[attr-defined]
+        sent = []
+        while room(a_request(), member.view(now, {})) and len(sent) < 25:
+            sent.append(member.begin(a_request(), 1000, now=now, is_first_try=True))
+        for flight in sent:
+            flight.heard(Delta(text="x"), now + 0.5)
+            flight.heard(Delta(finish_reason="stop", usage=Usage(1000, 1)), now + 0.5)
+            member.end(flight, None, now=now + 0.5)
+        most = max(most, len(sent))
+        assert sent, "others keep it full, and it is never found out that there is more room"
+        member.check()
+    assert most > 20
+    assert member.model.snapshot().ttft_s(1000) == pytest.approx(0.5, rel=0.2)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -245,7 +246,7 @@ async def test_health_follows_readiness_and_reflection_names_the_service() -> No
 
 async def test_a_decision_comes_as_trailing_metadata_if_it_is_asked_for() -> None:
     curious = (*METADATA, ("x-pointsman-explain", "1"))
-    async with a_stub() as (stub, router):
+    async with a_stub(config=replace(a_config(grpc="127.0.0.1:0"), outage_s=0.02)) as (stub, router):
         for metadata in (METADATA, curious):
             whole, streamed = (method(a_chat(), metadata=metadata) for method in (stub.Complete, stub.Generate))
             await whole

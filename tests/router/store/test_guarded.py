@@ -16,11 +16,13 @@ from policies.errors import Overloaded
 from policies.quota.budget import Refused, Reservation
 from policies.quota.charge import Charge
 from router.store.base import Fault
-from router.store.guarded import GuardedStore, GuardOptions
+from router.store.guarded import PATIENCE_S, GuardedStore, GuardOptions
+from router.store.memory import MemoryStore
 from router.store.redis import LEASE_S, RedisStore
 from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.store.parts import HandClock, Line, RedisServer, a_line, a_redis
 from tests.shards.attached import eventually
+from tests.virtual_time import run_virtually
 
 LIMITED = a_descriptor(tokens_per_minute=1000)
 BUDGET = a_descriptor(cost_per_day=1000)
@@ -309,3 +311,35 @@ async def test_without_limits_nobody_is_asked(server: RedisServer) -> None:
         assert await replica.store.reserve(free) == free
         await replica.store.settle(free, Charge(tokens=10**9))
         assert replica.store.owed == 0
+
+
+class Steady(MemoryStore):
+    """Answers each in time, and no more than so many a second."""
+
+    async def reserve(self, asked: Reservation) -> Reservation | Refused:
+        await asyncio.sleep(0.08)
+        return await super().reserve(asked)
+
+
+def test_a_store_that_is_asked_more_often_than_it_answers_keeps_nobody_waiting_for_long() -> None:
+    async def run() -> None:
+        loop, events, waits = asyncio.get_running_loop(), Counter[str](), list[float]()
+        store = GuardedStore(Steady(loop.time), clock=loop.time, on_event=lambda event: events.update([event]))
+        await store.start()
+
+        async def one(name: str) -> None:
+            began_at = loop.time()
+            assert isinstance(await store.reserve(a_reservation(name, LIMITED, tokens=1)), Reservation)
+            waits.append(loop.time() - began_at)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(400):
+                group.create_task(one(f"r{number}"))
+                await asyncio.sleep(0.01)
+        assert len(waits) == 400
+        assert max(waits) <= PATIENCE_S + 0.1
+        assert events["quota_store_slow"] >= 1
+        await store.close()
+        store.check()
+
+    run_virtually(run())
