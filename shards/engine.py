@@ -6,9 +6,10 @@ import random
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile, zip_longest
 
 from shards.exec.network import DrawingNetwork, HostedNetwork, Network
+from shards.exec.piece import Piece
 from shards.exec.request import Request
 from shards.exec.runner import Flight, Runner
 from shards.exec.sampling import Sample, Sampler
@@ -65,6 +66,7 @@ class Engine:
         network = model.network
         blocks = self.options.blocks(network.block_bytes)
         self._runs_ahead = self._check_device(network)
+        self._speculates = self.options.speculates(is_possible=not isinstance(network, DrawingNetwork))
         with memory_for(f"{gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
             network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
@@ -81,6 +83,7 @@ class Engine:
         self._landed_s = float("-inf")
         self._finished: list[Finished] = []
         self._arrivals = self._steps = 0
+        self._drafted_tokens = self._accepted_tokens = 0
         self._step_s = 0.0
         self._predicted_s = float("-inf")
         self._is_settled = True
@@ -278,9 +281,15 @@ class Engine:
         stop_ids = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else self.model.eos_token_ids)
         sampler = Sampler(sampling, seed=seed, stop_token_ids=stop_ids, vocabulary=self._limits.vocabulary)
         table = BlockTable(self._pool, submission.domain, rank=submission.rank)
-        unit_tokens = self.options.unit_tokens
-        lag = int(self._runs_ahead)
-        one = Sequence(request, choice, arrival=self._arrivals, table=table, unit_tokens=unit_tokens, lag=lag)
+        one = Sequence(
+            request,
+            choice,
+            arrival=self._arrivals,
+            table=table,
+            unit_tokens=self.options.unit_tokens,
+            lag=int(self._runs_ahead),
+            may_draft=self._speculates and not sampler.remembers,
+        )
         self._arrivals += 1
         self._writers[one.arrival] = Writer(submission, sampler, self.model.tokenizer)
         self._roster.enter(one)
@@ -324,15 +333,13 @@ class Engine:
             return []
         drawn: list[Drawn] = []
         for piece in due.step.pieces:
-            one, sampled = piece.sequence, next(samples) if piece.draws else None
-            if one.arrival not in self._writers:
+            own = list(islice(samples, piece.logits))
+            if piece.sequence.arrival not in self._writers:
                 continue
-            if piece.draws and sampled is None:
-                self._fail(one, "there is no token to draw: logits, with penalties and bias, are not finite numbers")
-                continue
-            self._scheduler.store(one)
-            if sampled is not None:
-                drawn.append(self._take(one, sampled))
+            if not piece.draws:
+                self._scheduler.store(piece.sequence)
+            elif (taken := self._take(piece, own)) is not None:
+                drawn.append(taken)
         landed_s = self._clock()
         self._step_s, self._landed_s = landed_s - max(due.started_s, self._landed_s), landed_s
         self._scheduler.observe(due.step, self._step_s)
@@ -347,16 +354,34 @@ class Engine:
         one.table.distrust()
         self._finish(one, one.finished(FinishReason.FAILED, message=message))
 
-    def _take(self, one: Sequence, sampled: Sample) -> Drawn:
-        """Append a drawn token, and finish the sequence if it was the last."""
-        self._scheduler.take(one, sampled.token_id)
-        end = self._writers[one.arrival].note(sampled.token_id)
+    def _take(self, piece: Piece, samples: list[Sample | None]) -> Drawn | None:
+        """Append drawn tokens up to the first that was not drafted, and finish the sequence if one was the last."""
+        one, taken = piece.sequence, list[Sample]()
+        for sampled, drafted in zip_longest(samples, piece.draft):
+            if sampled is None:
+                self._fail(one, "there is no token to draw: logits, with penalties and bias, are not finite numbers")
+                break
+            if taken:
+                self._scheduler.accept(one)
+            self._scheduler.store(one)
+            taken.append(sampled)
+            if not self._goes_on(one, sampled.token_id) or sampled.token_id != drafted:
+                break
+        self._drafted_tokens += len(piece.draft)
+        self._accepted_tokens += max(0, len(taken) - 1)
+        logprobs = tuple(sampled.logprobs for sampled in taken if sampled.logprobs is not None)
+        tokens = tuple(sampled.token_id for sampled in taken)
+        return Drawn(one.request.key, one.choice, tokens, logprobs) if taken else None
+
+    def _goes_on(self, one: Sequence, token_id: int) -> bool:
+        """Append a drawn token; False if it was the last, and the sequence is finished."""
+        self._scheduler.take(one, token_id)
+        end = self._writers[one.arrival].note(token_id)
         if end is None:
             self._scheduler.store(one)
         else:
             self._finish(one, one.finished(end.reason, stop=end.stop))
-        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-        return Drawn(one.request.key, one.choice, (sampled.token_id,), logprobs)
+        return end is None
 
     def _report(self, drawn: list[Drawn]) -> Report:
         self._steps += 1
@@ -390,4 +415,6 @@ class Engine:
             blocks_pinnable=self._pool.pins.room,
             prefill_s_per_token=self._scheduler.cost.prefill_s_per_token,
             step_s=self._step_s,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )

@@ -22,7 +22,8 @@ class Work(NamedTuple):
 
     `ready_tokens` can be computed now: whole units, or what ends the prompt. `rest_tokens`: all that its prompt still
     lacks, arrived or not. `next_block` names what it would compute first, and `may_follow` says that it could take
-    that block from the cache instead if another sequence computes it in this step.
+    that block from the cache instead if another sequence computes it in this step. Behind the token of one that
+    `is_decoding` so many `drafted_tokens` could be verified.
     """
 
     id: int
@@ -35,6 +36,7 @@ class Work(NamedTuple):
     slice_tokens: int | None = None
     next_block: Hashable = None
     may_follow: bool = False
+    drafted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,11 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     1. Each decoding sequence gets its one token.
     2. The first long prompt gets a unit and the first short one all that it lacks, whatever the time says: so there is
        always progress.
-    3. Short prompts of the best rank get all that they lack, as far as the time goes.
-    4. The next long prompts get a unit each, up to `lanes` of them, as far as the time goes, or a quarter of it where
+    3. Drafted tokens are verified, as far as the time goes.
+    4. Short prompts of the best rank get all that they lack, as far as the time goes.
+    5. The next long prompts get a unit each, up to `lanes` of them, as far as the time goes, or a quarter of it where
        their rank is worse than the first one's.
-    5. What is left goes to the ranks in order: to short prompts first, then unit by unit in turn to the lanes.
+    6. What is left goes to the ranks in order: to short prompts first, then unit by unit in turn to the lanes.
 
     Bound: a step is expected to take at most `step_s`, or (if that is more) decoding, one unit and half of `step_s`.
     The first short prompt is always computed in the next step to begin: it waits for no more than the step that runs.
@@ -75,6 +78,7 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     short, long = chunks.divide(prefilling)
     lanes = [one for one in long[:1] if chunks.open(one, whatever=True)]
     any(chunks.grant_whole(one, whatever=True) for one in short)
+    plan = {one.id: one.ready_tokens + chunks.verify(one) for one in decoding}
     for one in short:
         if one.rank == prefilling[0].rank:
             chunks.grant_whole(one)
@@ -86,7 +90,6 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
             if one.id in same_rank:
                 chunks.grant_whole(one)
         chunks.share([one for one in lanes if one.id in same_rank])
-    plan = {one.id: one.ready_tokens for one in decoding}
     plan.update(chunks.tokens)
     return plan
 
@@ -95,12 +98,13 @@ def shape_of(work: Iterable[Work], plan: dict[int, int]) -> StepShape:
     """What `plan` costs, in the cost model's terms."""
     shape, decoding, context = StepShape(), 0, 0
     for one in work:
-        tokens = plan.get(one.id, 0)
-        if one.is_decoding:
-            decoding += tokens
-            context += tokens * (one.computed_tokens + 1)
-        elif tokens:
-            shape += prefill_shape(one.computed_tokens, tokens)
+        tokens, computed_tokens = plan.get(one.id, 0), one.computed_tokens
+        if one.is_decoding and tokens:
+            # its KV is read once, so a draft costs what a piece of a prompt costs there
+            decoding, context = decoding + 1, context + computed_tokens + 1
+            tokens, computed_tokens = tokens - 1, computed_tokens + 1
+        if tokens:
+            shape += prefill_shape(computed_tokens, tokens)
     return shape + StepShape(decoding, 0.0, context)
 
 
@@ -162,6 +166,15 @@ class _Chunks:
             return False
         self._grant(one, one.ready_tokens)
         return True
+
+    def verify(self, one: Work) -> int:
+        """Grant as many of the drafted tokens of `one`, which decodes, as can be afforded; says how many."""
+        for tokens in range(one.drafted_tokens, 0, -1):
+            seconds = self._cost.marginal_s(prefill_shape(one.computed_tokens + 1, tokens))
+            if seconds <= self._left_s:
+                self._left_s -= seconds
+                return tokens
+        return 0
 
     def share(self, lanes: list[Work]) -> None:
         """Hand what is left of the time to `lanes`, a unit each in turn."""
