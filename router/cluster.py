@@ -274,6 +274,10 @@ class Cluster:
             member.told = learnt
             for listener in self._listeners:
                 listener.learnt(name, *learnt)
+        load = member.backend.load()
+        if load.drafted_tokens:
+            for listener in self._listeners:
+                listener.drafted(name, load.drafted_tokens, load.accepted_tokens or 0)
         self.changed(name)
 
     @contextmanager

@@ -98,13 +98,12 @@ def shape_of(work: Iterable[Work], plan: dict[int, int]) -> StepShape:
     """What `plan` costs, in the cost model's terms."""
     shape, decoding, context = StepShape(), 0, 0
     for one in work:
-        tokens, computed_tokens = plan.get(one.id, 0), one.computed_tokens
-        if one.is_decoding and tokens:
-            # its KV is read once, so a draft costs what a piece of a prompt costs there
-            decoding, context = decoding + 1, context + computed_tokens + 1
-            tokens, computed_tokens = tokens - 1, computed_tokens + 1
-        if tokens:
-            shape += prefill_shape(computed_tokens, tokens)
+        tokens = plan.get(one.id, 0)
+        if one.is_decoding:
+            decoding += tokens
+            context += tokens * (one.computed_tokens + 1)
+        elif tokens:
+            shape += prefill_shape(one.computed_tokens, tokens)
     return shape + StepShape(decoding, 0.0, context)
 
 
@@ -170,7 +169,7 @@ class _Chunks:
     def verify(self, one: Work) -> int:
         """Grant as many of the drafted tokens of `one`, which decodes, as can be afforded; says how many."""
         for tokens in range(one.drafted_tokens, 0, -1):
-            seconds = self._cost.marginal_s(prefill_shape(one.computed_tokens + 1, tokens))
+            seconds = self._cost.marginal_s(StepShape(tokens, 0.0, tokens * (one.computed_tokens + 1)))
             if seconds <= self._left_s:
                 self._left_s -= seconds
                 return tokens

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from shards.sched.cost import CostModel, StepShape, prefill_shape
-from shards.sched.drafts import Prospect, draft_lengths
+from shards.sched.cost import CostModel, StepShape
+from shards.sched.drafts import CAUTION, Prospect, draft_lengths
 
 
-def a_cost(fixed_s: float = 0.02, token_s: float = 1e-3, pair_s: float = 0.0) -> CostModel:
-    return CostModel(prior=(fixed_s, token_s, pair_s, 0.0))
+def a_cost(fixed_s: float = 0.02, token_s: float = 1e-3, position_s: float = 0.0) -> CostModel:
+    return CostModel(prior=(fixed_s, token_s, 0.0, position_s))
 
 
 def a_prospect(id: int = 1, first: float = 0.5, later: float = 0.9, most: int = 16, context: int = 100) -> Prospect:  # noqa: A002
@@ -22,7 +22,7 @@ def lengths(*prospects: Prospect, rows: int = 1, cost: CostModel | None = None) 
 
 
 def test_one_sequence_alone_verifies_what_hides_behind_the_weights():
-    assert lengths(a_prospect(first=0.9, later=0.97)) == {1: 16}
+    assert lengths(a_prospect(first=0.98, later=0.99)) == {1: 16}
 
 
 def test_a_doubtful_guess_is_shorter_and_a_hopeless_one_is_not_verified():
@@ -43,7 +43,7 @@ def test_nothing_is_verified_where_a_token_costs_as_much_as_a_step():
 
 
 def test_a_far_context_costs_more_and_shortens_drafts():
-    near, far = (lengths(a_prospect(context=tokens), cost=a_cost(pair_s=1e-8))[1] for tokens in (100, 100_000))
+    near, far = (lengths(a_prospect(context=tokens), cost=a_cost(position_s=1e-8))[1] for tokens in (100, 100_000))
     assert far < near
 
 
@@ -69,7 +69,7 @@ def test_no_other_lengths_give_more_tokens_per_second(seed):
         tokens, seconds = float(rows), cost.predict_s(StepShape(rows, 0.0, 100 * rows))
         for one, count in zip(prospects, counts, strict=True):
             tokens += sum(one.first * one.later**ahead for ahead in range(count))
-            seconds += count * cost.marginal_s(prefill_shape(one.computed_tokens + 1, 1))
+            seconds += count * CAUTION * cost.marginal_s(StepShape(1, 0.0, one.computed_tokens + 1))
         return tokens / seconds
 
     chosen = draft_lengths(prospects, rows=rows, context_tokens=100 * rows, cost=cost)
