@@ -121,7 +121,7 @@ class Engine:
             message = f"{len(self._roster.waiting)} sequences wait here already; try another shard, or later"
             refusal = Refusal(message, Cause.OVERLOADED)
         if refusal is not None:
-            self._reject(submission, refusal)
+            self._finished += refusal.ends(submission)
             return
         request = Request(submission, arrived_s=self._clock())
         seed = self._rng.getrandbits(64) if submission.sampling.seed is None else submission.sampling.seed
@@ -239,21 +239,6 @@ class Engine:
         self._scheduler.check()
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
 
-    def _reject(self, submission: Submission, refusal: Refusal) -> None:
-        for choice in range(submission.ends):
-            self._finished.append(
-                Finished(
-                    key=submission.key,
-                    choice=choice,
-                    reason=FinishReason.REJECTED,
-                    prompt_tokens=submission.prompt_tokens,
-                    cached_tokens=0,
-                    output_tokens=0,
-                    message=refusal.message,
-                    cause=refusal.cause,
-                )
-            )
-
     def _check_device(self, network: Network) -> bool:
         """Do steps run ahead? Raises ValueError if more could run than the network has room for."""
         if not isinstance(network, DrawingNetwork):
@@ -281,14 +266,10 @@ class Engine:
         stop_ids = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else self.model.eos_token_ids)
         sampler = Sampler(sampling, seed=seed, stop_token_ids=stop_ids, vocabulary=self._limits.vocabulary)
         table = BlockTable(self._pool, submission.domain, rank=submission.rank)
+        unit_tokens, lag = self.options.unit_tokens, int(self._runs_ahead)
+        may_draft = self._speculates and not sampler.remembers
         one = Sequence(
-            request,
-            choice,
-            arrival=self._arrivals,
-            table=table,
-            unit_tokens=self.options.unit_tokens,
-            lag=int(self._runs_ahead),
-            may_draft=self._speculates and not sampler.remembers,
+            request, choice, arrival=self._arrivals, table=table, unit_tokens=unit_tokens, lag=lag, may_draft=may_draft
         )
         self._arrivals += 1
         self._writers[one.arrival] = Writer(submission, sampler, self.model.tokenizer)

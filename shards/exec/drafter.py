@@ -45,7 +45,7 @@ class Drafter:
         self._index = index
         self._output: list[int] = []
         self._latest: dict[Gram, int] = {}
-        self._gram: tuple[int, ...] = tuple(index.tokens[-GRAM_TOKENS:])
+        self._gram: Gram = tuple(index.tokens[-GRAM_TOKENS:])
         self._source: int | None = None
         self._is_running = False
         self.first, self.later = Trust(_PRIOR_FIRST), Trust(_PRIOR_LATER)

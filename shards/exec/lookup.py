@@ -8,7 +8,7 @@ import numpy.typing as npt
 GRAM_TOKENS = 3
 """So many tokens must stand alike: after two of them other words follow too often, and four begin a match late."""
 
-Gram = tuple[int, int, int]
+Gram = tuple[int, ...]
 
 _FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 """Odd numbers whose products fill 32 bits (those of xxHash and MurmurHash3)."""
@@ -27,13 +27,13 @@ class PromptIndex:
 
     def __init__(self, token_ids: npt.NDArray[np.uint32]) -> None:
         tokens = np.ascontiguousarray(token_ids, dtype=np.uint32)
-        self.tokens = memoryview(tokens)
+        self.tokens = tokens.data
         self._shift = _BITS - max(_LEAST_BITS, (2 * len(tokens)).bit_length())
         places = np.zeros(1 << (_BITS - self._shift), dtype=np.uint32)
         follows = np.arange(GRAM_TOKENS, len(tokens), dtype=np.uint32)
         # of several positions for one place the last is kept
         places[_hashes(tokens)[: len(follows)] >> np.uint32(self._shift)] = follows
-        self._places = memoryview(places)
+        self._places = places.data
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -10,7 +10,7 @@ import numpy as np
 
 from shards.kv.keys import TOKEN_BYTES
 from shards.kv.table import blocks_for
-from shards.nouns import MOST_CHOICES, Cause, SamplingParams, Submission
+from shards.nouns import MOST_CHOICES, Cause, Finished, FinishReason, SamplingParams, Submission
 
 MOST_TOP_LOGPROBS = 20
 MOST_STOP_STRINGS = 64
@@ -23,6 +23,20 @@ class Refusal:
 
     message: str
     cause: Cause = Cause.INVALID
+
+    def ends(self, submission: Submission) -> Iterator[Finished]:
+        """What all choices of `submission` are told to have come to."""
+        for choice in range(submission.ends):
+            yield Finished(
+                key=submission.key,
+                choice=choice,
+                reason=FinishReason.REJECTED,
+                prompt_tokens=submission.prompt_tokens,
+                cached_tokens=0,
+                output_tokens=0,
+                message=self.message,
+                cause=self.cause,
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     1. Each decoding sequence gets its one token.
     2. The first long prompt gets a unit and the first short one all that it lacks, whatever the time says: so there is
        always progress.
-    3. Drafted tokens are verified, as far as the time goes.
+    3. Drafted tokens are verified, as far as the time goes; or half of `step_s` if decoding alone takes longer.
     4. Short prompts of the best rank get all that they lack, as far as the time goes.
     5. The next long prompts get a unit each, up to `lanes` of them, as far as the time goes, or a quarter of it where
        their rank is worse than the first one's.
@@ -78,7 +78,8 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     short, long = chunks.divide(prefilling)
     lanes = [one for one in long[:1] if chunks.open(one, whatever=True)]
     any(chunks.grant_whole(one, whatever=True) for one in short)
-    plan = {one.id: one.ready_tokens + chunks.verify(one) for one in decoding}
+    drafts = chunks.verify(decoding)
+    plan = {one.id: one.ready_tokens + drafts.get(one.id, 0) for one in decoding}
     for one in short:
         if one.rank == prefilling[0].rank:
             chunks.grant_whole(one)
@@ -122,7 +123,7 @@ class _Chunks:
     def __init__(self, cost: CostModel, limits: StepLimits, decode_context: int, decoding: int) -> None:
         self._cost, self._limits = cost, limits
         self._left_s = limits.step_s * cost.most_share - cost.predict_s(StepShape(decoding, 0.0, decode_context))
-        self._left_tokens = limits.batch_tokens
+        self._left_tokens, self._granted_s = limits.batch_tokens, 0.0
         self._taken_blocks: set[Hashable] = set()
         self.tokens: dict[int, int] = {}
 
@@ -166,14 +167,21 @@ class _Chunks:
         self._grant(one, one.ready_tokens)
         return True
 
-    def verify(self, one: Work) -> int:
-        """Grant as many of the drafted tokens of `one`, which decodes, as can be afforded; says how many."""
-        for tokens in range(one.drafted_tokens, 0, -1):
-            seconds = self._cost.marginal_s(StepShape(tokens, 0.0, tokens * (one.computed_tokens + 1)))
-            if seconds <= self._left_s:
-                self._left_s -= seconds
-                return tokens
-        return 0
+    def verify(self, decoding: Iterable[Work]) -> dict[Hashable, int]:
+        """Grant drafted tokens, by the id of who decodes, from the time that is left.
+
+        Where decoding alone takes all of it, from half of a step's time less the prefill that was granted.
+        """
+        room_s = self._left_s if self._left_s > 0 else self._limits.step_s / 2 - self._granted_s
+        drafts: dict[Hashable, int] = {}
+        for one in decoding:
+            token_s = self._cost.marginal_s(StepShape(1, 0.0, one.computed_tokens + 1))
+            tokens = one.drafted_tokens
+            while tokens and tokens * token_s > room_s:
+                tokens -= 1
+            room_s, self._left_s = room_s - tokens * token_s, self._left_s - tokens * token_s
+            drafts[one.id] = tokens
+        return drafts
 
     def share(self, lanes: list[Work]) -> None:
         """Hand what is left of the time to `lanes`, a unit each in turn."""
@@ -211,7 +219,8 @@ class _Chunks:
         return one.may_follow and one.next_block in self._taken_blocks
 
     def _grant(self, one: Work, tokens: int) -> None:
-        self._left_s -= self._seconds(one, tokens)
+        seconds = self._seconds(one, tokens)
+        self._left_s, self._granted_s = self._left_s - seconds, self._granted_s + seconds
         self._left_tokens -= tokens
         self.tokens[one.id] = self.tokens.get(one.id, 0) + tokens
         if one.next_block is not None:
