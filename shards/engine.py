@@ -30,7 +30,6 @@ __all__ = ["Engine", "EngineOptions"]
 
 _SEEDS = 2**64
 
-
 _PREDICTIONS_EVERY_S = 0.1
 
 
