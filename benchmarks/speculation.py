@@ -1,7 +1,8 @@
 """Prompt lookup on a CPU: the engine with `speculate` auto against off, same weights, same requests, same process.
 
 Prints for each workload how many times as fast auto answers, in tokens per second of CPU time from the first submission
-to the last token, and how many tokens it drafted and accepted. With one thread that is what a clock shows where nothing
+to the last token of the last answer, and how many times as soon an answer is there on average; and how many tokens it
+drafted and accepted. With one thread that is what a clock shows where nothing
 else runs. Rounds alternate, medians count: machines are noisy. Then what a step costs that verifies 1, 2, 4 or 8
 drafted tokens for each sequence, against one without.
 
@@ -72,6 +73,14 @@ class Workload:
     quoted: int | None = None
 
 
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of CPU, per token until the last answer is there, and until an answer is there on average."""
+
+    token_s: float
+    answer_s: float
+
+
 class Scripted:
     """A network that computes, and then is told what to say: behind each token its successor, as in the prompts.
 
@@ -108,8 +117,8 @@ class Contestant:
         self.engine = Engine(model, EngineOptions(kv_bytes=2**29, max_running=64, speculate=speculate))
         self.work = work
 
-    def run(self, number: int) -> float:
-        """Seconds of CPU per token."""
+    def run(self, number: int) -> Timed:
+        """Answers all of a round's prompts, which come at once."""
         prompts = self.work.prompts(number)
         sampling = SamplingParams(temperature=0.0, ignore_eos=True)
         started = time.process_time()
@@ -117,27 +126,33 @@ class Contestant:
             key = (number, place)
             self.engine.submit(Submission(key, len(ids), self.work.tokens, sampling=sampling))
             self.engine.extend(key, np.asarray(ids, dtype="<u4").tobytes())
-        drawn = 0
+        drawn, ends = 0, list[float]()
         while self.engine.has_work:
             report = self.engine.step()
             drawn += sum(len(one.token_ids) for one in report.drawn)
+            ends += [time.process_time() - started] * len(report.finished)
             self.load = report.load
         assert drawn == len(prompts) * self.work.tokens
-        return (time.process_time() - started) / drawn
+        return Timed((time.process_time() - started) / drawn, statistics.mean(ends))
 
 
 def compare(network_of: Callable[[], PagedNetwork], work: Workload, rounds: int) -> None:
     both = {name: Contestant(network_of(), work, speculate=name) for name in ("off", "auto")}
-    seconds: dict[str, list[float]] = {name: [] for name in both}
+    times: dict[str, list[Timed]] = {name: [] for name in both}
     for number in range(rounds + 1):
         for name in sorted(both, reverse=bool(number % 2)):
-            seconds[name].append(both[name].run(number))
+            times[name].append(both[name].run(number))
     # the first round warms up
-    ratios = [off / auto for off, auto in zip(seconds["off"][1:], seconds["auto"][1:], strict=True)]
-    load, rate = both["auto"].load, 1 / statistics.median(seconds["off"][1:])
+    pairs = list(zip(times["off"][1:], times["auto"][1:], strict=True))
+    ratios = [off.token_s / auto.token_s for off, auto in pairs]
+    sooner = statistics.median(off.answer_s / auto.answer_s for off, auto in pairs)
+    load, rate = both["auto"].load, 1 / statistics.median(off.token_s for off, _ in pairs)
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
     drafts = f"{load.drafted_tokens:6} drafted, {load.accepted_tokens:6} accepted"
-    print(f"  {work.name:28} off {rate:8.1f} tok/s   auto {statistics.median(ratios):5.2f}x ({spread})   {drafts}")
+    print(
+        f"  {work.name:20} off {rate:7.1f} tok/s   auto {statistics.median(ratios):5.2f}x ({spread}), "
+        f"an answer {sooner:5.2f}x   {drafts}"
+    )
 
 
 def spoken(requests: int, prompt_tokens: int, tokens: int, name: str) -> Workload:

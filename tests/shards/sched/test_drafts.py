@@ -6,7 +6,7 @@ import random
 import pytest
 
 from shards.sched.cost import CostModel, StepShape
-from shards.sched.drafts import CAUTION, Prospect, draft_lengths
+from shards.sched.drafts import CAUTION, FEW_ROWS, LEAST_SHARE, Prospect, draft_lengths
 
 
 def a_cost(fixed_s: float = 0.02, token_s: float = 1e-3, position_s: float = 0.0) -> CostModel:
@@ -51,6 +51,13 @@ def test_no_more_than_may_be():
     assert lengths(a_prospect(first=0.99, most=2), a_prospect(2, first=0.99, most=0)) == {1: 2}
 
 
+def test_among_many_rows_a_doubtful_guess_is_not_verified_even_if_a_row_is_said_to_cost_nothing():
+    free = a_cost(token_s=0.0)
+    assert lengths(a_prospect(first=0.6), rows=64, cost=free) == {}
+    assert lengths(a_prospect(first=0.95), rows=64, cost=free) != {}
+    assert lengths(a_prospect(first=0.6), rows=8, cost=free) == {1: 16}
+
+
 def test_tokens_that_are_said_to_cost_nothing_are_bounded_too():
     assert lengths(a_prospect(), cost=a_cost(token_s=0.0)) == {1: 16}
 
@@ -64,12 +71,14 @@ def test_no_other_lengths_give_more_tokens_per_second(seed):
         for id in range(3)  # noqa: A001
     ]
     rows = rng.randint(3, 20)
+    least_s = LEAST_SHARE * max(0, 1 - FEW_ROWS / rows) / rows * cost.predict_s(StepShape(rows, 0.0, 100 * rows))
 
     def rate(counts: tuple[int, ...]) -> float:
         tokens, seconds = float(rows), cost.predict_s(StepShape(rows, 0.0, 100 * rows))
         for one, count in zip(prospects, counts, strict=True):
             tokens += sum(one.first * one.later**ahead for ahead in range(count))
-            seconds += count * CAUTION * cost.marginal_s(StepShape(1, 0.0, one.computed_tokens + 1))
+            token_s = cost.marginal_s(StepShape(1, 0.0, one.computed_tokens + 1))
+            seconds += count * CAUTION * max(token_s, least_s)
         return tokens / seconds
 
     chosen = draft_lengths(prospects, rows=rows, context_tokens=100 * rows, cost=cost)
