@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -218,10 +218,13 @@ class Scheduler:
         if not (one.computed_tokens and one.table.park()):
             one.start_over()
 
-    def _drafts(self, landed: Iterable[Sequence]) -> dict[int, int]:
-        """How many guessed tokens of each to verify, if there is time."""
+    def _drafts(self, landed: Collection[Sequence]) -> dict[int, int]:
+        """How many guessed tokens of each to verify, if there is time.
+
+        None beside a prompt, which wants the time itself: what a step costs anyway is shared there already.
+        """
         prospects = [prospect for one in landed if (prospect := one.prospect) is not None]
-        if not prospects or not self._may_hurry:
+        if not prospects or any(not one.is_decoding for one in landed) or not self._may_hurry:
             return {}
         decoding = [one.computed_tokens + 1 for one in landed if one.is_decoding]
         return draft_lengths(prospects, rows=len(decoding), context_tokens=sum(decoding), cost=self.cost)

@@ -290,6 +290,21 @@ def test_many_rows_draft_less_than_one():
     assert share(60) < share(1) / 2
 
 
+def test_nothing_is_guessed_beside_a_prompt():
+    driver = Driver(_Recording(), chunk_tokens=64)
+    driver.ask("a", a_document(300), new=100)
+    while len(driver.drawn["a", 0]) < 20:
+        driver.step()
+    driver.network.batches.clear()
+    driver.ask("b", some_tokens(600, seed=9), new=1)
+    while ("b", 0) not in driver.ended:
+        driver.step()
+    assert len(driver.network.batches) >= 10
+    assert all(min(row.tokens for row in batch.rows) == 1 for batch in driver.network.batches)
+    driver.run()
+    assert driver.drawn["a", 0] == CopyingNetwork(likes=8).answer(a_document(300), 100)
+
+
 def _tokens(batches: Iterable[Batch]) -> list[int]:
     return [len(batch.token_ids) for batch in batches]
 
