@@ -36,7 +36,8 @@ class Load:
 
     None means that the backend does not tell. `reported_at` is in seconds of the clock that the backend was given.
     So many more tokens of prompts may be pinned: `pinnable_tokens`. `draining`: it is about to stop and takes no new
-    requests.
+    requests. Since its start it has verified so many `drafted_tokens`, which it guessed, and drawn `accepted_tokens` of
+    them.
     """
 
     running: int | None = None
@@ -49,6 +50,8 @@ class Load:
     reported_at: float | None = None
     draining: bool = False
     pinnable_tokens: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,10 @@ def shard(
     run_ahead: Annotated[
         str, typer.Option(help="Submit a step before the one before it is collected: auto (on a GPU), on or off.")
     ] = "auto",
+    speculate: Annotated[
+        str,
+        typer.Option(help="Guess what answers repeat of their prompts, and verify it: auto (on a CPU) or off."),
+    ] = "auto",
     grace_s: Annotated[float, typer.Option(help="How long SIGTERM waits for running requests.", min=0)] = 10,
     register: Annotated[
         list[str] | None,
@@ -191,6 +195,7 @@ def shard(
         step_s=step_ms / 1000,
         deterministic=deterministic,
         run_ahead=run_ahead,
+        speculate=speculate,
     )
     with told():
         options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))

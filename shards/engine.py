@@ -6,10 +6,11 @@ import random
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile, zip_longest
 
 from shards.exec.hosting import host_copier
 from shards.exec.network import DrawingNetwork, Network
+from shards.exec.piece import Piece
 from shards.exec.request import Request
 from shards.exec.runner import Flight, Runner
 from shards.exec.sampling import Sample, Sampler
@@ -22,7 +23,7 @@ from shards.kv.keys import TOKEN_BYTES
 from shards.kv.pool import BlockPool
 from shards.kv.table import BlockTable
 from shards.model import Model
-from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Load, Pinned, Report, Submission
+from shards.nouns import CacheEvent, Cause, Drawn, Finished, FinishReason, Pinned, Report, Submission
 from shards.options import EngineOptions
 from shards.sched.limits import Limits, Refusal
 from shards.scheduler import Scheduler, Step
@@ -31,7 +32,6 @@ from shards.shortage import gib, memory_for
 __all__ = ["Engine", "EngineOptions"]
 
 _SEEDS = 2**64
-
 
 _PREDICTIONS_EVERY_S = 0.1
 
@@ -68,6 +68,7 @@ class Engine:
         network = model.network
         blocks = self.options.blocks(network.block_bytes)
         self._runs_ahead = self._check_device(network)
+        self._speculates = self.options.speculates(is_possible=not isinstance(network, DrawingNetwork))
         with memory_for(f"{gib(blocks * network.block_bytes)} of KV", hint="give the pool less"):
             network.allocate(blocks)
         self._clock, self._rng = clock, rng or random.Random()
@@ -257,14 +258,10 @@ class Engine:
 
     def _check_device(self, network: Network) -> bool:
         """Do steps run ahead? Raises ValueError if more could run than the network has room for."""
-        if not isinstance(network, DrawingNetwork):
-            return self.options.runs_ahead(is_possible=False)
-        if self.options.max_running > network.most_rows:
-            most = network.most_rows
-            raise ValueError(
-                f"max_running is {self.options.max_running}; this network draws at most {most} tokens a step"
-            )
-        return self.options.runs_ahead(is_possible=True)
+        draws, most = isinstance(network, DrawingNetwork), self.options.max_running
+        if isinstance(network, DrawingNetwork) and most > network.most_rows:
+            raise ValueError(f"max_running is {most}; this network draws at most {network.most_rows} tokens a step")
+        return self.options.runs_ahead(is_possible=draws)
 
     def _enqueue(self, request: Request, choice: int, seed: int) -> None:
         submission = request.submission
@@ -272,9 +269,11 @@ class Engine:
         stop_ids = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else self.model.eos_token_ids)
         sampler = Sampler(sampling, seed=seed, stop_token_ids=stop_ids, vocabulary=self._limits.vocabulary)
         table = BlockTable(self._pool, submission.domain, rank=submission.rank)
-        unit_tokens = self.options.unit_tokens
-        lag = int(self._runs_ahead)
-        one = Sequence(request, choice, arrival=self._arrivals, table=table, unit_tokens=unit_tokens, lag=lag)
+        unit_tokens, lag = self.options.unit_tokens, int(self._runs_ahead)
+        may_draft = self._speculates and not sampler.remembers
+        one = Sequence(
+            request, choice, arrival=self._arrivals, table=table, unit_tokens=unit_tokens, lag=lag, may_draft=may_draft
+        )
         self._arrivals += 1
         self._writers[one.arrival] = Writer(submission, sampler, self.model.tokenizer)
         self._roster.enter(one)
@@ -329,15 +328,13 @@ class Engine:
             return []
         drawn: list[Drawn] = []
         for piece in due.step.pieces:
-            one, sampled = piece.sequence, next(samples) if piece.draws else None
-            if one.arrival not in self._writers:
+            own = list(islice(samples, piece.logits))
+            if piece.sequence.arrival not in self._writers:
                 continue
-            if piece.draws and sampled is None:
-                self._fail(one, self._writers[one.arrival].objection)
-                continue
-            self._scheduler.store(one)
-            if sampled is not None:
-                drawn.append(self._take(one, sampled))
+            if not piece.draws:
+                self._scheduler.store(piece.sequence)
+            elif (taken := self._take(piece, own)) is not None:
+                drawn.append(taken)
         landed_s = self._clock()
         self._step_s, self._landed_s = landed_s - max(due.started_s, self._landed_s), landed_s
         self._scheduler.observe(due.step, self._step_s)
@@ -352,16 +349,32 @@ class Engine:
         one.table.distrust()
         self._finish(one, one.finished(FinishReason.FAILED, message=message))
 
-    def _take(self, one: Sequence, sampled: Sample) -> Drawn:
-        """Append a drawn token, and finish the sequence if it was the last."""
-        self._scheduler.take(one, sampled.token_id)
-        end = self._writers[one.arrival].note(sampled.token_id)
+    def _take(self, piece: Piece, samples: list[Sample | None]) -> Drawn | None:
+        """Append drawn tokens up to the first that was not drafted, and finish the sequence if one was the last."""
+        one, taken = piece.sequence, list[Sample]()
+        for sampled, drafted in zip_longest(samples, piece.draft):
+            if sampled is None:
+                self._fail(one, self._writers[one.arrival].objection)
+                break
+            if taken:
+                self._scheduler.accept(one)
+            self._scheduler.store(one)
+            taken.append(sampled)
+            if not self._goes_on(one, sampled.token_id) or sampled.token_id != drafted:
+                break
+        logprobs = tuple(sampled.logprobs for sampled in taken if sampled.logprobs is not None)
+        tokens = tuple(sampled.token_id for sampled in taken)
+        return Drawn(one.request.key, one.choice, tokens, logprobs) if taken else None
+
+    def _goes_on(self, one: Sequence, token_id: int) -> bool:
+        """Append a drawn token; False if it was the last, and the sequence is finished."""
+        self._scheduler.take(one, token_id)
+        end = self._writers[one.arrival].note(token_id)
         if end is None:
             self._scheduler.store(one)
         else:
             self._finish(one, one.finished(end.reason, stop=end.stop))
-        logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-        return Drawn(one.request.key, one.choice, (sampled.token_id,), logprobs)
+        return end is None
 
     def _report(self, drawn: list[Drawn]) -> Report:
         self._steps += 1
@@ -373,7 +386,7 @@ class Engine:
             progress=self._scheduler.drain_progress(),
             finished=finished,
             cache=self._pool.prefix.drain_events(),
-            load=self._load(),
+            load=self._scheduler.load(self._step_s),
             predictions=self._predict(),
         )
 
@@ -383,16 +396,3 @@ class Engine:
             return {}
         self._predicted_s = now_s
         return self._scheduler.predictions(now_s)
-
-    def _load(self) -> Load:
-        requests = self._roster.requests.values()
-        return Load(
-            running=len(self._roster.running),
-            waiting=len(self._roster.waiting),
-            waiting_tokens=sum(one.submission.prompt_tokens - one.computed_tokens for one in requests),
-            blocks_total=self._pool.size,
-            blocks_free=self._pool.available,
-            blocks_pinnable=self._pool.pins.room,
-            prefill_s_per_token=self._scheduler.cost.prefill_s_per_token,
-            step_s=self._step_s,
-        )

@@ -164,7 +164,8 @@ class CacheEvent:
 class Load:
     """How busy the engine is. `waiting_tokens`: prompt tokens not computed yet, over all requests.
 
-    `blocks_pinnable` more blocks may be pinned. `draining`: its server is about to stop and refuses new ones.
+    `blocks_pinnable` more blocks may be pinned. Since the start so many tokens were `drafted_tokens`, which were
+    verified, and `accepted_tokens` of them drawn. `draining`: its server is about to stop and refuses new ones.
     """
 
     running: int
@@ -176,6 +177,8 @@ class Load:
     step_s: float
     draining: bool = False
     blocks_pinnable: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

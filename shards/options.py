@@ -13,6 +13,8 @@ DETERMINISTIC_UNIT_TOKENS = 256
 
 RUN_AHEAD = ("auto", "on", "off")
 
+SPECULATE = ("auto", "off")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -29,6 +31,12 @@ class EngineOptions:
     `run_ahead`: a step is planned and submitted while the device computes the one before it, whose tokens it takes from
     there; on, off, or auto, which is on where the network can and the engine is not deterministic. No token
     changes. A sequence that stops computes one token in vain, which is neither shown, counted nor cached.
+
+    `speculate`: the next tokens of an answer that repeats its prompt or itself are guessed (prompt lookup), and the
+    guesses verified beside the token that is certain, where that is expected to give more tokens per second; auto or
+    off. auto does so where tokens are drawn on the host and the engine is not deterministic. Each token is drawn as it
+    would be without, from logits that differ by their rounding only; penalties look back, so who asks for them is
+    served without.
 
     `deterministic`: what a request draws does not depend, to the last bit, on its neighbours, on the cache or on how
     it was cut. Sequences are then computed one by one, prompts in chunks that end at multiples of 256; only whole
@@ -51,6 +59,7 @@ class EngineOptions:
     most_preemptions: int = 3
     deterministic: bool = False
     run_ahead: str = "auto"
+    speculate: str = "auto"
     host_bytes: int = 0
     pool: PoolOptions = field(default_factory=PoolOptions)
 
@@ -81,6 +90,12 @@ class EngineOptions:
                 "run_ahead is on; this model's tokens are drawn on the host, which must wait for each step"
             )
         return is_possible and not self.deterministic and self.run_ahead != "off"
+
+    def speculates(self, *, is_possible: bool) -> bool:
+        """Are guessed tokens verified? Raises ValueError for what cannot be; it `is_possible` on the host only."""
+        if self.speculate not in SPECULATE:
+            raise ValueError(f"speculate is {self.speculate}; it must be {' or '.join(SPECULATE)}")
+        return is_possible and not self.deterministic and self.speculate != "off"
 
     @property
     def unit_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,11 +12,12 @@ from shards.exec.sequence import Sequence
 from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.pool import BlockPool, OutOfBlocks
 from shards.kv.table import blocks_for
-from shards.nouns import Progress
+from shards.nouns import Load, Progress
 from shards.options import EngineOptions
 from shards.roster import Roster
 from shards.sched.admit import Victim, Waiting, admit
 from shards.sched.cost import CostModel, StepShape
+from shards.sched.drafts import draft_lengths
 from shards.sched.forecast import Decoding, Pending, predict_ttft_s
 from shards.sched.plan import plan_step, shape_of
 from shards.sched.ranks import effective_rank
@@ -41,7 +42,8 @@ class Scheduler:
 
     Each step: `next_step`, compute it, `advance` every piece, `store` what may be cached of it, `take` what was drawn
     for each, `finish` those that are done, `observe` how long it took. Between `advance` and `take` one more step
-    may be planned: then the tokens that were drawn are known to the device only.
+    may be planned: then the tokens that were drawn are known to the device only. As long as what was taken is what was
+    drafted, `accept` it and take what was drawn behind it.
     """
 
     def __init__(self, pool: BlockPool, options: EngineOptions, *, cost: CostModel | None = None) -> None:
@@ -50,6 +52,7 @@ class Scheduler:
         self.cost = cost or CostModel()
         self._moved: dict[Hashable, Request] = {}
         self._stepped_s = float("-inf")
+        self._drafted_tokens = self._accepted_tokens = 0
 
     def __repr__(self) -> str:
         return f"Scheduler({self.roster!r}, {self.pool!r})"
@@ -65,7 +68,8 @@ class Scheduler:
                 self._note_progress(one)
         ready = [one for one in running.values() if one.ready_tokens]
         landed = [one for one in ready if one.table.is_landed] if self._is_copying else ready
-        work = [one.work(self._rank(one, now_s)) for one in landed]
+        drafts = self._drafts(landed)
+        work = [one.work(self._rank(one, now_s), drafted_tokens=drafts.get(one.arrival, 0)) for one in landed]
         plan = plan_step(work, self.cost, self.options.step)
         pieces = [self._piece(running[arrival], tokens) for arrival, tokens in plan.items()]
         served = tuple(piece for piece in pieces if self._grow(piece))
@@ -91,7 +95,7 @@ class Scheduler:
     def advance(self, piece: Piece) -> None:
         """`piece` is computed, or will have been before whatever is computed from now on."""
         one = piece.sequence
-        one.computed_tokens = piece.stop
+        one.computed_tokens = piece.known_stop
         one.unseen += piece.draws
         if not one.output:
             self._note_progress(one)
@@ -105,16 +109,40 @@ class Scheduler:
     def take(self, one: Sequence, token_id: int) -> None:
         """`one` has drawn `token_id`, whether it still runs or waits to go on."""
         one.unseen -= 1
-        one.output.append(token_id)
+        one.append(token_id)
+
+    def accept(self, one: Sequence) -> None:
+        """The token that `one` drew last is what was drafted: its KV is there, and one more was drawn behind it."""
+        one.computed_tokens += 1
+        one.unseen += 1
+        self._accepted_tokens += 1
 
     def observe(self, step: Step, elapsed_s: float, *, steps: int = 1) -> None:
         """Learn that `step` took `elapsed_s`."""
         self.cost.observe(step.shape, elapsed_s, steps=steps)
+        self._drafted_tokens += sum(len(piece.draft) for piece in step.pieces)
 
     def finish(self, one: Sequence) -> None:
         """`one` has ended: free its blocks, wherever they are."""
         one.table.release()
         self.roster.leave(one)
+
+    def load(self, step_s: float) -> Load:
+        """How busy the engine is, whose last step took `step_s`."""
+        return Load(
+            running=len(self.roster.running),
+            waiting=len(self.roster.waiting),
+            waiting_tokens=sum(
+                one.submission.prompt_tokens - one.computed_tokens for one in self.roster.requests.values()
+            ),
+            blocks_total=self.pool.size,
+            blocks_free=self.pool.available,
+            blocks_pinnable=self.pool.pins.room,
+            prefill_s_per_token=self.cost.prefill_s_per_token,
+            step_s=step_s,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
+        )
 
     def drain_progress(self) -> tuple[Progress, ...]:
         """How far prompts have come that have moved since the last call."""
@@ -210,10 +238,30 @@ class Scheduler:
         if not (one.computed_tokens and one.table.park()):
             one.start_over()
 
+    def _drafts(self, landed: Collection[Sequence]) -> dict[int, int]:
+        """How many guessed tokens of each to verify, if there is time.
+
+        None beside a prompt, which wants the time itself: what a step costs anyway is shared there already.
+        """
+        prospects = [prospect for one in landed if (prospect := one.prospect) is not None]
+        if not prospects or any(not one.is_decoding for one in landed) or not self._may_hurry:
+            return {}
+        decoding = [one.computed_tokens + 1 for one in landed if one.is_decoding]
+        return draft_lengths(prospects, rows=len(decoding), context_tokens=sum(decoding), cost=self.cost)
+
+    @property
+    def _may_hurry(self) -> bool:
+        """Could everybody who runs have all blocks at once? Then it does not matter who comes first to want one."""
+        running, blocks = self.roster.running.values(), self.pool.guaranteed
+        # the sum is an upper bound, and 100 times as fast: what is shared is counted more than once
+        return sum(one.request.peak_blocks for one in running) <= blocks or self._room().is_sound_at_any_pace
+
     def _piece(self, one: Sequence, tokens: int) -> Piece:
         stop = one.computed_tokens + tokens
-        # logits are wanted where nothing known lies behind
-        return Piece(one, one.computed_tokens, stop, draws=stop == one.known_tokens)
+        if one.drafter is None or stop <= one.known_tokens:
+            # logits are wanted where nothing known lies behind
+            return Piece(one, one.computed_tokens, stop, draws=stop == one.known_tokens)
+        return Piece(one, one.computed_tokens, stop, draws=True, draft=one.drafter.draft(stop - one.known_tokens))
 
     def _look_ahead(self, pieces: Iterable[Piece]) -> None:
         """Evict what the next step will want if it is like this one, so that copies to the host run beside this one."""

@@ -328,6 +328,8 @@ class ShardLink:
             reported_at=self._clock(),
             draining=load.draining,
             pinnable_tokens=load.blocks_pinnable * welcome.block_tokens if welcome.keeps_cache else None,
+            drafted_tokens=load.drafted_tokens,
+            accepted_tokens=load.accepted_tokens,
         )
 
     def _lose(self, trouble: str) -> None:

@@ -354,6 +354,10 @@ class Cluster:
             member.told = learnt
             for listener in self._listeners:
                 listener.learnt(member.backend.name, *learnt)
+        load = member.backend.load()
+        if load.drafted_tokens:
+            for listener in self._listeners:
+                listener.drafted(member.backend.name, load.drafted_tokens, load.accepted_tokens or 0)
 
     def _say_predicted(self, name: str, predicted_s: float, seen_s: float) -> None:
         for listener in self._listeners:

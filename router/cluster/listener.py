@@ -33,3 +33,6 @@ class ClusterListener:
 
     def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
         """What is known of its speed by now; None: it tells itself how many requests it takes."""
+
+    def drafted(self, backend: str, tokens: int, accepted: int) -> None:
+        """Since its start it has guessed and verified so many `tokens`, of which `accepted` were drawn."""

@@ -162,16 +162,7 @@ class SimulatedEngine:
 
     def load(self) -> Load:
         """How busy it is, as a shard reports after each step."""
-        roster = self._scheduler.roster
-        return Load(
-            running=len(roster.running),
-            waiting=len(roster.waiting),
-            waiting_tokens=sum(one.submission.prompt_tokens - one.computed_tokens for one in roster.requests.values()),
-            blocks_total=self._pool.size,
-            blocks_free=self._pool.available,
-            prefill_s_per_token=self._scheduler.cost.prefill_s_per_token,
-            step_s=0.0,
-        )
+        return self._scheduler.load(step_s=0.0)
 
     def drain_events(self) -> tuple[CacheEvent, ...]:
         """What its cache holds and no longer holds since the last call, in order."""

@@ -33,6 +33,9 @@ class BackendMetrics(ClusterListener):
         self._limit = gauge(
             "backend_adaptive_limit", "Requests at once that a backend takes, where it does not tell", backend
         )
+        self._drafts = gauge(
+            "backend_drafted_tokens", "Tokens that a shard guessed since its start", (*backend, "what")
+        )
         self._found = gauge("discovered_addresses", "Addresses that a source told last", source)
         self._source_well = gauge("discovery_well", "1 if the source could be asked last", source)
         self._source_failed = counter("discovery_failures", "Times that a source could not be asked", source)
@@ -63,6 +66,11 @@ class BackendMetrics(ClusterListener):
             self._child(self._latency, backend, name).set(getattr(latency, name))
         if adaptive_limit is not None:
             self._child(self._limit, backend).set(adaptive_limit)
+
+    def drafted(self, backend: str, tokens: int, accepted: int) -> None:
+        """Since its start `backend` has verified so many guessed `tokens`, and drawn `accepted` of them."""
+        self._child(self._drafts, backend, "verified").set(tokens)
+        self._child(self._drafts, backend, "accepted").set(accepted)
 
     def discovered(self, pool: str, source: str, addresses: int) -> None:
         """`source` told that `pool` has backends at so many addresses."""

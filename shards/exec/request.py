@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import numpy as np
 import numpy.typing as npt
 
+from shards.exec.lookup import PromptIndex
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.nouns import Submission
 from shards.sched.limits import peak_blocks
@@ -34,6 +35,7 @@ class Request:
         self.computed_tokens = 0
         self.cached_tokens = 0
         self.preemptions = 0
+        self._index: PromptIndex | None = None
 
     def __repr__(self) -> str:
         wanted = self.submission.prompt_tokens
@@ -66,6 +68,13 @@ class Request:
     def peak_blocks(self) -> int:
         """The most blocks that one of its sequences can come to hold."""
         return peak_blocks(self.submission.prompt_tokens, self.submission.max_new_tokens)
+
+    @property
+    def index(self) -> PromptIndex:
+        """Of its prompt, which is whole; made when it is first asked for."""
+        if self._index is None:
+            self._index = PromptIndex(self.token_ids(0, self.submission.prompt_tokens))
+        return self._index
 
     def block_tokens(self, index: int) -> bytes:
         """The tokens of the prompt's block `index`, which has arrived."""

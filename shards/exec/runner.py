@@ -25,7 +25,8 @@ _NOWHERE: Mapping[int, int] = {}
 class Flight:
     """A plan between its start and its tokens: `ticket` if a device draws them, else the `logits` to draw from.
 
-    `samplers` are those of the pieces that draw, in order. What a device draws can be built upon before it lands.
+    `samplers` are those of the pieces that draw, in order, each as it will be at every logit that is wanted. What a
+    device draws can be built upon before it lands.
     """
 
     pieces: tuple[Piece, ...]
@@ -59,22 +60,24 @@ class Runner:
 
         Only the samplers change, which note the prompt before the first draw.
         """
-        drawing = [piece.sequence for piece in pieces if piece.draws]
-        samplers = tuple(sampler_of(one) for one in drawing)
+        drawing = [piece for piece in pieces if piece.draws]
+        samplers = tuple(sampler_of(piece.sequence) for piece in drawing)
         if self._device is None or self._deterministic or any(sampler.needs_host for sampler in samplers):
-            for one, sampler in zip(drawing, samplers, strict=True):
-                if not one.output:
-                    sampler.begin(one.request.token_ids(0, one.request.submission.prompt_tokens))
-            return Flight(pieces, samplers, logits=self._compute(pieces))
-        drawings = [sampler.drawing(one.unseen) for one, sampler in zip(drawing, samplers, strict=True)]
+            for piece, sampler in zip(drawing, samplers, strict=True):
+                if not piece.sequence.output:
+                    request = piece.sequence.request
+                    sampler.begin(request.token_ids(0, request.submission.prompt_tokens))
+            return Flight(pieces, _ahead(drawing, samplers), logits=self._compute(pieces))
+        drawings = [sampler.drawing(piece.sequence.unseen) for piece, sampler in zip(drawing, samplers, strict=True)]
         ticket = self._device.submit(lay_out(pieces, places=self._places), drawings)
-        self._places = {one.arrival: place for place, one in enumerate(drawing)}
+        self._places = {piece.sequence.arrival: place for place, piece in enumerate(drawing)}
         return Flight(pieces, samplers, ticket=ticket)
 
     def collect(self, flight: Flight) -> list[Sample | None]:
-        """A token for each piece of `flight` that draws, in order, waited for; flights are collected in their order.
+        """A token for each logit that `flight` wants, in order, waited for; flights are collected in their order.
 
-        None instead of a token where the network gave NaN or infinity.
+        Behind a drafted token it is what would be drawn if that were right. None instead of a token where the network
+        gave NaN or infinity.
         """
         if self._device is not None and flight.ticket is not None:
             return [_sample_of(token) for token in self._device.collect(flight.ticket)]
@@ -110,9 +113,20 @@ def _sample_of(token: int | None) -> Sample | None:
     return None if token is None else Sample(token)
 
 
+def _ahead(pieces: Listed[Piece], samplers: tuple[Sampler, ...]) -> tuple[Sampler, ...]:
+    """The samplers of all logits that `pieces` want."""
+    if not any(piece.draft for piece in pieces):
+        return samplers
+    return tuple(
+        sampler.ahead(tokens) if tokens else sampler
+        for piece, sampler in zip(pieces, samplers, strict=True)
+        for tokens in range(piece.logits)
+    )
+
+
 def lay_out(pieces: Listed[Piece], *, places: Mapping[int, int] = _NOWHERE, is_exact: bool = False) -> Batch:
     """The batch that computes `pieces`, in their order. `places` are those of tokens that only the device knows."""
-    token_ids = [piece.sequence.token_ids(piece.start, piece.stop) for piece in pieces]
+    token_ids = [_token_ids(piece) for piece in pieces]
     rows: list[Row] = []
     logit_rows: list[int] = []
     ahead: list[tuple[int, int]] = []
@@ -122,14 +136,18 @@ def lay_out(pieces: Listed[Piece], *, places: Mapping[int, int] = _NOWHERE, is_e
         if piece.is_unseen:
             ahead.append((start, places[piece.sequence.arrival]))
         start += piece.tokens
-        if piece.draws:
-            logit_rows.append(start - 1)
+        logit_rows += range(start - piece.logits, start)
     ids, positions, slots = _single(rows, token_ids) if start == len(rows) else _several(rows, token_ids)
     wanted = torch.tensor(logit_rows, dtype=torch.int64)
     return Batch(ids, positions, slots, tuple(rows), wanted, is_exact, tuple(ahead))
 
 
 Tokens = npt.NDArray[np.uint32] | list[int]
+
+
+def _token_ids(piece: Piece) -> Tokens:
+    known = piece.sequence.token_ids(piece.start, piece.known_stop)
+    return [*known, *piece.draft] if piece.draft else known
 
 
 def _single(rows: list[Row], token_ids: Listed[Tokens]) -> tuple[Tensor, Tensor, Tensor]:

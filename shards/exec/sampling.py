@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +98,17 @@ class Sampler:
         going_on = allowed.copy()
         going_on[list(ends)] = False
         return going_on if going_on.any() else allowed
+
+    @property
+    def remembers(self) -> bool:
+        """Does what it draws depend on what it has drawn otherwise than by the logits?"""
+        return self.repeats or self.counts_output or self.params.grammar is not None
+
+    def ahead(self, tokens: int) -> Sampler:
+        """As it will be when it has drawn so many more, whatever they are. Not for one that `remembers`."""
+        later = copy(self)
+        later.drawn += tokens
+        return later
 
     def drawing(self, unseen: int) -> Drawing:
         """How a device draws the token behind `unseen` ones that were drawn and not noted yet."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shards.exec.drafter import Drafter
 from shards.exec.request import Request
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 from shards.kv.prefix import CachedBlock
 from shards.kv.table import BlockTable, blocks_for
 from shards.nouns import Cause, Finished, FinishReason
+from shards.sched.drafts import MOST_DRAFTED, Prospect
 from shards.sched.plan import Work
 from shards.sched.room import Claim
 
@@ -24,6 +26,8 @@ class Sequence:
     Behind `output` there may be `unseen` tokens that a device has drawn and the host has not collected: they count as
     known, but say nothing yet. It may not be preempted for a while from `spared_s` on, when it started or went on.
     While it waits, `match` is the cached prefix that it would share, or its table is parked.
+
+    If it `may_draft`, a `drafter` guesses its next tokens, from its first drawn one on.
     """
 
     def __init__(
@@ -35,9 +39,10 @@ class Sequence:
         table: BlockTable,
         unit_tokens: int = BLOCK_TOKENS,
         lag: int = 0,
+        may_draft: bool = False,
     ) -> None:
         self.request, self.choice, self.arrival, self.table = request, choice, arrival, table
-        self.unit_tokens, self._lag = unit_tokens, lag
+        self.unit_tokens, self._lag, self._may_draft = unit_tokens, lag, may_draft
         self._prompt_tokens = request.submission.prompt_tokens
         self.output: list[int] = []
         self.unseen = 0
@@ -46,6 +51,7 @@ class Sequence:
         self.overtaken = 0
         self.match: list[CachedBlock] = []
         self.spared_s: float | None = None
+        self.drafter: Drafter | None = None
 
     def __repr__(self) -> str:
         return (
@@ -113,6 +119,27 @@ class Sequence:
         most = min(self.computed_tokens, self.seen_tokens)
         return most if self.unit_tokens == BLOCK_TOKENS else min(most, prompt_tokens - prompt_tokens % self.unit_tokens)
 
+    @property
+    def prospect(self) -> Prospect | None:
+        """What a draft of it promises, if it decodes and has a guess.
+
+        A draft takes no block and leaves none half empty: it ends where the block of the certain token ends.
+        """
+        drafter = self.drafter
+        if drafter is None or not drafter.has_guess or not self.is_decoding:
+            return None
+        left_tokens = self.request.submission.max_new_tokens - len(self.output) - 1
+        most = min(MOST_DRAFTED, left_tokens, BLOCK_TOKENS - 1 - self.computed_tokens % BLOCK_TOKENS)
+        return Prospect(self.arrival, self.computed_tokens, drafter.chance, drafter.later.share, most)
+
+    def append(self, token_id: int) -> None:
+        """`token_id` was drawn, and is known."""
+        self.output.append(token_id)
+        if self._may_draft:
+            if self.drafter is None:
+                self.drafter = Drafter(self.request.index)
+            self.drafter.note(token_id)
+
     def claim(self) -> Claim:
         """What it holds and may come to want, once it runs."""
         submission = self.request.submission
@@ -145,11 +172,12 @@ class Sequence:
         self.computed_tokens = self.cached_tokens = 0
         self.match = []
 
-    def work(self, rank: int) -> Work:
-        """It as the scheduler sees it, with `rank` the effective one."""
+    def work(self, rank: int, *, drafted_tokens: int = 0) -> Work:
+        """It as the scheduler sees it, with `rank` the effective one, and so much of a draft."""
         ready = self.ready_tokens
         if self.is_decoding:
-            return Work(self.arrival, rank, self.arrival, self.computed_tokens, ready, 0, True)
+            done = self.computed_tokens
+            return Work(self.arrival, rank, self.arrival, done, ready, 0, True, drafted_tokens=drafted_tokens)
         block, domain = self.computed_tokens // BLOCK_TOKENS, self.request.submission.domain
         next_block = None
         if self.table.is_chained and ready >= self.unit_tokens and not self.computed_tokens % BLOCK_TOKENS:

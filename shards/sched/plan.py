@@ -22,7 +22,8 @@ class Work(NamedTuple):
 
     `ready_tokens` can be computed now: whole units, or what ends the prompt. `rest_tokens`: all that its prompt still
     lacks, arrived or not. `next_block` names what it would compute first, and `may_follow` says that it could take
-    that block from the cache instead if another sequence computes it in this step.
+    that block from the cache instead if another sequence computes it in this step. Behind the token of one that
+    `is_decoding` so many `drafted_tokens` could be verified.
     """
 
     id: int
@@ -35,6 +36,7 @@ class Work(NamedTuple):
     slice_tokens: int | None = None
     next_block: Hashable = None
     may_follow: bool = False
+    drafted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,11 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     1. Each decoding sequence gets its one token.
     2. The first long prompt gets a unit and the first short one all that it lacks, whatever the time says: so there is
        always progress.
-    3. Short prompts of the best rank get all that they lack, as far as the time goes.
-    4. The next long prompts get a unit each, up to `lanes` of them, as far as the time goes, or a quarter of it where
+    3. Drafted tokens are verified, as far as the time goes; or half of `step_s` if decoding alone takes longer.
+    4. Short prompts of the best rank get all that they lack, as far as the time goes.
+    5. The next long prompts get a unit each, up to `lanes` of them, as far as the time goes, or a quarter of it where
        their rank is worse than the first one's.
-    5. What is left goes to the ranks in order: to short prompts first, then unit by unit in turn to the lanes.
+    6. What is left goes to the ranks in order: to short prompts first, then unit by unit in turn to the lanes.
 
     Bound: a step is expected to take at most `step_s`, or (if that is more) decoding, one unit and half of `step_s`.
     The first short prompt is always computed in the next step to begin: it waits for no more than the step that runs.
@@ -75,6 +78,8 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     short, long = chunks.divide(prefilling)
     lanes = [one for one in long[:1] if chunks.open(one, whatever=True)]
     any(chunks.grant_whole(one, whatever=True) for one in short)
+    drafts = chunks.verify(decoding)
+    plan = {one.id: one.ready_tokens + drafts.get(one.id, 0) for one in decoding}
     for one in short:
         if one.rank == prefilling[0].rank:
             chunks.grant_whole(one)
@@ -86,7 +91,6 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
             if one.id in same_rank:
                 chunks.grant_whole(one)
         chunks.share([one for one in lanes if one.id in same_rank])
-    plan = {one.id: one.ready_tokens for one in decoding}
     plan.update(chunks.tokens)
     return plan
 
@@ -119,7 +123,7 @@ class _Chunks:
     def __init__(self, cost: CostModel, limits: StepLimits, decode_context: int, decoding: int) -> None:
         self._cost, self._limits = cost, limits
         self._left_s = limits.step_s * cost.most_share - cost.predict_s(StepShape(decoding, 0.0, decode_context))
-        self._left_tokens = limits.batch_tokens
+        self._left_tokens, self._granted_s = limits.batch_tokens, 0.0
         self._taken_blocks: set[Hashable] = set()
         self.tokens: dict[int, int] = {}
 
@@ -163,6 +167,22 @@ class _Chunks:
         self._grant(one, one.ready_tokens)
         return True
 
+    def verify(self, decoding: Iterable[Work]) -> dict[Hashable, int]:
+        """Grant drafted tokens, by the id of who decodes, from the time that is left.
+
+        Where decoding alone takes all of it, from half of a step's time less the prefill that was granted.
+        """
+        room_s = self._left_s if self._left_s > 0 else self._limits.step_s / 2 - self._granted_s
+        drafts: dict[Hashable, int] = {}
+        for one in decoding:
+            token_s = self._cost.marginal_s(StepShape(1, 0.0, one.computed_tokens + 1))
+            tokens = one.drafted_tokens
+            while tokens and tokens * token_s > room_s:
+                tokens -= 1
+            room_s, self._left_s = room_s - tokens * token_s, self._left_s - tokens * token_s
+            drafts[one.id] = tokens
+        return drafts
+
     def share(self, lanes: list[Work]) -> None:
         """Hand what is left of the time to `lanes`, a unit each in turn."""
         open_lanes = lanes
@@ -199,7 +219,8 @@ class _Chunks:
         return one.may_follow and one.next_block in self._taken_blocks
 
     def _grant(self, one: Work, tokens: int) -> None:
-        self._left_s -= self._seconds(one, tokens)
+        seconds = self._seconds(one, tokens)
+        self._left_s, self._granted_s = self._left_s - seconds, self._granted_s + seconds
         self._left_tokens -= tokens
         self.tokens[one.id] = self.tokens.get(one.id, 0) + tokens
         if one.next_block is not None:

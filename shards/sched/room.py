@@ -45,6 +45,9 @@ class Room:
     block adds it to one table in place of a block that was wanted; to end early only takes away. So the peak over all
     t >= 1 never rises but by joining, and U(1) is what the next step wants.
 
+    Who verifies a draft may move by several tokens, which the proof does not cover; so nobody drafts unless the room
+    `is_sound_at_any_pace`.
+
     Decoding sequences free their blocks at known times, so this admits more than the sum of all peaks would; between
     two ends everybody only grows, so the ends are the only times to look at (as LightLLM does).
     """
@@ -64,6 +67,15 @@ class Room:
     def is_sound(self) -> bool:
         """Can everybody finish?"""
         return self.peak_blocks <= self._blocks
+
+    @property
+    def is_sound_at_any_pace(self) -> bool:
+        """Can everybody finish, even if some draw several tokens in a step and others none?
+
+        Then the room is sound after any such step too: nobody ever wants more than what is counted here.
+        """
+        claims = [one._replace(next_tokens=one.final_tokens, is_steady=False) for one in self._claims.values()]
+        return peak_blocks(claims) <= self._blocks
 
     def fits(self, claim: Claim) -> bool:
         """Could `claim` join so that everybody can finish?"""

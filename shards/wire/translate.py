@@ -253,6 +253,8 @@ def load(now: Load) -> wire.Load:
         step_s=now.step_s,
         draining=now.draining,
         blocks_pinnable=now.blocks_pinnable,
+        drafted_tokens=now.drafted_tokens,
+        accepted_tokens=now.accepted_tokens,
     )
 
 

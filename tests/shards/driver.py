@@ -15,7 +15,7 @@ from shards.exec.fake import FakeNetwork
 from shards.exec.network import Network
 from shards.kv.copier import BlockMemory, InlineCopier
 from shards.model import Model
-from shards.nouns import CacheChange, Drawn, Finished, SamplingParams, Submission
+from shards.nouns import CacheChange, Drawn, Finished, Load, SamplingParams, Submission
 
 EOS = 255
 
@@ -62,6 +62,7 @@ class Driver:
         self.ended: dict[tuple[Hashable, int], Finished] = {}
         self.progress: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         self.tiers: dict[str, set[int]] = defaultdict(set)
+        self.load: Load | None = None
 
     def ask(self, key: Hashable, prompt: Iterable[int], new: int = 5, **more: object) -> None:
         """Submit a request and send its prompt whole."""
@@ -78,6 +79,7 @@ class Driver:
     def step(self, *, check: bool = True) -> None:
         """One step, checked (which takes longer than the step) and noted."""
         report = self.engine.step()
+        self.load = report.load
         if check:
             self.engine.check()
         for drawn in report.drawn:

@@ -241,6 +241,20 @@ def test_what_is_learnt_is_told_when_a_request_ends() -> None:
     assert cluster.view(clock.now).backends[0].latency is latency
 
 
+def test_what_a_shard_guessed_is_told_when_a_request_ends() -> None:
+    backend = a_backend(reported=Load(drafted_tokens=0, accepted_tokens=0))
+    drafted: list[tuple[str, int, int]] = []
+    cluster = Cluster([backend], clock=Clock())
+    cluster.listen(Heard(drafted=lambda *what: drafted.append(what)))
+    with send(cluster, 1000):
+        pass
+    assert drafted == []
+    backend.reported = Load(drafted_tokens=50, accepted_tokens=20)
+    with send(cluster, 1000):
+        pass
+    assert drafted == [("b0", 50, 20)]
+
+
 def test_what_a_request_would_push_aside_counts_as_room_in_its_own_view_alone() -> None:
     cluster = Cluster([Preempting("b0", models=frozenset({MODEL}))])
     with send(cluster, 700, rank=2, preemptible=True):

@@ -27,6 +27,14 @@ def test_predictions_are_compared_with_what_came_and_what_was_learnt_is_shown() 
     assert series(registry, "backend_adaptive_limit") == {("b0",): 12}
 
 
+def test_guessed_tokens_are_shown_as_the_shard_counts_them() -> None:
+    registry = CollectorRegistry()
+    backends = BackendMetrics(Metrics(registry))
+    backends.drafted("b0", 50, accepted=20)
+    backends.drafted("b0", 70, accepted=30)
+    assert series(registry, "backend_drafted_tokens") == {("b0", "verified"): 70, ("b0", "accepted"): 30}
+
+
 def test_a_backend_that_is_gone_takes_its_series_along() -> None:
     registry = CollectorRegistry()
     backends = BackendMetrics(Metrics(registry))

@@ -29,6 +29,41 @@ def test_every_decoding_sequence_gets_its_token_whatever_the_time():
     assert plan == dict.fromkeys(range(64), 1)
 
 
+def a_drafting(id: int, tokens: int, context: int = 100) -> Work:  # noqa: A002
+    return a_decoding(id, context)._replace(drafted_tokens=tokens)
+
+
+def test_drafts_are_verified_where_the_time_holds_them():
+    assert plan_step([a_drafting(1, 5), a_decoding(2)], a_cost(), LIMITS) == {1: 6, 2: 1}
+
+
+def test_drafts_are_cut_to_the_time_and_never_make_a_step_longer_than_it_should_be():
+    work = [a_drafting(id, 16) for id in range(8)]  # noqa: A001
+    cost = a_cost(token_s=1e-3)
+    plan = plan_step(work, cost, LIMITS)
+    assert all(plan.values())
+    assert 8 < sum(plan.values()) < 8 * 17
+    assert cost.predict_s(shape_of(work, plan)) <= LIMITS.step_s
+
+
+def test_drafts_give_way_to_the_first_short_prompt_and_to_the_unit_of_a_long_one():
+    cost = a_cost(token_s=7e-4)
+    plan = plan_step([a_drafting(1, 16), a_prompt(2, 10), a_prompt(3, 100_000)], cost, LIMITS)
+    assert plan == {1: 1, 2: 10, 3: BLOCK_TOKENS}
+
+
+def test_where_decoding_alone_takes_longer_than_a_step_drafts_get_half_of_one_and_no_more_than_prefill_leaves():
+    cost = CostModel(prior=(0.2, 5e-3, 0.0, 0.0))
+    assert plan_step([a_drafting(1, 16), a_drafting(2, 16)], cost, LIMITS) == {1: 6, 2: 1}
+    assert plan_step([a_drafting(1, 16), a_prompt(2, 3)], cost, LIMITS) == {1: 3, 2: 3}
+    assert plan_step([a_drafting(1, 16), a_prompt(2, 1000)], cost, LIMITS) == {1: 1, 2: BLOCK_TOKENS}
+
+
+def test_a_drafted_token_costs_what_a_row_costs():
+    work = [a_drafting(1, 3, 99)]
+    assert shape_of(work, {1: 4}) == StepShape(4, 0.0, 400)
+
+
 def test_nothing_to_do_is_an_empty_plan():
     assert plan_step([], a_cost(), LIMITS) == {}
     assert plan_step([a_prompt(1, 0)], a_cost(), LIMITS) == {}
@@ -127,7 +162,9 @@ def test_the_shape_of_a_plan_counts_tokens_pairs_and_decode_context():
 def test_the_first_short_prompt_is_in_the_next_step_and_no_step_is_longer_than_its_bound(seed):
     rng = random.Random(seed)
     cost = a_cost(token_s=rng.choice([1e-5, 1e-4, 1e-3]), pair_s=rng.choice([0.0, 1e-9, 1e-8]))
-    decoding = [a_decoding(1000 + i, rng.randint(1, 10_000)) for i in range(rng.randint(0, 64))]
+    decoding = [
+        a_drafting(1000 + i, rng.choice([0, 0, 1, 16]), rng.randint(1, 10_000)) for i in range(rng.randint(0, 64))
+    ]
     prompts = [
         a_prompt(i, rng.choice([5, 20, 1000, 100_000]), computed=64 * rng.randint(0, 2000), rank=rng.randint(0, 2))
         for i in range(rng.randint(1, 30))

@@ -161,7 +161,15 @@ def test_a_large_step_is_split_below_the_limit_and_keeps_its_order() -> None:
 @pytest.mark.parametrize("events", [1, 2])
 def test_a_load_still_fits_into_a_report_that_is_as_large_as_may_be(events: int) -> None:
     largest = Load(
-        *([2**32 - 1] * 2), 2**64 - 1, *([2**32 - 1] * 2), 1.0, 1.0, draining=True, blocks_pinnable=2**32 - 1
+        *([2**32 - 1] * 2),
+        2**64 - 1,
+        *([2**32 - 1] * 2),
+        1.0,
+        1.0,
+        draining=True,
+        blocks_pinnable=2**32 - 1,
+        drafted_tokens=2**64 - 1,
+        accepted_tokens=2**64 - 1,
     )
     room = limits.MESSAGE_BYTES // 8
     for keys in range(room - 24, room):

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from shards.sched.cost import CostModel, StepShape
+from shards.sched.drafts import CAUTION, FEW_ROWS, LEAST_SHARE, Prospect, draft_lengths
+
+
+def a_cost(fixed_s: float = 0.02, token_s: float = 1e-3, position_s: float = 0.0) -> CostModel:
+    return CostModel(prior=(fixed_s, token_s, 0.0, position_s))
+
+
+def a_prospect(id: int = 1, first: float = 0.5, later: float = 0.9, most: int = 16, context: int = 100) -> Prospect:  # noqa: A002
+    return Prospect(id, context, first, later, most)
+
+
+def lengths(*prospects: Prospect, rows: int = 1, cost: CostModel | None = None) -> dict[int, int]:
+    return draft_lengths(prospects, rows=rows, context_tokens=100 * rows, cost=cost or a_cost())
+
+
+def test_one_sequence_alone_verifies_what_hides_behind_the_weights():
+    assert lengths(a_prospect(first=0.98, later=0.99)) == {1: 16}
+
+
+def test_a_doubtful_guess_is_shorter_and_a_hopeless_one_is_not_verified():
+    assert 1 <= lengths(a_prospect(first=0.3, later=0.5))[1] <= 3
+    assert lengths(a_prospect(first=0.02)) == {}
+
+
+def test_many_rows_leave_little_to_gain():
+    alone = lengths(a_prospect(later=0.8))[1]
+    among_many = lengths(a_prospect(later=0.8), rows=64)
+    assert among_many.get(1, 0) < alone
+    # a token costs nearly all that a token takes there
+    assert lengths(a_prospect(first=0.7), rows=64) == {}
+
+
+def test_nothing_is_verified_where_a_token_costs_as_much_as_a_step():
+    assert lengths(a_prospect(first=0.95), cost=a_cost(fixed_s=0.0)) == {}
+
+
+def test_a_far_context_costs_more_and_shortens_drafts():
+    near, far = (lengths(a_prospect(context=tokens), cost=a_cost(position_s=1e-8))[1] for tokens in (100, 100_000))
+    assert far < near
+
+
+def test_no_more_than_may_be():
+    assert lengths(a_prospect(first=0.99, most=2), a_prospect(2, first=0.99, most=0)) == {1: 2}
+
+
+def test_among_many_rows_a_doubtful_guess_is_not_verified_even_if_a_row_is_said_to_cost_nothing():
+    free = a_cost(token_s=0.0)
+    assert lengths(a_prospect(first=0.6), rows=64, cost=free) == {}
+    assert lengths(a_prospect(first=0.95), rows=64, cost=free) != {}
+    assert lengths(a_prospect(first=0.6), rows=8, cost=free) == {1: 16}
+
+
+def test_tokens_that_are_said_to_cost_nothing_are_bounded_too():
+    assert lengths(a_prospect(), cost=a_cost(token_s=0.0)) == {1: 16}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_other_lengths_give_more_tokens_per_second(seed):
+    rng = random.Random(seed)
+    cost = a_cost(rng.uniform(0, 0.05), rng.uniform(1e-4, 5e-3), rng.choice([0.0, 1e-6]))
+    prospects = [
+        a_prospect(id, rng.random(), rng.random(), most=rng.randint(0, 4), context=rng.randint(1, 5000))
+        for id in range(3)  # noqa: A001
+    ]
+    rows = rng.randint(3, 20)
+    least_s = LEAST_SHARE * max(0, 1 - FEW_ROWS / rows) / rows * cost.predict_s(StepShape(rows, 0.0, 100 * rows))
+
+    def rate(counts: tuple[int, ...]) -> float:
+        tokens, seconds = float(rows), cost.predict_s(StepShape(rows, 0.0, 100 * rows))
+        for one, count in zip(prospects, counts, strict=True):
+            tokens += sum(one.first * one.later**ahead for ahead in range(count))
+            token_s = cost.marginal_s(StepShape(1, 0.0, one.computed_tokens + 1))
+            seconds += count * CAUTION * max(token_s, least_s)
+        return tokens / seconds
+
+    chosen = draft_lengths(prospects, rows=rows, context_tokens=100 * rows, cost=cost)
+    best = max(map(rate, itertools.product(*(range(one.most + 1) for one in prospects))))
+    assert rate(tuple(chosen.get(one.id, 0) for one in prospects)) == pytest.approx(best)
