@@ -13,8 +13,8 @@ _LIKES_IT = 8.0
 class CopyingNetwork(FakeNetwork):
     """As `FakeNetwork`, but in `likes` of 8 places the likeliest token is what came behind the last one before."""
 
-    def __init__(self, *, likes: int = 6) -> None:
-        super().__init__()
+    def __init__(self, *, likes: int = 6, vocabulary: int = 256) -> None:
+        super().__init__(vocabulary=vocabulary)
         self._likes = likes
 
     def _logits(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -15,6 +15,7 @@ from shards.exec.fake_device import FakeDevice
 from shards.grammar.grammars import Grammars
 from shards.nouns import Cause, FinishReason, Grammar, GrammarForm
 from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
+from tests.shards.copying import CopyingNetwork
 from tests.shards.driver import Driver, some_tokens
 from tests.shards.grammar.parts import VOCABULARY, SlowCompiler, a_narrow_compiler, a_schema, a_tokenizer, end_id
 
@@ -71,6 +72,19 @@ def test_an_answer_that_stops_is_valid_and_one_that_does_not_says_so(seed: int) 
         else:
             assert reason is FinishReason.LENGTH, driver.ended[key, 0]
     driver.assert_nothing_is_held()
+
+
+def test_nothing_is_guessed_of_a_held_answer_and_its_neighbours_are_guessed_as_ever() -> None:
+    drivers = [a_driver(CopyingNetwork(likes=8, vocabulary=VOCABULARY), speculate=how) for how in ("auto", "off")]
+    guessed = []
+    for driver in drivers:
+        for key, grammar in (("held", ANY_LETTERS), ("free", None)):
+            driver.ask(key, some_tokens(40) * 3, 80, grammar=grammar, temperature=0.7, seed=3)
+            run(driver)
+            assert driver.load is not None
+            guessed.append(driver.load.drafted_tokens)
+    assert drivers[0].drawn == drivers[1].drawn
+    assert (guessed[0], guessed[1] > 0, guessed[2:]) == (0, True, [0, 0])
 
 
 def test_most_answers_with_room_stop() -> None:
