@@ -55,7 +55,8 @@ def test_without_variables_nobody_makes_spans() -> None:
 
 def test_a_router_that_exports_nothing_imports_no_opentelemetry() -> None:
     script = (
-        "import sys, router.app, router.commands.up, shards.service; print([m for m in sys.modules if 'opentelemetry' in m])"
+        "import sys, router.app, router.commands.up, shards.service; "
+        "print([m for m in sys.modules if 'opentelemetry' in m])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
