@@ -32,7 +32,8 @@ _WAITING = ("lmdeploy:num_requests_waiting", "lmdeploy:num_api_requests_waiting"
 _USAGE = "lmdeploy:gpu_cache_usage_perc"
 
 _TEXT_PATH = "/v1/completions"
-_OF_COMPLETIONS = tuple(name for name in Sampling.__struct_fields__ if name not in ("top_logprobs", "logit_bias"))
+_NOT_OF_COMPLETIONS = ("top_logprobs", "logit_bias", "grammar")
+_OF_COMPLETIONS = tuple(name for name in Sampling.__struct_fields__ if name not in _NOT_OF_COMPLETIONS)
 _OF_GENERATE = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos"
 )  # fmt: skip

@@ -24,7 +24,7 @@ from policies.nouns import Capability, Prompt, Request
 
 _KNOWS = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_logprobs", "logit_bias"),
-    "choices",
+    *("choices", "grammar"),
 )
 _TOO_LONG = "larger than the model input length limit"
 

@@ -17,7 +17,7 @@ from policies.nouns import Prompt, Request
 
 CHAT_PATH = "/v1/chat/completions"
 
-_KNOWS = ("temperature", "top_p", "top_k", "stop")
+_KNOWS = ("temperature", "top_p", "top_k", "stop", "grammar")
 _OWN = ("thinking", "container", "context_management", "mcp_servers", "inference_geo", "speed")
 """Fields of Anthropic's own that a client of another dialect may put beside its own."""
 _COPIED = ("temperature", "top_p", *_OWN)

@@ -9,11 +9,12 @@ from policies.errors import InvalidRequest
 from policies.nouns import Sampling
 
 _CLIENTS_NAMES = {"min_new_tokens": "min_tokens", "choices": "n", "top_logprobs": "logprobs"}
+_OF_VLLM = ("structured_outputs.", "guided_")
 _USUAL = Sampling()
 
 _READ_BY_THE_ROUTER = frozenset(
     {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "best_of"}
-    | set(Sampling.__struct_fields__)
+    | (set(Sampling.__struct_fields__) - {"grammar"})
     | {"n", "min_tokens", "logprobs", "top_logprobs"}
 )
 _OF_NO_CONSEQUENCE = frozenset(
@@ -25,11 +26,15 @@ _OF_NO_CONSEQUENCE = frozenset(
 def refuse_unsupported(sampling: Sampling, knows: Collection[str], engine: str) -> None:
     """Return if all that is out of the ordinary in `sampling` is in `knows`, names of its fields.
 
-    Raises InvalidRequest that names the first field that `engine` does not know.
+    Who knows `grammar` reads what the client's `response_format` says; vLLM's fields for the same are vLLM's. Raises
+    InvalidRequest that names the first field that `engine` does not know.
     """
     for name in Sampling.__struct_fields__:
         if name not in knows and getattr(sampling, name) != getattr(_USUAL, name):
-            raise _unknown(engine, _CLIENTS_NAMES.get(name, name))
+            field = sampling.grammar.field if name == "grammar" and sampling.grammar else _CLIENTS_NAMES.get(name, name)
+            raise _unknown(engine, field)
+    if sampling.grammar is not None and sampling.grammar.field.startswith(_OF_VLLM):
+        raise _unknown(engine, sampling.grammar.field)
 
 
 def refuse_unknown(body: Mapping[str, Any], knows: Collection[str], engine: str) -> None:

@@ -18,7 +18,7 @@ from policies.nouns import Request
 
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "stop", "top_logprobs",
+    "stop", "top_logprobs", "grammar",
 )  # fmt: skip
 _THINKING = ("think", "reasoning_effort", "reasoning")
 _OF_CHAT = (*_THINKING, "response_format", "format", "options", "tools", "tool_choice", "parallel_tool_calls")

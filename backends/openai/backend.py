@@ -22,7 +22,7 @@ CHAT_PATH = "/v1/chat/completions"
 
 _KNOWS = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_logprobs", "logit_bias"),
-    "choices",
+    *("choices", "grammar"),
 )
 _OF_OPEN_MODELS = (
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "min_tokens"),

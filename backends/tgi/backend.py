@@ -29,8 +29,10 @@ _CHAT_PATH = "/v1/chat/completions"
 _RUNNING, _WAITING = "tgi_batch_current_size", "tgi_queue_size"
 _KV, _KV_USED = "tgi_batch_max_total_tokens", "tgi_batch_current_max_tokens"
 
-_OF_CHAT = ("temperature", "top_p", "seed", "stop", "frequency_penalty", "top_logprobs")
-_OF_GENERATE = (*_OF_CHAT, "top_k", "repetition_penalty")
+_OF_GENERATE = (
+    *("temperature", "top_p", "top_k", "seed", "stop", "frequency_penalty", "repetition_penalty", "top_logprobs"),
+)
+_OF_CHAT = ("temperature", "top_p", "seed", "stop", "frequency_penalty", "top_logprobs", "grammar")
 _OF_TGI = ("typical_p", "truncate", "watermark", "grammar")
 """Parameters of its own that a client may put beside OpenAI's."""
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from backends.http.unsupported import refuse_unknown, refuse_unsupported
 from policies.errors import InvalidRequest
-from policies.nouns import Sampling
+from policies.nouns import Grammar, Sampling
 
 UNUSUAL = Sampling(
     temperature=0.5,
@@ -23,6 +23,7 @@ UNUSUAL = Sampling(
     top_logprobs=0,
     logit_bias={1: 1.0},
     choices=2,
+    grammar=Grammar("json_schema", "{}", "response_format"),
 )
 NAMES = Sampling.__struct_fields__
 
@@ -37,9 +38,27 @@ def test_each_field_is_refused_by_the_name_that_clients_give_it_and_passes_where
     refuse_unsupported(sampling, (name,), "it")
     with pytest.raises(InvalidRequest) as failure:
         refuse_unsupported(sampling, set(NAMES) - {name}, "it")
-    clients = {"min_new_tokens": "min_tokens", "choices": "n", "top_logprobs": "logprobs"}
+    clients = {
+        "min_new_tokens": "min_tokens",
+        "choices": "n",
+        "top_logprobs": "logprobs",
+        "grammar": "response_format",
+    }
     assert failure.value.param == clients.get(name, name)
     assert "it does not know" in failure.value.message
+
+
+@pytest.mark.parametrize("field", ["structured_outputs.regex", "guided_json"])
+def test_vllms_fields_for_the_shape_of_an_answer_are_unknown_to_who_reads_response_format(field: str) -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        refuse_unsupported(Sampling(grammar=Grammar("regex", "a", field)), ("grammar",), "it")
+    assert failure.value.param == field
+
+
+def test_a_field_grammar_of_the_body_is_an_engines_own() -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        refuse_unknown({"grammar": "root ::= x"}, (), "it")
+    assert failure.value.param == "grammar"
 
 
 def test_a_body_may_have_what_the_router_reads_what_is_idle_and_what_the_engine_knows() -> None:

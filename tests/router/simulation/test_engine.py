@@ -75,7 +75,9 @@ def by_the_engine(seed: int) -> Heard:
     story = a_story(seed)
     clock, heard = Clock(), dict[int, tuple[float, float, int]]()
     model = Model("m", TimedNetwork(clock, EVEN), None, frozenset())
-    engine = Engine(model, EngineOptions(kv_blocks=BLOCKS, max_running=8), clock=clock, rng=random.Random(0))
+    engine = Engine(
+        model, EngineOptions(kv_blocks=BLOCKS, max_running=8, speculate="off"), clock=clock, rng=random.Random(0)
+    )
     coming = list(range(len(story)))
     while coming or engine.has_work:
         if not engine.has_work:
