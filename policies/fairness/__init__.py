@@ -1,4 +1,4 @@
-"""The fair queue: who is served next, between service classes and between the tenants of one. `now` is an argument.
+"""The fair queue: the order of service between service classes, and between the tenants of a class. Callers pass `now`.
 
-Why it is virtual time and not plain deficit round robin: `docs/decisions/0011-virtual-time-between-tenants.md`.
+Reasons for virtual time instead of deficit round robin: `docs/decisions/0011-virtual-time-between-tenants.md`.
 """

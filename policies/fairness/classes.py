@@ -1,4 +1,4 @@
-"""Turns: which service class is served next: floors first, then rank and age, then weight."""
+"""Turns: selects the service class that is served next: floors first, then rank and age, then weight."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from policies.fairness.virtual_time import Account, VirtualTime
 from policies.nouns import ServiceClass
 
 FLOOR_WINDOW_S = 60.0
-"""Served seconds, of all classes together, over which a class is held to its floor, forward and backward.
+"""Served seconds, summed over all classes, that a class can be ahead of its floor or behind it.
 
-Counted in seconds served and not on a clock, for a floor is a share of these: a class that had the backends to itself
-all day is back at its floor after 60 of them (and what its last ticket had too much), with 1 backend or 100. Shorter
-would forget what one long prompt took; longer would let what was free yesterday be paid for today.
+Measured in served seconds and not by a clock, because a floor is a share of these: a class that had the backends to
+itself all day can claim its floor again after 60 of them (plus the excess of its last ticket), with 1 backend or with
+100. A shorter window would forget the cost of one long prompt; a longer one would charge for capacity that was idle
+yesterday.
 """
 
 
 def effective_rank(rank: int, waited_s: float, ageing_s: float) -> int:
-    """`rank` (0 is served first), better by one for each whole `ageing_s` of waiting, but never better than 0.
+    """`rank` (0 is served first), improved by one for each whole `ageing_s` of waiting, but never better than 0.
 
-    It ends at 0, as on a shard: there the weights decide, so that old batch work slows what is new and of rank 0, but
-    does not stop it.
+    Rank 0 is the limit, as on a shard: there the weights decide, so old batch work slows new work of rank 0 but does
+    not stop it.
     """
     return max(0, rank - int(max(0.0, waited_s) / ageing_s)) if rank > 0 else rank
 
 
 @dataclass(slots=True)
 class Standing:
-    """One class between the others. `owed_s` of service is what its floor still asks for, negative if it had more."""
+    """One class among the others. `owed_s` is the service that its floor still claims; negative after an excess."""
 
     name: str
     rank: int
@@ -38,22 +39,22 @@ class Standing:
 
     def copy(self) -> Standing:
         """The same standing with an account of its own."""
-        # written out: copy.copy takes 5 us where this takes 1, and every walk of the queue needs one for each class
+        # written out: copy.copy takes 5 us and this takes 1, and every walk of the queue copies each class once
         mine = self.account
         account = Account(mine.weight, mine.tag, mine.touched_at)
         return Standing(self.name, self.rank, self.floor, account, self.owed_s)
 
     def reconfigure(self, service_class: ServiceClass) -> None:
-        """Rank, weight and floor are those of `service_class` from now on."""
+        """Use the rank, weight and floor of `service_class` from now on."""
         self.rank, self.floor, self.account.weight = service_class.rank, service_class.floor, service_class.weight
         self.owed_s = self.owed_s if self.floor else 0.0
 
     def accrue(self, seconds: float, *, own: bool, waits: bool) -> None:
-        """`seconds` were served, to this class if `own`.
+        """Record that `seconds` were served, to this class if `own`.
 
-        While it waits, its floor's share of them is owed to it, up to what one window holds. An idle class is owed
-        nothing. What it gets beyond its floor counts against it until that is a window's worth; from there on it is
-        free, for nobody of a better rank wanted it.
+        While the class waits, it is owed its floor's share of them, up to one window. An idle class is owed nothing.
+        Service beyond the floor counts against the class until the excess equals one window. Further service is free,
+        because no class of a better rank wanted it.
         """
         window_s, before = self.floor * FLOOR_WINDOW_S, self.owed_s
         after = before + self.floor * seconds
@@ -66,11 +67,12 @@ class Standing:
 
 @dataclass(slots=True)
 class Turns:
-    """Who is next between classes. `standings` by name; `ageing_s` of waiting make a class one rank better.
+    """Chooses the next class. `standings` by name; each `ageing_s` of waiting improves the rank of a class by one.
 
-    1. A class that waits and is owed service by its floor; of several the one that is owed most for its floor.
-    2. The best effective rank; a class is as old as its oldest ticket.
-    3. Of equal effective ranks the one that has had less for its weight.
+    1. Classes that wait and are owed service by their floors. Of several, the one that is owed most in relation to its
+       floor.
+    2. The class of the best effective rank. The age of a class is that of its oldest ticket.
+    3. Of equal effective ranks, the class that has received least service for its weight.
     """
 
     standings: dict[str, Standing]
@@ -78,31 +80,32 @@ class Turns:
     clock: VirtualTime = field(default_factory=VirtualTime)
 
     def copy(self) -> Turns:
-        """The same turns, to try things out on."""
+        """A copy, for trying out an order of service."""
         standings = {name: standing.copy() for name, standing in self.standings.items()}
         return Turns(standings, self.ageing_s, VirtualTime(self.clock.slack_s, self.clock.reached))
 
     def rank_of(self, name: str, oldest_at: float | None, now: float) -> int:
-        """The effective rank of a class whose oldest ticket arrived then; None if it has none."""
+        """The effective rank of a class whose oldest ticket arrived at `oldest_at`; its own rank without tickets."""
         rank = self.standings[name].rank
         return rank if oldest_at is None else effective_rank(rank, now - oldest_at, self.ageing_s)
 
     def next(self, oldest_at: Mapping[str, float], now: float) -> str:
-        """The class whose turn it is, of those in `oldest_at`: when the oldest ticket of each arrived.
+        """The class to serve next, out of `oldest_at`: for each waiting class, the arrival of its oldest ticket.
 
-        Raises ValueError if there is none.
+        Raises ValueError if it is empty.
         """
         if len(oldest_at) == 1:
             return next(iter(oldest_at))
         best: tuple[float, int, float, int, str] | None = None
         for name, at in oldest_at.items():
-            one = self.standings[name]
-            if one.owed_s > 0:
-                turn = (-one.owed_s / one.floor, 0, 0.0, one.rank, name)
+            standing = self.standings[name]
+            if standing.owed_s > 0:
+                turn = (-standing.owed_s / standing.floor, 0, 0.0, standing.rank, name)
             else:
-                # most are young: a call for each, eight tickets deep, would be a third of what a walk costs
-                rank = one.rank if now - at < self.ageing_s else effective_rank(one.rank, now - at, self.ageing_s)
-                turn = (0.0, rank, self.clock.start(one.account), one.rank, name)
+                # most classes are young, and a call for each, eight tickets deep, would cost a third of a walk
+                young = now - at < self.ageing_s
+                rank = standing.rank if young else effective_rank(standing.rank, now - at, self.ageing_s)
+                turn = (0.0, rank, self.clock.start(standing.account), standing.rank, name)
             if best is None or turn < best:
                 best = turn
         if best is None:
@@ -110,12 +113,12 @@ class Turns:
         return best[4]
 
     def serve(self, name: str, seconds: float, now: float, *, waiting: Collection[str]) -> None:
-        """The class gets `seconds` of service. `waiting` are the classes that had tickets when it did."""
+        """Record `seconds` of service of a class. `waiting` are the classes that had tickets at that moment."""
         self.clock.serve(self.standings[name].account, seconds, now)
         self._accrue(name, seconds, waiting)
 
     def correct(self, name: str, seconds: float, *, waiting: Collection[str]) -> None:
-        """The class used `seconds` more than it was charged; fewer if negative."""
+        """Correct the account of a class that used `seconds` more than it was charged; fewer if negative."""
         account = self.standings[name].account
         account.tag += seconds / account.weight
         self._accrue(name, seconds, waiting)
@@ -126,9 +129,9 @@ class Turns:
                 standing.accrue(seconds, own=other == name, waits=other in waiting)
 
     def ahead_s(self, name: str, own_s: float, waiting: Mapping[str, tuple[float, float]], now: float) -> float:
-        """Seconds of all classes that are served before `own_s` seconds of this one are.
+        """Seconds of service, over all classes, that come before `own_s` seconds of this class are served.
 
-        `waiting`: for each class with tickets, when its oldest arrived and its seconds.
+        `waiting`: for each class with tickets, the arrival of its oldest ticket and the seconds of its backlog.
         """
         me = self.standings[name]
         rank = self.rank_of(name, waiting[name][0] if name in waiting else None, now)

@@ -1,4 +1,4 @@
-"""FairQueue: what waits for a backend, and in which order it should be served."""
+"""FairQueue: the requests that wait for a backend, and the order in which to serve them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from policies.nouns import ServiceClass
 
 
 class FairQueue:
-    """Fair between tenants inside a class, ranked between classes, charged in seconds. Late binding: it offers tickets
-    in order, and whoever has room takes the ones that fit.
+    """Fair between the tenants of a class, ranked between classes, charged in seconds. Binding is late: the queue
+    offers its tickets in order, and a backend with room takes the tickets that fit.
 
-    Between classes: floors, then rank improved by age, then weight (`Turns`). Inside: virtual time between tenants
-    (`VirtualTime`), each tenant first in first out. Prices are predicted: `take` charges `cost_s`, `correct` the rest.
+    Between classes: floors, then rank improved by age, then weight (`Turns`). Within a class: virtual time between
+    tenants (`VirtualTime`), and first in, first out for each tenant. Prices are predictions: `take` charges `cost_s`,
+    and `correct` charges or returns the difference.
 
-    Nobody waits forever. A ticket of rank r counts as rank 0 after r x `ageing_s`, and its class with it. From then on,
-    with w the share of its class's weight and t that of its tenant's (among those that wait), it is served before
-    more than `S / (w t) + (C + T / w) x c` seconds are, S being what its own tenant has before it and still owes, C and
-    T how many classes and tenants wait, c the largest cost: whatever arrives meanwhile, as long as backends have room
-    for it when it is its turn. Floors of other classes leave their rest of w; with a floor f of its own, the same holds
-    at once with f in the place of w.
+    No ticket waits forever. A ticket of rank r counts as rank 0 after r x `ageing_s`, and its class with it. Let w be
+    the share of its class in the weights of the classes that wait, t the share of its tenant in the weights of the
+    tenants that wait, S the seconds that its tenant has queued before it and still owes, C and T the numbers of waiting
+    classes and tenants, and c the largest cost. From that moment the ticket is served before more than
+    `S / (w t) + (C + T / w) x c` seconds are served, whatever arrives meanwhile, provided that backends have room for
+    it when its turn comes. Floors of other classes reduce w to the part that they leave. For a class with a floor f of
+    its own the same bound holds at once, with f in the place of w.
 
-    Tickets of a class are pushed in the order of their arrival; otherwise ages are those of whoever was pushed first.
+    Push the tickets of a class in order of arrival; otherwise the age of the class is that of the ticket pushed first.
     """
 
     def __init__(self, classes: Mapping[str, ServiceClass], weights: Mapping[str, float], ageing_s: float) -> None:
@@ -48,7 +50,7 @@ class FairQueue:
         return f"<FairQueue {classes}; {self._backlog.seconds:.3g} s wait, {len(self._charged)} charged>"
 
     def __len__(self) -> int:
-        """Tickets that wait."""
+        """The number of tickets that wait."""
         return self._backlog.requests
 
     def __contains__(self, ticket_id: object) -> bool:
@@ -57,36 +59,36 @@ class FairQueue:
 
     @property
     def charged(self) -> int:
-        """Tickets that were charged and not corrected yet."""
+        """The number of tickets that were charged and not yet corrected."""
         return len(self._charged)
 
     @property
     def backlog(self) -> Backlog:
-        """All that waits."""
+        """The backlog of the whole queue."""
         return replace(self._backlog)
 
     def of_class(self, service_class: str) -> Backlog:
-        """What waits in a class."""
+        """The backlog of a class."""
         queue = self._queues.get(service_class)
         return replace(queue.backlog) if queue else Backlog()
 
     def of_tenant(self, tenant: str) -> Backlog:
-        """What waits of a tenant, in all classes."""
+        """The backlog of a tenant, over all classes."""
         return replace(self._of_tenant.get(tenant, Backlog()))
 
     def reconfigure(self, classes: Mapping[str, ServiceClass], weights: Mapping[str, float], ageing_s: float) -> None:
-        """Classes, tenants' weights and ageing are these from now on; what waits stays, and nobody's account is lost.
+        """Replace the classes, the tenants' weights and the ageing. Waiting tickets and all accounts are kept.
 
-        Classes that are gone but have tickets rank behind all others, with weight 1 and no floor; tenants that have no
-        weight have 1. Raises ValueError, and changes nothing, for a weight or an ageing that is not above zero.
+        A removed class that still has tickets ranks behind all others, with weight 1 and no floor. A tenant without a
+        weight has weight 1. Raises ValueError, and changes nothing, for a weight or an ageing that is not above zero.
         """
         wrong = [name for name, weight in weights.items() if not 0 < weight < inf]
-        wrong += [one.name for one in classes.values() if not 0 < one.weight < inf]
+        wrong += [found.name for found in classes.values() if not 0 < found.weight < inf]
         if wrong or not 0 < ageing_s < inf:
-            raise ValueError(f"weights and ageing are above zero, unlike that of {', '.join(wrong) or 'the queue'}")
+            raise ValueError(f"weights and ageing must be above zero; that of {', '.join(wrong) or 'the queue'} is not")
         self._changes += 1
         self._weights, self._turns.ageing_s = dict(weights), ageing_s
-        self._last_rank = 1 + max((one.rank for one in classes.values()), default=-1)
+        self._last_rank = 1 + max((service_class.rank for service_class in classes.values()), default=-1)
         for name in [name for name, queue in self._queues.items() if not queue and name not in classes]:
             del self._queues[name], self._turns.standings[name]
         for name in [*self._queues, *classes]:
@@ -94,13 +96,13 @@ class FairQueue:
             self._turns.standings[name].reconfigure(classes.get(name) or ServiceClass(name, self._last_rank))
 
     def push(self, ticket: Ticket, now: float) -> None:
-        """`ticket` waits. Raises ValueError if it waits already, or was charged and not corrected yet."""
+        """Let `ticket` wait. Raises ValueError if it waits already, or was charged and not yet corrected."""
         self._require_new(ticket)
         self._queue(ticket.service_class).push(ticket, now)
         self._note(ticket)
 
     def push_front(self, ticket: Ticket) -> None:
-        """`ticket`, whose backend failed, waits again: first in its class and without being charged twice.
+        """Let `ticket` wait again after its backend failed: first in its class, and without a second charge.
 
         Raises ValueError if it waits already or was never charged.
         """
@@ -110,9 +112,9 @@ class FairQueue:
         self._note(ticket)
 
     def remove(self, ticket_id: str) -> Ticket | None:
-        """The ticket, which no longer waits; None if it did not.
+        """Take a ticket out of the queue and return it; None if it was not waiting.
 
-        One that had come back stays charged until `correct` says what it used.
+        A ticket that had been put back by `push_front` stays charged until `correct` is called with its actual cost.
         """
         ticket = self._waiting.get(ticket_id)
         if ticket is not None:
@@ -121,10 +123,11 @@ class FairQueue:
         return ticket
 
     def order(self, now: float) -> Iterator[Ticket]:
-        """The tickets that wait, in the order in which they should be served if each is taken in turn.
+        """The waiting tickets in order of service, as if each were taken in its turn.
 
-        Looking costs about as much as was looked at: classes, and the logarithm of the tickets so far, for each. The
-        queue must not change between two of them: collect what was placed, then take it. Raises RuntimeError if it did.
+        The cost grows with the number of tickets read: for each, the classes and the logarithm of the tickets so far.
+        The queue must not change between two tickets, so collect the placed tickets first and take them afterwards.
+        Raises RuntimeError if the queue changed.
         """
         changes, turns = self._changes, self._turns.copy()
         walks = {name: Walk(queue) for name, queue in self._queues.items() if queue}
@@ -134,7 +137,7 @@ class FairQueue:
             ticket, is_paid = walks[name].step()
             yield ticket
             if changes != self._changes:
-                raise RuntimeError("the queue changed while somebody walked it: collect tickets first, then take them")
+                raise RuntimeError("the queue changed during a walk: collect tickets first, then take them")
             if not is_paid:
                 turns.serve(name, ticket.cost_s, now, waiting=oldest_at)
             if (at := walks[name].oldest_at) is None:
@@ -143,7 +146,7 @@ class FairQueue:
                 oldest_at[name] = at
 
     def take(self, ticket_id: str, now: float) -> Ticket:
-        """The ticket, which no longer waits; its class and tenant are charged what it costs, unless it came back.
+        """Take a ticket out of the queue to serve it. Its class and tenant pay its cost unless it was charged before.
 
         Raises KeyError if it does not wait.
         """
@@ -156,9 +159,9 @@ class FairQueue:
         return ticket
 
     def charge(self, ticket: Ticket, now: float) -> None:
-        """A ticket that finds room at once, and nobody waiting for it, is charged without having waited.
+        """Charge a ticket that found room at once while no other ticket waited for that room, so it never queued.
 
-        Raises ValueError if it waits, or was charged and not corrected yet.
+        Raises ValueError if it waits, or was charged and not yet corrected.
         """
         self._require_new(ticket)
         queue = self._queue(ticket.service_class)
@@ -168,18 +171,19 @@ class FairQueue:
         queue.charge(ticket, now)
 
     def correct(self, ticket: Ticket, actual_s: float, now: float) -> None:
-        """`ticket` used `actual_s`: what it was not charged is charged now, what it was charged too much is given back.
+        """Replace the predicted cost of `ticket` by `actual_s`: charge what is missing, or return the excess.
 
-        Once: a second time, or for a ticket that was never charged, nothing happens. So whoever ends a request may
-        always call it. Raises ValueError if it waits (again), or if the seconds are no finite number.
+        Only the first call counts. Later calls, and calls for a ticket that was never charged, change nothing, so the
+        code that ends a request can always call this. Raises ValueError if the ticket waits (again), or if `actual_s`
+        is not a finite number.
         """
         if ticket.id in self._waiting:
-            raise ValueError(f"'{ticket.id}' waits: take or remove it before it is corrected")
+            raise ValueError(f"'{ticket.id}' waits: take or remove it before correcting it")
         if not 0 <= actual_s < inf:
             raise ValueError(f"a request uses a finite number of seconds, not {actual_s}")
         charged = self._charged.pop(ticket.id, None)
         queue = self._queues.get(ticket.service_class)
-        # a class that is gone from the file has no account any more
+        # a class that was removed from the file has no account any more
         if charged is None or queue is None or actual_s == charged:
             return
         self._changes += 1
@@ -187,32 +191,35 @@ class FairQueue:
         queue.correct(ticket.tenant, actual_s - charged, now)
 
     def ahead_s(self, service_class: str, tenant: str, now: float) -> float:
-        """Predicted seconds of backends' time that are served before a new ticket of this class and tenant would be.
+        """Predicted backend seconds that are served before a new ticket of this class and tenant would be.
 
-        From sums alone, so it costs one look at each class. Divided by how many requests run side by side it is a
-        waiting time. It counts all of better ranks, the shares of equal ranks and of other tenants as far as they
-        have work, and floors. It does not foresee who arrives later or ages meanwhile (too little), and takes the
-        work of other tenants as spread evenly over their weights (too much where one of them has most of it).
+        Computed from sums alone, so it costs one look at each class. Divide by the number of requests that run side by
+        side to get a waiting time. It includes all classes of better rank, the shares of equal ranks and of other
+        tenants as far as they have work, and floors. It ignores later arrivals and ageing (too low), and assumes that
+        the work of other tenants is spread evenly over their weights (too high if one of them has most of it).
         """
         queue = self._queue(service_class)
         waiting = {
-            name: (at, one.backlog.seconds) for name, one in self._queues.items() if (at := one.oldest_at) is not None
+            name: (at, tenants.backlog.seconds)
+            for name, tenants in self._queues.items()
+            if (at := tenants.oldest_at) is not None
         }
         return self._turns.ahead_s(service_class, queue.ahead_s(tenant), waiting, now)
 
     def check(self) -> None:
-        """Prove that every ticket is in exactly one place, that sums agree, and that nobody's credit is above bound."""
+        """Assert that every ticket is in exactly one place, that sums agree, and that no credit exceeds its bound."""
         for queue in self._queues.values():
             queue.check()
         inside = [name for queue in self._queues.values() for name in (*queue.arrivals, *queue.returned)]
         assert len(inside) == len(set(inside)) == len(self), "a ticket is lost or in two places"
-        assert set(inside) == set(self._waiting), "a ticket waits that nobody knows"
+        assert set(inside) == set(self._waiting), "a waiting ticket is not in the queue's table"
         assert self._queues.keys() == self._turns.standings.keys(), "a class has no standing"
         returned = {name for queue in self._queues.values() for name in queue.returned}
         assert returned == self._waiting.keys() & self._charged.keys(), "a paid ticket stands among unpaid ones"
-        assert sum(one.requests for one in self._of_tenant.values()) == len(self), "tenants' requests do not add up"
-        assert sum(one.tokens for one in self._of_tenant.values()) == self._backlog.tokens, "tokens do not add up"
-        assert all(one.requests for one in self._of_tenant.values()), "a tenant is kept that has nothing waiting"
+        of_tenant = self._of_tenant.values()
+        assert sum(backlog.requests for backlog in of_tenant) == len(self), "tenants' requests do not add up"
+        assert sum(backlog.tokens for backlog in of_tenant) == self._backlog.tokens, "tokens do not add up"
+        assert all(backlog.requests for backlog in of_tenant), "a tenant is kept without waiting requests"
 
     def _require_new(self, ticket: Ticket) -> None:
         if ticket.id in self._waiting or ticket.id in self._charged:

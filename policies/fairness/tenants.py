@@ -16,15 +16,15 @@ SLACK_S = 60.0
 """Lead that a tenant keeps while backends have no room for what it sends: about one long prompt's prefill."""
 
 Place = tuple[float, int, str]
-"""Where a tenant stands among those that wait: its tag, when it came there, its name. The least is next."""
+"""Position of a tenant among the waiting tenants: its tag, the number of its last move, its name. The least is next."""
 
 
 @dataclass(slots=True)
 class TenantQueue:
-    """What waits of one tenant in one class, first in first out. `place` is None exactly while nothing does."""
+    """The tickets of one tenant in one class, first in, first out. `place` is None exactly while there is none."""
 
     account: Account
-    # dicts search longer for the first entry the more were deleted before it; this one does not
+    # a dict searches longer for its first entry the more entries were deleted before it; an OrderedDict does not
     tickets: OrderedDict[str, Ticket] = field(default_factory=OrderedDict)
     backlog: Backlog = field(default_factory=Backlog)
     place: Place | None = None
@@ -33,7 +33,7 @@ class TenantQueue:
 class TenantQueues:
     """One FIFO per tenant, served in the order of the tenants' virtual times.
 
-    Tickets that come back from a backend that failed are paid for: they stand before all others, oldest first.
+    Tickets that come back from a failed backend are paid for: they are served before all others, oldest first.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -53,7 +53,7 @@ class TenantQueues:
 
     @property
     def oldest_at(self) -> float | None:
-        """When the ticket that has waited longest arrived; None if none waits."""
+        """The arrival of the ticket that has waited longest; None if no ticket waits."""
         fresh = next(iter(self.arrivals.values())).arrived_at if self.arrivals else None
         if not self.returned_order:
             return fresh
@@ -61,7 +61,7 @@ class TenantQueues:
         return back if fresh is None else min(back, fresh)
 
     def push(self, ticket: Ticket, now: float) -> None:
-        """`ticket` waits behind its tenant's others."""
+        """Let `ticket` wait behind the other tickets of its tenant."""
         queue = self._tenant(ticket.tenant)
         if queue.place is None:
             self.clock.wake(queue.account, now)
@@ -72,14 +72,14 @@ class TenantQueues:
         self.backlog.add(ticket)
 
     def push_front(self, ticket: Ticket) -> None:
-        """`ticket`, which is paid for, waits before all that are not."""
+        """Let `ticket`, which is paid for, wait before all tickets that are not."""
         self.returned[ticket.id] = ticket
         insort(self.returned_order, (ticket.arrived_at, ticket.id))
         self.returned_backlog.add(ticket)
         self.backlog.add(ticket)
 
     def remove(self, ticket: Ticket) -> None:
-        """`ticket` no longer waits; nobody is charged."""
+        """Take `ticket` out of the queue without a charge."""
         self.backlog.subtract(ticket)
         if self.returned.pop(ticket.id, None):
             del self.returned_order[bisect_left(self.returned_order, (ticket.arrived_at, ticket.id))]
@@ -93,7 +93,7 @@ class TenantQueues:
             self._waiting_weight = self._waiting_weight - queue.account.weight if self.places else 0.0
 
     def take(self, ticket: Ticket, now: float) -> None:
-        """`ticket` is served: it no longer waits, and its tenant is charged unless it is paid for."""
+        """Take `ticket` out of the queue to serve it, and charge its tenant unless it is paid for."""
         if ticket.id not in self.returned:
             queue = self.tenants[ticket.tenant]
             self.clock.serve(queue.account, ticket.cost_s, now)
@@ -102,7 +102,7 @@ class TenantQueues:
         self.remove(ticket)
 
     def charge(self, ticket: Ticket, now: float) -> None:
-        """`ticket`, which never waited, is served."""
+        """Charge the tenant of `ticket`, which is served without having waited."""
         queue = self._tenant(ticket.tenant)
         if queue.place is None:
             self.clock.wake(queue.account, now)
@@ -110,16 +110,16 @@ class TenantQueues:
         self._replace(ticket.tenant, queue)
 
     def correct(self, tenant: str, seconds: float, now: float) -> None:
-        """`tenant` used `seconds` more than it was charged; fewer if negative."""
+        """Correct the account of `tenant`, which used `seconds` more than it was charged; fewer if negative."""
         queue = self._tenant(tenant)
         if queue.place is None:
             self.clock.fade(queue.account, now)
-        # exactly as if it had been predicted right: what lies behind virtual time by now is forgotten either way
+        # the tag is now the same as after an exact prediction: debt behind virtual time is forgotten in both cases
         queue.account.tag += seconds / queue.account.weight
         self._replace(tenant, queue)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
-        """Tenants have other weights from now on. Those without one have 1, and are forgotten once nothing waits."""
+        """Replace the tenants' weights. A tenant without one has weight 1 and is forgotten when idle."""
         self._weights = weights
         self.tenants = {name: queue for name, queue in self.tenants.items() if queue.tickets or name in weights}
         for name, queue in self.tenants.items():
@@ -127,10 +127,10 @@ class TenantQueues:
         self._waiting_weight = sum(queue.account.weight for queue in self.tenants.values() if queue.tickets)
 
     def ahead_s(self, tenant: str) -> float:
-        """About how many seconds of this class would be served before a new ticket of `tenant`, if nobody else comes.
+        """Estimated seconds of this class that are served before a new ticket of `tenant`, without later arrivals.
 
-        First what came back, then the tenant's own, and meanwhile each other tenant its share, or one ticket if it
-        stands before, as far as all others together have work.
+        Returned tickets come first, then the tenant's own. Meanwhile each other tenant gets its share, or one ticket if
+        it is placed before this tenant, as far as the other tenants together have work.
         """
         queue = self.tenants.get(tenant) or TenantQueue(Account(self._weights.get(tenant, 1.0)))
         account, own_s = queue.account, queue.backlog.seconds
@@ -144,7 +144,7 @@ class TenantQueues:
         return self.returned_backlog.seconds + own_s + max(0.0, min(fresh_s - own_s, max(others_s, one_each_s)))
 
     def check(self) -> None:
-        """Prove that places, queues and sums agree."""
+        """Assert that places, queues and sums agree."""
         assert self.places == sorted(self.places), "tenants stand in the wrong order"
         placed = {name: queue.place for name, queue in self.tenants.items() if queue.place is not None}
         assert {place[2]: place for place in self.places} == placed, "a tenant has no place, or two"
@@ -155,12 +155,12 @@ class TenantQueues:
         assert not self.returned.keys() & self.arrivals.keys(), "a ticket waits twice"
         assert self.returned_order == sorted((ticket.arrived_at, name) for name, ticket in self.returned.items())
         for queue in self.tenants.values():
-            assert queue.place is None or queue.place[0] == queue.account.tag, "a tenant stands where it once was"
+            assert queue.place is None or queue.place[0] == queue.account.tag, "a tenant's place has an old tag"
             _check_backlog(queue.backlog, list(queue.tickets.values()))
         _check_backlog(self.backlog, fresh + list(self.returned.values()))
         _check_backlog(self.returned_backlog, list(self.returned.values()))
         weight = sum(queue.account.weight for queue in self.tenants.values() if queue.tickets)
-        assert isclose(self._waiting_weight, weight, abs_tol=1e-6), "the weights of those that wait do not add up"
+        assert isclose(self._waiting_weight, weight, abs_tol=1e-6), "the weights of the waiting tenants do not add up"
 
     def _tenant(self, name: str) -> TenantQueue:
         queue = self.tenants.get(name)

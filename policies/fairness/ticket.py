@@ -11,9 +11,9 @@ import msgspec
 class Ticket(msgspec.Struct, frozen=True):
     """A request that waits, or could wait, for a backend.
 
-    `cost_s` is the predicted time of a backend that it will use, `arrived_at` the clock's seconds when it came. Tickets
-    of one `shape` need the same kind of room; the queue hands it on and never looks at it. Raises ValueError for a cost
-    that is no finite number of seconds.
+    `cost_s` is the backend time that it is predicted to use, and `arrived_at` its arrival by the clock, in seconds.
+    Tickets of equal `shape` need the same kind of room; the queue passes the shape on without reading it. Raises
+    ValueError for a cost that is not a finite number of seconds.
     """
 
     id: str
@@ -26,4 +26,4 @@ class Ticket(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.cost_s < inf:
-            raise ValueError(f"a ticket costs a finite number of seconds, not {self.cost_s}")
+            raise ValueError(f"a ticket must cost a finite number of seconds, not {self.cost_s}")

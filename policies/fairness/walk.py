@@ -1,4 +1,4 @@
-"""Walk: the tickets of one class in the order of service, as far as somebody looks."""
+"""Walk: iterates over the tickets of one class in order of service, as far as the caller reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from policies.fairness.ticket import Ticket
 
 
 class Walk:
-    """What `TenantQueues` would serve if each ticket were taken when it is its turn. Changes nothing there.
+    """The order in which `TenantQueues` would serve its tickets if each were taken in its turn. Changes nothing there.
 
-    A step costs the logarithm of the steps so far: tenants stand in order already, and one whose ticket was passed
-    stands where its next one is due. Valid until the queues change.
+    A step costs the logarithm of the steps so far: the tenants are in order already, and a tenant whose ticket was
+    passed moves to the place of its next ticket. Valid until the queues change.
     """
 
     def __init__(self, queues: TenantQueues) -> None:
@@ -29,7 +29,7 @@ class Walk:
 
     @property
     def oldest_at(self) -> float | None:
-        """When the oldest ticket that no step has passed arrived; None after the last."""
+        """The arrival of the oldest ticket that no step has passed; None after the last."""
         while self._fresh is not None and self._fresh.id in self._seen:
             self._fresh = next(self._arrivals, None)
         fresh = None if self._fresh is None else self._fresh.arrived_at
@@ -39,7 +39,7 @@ class Walk:
         return back if fresh is None else min(back, fresh)
 
     def step(self) -> tuple[Ticket, bool]:
-        """The next ticket, and whether it is paid for. Raises IndexError after the last."""
+        """The next ticket, and True if it is paid for. Raises IndexError after the last."""
         if self._back < len(self._queues.returned_order):
             _, name = self._queues.returned_order[self._back]
             self._back += 1
@@ -61,7 +61,7 @@ class Walk:
         return ticket
 
     def _pass(self, name: str, tag: float, ticket: Ticket) -> None:
-        """The tenant stands where `VirtualTime.serve` would put it, if it has another ticket."""
+        """Move the tenant to the place that `VirtualTime.serve` would give it, if it has another ticket."""
         queue = self._queues.tenants[name]
         start = max(tag, self._reached - self._queues.clock.slack_s)
         self._reached, self._moves = max(self._reached, start), self._moves + 1

@@ -1,1 +1,1 @@
-"""What is learnt of backends and of answers: small models, fitted to what is seen, usable before anything was."""
+"""Learnt estimates of backends and answers: small models, fitted to observations, with usable priors."""

@@ -1,15 +1,15 @@
-"""How long answers are: what is reserved and charged before anybody knows. Pure."""
+"""Expected answer lengths, used for reservations and charges before the real length is known. Pure."""
 
 from __future__ import annotations
 
 _SHARE = 0.05
-"""Weight of one answer: the last forty count most."""
+"""Weight of one answer: the last forty dominate the mean."""
 
 _GUESS_TOKENS = 256
 
 
 class AnswerLengths:
-    """Mean tokens of answers, by tenant and service class: callers of one class ask for alike things."""
+    """Mean tokens of answers, by tenant and service class, because callers of one class ask for similar things."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, str], float] = {}
@@ -18,12 +18,12 @@ class AnswerLengths:
         return f"<AnswerLengths of {len(self._means)} kinds>"
 
     def expected(self, tenant: str, service_class: str, *, most: int) -> int:
-        """Tokens that an answer of at most `most` is expected to have, at least one."""
+        """Expected tokens of an answer that has at most `most`; at least one."""
         mean = self._means.get((tenant, service_class), _GUESS_TOKENS)
         return max(1, min(most, round(mean)))
 
     def learn(self, tenant: str, service_class: str, tokens: int) -> None:
-        """An answer had so many."""
+        """Record an answer of `tokens`."""
         kind = (tenant, service_class)
         mean = self._means.get(kind, float(tokens))
         self._means[kind] = mean + _SHARE * (tokens - mean)

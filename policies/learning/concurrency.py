@@ -1,4 +1,4 @@
-"""An adaptive limit of requests at once, for a backend whose room cannot be seen."""
+"""An adaptive concurrency limit, for a backend that does not report its free capacity."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import math
 from statistics import median
 
 _TOLERANCE = 1.5
-"""A TTFT up to this many times that with fewer requests is no sign of a queue."""
+"""A TTFT up to this many times the TTFT with fewer requests is not taken as a sign of a queue."""
 
 _LEAST_GRADIENT = 0.5
 _SMOOTHING = 0.5
 _SHORTEST_ROUND, _LONGEST_ROUND = 4, 32
 _ROUNDS_BETWEEN_PROBES = 20
 _ROUNDS_AFTER_A_FIND = 3
-"""A probe that found a queue is soon followed by another: half the limit may still be too much."""
+"""Rounds until the next probe after a probe found a queue: half the limit may still be too much."""
 
 _REFUSED = 0.7
 _MOST_SLOWDOWN = 1e6
 
 
 class AdaptiveLimit:
-    """How many requests a backend takes at once without queueing them, from how much slower than idle its TTFTs are.
+    """The number of requests that a backend runs at once without queueing, found from its TTFTs relative to idle.
 
-    A round is about as many first tokens as may be under way. Its median slowdown gives the gradient: while there is no
-    queue the limit doubles, after the first one it grows by its root a round; a slowdown beyond the tolerance shrinks
-    it in proportion, by half at most. It grows only while it is used. What an idle backend takes is not known here:
-    whoever observes divides by that, so that prompts of any length compare.
+    A round has about as many first tokens as the limit allows in flight. Its median slowdown gives the gradient. While
+    there is no queue, the limit doubles; after the first queue it grows by its square root per round. A slowdown beyond
+    the tolerance shrinks it in proportion, by half at most. It grows only while it is used. The TTFT of an idle backend
+    is not known here: callers of `observe` divide by it, so that prompts of any length compare.
 
-    Now and then a round is a probe at half the limit. If that is faster beyond the tolerance, there was a queue that
-    whoever observes had come to take for normal, and the limit shrinks by the same rule. Where others send so much that
-    the backend is never half empty there is no probe. Sources: Gradient2 of Netflix'
+    Now and then a round is a probe at half the limit. If the probe is faster by more than the tolerance, there was a
+    queue that the observations had come to treat as normal, and the limit shrinks by the same rule. There is no probe
+    while other routers send so much that the backend is never half empty. Sources: Gradient2 of Netflix'
     concurrency-limits (2018); TCP Vegas (Brakmo, O'Malley, Peterson, 1994), for slow start and for a queue that grows
     with the limit's root; probing as in BBR (Cardwell et al., 2016).
     """
 
     def __init__(self, initial: int = 8, *, least: int = 1, most: int = 1024) -> None:
         if not 1 <= least <= initial <= most:
-            raise ValueError("a limit begins at or above its least, which is 1 or more, and at or below its most")
+            raise ValueError("a limit must satisfy 1 <= least <= initial <= most")
         self._least, self._most = least, most
         self._limit = float(initial)
         self._proven = float(initial)
@@ -52,7 +52,7 @@ class AdaptiveLimit:
 
     @property
     def limit(self) -> int:
-        """Requests that may be there at once."""
+        """The number of requests that may be in flight."""
         limit = self._limit / 2 if self.is_probing else self._limit
         return max(self._least, int(limit))
 
@@ -62,13 +62,13 @@ class AdaptiveLimit:
         return self._rounds_to_probe == 0
 
     def is_crowded(self, in_flight: int) -> bool:
-        """Are `in_flight` requests so many that their TTFTs say nothing of an idle backend?"""
+        """Are `in_flight` requests so many that their TTFTs give no information about an idle backend?"""
         return in_flight > max(1.0, min(self._proven, self._limit) / 2)
 
     def observe(self, slowdown: float, in_flight: int) -> None:
-        """A first token took `slowdown` times what it takes when idle; `in_flight` were there when it was sent for.
+        """Record a TTFT of `slowdown` times the idle TTFT, with `in_flight` requests there when it was sent.
 
-        `in_flight` counts the request itself. A slowdown that is no positive number says nothing.
+        `in_flight` counts the request itself. A slowdown that is not a positive number is ignored.
         """
         if not slowdown > 0:
             return
@@ -81,25 +81,25 @@ class AdaptiveLimit:
             self._end_round()
 
     def refuse(self) -> None:
-        """The backend said that it has too much to do."""
+        """Shrink the limit, because the backend rejected a request as overloaded."""
         self._starting = False
         self._set(self._limit * _REFUSED)
 
     def check(self) -> None:
-        """Prove that the limit and the memory are in bounds."""
+        """Assert that the limit and the memory are in bounds."""
         assert self._least <= self._limit <= self._most, f"{self!r}: out of bounds"
         assert self._least <= self.limit <= self._most, f"{self!r}: out of bounds"
         assert len(self._slowdowns) < _LONGEST_ROUND, f"{self!r}: a round never ends"
         assert 0 <= self._rounds_to_probe <= _ROUNDS_BETWEEN_PROBES, f"{self!r}: probes come too late"
 
     def _belongs(self, in_flight: int) -> bool:
-        """Was it sent in this round? What was sent before a probe or before the limit doubled says nothing of now."""
+        """Was it sent in this round? Requests sent before a probe, or before the limit doubled, are not comparable."""
         if self.is_probing:
             return in_flight <= self.limit
         return not self._starting or in_flight > self._limit / 2
 
     def _stray(self) -> None:
-        """Give a probe up once more were sent among too many than were under way before it: others fill the backend."""
+        """Give up a probe after more crowded requests than the limit before it: other senders fill the backend."""
         self._strayed += self.is_probing
         if self._strayed > self._limit:
             self._slowdowns, self._busiest, self._strayed = [], 0, 0

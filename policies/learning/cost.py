@@ -1,4 +1,4 @@
-"""How long a backend takes: a small model per backend, fitted to what is seen, usable before anything was."""
+"""Latency of a backend: a small model per backend, fitted to observations, with a usable prior."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ import msgspec
 from policies.learning.least_squares import Prior, RecursiveFit
 
 _GUESSED_SPREAD, _TOLD_SPREAD, _SHAPE_SPREAD, _PACE_SPREAD = 2.3, 0.3, 0.7, 0.3
-"""Standard deviations of logs: of a speed that nobody has measured, of one that the backend has measured itself, of
-one coefficient against the others, and of one backend against its peers."""
+"""Standard deviations of logs: of a speed that was never measured, of a speed that the backend reports of itself, of
+one coefficient relative to the others, and of one backend relative to its peers."""
 
 _FACTOR = 1000.0
 """Coefficients stay within this factor of their priors: a phone's CPU and a rack of GPUs lie within it."""
 
 _COSTS = 3
-"""Of the coefficients that peers have in common, so many are costs, which a pace multiplies; they come first."""
+"""The number of shared coefficients that are costs, which a pace multiplies. They come first."""
 
 _LEVELLED = 0.002
-"""Of what a pace is off its first value, so much becomes common with each observation: whether all are slow or each is
-cannot be seen where one does most of the work, and what is common would wander off with the noise."""
+"""The share of a pace's deviation from its first value that moves to the shared coefficients with each observation.
+When one backend does most of the work, a slow fleet and a slow backend look the same, and without this the shared
+coefficients would drift with the noise."""
 
 _ERROR_SHARE = 0.1
 _MOST_ERROR = 10.0
-"""A relative error beyond this counts as this."""
+"""A relative error beyond this counts as this value."""
 
 
 class Work(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Prefill as far as its time depends on it: new `tokens`, and `pairs`, the sum of positions that they attend to."""
+    """The quantities that determine prefill time: new `tokens`, and `pairs`, the sum of positions they attend to."""
 
     tokens: float = 0.0
     pairs: float = 0.0
 
 
 class Ahead(msgspec.Struct, frozen=True, gc=False):
-    """The prefill in front of a prompt: of each one there `alike`, as much as the prompt has itself, and what they have
-    `beyond` that.
+    """The prefill queued before a prompt. `alike`: of each queued prompt, at most as much work as this prompt has.
+    `beyond`: the rest of their work.
     """
 
     alike: Work = Work()
@@ -45,19 +46,19 @@ class Ahead(msgspec.Struct, frozen=True, gc=False):
 
 
 def prefill_work(uncached: float, cached: float = 0.0) -> Work:
-    """What computing `uncached` tokens behind `cached` ones takes."""
+    """The work of computing `uncached` tokens behind `cached` ones."""
     return Work(uncached, uncached * (cached + uncached / 2))
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """What one backend's time depends on, all in seconds but `queue` and `convoy`. The defaults are a guess: a model of
-    8 to 70 billion parameters on a data centre's GPU.
+    """The coefficients of one backend's latency, all in seconds except `queue` and `convoy`. The defaults are a guess
+    for a model of 8 to 70 billion parameters on a data centre's GPU.
 
-    Prefill takes `fixed_s` + `token_s` for each token + `pair_s` for each position that a token attends to; a step of
-    decoding `step_s` + `sequence_s` for each sequence + `context_s` for each position of their contexts. A prompt waits
-    for the share `queue` of the prefill in front of it, as far as none of that is longer than its own, and for the
-    share `convoy` of what is: 1 and 1 where prompts are computed one after the other, 1 and 0 where they share steps
-    (processor sharing), less where short ones go first.
+    Prefill takes `fixed_s` + `token_s` for each token + `pair_s` for each position that a token attends to. A decode
+    step takes `step_s` + `sequence_s` for each sequence + `context_s` for each position of their contexts. A prompt
+    waits for the share `queue` of the prefill queued before it, counting each queued prompt up to its own length, and
+    for the share `convoy` of the rest: 1 and 1 if prompts are computed one after the other, 1 and 0 if they share steps
+    (processor sharing), less if short prompts go first.
     """
 
     fixed_s: float = 0.02
@@ -70,29 +71,29 @@ class Latency(msgspec.Struct, frozen=True):
     context_s: float = 3e-8
 
     def work_s(self, work: Work) -> float:
-        """Seconds of computing `work`."""
+        """Seconds that `work` takes."""
         return self.token_s * work.tokens + self.pair_s * work.pairs
 
     def prefill_s(self, uncached: float, cached: float = 0.0) -> float:
-        """Seconds from the start of a prompt's prefill to its first token: `uncached` tokens behind `cached` ones."""
+        """Seconds from the start of a prefill to its first token: `uncached` tokens behind `cached` ones."""
         return self.fixed_s + uncached * (self.token_s + self.pair_s * (cached + uncached / 2))
 
     def queue_s(self, ahead: Ahead) -> float:
-        """Seconds that a prompt waits for the prefill `ahead` of it."""
+        """Seconds that a prompt waits for the prefill queued before it."""
         return self.queue * self.work_s(ahead.alike) + self.convoy * self.work_s(ahead.beyond)
 
     def ttft_s(self, uncached: float, cached: float = 0.0, *, queue_s: float = 0.0) -> float:
-        """Seconds from sending a prompt to its first token, `queue_s` of them in the backend's queue."""
+        """Seconds from sending a prompt to its first token, including `queue_s` in the backend's queue."""
         return queue_s + self.prefill_s(uncached, cached)
 
     def tpot_s(self, batch: float = 1.0, context_tokens: float = 0.0) -> float:
-        """Seconds of one step of decoding `batch` sequences whose contexts have `context_tokens` together."""
+        """Seconds of one decode step of `batch` sequences whose contexts have `context_tokens` in total."""
         return self.step_s + self.sequence_s * batch + self.context_s * context_tokens
 
     def answer_s(self, uncached: float, cached: float, new_tokens: float, *, batch: float = 1.0) -> float:
-        """Seconds of the backend's time that a whole request uses: its prefill and its share of the decoding.
+        """Backend seconds that a whole request uses: its prefill and its share of the decoding.
 
-        What `batch` sequences need once per step, each of them pays in part. The fair queue charges this.
+        Each of the `batch` sequences pays an equal part of the fixed cost of a step. The fair queue charges this.
         """
         context_tokens = cached + uncached + new_tokens / 2
         share_s = self.step_s / max(1.0, batch) + self.sequence_s + self.context_s * context_tokens
@@ -100,22 +101,22 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 TYPICAL = Latency()
-"""What is believed where nothing is known."""
+"""The prior of a backend of unknown kind."""
 
 PRIORS = {"ollama": Latency(0.05, 5e-4, 1e-8, 1.0, 1.0, 0.03, 1e-3, 1e-7)}
-"""Kind of backend -> what to believe of one that was not measured yet, where that is not the default."""
+"""Kind of backend -> its prior, for kinds that differ from the default."""
 
 
 def prior_of(kind: str) -> Latency:
-    """What is believed of a backend of this kind before anything is seen of it."""
+    """The prior of a backend of this kind, used before any observation."""
     return PRIORS.get(kind, TYPICAL)
 
 
 class Peers:
-    """What backends that are alike have in common: their Latency, but for how much faster or slower each of them is.
+    """The coefficients that similar backends share: their Latency, except how much faster or slower each of them is.
 
-    One machine sees too little to tell what a token costs from what a queue does; and of one that was never seen,
-    nothing would be known.
+    One backend observes too little to separate the cost of a token from the effect of a queue; and for a backend
+    without observations there would be no estimate at all.
     """
 
     def __init__(self, prior: Latency = TYPICAL) -> None:
@@ -131,11 +132,11 @@ class Peers:
 
     @property
     def observations(self) -> int:
-        """All of them."""
+        """The number of observations, of prefill and decode together."""
         return self.prefill.observations + self.decode.observations
 
     def latency(self, prefill: float, decode: float) -> Latency:
-        """That of one of them whose times are so many times those of all."""
+        """The Latency of a backend whose times are `prefill` and `decode` times the shared ones."""
         fixed_s, token_s, pair_s, queue, convoy = self.prefill.values
         step_s, sequence_s, context_s = self.decode.values
         return Latency(
@@ -151,11 +152,11 @@ class Peers:
 
 
 class LatencyModel:
-    """One backend's Latency, learnt from what is seen. `error` and `bias` say how well predictions came true.
+    """One backend's Latency, learnt from observations. `error` and `bias` measure the quality of its predictions.
 
     `error` is the mean of |predicted - seen| / seen, `bias` that of (predicted - seen) / seen, over about the last ten.
-    What it has in common with its `peers` all of them learn together, and each by itself at what pace it works. Before
-    anything was seen of it, it is taken to be like them, but for what it told of itself.
+    All `peers` learn the shared coefficients together, and each backend learns its own pace. Before its first
+    observation a backend is assumed to be like its peers, apart from the speed that it reports of itself.
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
@@ -172,11 +173,11 @@ class LatencyModel:
 
     @property
     def observations(self) -> int:
-        """First tokens that it learnt from."""
+        """The number of first tokens that it learnt from."""
         return self._prefill.observations
 
     def snapshot(self) -> Latency:
-        """What is known now."""
+        """The present estimate."""
         learnt = self._peers.observations
         if self._snapshot is None or self._learnt != learnt:
             self._snapshot = self._peers.latency(self._prefill.values[0], self._decode.values[0])
@@ -184,9 +185,9 @@ class LatencyModel:
         return self._snapshot
 
     def told(self, token_s: float | None) -> None:
-        """The backend says that prefill costs `token_s` per token. Believed until its first answer was seen.
+        """Record that the backend reports a prefill cost of `token_s` per token. Used until its first observation.
 
-        The other costs of prefill are taken to be as much higher or lower than their priors.
+        The other prefill costs are scaled by the same factor relative to their priors.
         """
         if token_s is None or self._prefill.observations or token_s == self._told or not _is_duration(token_s):
             return
@@ -195,7 +196,7 @@ class LatencyModel:
         self._prefill, self._snapshot = RecursiveFit([_pace(factor, _TOLD_SPREAD)]), None
 
     def judge(self, predicted_s: float, seen_s: float) -> None:
-        """A first token that was `predicted_s` away when its request was sent took `seen_s`."""
+        """Compare `predicted_s`, the prediction when a request was sent, with the observed time to first token."""
         if not _is_duration(seen_s):
             return
         off = max(-_MOST_ERROR, min(_MOST_ERROR, (predicted_s - seen_s) / seen_s))
@@ -205,7 +206,7 @@ class LatencyModel:
     def observe_ttft(self, work: Work, ahead: Ahead, seconds: float) -> None:
         """Learn that a prompt of this `work`, sent with the prefill `ahead` of it, took `seconds` to its first token.
 
-        A duration that is not positive and finite says nothing.
+        A duration that is not positive and finite is ignored.
         """
         if not _is_duration(seconds):
             return
@@ -222,7 +223,7 @@ class LatencyModel:
         self._snapshot = None
 
     def observe_decode(self, batch: float, context_tokens: float, seconds_per_step: float) -> None:
-        """Learn what a step took while, on average, `batch` sequences decoded with `context_tokens` of context."""
+        """Learn the duration of a step in which `batch` sequences decoded `context_tokens` of context, on average."""
         if not _is_duration(seconds_per_step):
             return
         step_s, sequence_s, context_s = self._peers.decode.values
@@ -231,16 +232,16 @@ class LatencyModel:
         self._snapshot = None
 
     def check(self) -> None:
-        """Prove that every coefficient is a positive number within its bounds."""
+        """Assert that every coefficient is a positive number within its bounds."""
         for fit in (self._peers.prefill, self._peers.decode, self._prefill, self._decode):
             fit.check()
 
 
 def _learn(common: RecursiveFit, pace: RecursiveFit, parts: Sequence[float], usual_s: float, seconds: float) -> None:
-    """What is common, and one's own pace, each take their part of the news that what usually takes `usual_s` took
-    `seconds`; of `usual_s`, `parts` hang on each common coefficient.
+    """Update the shared coefficients and one backend's pace after `usual_s`, the shared estimate, took `seconds`.
+    `parts` are the seconds of `usual_s` that depend on each shared coefficient.
 
-    Each fit takes the other's variance for noise: a Kalman filter of both that leaves out how they are correlated.
+    Each fit treats the variance of the other as noise: a Kalman filter of both, without their correlation.
     """
     error = math.log(seconds) - math.log(usual_s * pace.values[0])
     shares = [part / usual_s for part in parts]

@@ -1,14 +1,14 @@
-"""How quickly a queue empties: seconds of predicted cost that leave it per second, learnt while somebody waits."""
+"""The rate at which a queue drains: seconds of predicted cost that leave it per second, learnt while requests wait."""
 
 from __future__ import annotations
 
 _HALF_LIFE_S = 20.0
 _BELIEF_S = 5.0
-"""Backend seconds that the first belief weighs: that a backend works off one second of cost in a second."""
+"""Weight of the prior in backend seconds; the prior is that a backend works off one second of cost per second."""
 
 
 class DrainRate:
-    """`now` is in seconds and never goes back. Costs are seconds of one backend's time, as the queue charges them."""
+    """`now` is in seconds and never decreases. Costs are seconds of one backend's time, as charged by the queue."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -19,17 +19,17 @@ class DrainRate:
         return f"<DrainRate {self.per_second(1):.2f} per backend>"
 
     def waited(self, now: float, backends: int) -> None:
-        """Somebody waits at `now`, and `backends` would take it: time counts from the last call, or begins to."""
+        """Record that requests wait at `now`, and that `backends` can take them. Counts the time since then."""
         self._pass(now)
         self._at, self._backends = now, backends
 
     def emptied(self, now: float) -> None:
-        """Nobody waits any more: until somebody does, time does not count."""
+        """Record that no request waits any more. Time does not count until the next `waited`."""
         self._pass(now)
         self._at = None
 
     def left(self, cost_s: float) -> None:
-        """One that waited left for a backend."""
+        """Record that a waiting request of `cost_s` left for a backend."""
         self._cost_s += cost_s
 
     def per_second(self, backends: int) -> float:

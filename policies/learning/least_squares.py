@@ -1,4 +1,4 @@
-"""Recursive least squares on the logarithms of positive coefficients, with forgetting, clamps and outliers in mind."""
+"""Recursive least squares on the logarithms of positive coefficients, with forgetting, clamps and outlier weights."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _KEPT_SHARE = 0.98
-"""Of what was learnt, per further observation: about the last 50 count."""
+"""Share of the information that is kept per further observation: about the last 50 count."""
 
 _NOISE = 0.02
-"""Variance of the log of what is observed when nothing is wrong: about 14 %."""
+"""Variance of the log of an ordinary observation: a deviation of about 14 %."""
 
 _OUTLIER = 0.3
 """An error of the log beyond this counts less and less (Huber's weight)."""
 
 _MOST, _SURPRISE = 1.5, 3.0
-"""The log of 4.5: no observation is believed to be further off, so that one hiccup does not look like the truth; or
-than so many standard deviations, where little is known yet."""
+"""The largest error of the log that an observation may have: the log of 4.5, so that one hiccup is not taken for the
+truth; or this many standard deviations, while little is known."""
 
 _BIAS_SHARE = 0.2
 _QUIET = 0.1
 _ALERT = 0.5
-"""A mean error beyond `_QUIET`, outliers cut, is drift: it brings back some of the first uncertainty, so that what is
-seen counts more again."""
+"""A mean error beyond `_QUIET`, with outliers cut, is drift: it restores part of the first uncertainty, so that new
+observations count more again."""
 
 _LEAST_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is believed of one coefficient before anything was seen: `value`, and the bounds that it never leaves.
+    """The belief about one coefficient before any observation: `value`, and the bounds that it never leaves.
 
-    `spread` is the standard deviation of its log that it has for itself, `shared` the one that it has together with
-    all others that have one: what makes one of them too small makes all of them too small.
+    `spread` is the standard deviation of its own log, and `shared` the one that it has in common with all coefficients
+    that have a `shared`: a cause that makes one of them too small makes all of them too small.
     """
 
     value: float
@@ -44,10 +44,10 @@ class Prior:
 
 
 class RecursiveFit:
-    """Positive coefficients of a sum of products, learnt from one observation after the other.
+    """Positive coefficients of a sum of products, learnt from one observation at a time.
 
-    An observation is how much more was seen than predicted, as a logarithm, and what share of the prediction was due
-    to each coefficient. So errors are relative, coefficients are never negative, and their units do not matter. Source:
+    An observation is log(seen / predicted), and the share of the prediction that was due to each coefficient. So errors
+    are relative, coefficients are never negative, and their units do not matter. Source:
     recursive least squares with exponential forgetting (Ljung, System Identification, 1999, section 11.2), linearised
     in the logs as an extended Kalman filter does; Huber's weights against outliers (Robust Statistics, 1981).
     """
@@ -61,7 +61,8 @@ class RecursiveFit:
         self._logs = [math.log(prior.value) for prior in priors]
         self._bounds = [(math.log(prior.least), math.log(prior.most)) for prior in priors]
         self._first = [
-            [one.shared * other.shared + (one.spread**2 if one is other else 0.0) for other in priors] for one in priors
+            [row.shared * column.shared + (row.spread**2 if row is column else 0.0) for column in priors]
+            for row in priors
         ]
         self._covariance = [list(row) for row in self._first]
         self._bias = 0.0
@@ -70,13 +71,13 @@ class RecursiveFit:
         return f"<RecursiveFit {', '.join(f'{value:.2e}' for value in self.values)}, {self.observations} observations>"
 
     def variance(self, shares: Sequence[float]) -> float:
-        """That of the log of a prediction to which each coefficient gives its share."""
+        """Variance of the log of a prediction to which each coefficient contributes its share."""
         return sum(share * sum(map(_times, row, shares)) for share, row in zip(shares, self._covariance, strict=True))
 
     def learn(self, shares: Sequence[float], error: float, *, beside: float = 0.0) -> None:
         """Move towards an observation: log(seen / predicted) is `error`, and `shares` are its derivatives by the logs.
 
-        What else the prediction rests on has the variance `beside`, and takes its part of the error. 17 us for four
+        The other inputs of the prediction have the variance `beside` and take their part of the error. 17 us for four
         coefficients (busy 2.5 GHz core, 2026-11).
         """
         most = max(_MOST, _SURPRISE * math.sqrt(beside + self.variance(shares)))
@@ -87,7 +88,7 @@ class RecursiveFit:
         noise = beside + _NOISE * max(1.0, abs(error) / _OUTLIER)
         total = noise + sum(map(_times, moved, shares))
         step = error / total
-        self.shift([step * one for one in moved])
+        self.shift([step * change for change in moved])
         for at, row in enumerate(covariance):
             scale = moved[at] / total
             covariance[at] = [(old - scale * other) / _KEPT_SHARE for old, other in zip(row, moved, strict=True)]
@@ -95,14 +96,14 @@ class RecursiveFit:
         self.observations += 1
 
     def shift(self, by: Sequence[float]) -> None:
-        """Add so much to the logs of the first coefficients, as far as their bounds let them."""
+        """Add the changes `by` to the logs of the first coefficients, as far as their bounds allow."""
         for at, change in enumerate(by):
             low, high = self._bounds[at]
             self._logs[at] = log = max(low, min(high, self._logs[at] + change))
             self.values[at] = math.exp(log)
 
     def check(self) -> None:
-        """Prove that values are finite and in bounds, and that uncertainty has neither gone nor grown."""
+        """Assert that values are finite and in bounds, and that the uncertainty has neither vanished nor grown."""
         for log, (low, high), value in zip(self._logs, self._bounds, self.values, strict=True):
             assert low <= log <= high, f"{self!r}: a coefficient left its bounds"
             assert 0.0 < value < math.inf, f"{self!r}: a coefficient is no number"
@@ -122,7 +123,7 @@ class RecursiveFit:
                 row[at] += share * value
 
     def _bound_covariance(self) -> None:
-        """Directions that nothing excites would grow without end, and rounding may take a variance below zero."""
+        """Clamp the covariance: unobserved directions would grow without end, and rounding can go below zero."""
         covariance, first = self._covariance, self._first
         for at, row in enumerate(covariance):
             if row[at] > first[at][at]:

@@ -1,1 +1,1 @@
-"""What a tenant may use: limits as meters, what a request takes from them, and the ledger that proves the sum."""
+"""Quotas: limits as meters, the charge of a request, and the ledger that proves the sum."""

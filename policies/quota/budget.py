@@ -1,11 +1,11 @@
-"""Limits as meters: whom they bind, what they count, how they refill, and what a request is told about them.
+"""Limits as meters: the callers they bind, the resource they count, how they refill, and what a response reports.
 
 A rate (requests, tokens a minute) is the continuous-state leaky bucket of ITU-T I.371, the second form of the GCRA:
-what was taken drips away at the limit's pace, and a whole minute's limit may be taken at once. A budget (cost a day) is
+the level falls at the limit's rate, and a whole minute's limit may be taken at once. A budget (cost a day) is
 counted from midnight to midnight UTC, as a bill is.
 
-Everything is an integer, so that it balances to the unit: time in milliseconds, the level of a rate in 1/60,000 of what
-it counts (of a limit of 600 a minute, 600 of them drip away each millisecond), the level of a budget in thousandths.
+Everything is an integer, so that it balances to the unit: time in milliseconds, the level of a rate in 1/60,000 of its
+resource (for a limit of 600 a minute the level falls by 600 each millisecond), the level of a budget in thousandths.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COST_UNIT = 1000
 
 
 class Resource(enum.StrEnum):
-    """What a limit counts."""
+    """The resource that a limit counts."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -41,7 +41,7 @@ _LIMITED = {
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """Whom `limits` bind: a tenant, a tenant at one model, or one of its keys, by the key's id."""
+    """The callers that `limits` bind: a tenant, a tenant at one model, or one of its keys, by the key's id."""
 
     tenant: str
     limits: Limits
@@ -54,14 +54,14 @@ class Descriptor:
 
     @property
     def scope(self) -> str:
-        """Who is bound of all that are called so for one tenant; empty for the tenant itself."""
+        """The part of a meter's name that tells the descriptors of one tenant apart; empty for the tenant itself."""
         of_key = "" if self.key is None else f"@{self.key}"
         return of_key + ("" if self.model is None else f":{self.model}")
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One limit of one descriptor. `limit` is in what the file says: requests, tokens, units of cost."""
+    """One limit of one descriptor. `limit` is in the units of the SLA file: requests, tokens, units of cost."""
 
     descriptor: Descriptor
     resource: Resource
@@ -69,17 +69,17 @@ class Meter:
 
     @property
     def name(self) -> str:
-        """Unique among the meters of one tenant, and the same when the limit changes."""
+        """Unique among the meters of one tenant, and unchanged when the limit changes."""
         return f"{self.resource}{self.descriptor.scope}"
 
     @property
     def is_daily(self) -> bool:
-        """Is it a budget of a day rather than a rate?"""
+        """Is it a daily budget rather than a rate?"""
         return self.resource is Resource.COST
 
     @property
     def rate(self) -> int:
-        """How much drips away each millisecond; 0 of a budget."""
+        """Amount by which the level falls each millisecond; 0 for a budget."""
         return 0 if self.is_daily else self.limit
 
     @property
@@ -88,32 +88,32 @@ class Meter:
         return self.limit * (COST_UNIT if self.is_daily else MINUTE_MS)
 
     def amount(self, charge: Charge) -> int:
-        """By how much `charge` raises the level."""
+        """The amount by which `charge` raises the level."""
         if self.is_daily:
             return charge.cost
         return MINUTE_MS * (charge.requests if self.resource is Resource.REQUESTS else charge.tokens)
 
     def need(self, amount: int) -> int:
-        """How much must be free for `amount` to be let in.
+        """The room that must be free for `amount` to be admitted.
 
-        A rate says how fast, not how large: what is larger than a whole minute's limit is let in when all of it is
-        free, and whoever comes next waits until the debt is gone. A budget is never overdrawn knowingly.
+        A rate limits speed, not size: an amount above a whole minute's limit is admitted when the meter is empty, and
+        the next request waits until the debt is gone. A budget is never overdrawn knowingly.
         """
         return amount if self.is_daily else min(amount, max(1, self.capacity))
 
     def stamp(self, now_ms: int) -> int:
-        """The time that belongs to a level taken at `now_ms`: the millisecond of a rate, the day of a budget."""
+        """The time stamp of a level taken at `now_ms`: the millisecond for a rate, the day for a budget."""
         return now_ms // DAY_MS if self.is_daily else now_ms
 
     def level(self, used: int, at: int, *, now_ms: int) -> int:
-        """What is left at `now_ms` of the level that was `used` at the stamp `at`."""
+        """The level at `now_ms`, if it was `used` at the stamp `at`."""
         elapsed = max(0, self.stamp(now_ms) - at)
         if self.is_daily:
             return 0 if elapsed else used
         return max(0, used - self.rate * elapsed)
 
     def wait_ms(self, level: int, amount: int, *, now_ms: int) -> int | None:
-        """How long until `amount` fits if nobody else takes anything: 0 if it fits now, None if it never will."""
+        """Milliseconds until `amount` fits if nothing else is taken: 0 if it fits now, None if it never will."""
         excess = level + self.need(amount) - self.capacity
         if excess <= 0:
             return 0
@@ -122,7 +122,7 @@ class Meter:
         return None if amount > self.capacity else DAY_MS - now_ms % DAY_MS
 
     def allowance(self, level: int, *, now_ms: int) -> Allowance:
-        """What is left and when all of it is back."""
+        """The amount that is left and the time until all of it is back."""
         remaining = max(0, self.capacity - level) // (COST_UNIT if self.is_daily else MINUTE_MS)
         if self.is_daily:
             reset_ms = DAY_MS - now_ms % DAY_MS if level else 0
@@ -133,7 +133,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Of one limit: how much it is, how much is left, and in how many seconds all of it is back if nothing is taken."""
+    """The state of one limit: its size, the amount left, and the seconds until it is full again if unused."""
 
     limit: int
     remaining: int
@@ -142,7 +142,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a caller stands: of each resource the limit of which least is left. None where there is no limit."""
+    """A caller's quota: for each resource, the limit with the least left. None for a resource without a limit."""
 
     requests: Allowance | None = None
     tokens: Allowance | None = None
@@ -151,10 +151,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What was taken for one request before it runs. Settled once, with what it really took.
+    """The charge taken for one request before it runs. Settled once, with the actual charge.
 
-    `levels` are those of its meters right after. `is_local` if only this router's own share was asked, because the
-    shared store was away.
+    `levels` are the levels of its meters right after it. `is_local` is true if only this router's own share was
+    checked, because the shared store was unavailable.
     """
 
     id: str
@@ -167,8 +167,8 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was taken. `meter` is the limit that takes longest; after `retry_after_s` the same request passes if
-    nobody else takes anything; None if it never will."""
+    """Nothing was taken. `meter` is the limit with the longest wait. After `retry_after_s` the same request passes if
+    nothing else is taken; None if it never will."""
 
     meter: Meter
     charge: Charge
@@ -178,7 +178,7 @@ class Refused:
     is_local: bool = False
 
     def error(self) -> QuotaExceeded:
-        """The refusal as the client is to read it."""
+        """The refusal as the error that the client receives."""
         meter = self.meter
         limit = f"{meter.limit:,} {_LIMITED[meter.resource]}"
         if self.retry_after_s is not None:
@@ -192,18 +192,18 @@ class Refused:
 
 
 class Settlement(enum.StrEnum):
-    """What settling did."""
+    """The result of settling a reservation."""
 
     SETTLED = "settled"
-    """The difference between what was reserved and what was used was charged or given back."""
+    """The difference between the reserved and the actual charge was charged or given back."""
     LATE = "late"
-    """The reservation was not there any more, so the whole of what was used was charged."""
+    """The reservation no longer existed, so the whole actual charge was taken."""
     AGAIN = "again"
-    """It was settled before: nothing happened."""
+    """It was settled before: nothing changed."""
 
 
 def descriptors(tenant: Tenant, model: str, key: Descriptor | None = None) -> tuple[Descriptor, ...]:
-    """Whose limits a request of `tenant` to `model`, with that `key`, must keep: all of them or it is refused."""
+    """The descriptors whose limits a request of `tenant` to `model`, with that `key`, must keep, all of them."""
     found = [Descriptor(tenant.name, tenant.limits)]
     if model in tenant.model_limits:
         found.append(Descriptor(tenant.name, tenant.model_limits[model], model))
@@ -211,7 +211,7 @@ def descriptors(tenant: Tenant, model: str, key: Descriptor | None = None) -> tu
 
 
 def meters(descriptors: Sequence[Descriptor]) -> tuple[Meter, ...]:
-    """All limits of `descriptors` that are counted, in a fixed order. Empty where nothing is limited."""
+    """All limits of `descriptors` that are counted, in a fixed order. Empty if there is no limit."""
     return tuple(
         Meter(descriptor, resource, limit)
         for descriptor in descriptors
@@ -225,7 +225,7 @@ def meters(descriptors: Sequence[Descriptor]) -> tuple[Meter, ...]:
 
 
 def standing_of(levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Standing:
-    """Where somebody stands whose meters have these levels."""
+    """The quota of a caller whose meters have these levels."""
     tightest: dict[Resource, Allowance] = {}
     for meter, level in levels:
         found = meter.allowance(level, now_ms=now_ms)
@@ -236,7 +236,7 @@ def standing_of(levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Standing
 
 
 def refusal(levels: Sequence[tuple[Meter, int]], charge: Charge, *, now_ms: int) -> Refused | None:
-    """Why `charge` does not fit on these levels; None if it does."""
+    """The reason why `charge` does not fit on these levels; None if it fits."""
     waits = [(meter, meter.wait_ms(level, meter.amount(charge), now_ms=now_ms)) for meter, level in levels]
     binding = [(meter, wait) for meter, wait in waits if wait != 0]
     if not binding:
@@ -248,13 +248,13 @@ def refusal(levels: Sequence[tuple[Meter, int]], charge: Charge, *, now_ms: int)
 
 
 def granted(asked: Reservation, levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Reservation:
-    """`asked`, after which its meters have these levels."""
+    """`asked` as granted, with the levels of its meters after it."""
     standing = standing_of(levels, now_ms=now_ms)
     return replace(asked, standing=standing, levels=tuple(level for _, level in levels))
 
 
 def share(descriptor: Descriptor, replicas: int) -> Descriptor:
-    """`descriptor` with what one of `replicas` routers may use on its own: an equal part, at least 1 of any limit."""
+    """The limits that one of `replicas` routers may use on its own: an equal part of each, at least 1."""
 
     def part(limit: int | None) -> int | None:
         return limit if not limit else max(1, limit // replicas)

@@ -1,4 +1,4 @@
-"""What a request takes from its tenant's quota: estimated before it runs, exact afterwards."""
+"""The charge of a request against its tenant's quota: estimated before it runs, exact afterwards."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import msgspec
 from policies.nouns import Prices, Usage
 
 ANSWER_TOKENS = 1024
-"""Most tokens of an answer that are reserved. Clients ask for the longest answer there is and stop far sooner; a longer
-one is charged when it ends, into debt if need be. 1024 is also what LiteLLM reserves for an unknown answer."""
+"""Most tokens of an answer that are reserved. Clients ask for the longest possible answer and stop far sooner; a longer
+one is charged when it ends, into debt if necessary. 1024 is also what LiteLLM reserves for an unknown answer."""
 
 MOST_TOKENS = 10**9
-"""More tokens than any request has: a backend that reports more is not believed. Keeps levels far below 2**53."""
+"""More tokens than any request has: larger reports of a backend are cut to this. Keeps levels far below 2**53."""
 
 MOST_PER_TOKEN = 10**6
 """The highest price of a token, in thousandths of a unit."""
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What one request takes. `tokens` are those that are computed: uncached prompt and answer. `cost` is in
+    """The charge of one request. `tokens` are those that are computed: uncached prompt and answer. `cost` is in
     thousandths of the unit of `Prices`, so that sums are exact."""
 
     requests: int = 0
@@ -31,7 +31,7 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 def charge_of(usage: Usage, prices: Prices) -> Charge:
-    """What one request took that ended, however it ended, with `usage`."""
+    """The actual charge of a request that ended, in whatever way, with `usage`."""
     prompt = _sane(usage.prompt_tokens)
     uncached = prompt - min(prompt, _sane(usage.cached_tokens))
     return _charge(prompt, uncached, _sane(usage.completion_tokens), prices)
@@ -40,8 +40,8 @@ def charge_of(usage: Usage, prices: Prices) -> Charge:
 def estimate(
     prompt_tokens: int, *, uncached_tokens: int | None, max_new_tokens: int, choices: int = 1, prices: Prices
 ) -> Charge:
-    """What to reserve for one request: what is believed to be uncached of its prompt (None: all of it), and for each of
-    its `choices` an answer of `max_new_tokens` or ANSWER_TOKENS, whichever is shorter."""
+    """The charge to reserve for one request: the estimated uncached part of its prompt (None: all of it), and for each
+    of its `choices` an answer of `max_new_tokens` or ANSWER_TOKENS, whichever is shorter."""
     uncached = prompt_tokens if uncached_tokens is None else min(prompt_tokens, uncached_tokens)
     return _charge(prompt_tokens, uncached, min(max_new_tokens, ANSWER_TOKENS) * choices, prices)
 

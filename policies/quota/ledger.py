@@ -1,4 +1,4 @@
-"""The ledger: every reservation that is open, every meter's level, and the proof that the two agree."""
+"""The ledger: every open reservation, every meter's level, and the proof that they agree."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from policies.quota.budget import (
 from policies.quota.charge import Charge
 
 KEPT_S = 120.0
-"""How long the id of a settled reservation is remembered, so that a message that comes twice counts once."""
+"""How long the id of a settled reservation is remembered, so that a message that arrives twice counts once."""
 
 _Key = tuple[str, str]
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """One meter's level `used` at the stamp `at`. `taken` and `settled` count what went through it in its life."""
+    """One meter's level `used` at the stamp `at`. `taken` and `settled` are totals since the bucket was created."""
 
     meter: Meter
     used: int = 0
@@ -40,7 +40,7 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """What one open reservation took: of which bucket, how much, at which stamp."""
+    """The parts of one open reservation: the bucket, the amount and the stamp of each."""
 
     parts: tuple[tuple[_Key, int, int], ...]
     lapses_ms: int | None
@@ -49,16 +49,16 @@ class _Hold:
 class Ledger:
     """Takes from all meters of a request or from none, and settles once.
 
-    A reservation that is not renewed for `lease_s` lapses: its owner has crashed, and all of it is given back. None:
-    they never lapse. `now` is Unix time in seconds. Memory is bounded by what is open, what was settled in the last
-    KEPT_S, and the meters that are not full.
+    A reservation that is not renewed for `lease_s` lapses: its owner is assumed to have crashed, and all of it is given
+    back. None: reservations never lapse. `now` is Unix time in seconds. Memory is bounded by the open reservations,
+    those settled in the last KEPT_S, and the meters that are not full.
     """
 
     def __init__(self, *, lease_s: float | None = None, kept_s: float = KEPT_S) -> None:
         self._lease_ms = None if lease_s is None else milliseconds(lease_s)
         self._kept_ms = milliseconds(kept_s)
         self._buckets: dict[_Key, _Bucket] = {}
-        # both in the order in which they end, so that only the first ones need be looked at
+        # both are ordered by their end, so that only the first entries have to be checked
         self._open: dict[str, _Hold] = {}
         self._settled: dict[str, int] = {}
         self._sweep_ms = self._now_ms = 0
@@ -67,7 +67,7 @@ class Ledger:
         return f"<Ledger {len(self._open)} open, {len(self._settled)} settled lately, {len(self._buckets)} meters>"
 
     def reserve(self, asked: Reservation, *, now: float) -> Reservation | Refused:
-        """Take what is `asked` from all its descriptors, or nothing. An id that was seen before takes nothing again."""
+        """Take what is `asked` from all its descriptors, or nothing. A known id takes nothing again."""
         now_ms = self._advance(now)
         if asked.id in self._open:
             self._renew(asked.id, now_ms)
@@ -79,13 +79,13 @@ class Ledger:
         return granted(asked, levels, now_ms=now_ms)
 
     def grant(self, reservation: Reservation, *, now: float) -> None:
-        """Take what somebody else has allowed already, into debt if need be."""
+        """Take a reservation that another store has already granted, into debt if necessary."""
         now_ms = self._advance(now)
         if reservation.id not in self._open and reservation.id not in self._settled:
             self._hold(reservation, now_ms)
 
     def learn(self, descriptors: Sequence[Descriptor], levels: Sequence[int], *, now: float) -> None:
-        """Others took from the same limits: no meter of `descriptors` has less than its level of `levels`."""
+        """Apply usage by other routers: raise each meter of `descriptors` to at least its level of `levels`."""
         now_ms = self._advance(now)
         for meter, level in zip(meters(descriptors), levels, strict=True):
             bucket = self._bucket(meter)
@@ -93,7 +93,7 @@ class Ledger:
             bucket.used = max(bucket.used, level)
 
     def settle(self, reservation: Reservation, charge: Charge, *, now: float) -> Settlement:
-        """Charge what was really used: give the rest back or take what is missing; once, however often it is called."""
+        """Charge the actual usage: give the rest back or take what is missing. Only the first call counts."""
         now_ms = self._advance(now)
         if reservation.id in self._settled:
             return Settlement.AGAIN
@@ -107,27 +107,27 @@ class Ledger:
             self._move(bucket, amount - reserved, at=at, now_ms=now_ms)
             bucket.settled += amount
             bucket.holders -= hold is not None
-        assert not held, "a reservation is settled with the descriptors that it was made with"
+        assert not held, "a reservation must be settled with the descriptors that it was made with"
         return Settlement.LATE if hold is None else Settlement.SETTLED
 
     def renew(self, ids: Sequence[str], *, now: float) -> None:
-        """Their owner lives: those of `ids` that are open lapse `lease_s` from now."""
+        """Extend the leases of open reservations: those of `ids` that are open lapse `lease_s` from now."""
         now_ms = self._advance(now)
         for id in ids:  # noqa: A001
             if id in self._open:
                 self._renew(id, now_ms)
 
     def expire(self, now: float) -> None:
-        """Give back what lapsed and forget what is over. Every other call does so too."""
+        """Give back lapsed reservations and forget settled ones past their time. Every other call does this too."""
         self._advance(now)
 
     def standing(self, descriptors: Sequence[Descriptor], *, now: float) -> Standing:
-        """What is left to `descriptors`."""
+        """The present quota of `descriptors`."""
         now_ms = self._advance(now)
         return standing_of(self._levels(descriptors, now_ms), now_ms=now_ms)
 
     def check(self) -> None:
-        """What went out of every meter is what is open plus what was settled, to the unit."""
+        """Assert that the amount taken from every meter equals the open plus the settled amounts, to the unit."""
         opened: dict[_Key, list[int]] = {}
         for hold in self._open.values():
             for key, amount, _ in hold.parts:
@@ -137,7 +137,7 @@ class Ledger:
             assert bucket.taken == sum(amounts) + bucket.settled, f"{key} does not balance: {bucket}, open {amounts}"
             assert bucket.holders == len(amounts), f"{key} has {len(amounts)} holders: {bucket}"
             assert bucket.used >= 0, f"{key} is below empty: {bucket}"
-        assert not opened, f"reservations hold what no meter knows: {opened}"
+        assert not opened, f"reservations hold amounts of meters that do not exist: {opened}"
         assert not self._open.keys() & self._settled.keys(), "a reservation is open and settled"
 
     def _advance(self, now: float) -> int:
@@ -157,8 +157,8 @@ class Ledger:
         return now_ms
 
     def _turn_back(self, now_ms: int) -> None:
-        """The clock ran ahead and was set right: what it was told meanwhile counts as told now, or limits would not
-        come back, and nothing would be forgotten, before it is there again."""
+        """Handle a clock that ran ahead and was set back: entries made meanwhile count as made now. Otherwise limits
+        would not refill, and nothing would be forgotten, before the clock reaches that time again."""
         for bucket in self._buckets.values():
             bucket.at = min(bucket.at, bucket.meter.stamp(now_ms))
         self._settled = {id: min(until, now_ms + self._kept_ms) for id, until in self._settled.items()}  # noqa: A001
@@ -186,7 +186,7 @@ class Ledger:
             del self._buckets[key]
 
     def _hold(self, reservation: Reservation, now_ms: int) -> list[tuple[Meter, int]]:
-        """Take it from every meter; their levels then."""
+        """Take the charge of `reservation` from every meter and return the levels after it."""
         parts, levels = [], []
         for meter in meters(reservation.descriptors):
             bucket, amount = self._bucket(meter), meter.amount(reservation.charge)
@@ -199,12 +199,12 @@ class Ledger:
         return levels
 
     def _move(self, bucket: _Bucket, amount: int, *, at: int, now_ms: int) -> None:
-        """Raise the level by `amount`, or lower it; `at` is when it was taken."""
+        """Raise or lower the level by `amount`; `at` is the stamp at which it was taken."""
         meter = bucket.meter
         bucket.taken += amount
         level = meter.level(bucket.used, bucket.at, now_ms=now_ms)
         bucket.at = max(bucket.at, meter.stamp(now_ms))
-        # a request belongs to the day on which it began: yesterday's difference does not touch today's budget
+        # a request belongs to the day on which it began: a difference of yesterday does not touch today's budget
         bucket.used = level if meter.is_daily and at < bucket.at else max(0, level + amount)
 
     def _renew(self, id: str, now_ms: int) -> None:  # noqa: A002
@@ -227,7 +227,7 @@ class Ledger:
 
 
 def milliseconds(seconds: float) -> int:
-    """`seconds` as whole milliseconds. Rounded, so that `now + retry_after_s` is not a float's breath too early."""
+    """`seconds` as whole milliseconds. Rounded, so that `now + retry_after_s` is not too early by a rounding error."""
     return round(seconds * 1000)
 
 

@@ -121,7 +121,7 @@ def test_one_slow_first_token_in_a_round_changes_nothing() -> None:
 
 @pytest.mark.parametrize("bounds", [{"initial": 0, "least": 0}, {"initial": 9, "most": 8}, {"initial": 1, "least": 2}])
 def test_bounds_must_hold_the_first_limit(bounds: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at or above its least"):
+    with pytest.raises(ValueError, match="1 <= least <= initial <= most"):
         AdaptiveLimit(**bounds)
 
 
