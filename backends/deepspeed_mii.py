@@ -50,8 +50,8 @@ class DeepSpeedMII(OpenAICompatible):
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body in MII's spelling. Raises InvalidRequest for what MII would skip."""
         most = self._options.context_tokens
-        if most is not None and request.prompt_tokens >= most:
-            message = f"about {request.prompt_tokens} tokens of prompt do not fit the {most} tokens of {self.name}"
+        if most is not None and request.surely_tokens >= most:
+            message = f"{request.surely_tokens} tokens of prompt or more do not fit the {most} tokens of {self.name}"
             raise ContextExceeded(message, hint="shorten the prompt")
         return self._openai_exchange(request, prompt, own_fields(request, prompt.body or {}))
 

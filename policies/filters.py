@@ -25,18 +25,20 @@ def serves_model() -> Filter:
 
 
 def fits_context() -> Filter:
-    """Prompt and answer together fit its context; one that does not tell its context passes.
+    """Prompt and answer together may fit its context; one that does not tell its context passes."""
+    return may_fit
 
-    So does what is no prompt but many texts, each of which has to fit: they are measured together.
+
+def may_fit(request: Request, backend: BackendView) -> bool:
+    """Can prompt and answer together fit the context of `backend`? True where it does not tell its context.
+
+    A prompt whose length is estimated counts with its lower bound: only the backend knows whether it fits. What is
+    no prompt but many texts passes: each of them has to fit, and they are measured together.
     """
-
-    def passes(request: Request, backend: BackendView) -> bool:
-        limit = backend.context_tokens
-        if limit is None or not _POOLED.isdisjoint(request.needs):
-            return True
-        return request.prompt_tokens + request.max_new_tokens <= limit
-
-    return passes
+    limit = backend.context_tokens
+    if limit is None or not _POOLED.isdisjoint(request.needs):
+        return True
+    return request.surely_tokens + request.max_new_tokens <= limit
 
 
 def has_room(*, tokens: int = 0) -> Filter:

@@ -162,7 +162,8 @@ class Request(msgspec.Struct, frozen=True):
     """One prompt to one model for one tenant, as policies see it: sizes and keys, never text.
 
     `block_keys` are the chained keys of the prompt's full blocks, first block first. `rank` and `service_class` are
-    what the rules gave.
+    what the rules gave. `prompt_tokens` is exact where `least_prompt_tokens` is None; else it is the best estimate, and
+    the prompt has at least `least_prompt_tokens`: limits that refuse a request are compared with that.
     """
 
     id: str
@@ -184,6 +185,12 @@ class Request(msgspec.Struct, frozen=True):
     stream: bool = False
     needs: frozenset[Capability] = frozenset()
     sampling: Sampling = Sampling()
+    least_prompt_tokens: int | None = None
+
+    @property
+    def surely_tokens(self) -> int:
+        """Tokens that the prompt has at least: what a refusal may rest on."""
+        return self.prompt_tokens if self.least_prompt_tokens is None else self.least_prompt_tokens
 
 
 class Prompt(msgspec.Struct, frozen=True):

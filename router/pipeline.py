@@ -369,6 +369,7 @@ class _Call(msgspec.Struct, frozen=True):
             model=model.name,
             domain=self.facts.tenant.domain,
             prompt_tokens=tokens.count,
+            least_prompt_tokens=tokens.least,
             max_new_tokens=room(ask, tokens, model),
             service_class=ruling.service_class.name,
             rank=ruling.rank,

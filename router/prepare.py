@@ -145,13 +145,16 @@ def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant) -> Claim | N
 def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
     """How many tokens the answer to `tokens` may have. Raises ContextExceeded if prompt and answer do not fit.
 
-    A length that is only estimated is never refused: the backend knows better.
+    A length that is only estimated is never refused here: the backend knows better. Then an answer of no given length
+    gets what the estimate leaves, and where it leaves nothing, a part of what the lower bound leaves.
     """
     wanted = ask.max_new_tokens or ask.usual_new_tokens
     if model.context_tokens is None:
         return wanted or UNKNOWN_ROOM_TOKENS
     left = model.context_tokens - tokens.count
-    if tokens.token_ids and left < (ask.max_new_tokens or 1):
+    if tokens.least is not None:
+        left = max(left, (model.context_tokens - tokens.least) // 8)
+    elif left < (ask.max_new_tokens or 1):
         asked = "" if ask.max_new_tokens is None else f" and {ask.max_new_tokens} for the answer"
         raise ContextExceeded(
             f"{tokens.count} tokens of prompt{asked} do not fit the {model.context_tokens} tokens of '{model.name}'",

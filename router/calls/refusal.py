@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBackend, Overloaded
+from policies.filters import may_fit
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
 from policies.waiting import is_outage, is_worth_waiting
 from router.cluster.told import shown_name
@@ -44,13 +45,22 @@ def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequ
 
 
 def _too_long(request: Request, view: ClusterView, decision: Decision) -> ContextExceeded | None:
-    """The error if it is the length alone that keeps every backend of the rule's pools from taking it."""
-    reasons = {name: reason for name, reason in decision.dropped if reason != "in_pools"}
-    if not reasons or set(reasons.values()) != {"fits_context"}:
+    """The error if it does not fit the context of any backend that may take it, whatever else keeps it from them.
+
+    A pool of which no backend was ever reached may have the model with a longer context: then there is no error yet.
+    """
+    if all(reason != "fits_context" for _, reason in decision.dropped):
         return None
-    longest = max(one.context_tokens or 0 for one in view.backends if one.name in reasons)
+    asked = [one for one in view.backends if request.pools is None or one.pool in request.pools]
+    reached = {one.pool for one in asked if one.models}
+    able = [one for one in asked if request.model in one.models and request.needs <= one.capabilities]
+    if any(one.pool not in reached for one in asked) or any(may_fit(request, one) for one in able):
+        return None
+    longest = max(one.context_tokens or 0 for one in able)
+    at_least = "" if request.least_prompt_tokens is None else "at least "
     return ContextExceeded(
-        f"{request.prompt_tokens:,} tokens of prompt and {request.max_new_tokens:,} for the answer do not fit together",
+        f"{at_least}{request.surely_tokens:,} tokens of prompt and {request.max_new_tokens:,} for the answer do not fit"
+        " together",
         hint=f"the backends that may take it have a context of {longest:,} tokens at most",
     )
 

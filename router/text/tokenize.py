@@ -16,7 +16,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from policies.errors import InvalidRequest, Overloaded
-from policies.nouns import Grammar
+from policies.nouns import Capability, Grammar
 from policies.prefix.text_keys import text_keys
 from router.ask import Ask, Chat, Input
 from router.text.chat_template import ChatTemplate
@@ -33,6 +33,9 @@ INLINE_CHARACTERS = 512
 
 MEDIA_TOKENS = 1024
 """What an image, a sound or a file is taken for: models make 85 to some 3,000 tokens of one."""
+
+LONGEST_TOKEN_CHARACTERS = 64
+"""No usual prompt has so many characters for each of its tokens."""
 
 MOST_WAITING_CHARACTERS = 256 * 2**20
 """Text that may wait for or be under tokenization, all calls together."""
@@ -165,7 +168,8 @@ def cut(text: str, every: int = CHUNK_CHARACTERS) -> list[str]:
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """One input ready for a backend: `count` tokens, or about so many where nobody could tokenize it.
+    """One input ready for a backend: `count` tokens, exactly where `least` is None. Else `count` is the best estimate,
+    and the prompt has at least `least` tokens.
 
     `keys` are its block keys. `echo` is its text, where the client wants it back. `tools` is how it may call some, and
     `calls` what its answer must be if it has to.
@@ -177,6 +181,7 @@ class Tokens(msgspec.Struct, frozen=True):
     echo: str = ""
     tools: ToolSyntax | None = None
     calls: Grammar | None = None
+    least: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +318,16 @@ def _same_text(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
 def estimated(ask: Ask, root: int) -> list[Tokens]:
     """Every input of `ask` with a guess of its length, for models whose tokenizer nobody has: 4 characters a token.
 
-    Keys are those of its text below `root`, or of its token ids where it has some.
+    Keys are those of its text below `root`, or of its token ids where it has some. Those are counted and not estimated,
+    but in the many texts of one call for embeddings, each of which has to fit by itself.
     """
+    is_one_text = Capability.EMBEDDINGS not in ask.needs
     return [
         Tokens(
             count=max(1, size_of(given) // 4),
+            least=None
+            if isinstance(given, bytes) and is_one_text
+            else max(1, size_of(given) // LONGEST_TOKEN_CHARACTERS),
             keys=block_keys(given, root) if isinstance(given, bytes) else text_keys(_text_of(given), root),
             echo=given if ask.echo and isinstance(given, str) else "",
         )

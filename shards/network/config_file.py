@@ -20,15 +20,23 @@ def read_config(folder: Path) -> NetworkConfig:
 
     Raises UnsupportedCheckpoint for what the engine does not compute, BrokenCheckpoint for files it cannot read.
     """
-    raw = _decode(folder / "config.json", _Raw)
+    config_path = folder / "config.json"
+    # first of all, since other architectures have other fields
+    architecture, family = _family_of(_decode(config_path, _RawArchitecture))
+    raw = _decode(config_path, _Raw)
     generation_path = folder / "generation_config.json"
     generation = _decode(generation_path, _RawGeneration) if generation_path.exists() else _RawGeneration()
-    return _network(raw, _token_ids(raw.eos_token_id) | _token_ids(generation.eos_token_id))
+    eos_token_ids = _token_ids(raw.eos_token_id) | _token_ids(generation.eos_token_id)
+    return _network(raw, architecture, family, eos_token_ids)
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Base = Annotated[float, msgspec.Meta(gt=1)]
+
+
+class _RawArchitecture(msgspec.Struct):
+    architectures: list[str] | None = None
 
 
 class _RawGeneration(msgspec.Struct):
@@ -42,7 +50,6 @@ class _Raw(msgspec.Struct, kw_only=True):
     num_hidden_layers: _Count
     num_attention_heads: _Count
     max_position_embeddings: _Count
-    architectures: list[str] = []
     num_key_value_heads: _Count | None = None
     head_dim: _Count | None = None
     rms_norm_eps: _Positive = 1e-6
@@ -80,7 +87,7 @@ class _RawRope(msgspec.Struct):
     partial_rotary_factor: float | None = None
 
 
-_Decoded = TypeVar("_Decoded", _Raw, _RawGeneration)
+_Decoded = TypeVar("_Decoded", _Raw, _RawArchitecture, _RawGeneration)
 
 
 def _decode(path: Path, kind: type[_Decoded]) -> _Decoded:
@@ -118,13 +125,18 @@ _FAMILIES = {
 }
 
 
-def _network(raw: _Raw, eos_token_ids: frozenset[int]) -> NetworkConfig:
+def _family_of(raw: _RawArchitecture) -> tuple[str, _Family]:
+    """The first architecture that the file names, and its family. Raises UnsupportedCheckpoint."""
     architecture = raw.architectures[0] if raw.architectures else "none"
-    family = _FAMILIES.get(architecture)
-    if family is None:
+    if architecture not in _FAMILIES:
         raise UnsupportedCheckpoint(
-            f"architecture {architecture} is not supported", hint=f"supported: {', '.join(_FAMILIES)}"
+            f"architecture {architecture} is not supported; a shard serves {', '.join(_FAMILIES)}",
+            hint="serve it with another engine, in a pool of that engine's kind",
         )
+    return architecture, _FAMILIES[architecture]
+
+
+def _network(raw: _Raw, architecture: str, family: _Family, eos_token_ids: frozenset[int]) -> NetworkConfig:
     _refuse_unsupported(raw)
     head_dim = raw.head_dim or family.head_dim or raw.hidden_size // raw.num_attention_heads
     if head_dim < 1 or head_dim % 2:

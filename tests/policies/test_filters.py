@@ -22,6 +22,18 @@ from tests.policies.builders import a_backend, a_request
         (filters.fits_context(), a_request(prompt_tokens=10**9), a_backend(context_tokens=None), True),
         (
             filters.fits_context(),
+            a_request(prompt_tokens=500, least_prompt_tokens=90, max_new_tokens=10),
+            a_backend(context_tokens=100),
+            True,
+        ),
+        (
+            filters.fits_context(),
+            a_request(prompt_tokens=500, least_prompt_tokens=91, max_new_tokens=10),
+            a_backend(context_tokens=100),
+            False,
+        ),
+        (
+            filters.fits_context(),
             a_request(prompt_tokens=10**6, needs=frozenset({Capability.EMBEDDINGS})),
             a_backend(context_tokens=100),
             True,

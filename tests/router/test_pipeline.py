@@ -13,6 +13,7 @@ from backends.fake import Answer, FakeBackend
 from policies.errors import (
     BackendFailed,
     BackendRefused,
+    ContextExceeded,
     DeadlineExceeded,
     ExpectedError,
     InvalidRequest,
@@ -86,6 +87,33 @@ async def test_the_shipped_fake_is_a_backend_too() -> None:
         backend.check()
     gateway.check()
     await gateway.tokenizers.close()
+
+
+async def test_a_prompt_whose_estimate_is_too_long_is_left_to_the_backend() -> None:
+    backend = ScriptedBackend(speaks_tokens=False, context_tokens=2560)
+    gateway = await well(a_gateway(backend), "b0")
+    for limit in (None, 16):
+        caller = Listener(chat_ask(a_chat(" document" * 1500, max_tokens=limit)))
+        assert await ended(caller, gateway) is None
+    asked = [request.max_new_tokens for request in backend.requests]
+    assert asked[0] > 100, "where the client names no limit, the answer gets some room all the same"
+    assert asked[1] == 16
+
+
+async def test_the_backends_word_that_such_a_prompt_is_too_long_reaches_the_client() -> None:
+    too_long = ContextExceeded("This model's maximum context length is 2560 tokens")
+    backend = ScriptedBackend(speaks_tokens=False, context_tokens=2560, scripts=[[too_long]])
+    gateway = await well(a_gateway(backend), "b0")
+    assert await ended(Listener(chat_ask(a_chat(" document" * 2000))), gateway) is too_long
+    assert len(backend.requests) == 1
+
+
+async def test_token_ids_are_counted_and_refused_where_they_do_not_fit() -> None:
+    backend = ScriptedBackend(speaks_tokens=False, context_tokens=64)
+    gateway = await well(a_gateway(backend), "b0")
+    error = await ended(Listener(completion_ask({"model": MODEL, "prompt": [1] * 65})), gateway)
+    assert isinstance(error, ContextExceeded)
+    assert backend.requests == []
 
 
 async def test_an_echoed_prompt_stands_before_each_choice() -> None:

@@ -121,6 +121,16 @@ def test_what_is_not_supported_is_named_with_a_hint(tmp_path: Path, changes: dic
     assert caught.value.hint
 
 
+def test_an_architecture_with_other_fields_is_named_before_any_field_is_missed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "n_embd": 768}))
+    with pytest.raises(UnsupportedCheckpoint) as caught:
+        read_config(tmp_path)
+    assert str(caught.value) == (
+        "architecture GPT2LMHeadModel is not supported; a shard serves LlamaForCausalLM, MistralForCausalLM,"
+        " Qwen2ForCausalLM, Qwen3ForCausalLM (serve it with another engine, in a pool of that engine's kind)"
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
