@@ -14,13 +14,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	    || { echo "Pointsman needs Python 3.11 to 3.13; $(PY) is $$($(PY) -V 2>&1). Try: make PY=python3.12 ..."; exit 1; }
 	@echo "Setting up $(VENV): once, a minute or two, for torch and some libraries ..."
 	@$(PY) -m venv $(VENV)
-	@$(BIN)/python .ci/torch_is_light.py
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[shard]' openai
+	@$(BIN)/python .ci/install.py -e '.[shard]' openai
 	@touch $@
 
 $(VENV)/.ready-to-develop: $(VENV)/.ready
 	@echo "Adding to $(VENV) what tests and checks need: once, a minute or two ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[shard,triton,dev,docs]'
+	@$(BIN)/python .ci/install.py -e '.[shard,triton,dev,docs]'
 	@touch $@
 
 demo: $(VENV)/.ready   ## a RAG service's day in a minute: router, two shards, two tenants, HTTP and gRPC
@@ -33,8 +32,8 @@ test: $(VENV)/.ready-to-develop   ## everything CI runs
 	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an environment of their own
-	@test -x $(VENV)-clients/bin/pytest || { $(PY) -m venv $(VENV)-clients && $(VENV)-clients/bin/python -m pip install -q \
-	    --disable-pip-version-check -c constraints.txt -e '.[clients]' anthropic hypothesis openai pytest pytest-asyncio transformers; }
+	@test -x $(VENV)-clients/bin/pytest || { $(PY) -m venv $(VENV)-clients && $(VENV)-clients/bin/python .ci/install.py \
+	    -e '.[clients]' anthropic hypothesis openai pytest pytest-asyncio transformers; }
 	@$(VENV)-clients/bin/python -m pytest -p no:unraisableexception tests/clients
 
 check: $(VENV)/.ready-to-develop  ## ruff and mypy alone
