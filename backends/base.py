@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from policies.nouns import Capability, Delta, Prompt, Request
@@ -16,7 +16,8 @@ class Description:
     `speaks_tokens`: it takes token ids (`Prompt.token_ids`), and the router must tokenize for it. Otherwise it takes
     the client's own body (`Prompt.body`). `vocabulary` is the number of token ids, where it is known. `preempts`: it
     serves by rank, and takes the room of preemptible requests for those of a strictly better one. `may_answer_whole`:
-    what is not to be streamed may come in one piece, so that its first token is not seen.
+    what is not to be streamed may come in one piece, so that its first token is not seen. `roots` has the place of each
+    model's checkpoint, where the backend tells it: a path on its machine, or a name of the Hugging Face Hub.
     """
 
     models: frozenset[str]
@@ -27,6 +28,7 @@ class Description:
     preempts: bool = False
     may_answer_whole: bool = False
     capabilities: frozenset[Capability] = frozenset()
+    roots: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from router.preflight import require_guarded
 from router.reload import Reloader, as_shadow
 from router.supervise import supervise
 from router.telemetry.logs import HttpServerLog
+from router.text.sources import LOOK_EVERY_S
 
 _MOST_HEADER_BYTES = 32 << 10
 """Of one header: tokens of some identity providers, and baggage of traces, are longer than aiohttp's 8190."""
@@ -93,6 +94,7 @@ class Router:
                 log.open()
                 stack.push_async_callback(asyncio.to_thread, log.close)
             stack.push_async_callback(self.gateway.tokenizers.close)
+            stack.push_async_callback(self.gateway.sources.close)
             stack.push_async_callback(self.gateway.admission.store.close)
             await self.gateway.admission.store.start()
             stack.push_async_callback(self.gateway.keys.close)
@@ -129,13 +131,18 @@ class Router:
         await self._stack.aclose()
 
     async def _load_tokenizers(self) -> None:
-        """Load each model's tokenizer as soon as a backend brings it, so that no request waits for that."""
+        """Load each model's tokenizer as soon as its model is served, so that no request waits for that, and again when
+        its files change.
+        """
         gateway = self.gateway
         while True:
             for model in gateway.cluster.models().values():
-                if model.assets:
-                    await gateway.tokenizers.model(model.name, model.assets)
-            await gateway.cluster.health_changed()
+                await gateway.sources.text_of(model)
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await gateway.cluster.health_changed()
+            except TimeoutError:
+                await gateway.sources.refresh()
 
     async def _weigh_feeds(self) -> None:
         """Let the index know how far each feed may be trusted, and operators see it."""

@@ -35,6 +35,7 @@ from router.store.base import QuotaStore
 from router.telemetry.decision_log import DecisionLog
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.tracing import Tracing
+from router.text.sources import Sources
 from router.text.tokenize import Tokenizers
 
 
@@ -70,11 +71,13 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     def in_force() -> Config:
         return gateway.config
 
+    tokenizers = Tokenizers()
     gateway = Gateway(
         config=config,
         cluster=cluster,
         beliefs=beliefs,
-        tokenizers=Tokenizers(),
+        tokenizers=tokenizers,
+        sources=Sources(tokenizers, config.pools),
         admission=Admission(parts.get("quotas") or quota_store(config, base.telemetry)),
         keys=KeyRing(key_store(config, base.telemetry), clock=base.unix_time, on_event=base.telemetry.event),
         telemetry=base.telemetry,

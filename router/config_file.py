@@ -12,6 +12,7 @@ from policies.errors import ConfigError
 from policies.sla.config import Config
 from policies.sla.parse import examine
 from policies.sla.secrets import Outside
+from router.text.checkpoint import check_template, doubt_about
 
 Stamp = tuple[int, int, int]
 """Time of the last change in ns, size in bytes, and which file it is: another one where it was replaced."""
@@ -63,7 +64,12 @@ class ConfigFile:
             raise ConfigError(f"cannot read {self.path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"cannot read {self.path}: {error}", hint="the file is text in UTF-8") from error
-        outside = Outside(self.environment, lambda name: Path(name).read_text())
+        outside = Outside(
+            self.environment,
+            lambda name: Path(name).read_text(),
+            doubt_tokenizer=doubt_about,
+            check_template=check_template,
+        )
         parsed = examine(text, source=str(self.path), outside=outside, catalogue=self.catalogue)
         return Contents(self, text, parsed.config, stamp, parsed.doubts)
 

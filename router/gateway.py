@@ -23,6 +23,7 @@ from router.keys.ring import KeyRing
 from router.pools import Finding
 from router.prefixes.prefixes import Prefixes
 from router.telemetry.telemetry import Telemetry
+from router.text.sources import Sources
 from router.text.tokenize import Tokenizers
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Gateway:
     cluster: Cluster
     beliefs: Beliefs
     tokenizers: Tokenizers
+    sources: Sources
     admission: Admission
     keys: KeyRing
     telemetry: Telemetry

@@ -40,15 +40,17 @@ def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
 
 
 async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> list[Tokens]:
-    """Every input of `ask` as tokens with its block keys; only their estimated lengths where nobody has a tokenizer.
+    """Every input of `ask` as tokens with its block keys; only their estimated lengths where no source has a tokenizer.
 
-    What has images can be counted by nobody but who sees them.
+    Prompts with images are estimated too: only their engine knows how many tokens an image becomes.
     """
-    if not model.assets or Capability.MEDIA in ask.needs:
-        return estimated(ask, root_key(_backends_name(model, gateway.config), tenant.domain))
-    text = await gateway.tokenizers.model(model.name, model.assets)
     root = root_key(_backends_name(model, gateway.config), tenant.domain)
-    return await gateway.tokenizers.tokens(ask, text, root=root, vocabulary=model.vocabulary)
+    text = None if Capability.MEDIA in ask.needs else await gateway.sources.text_of(model)
+    if text is None:
+        return estimated(ask, root)
+    return await gateway.tokenizers.tokens(
+        ask, text, root=root, vocabulary=model.vocabulary, is_sent=model.speaks_tokens
+    )
 
 
 def roots_of(domain: str, gateway: Gateway) -> frozenset[int]:

@@ -34,8 +34,8 @@ class Forward(NamedTuple):
 class HttpBackend(ABC):
     """One server at `url` (http://host:port, with or without a trailing /v1).
 
-    A kind says what to send (`exchange`) and how to look after it (`probe`, which learns `_served`, `_context_tokens`
-    and `_load`). `options` are of the kind's `options_type`. `clock` dates the server's reports.
+    A kind says what to send (`exchange`) and how to look after it (`probe`, which learns `_served`, `_context_tokens`,
+    `_roots` and `_load`). `options` are of the kind's `options_type`. `clock` dates the server's reports.
     """
 
     kind: str
@@ -59,7 +59,8 @@ class HttpBackend(ABC):
         self.client = HttpClient(name, self.url, self._options, self._key_headers)
         self._served, self._context_tokens = self._options.served, self._options.context_tokens
         self._load = Load()
-        self._known: tuple[frozenset[str], int | None, frozenset[Capability]] | None = None
+        self._roots: Mapping[str, str] = {}
+        self._known: tuple[frozenset[str], int | None, frozenset[Capability], Mapping[str, str]] | None = None
         self._description: Description | None = None
 
     def __repr__(self) -> str:
@@ -93,7 +94,7 @@ class HttpBackend(ABC):
     def describe(self) -> Description | None:
         """The models that it was configured with, else those that it named itself; None until either is known."""
         # asked several times for each request, and changes with probes alone
-        known = (self._served, self._context_tokens, self.capabilities)
+        known = (self._served, self._context_tokens, self.capabilities, self._roots)
         if known != self._known:
             self._known, self._description = known, self._describe()
         return self._description
@@ -110,6 +111,7 @@ class HttpBackend(ABC):
             context_tokens=self._context_tokens,
             capabilities=self.capabilities,
             may_answer_whole=self._may_answer_whole,
+            roots={ours: root for ours in models if (root := self._roots.get(aliases.get(ours, ours)))},
         )
 
     @property

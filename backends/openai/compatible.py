@@ -119,17 +119,28 @@ class OpenAICompatible(HttpBackend):
         return {}
 
     async def _learn_models(self) -> None:
-        """Take names and context from GET /v1/models (`max_model_len` is vLLM's, LMDeploy's and SGLang's)."""
+        """Take names, context and checkpoints from GET /v1/models.
+
+        `max_model_len` and `root` are vLLM's, LMDeploy's and SGLang's; an adapter has a `parent`.
+        """
         page = decoded(await self.client.get("/v1/models"), self.name, "its models")
         try:
             models = page["data"]
             names = frozenset(str(model["id"]) for model in models)
             lengths = [length for model in models if isinstance(length := model.get("max_model_len"), int)]
+            roots = {str(model["id"]): (model.get("root"), model.get("parent")) for model in models}
         except (KeyError, TypeError, AttributeError) as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its models") from error
         self._served = self._options.served or names
+        self._roots = _of_whole_models(roots)
         if self._options.context_tokens is None and lengths:
             self._context_tokens = min(lengths)
+
+
+def _of_whole_models(roots: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
+    """Model -> its checkpoint, of (root, parent) by model; an adapter reads text as the model that it is of."""
+    found = {name: roots.get(parent, (None, None))[0] if parent else root for name, (root, parent) in roots.items()}
+    return {name: root for name, root in found.items() if isinstance(root, str) and root}
 
 
 def _passed(ear: Ear, body: Mapping[str, Any], *, is_wanted: bool, is_streamed: bool) -> Answer:

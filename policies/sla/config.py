@@ -51,7 +51,8 @@ class PoolSpec:
     themselves. `health` says when one counts as ill. `local` shard processes are started beside the router by
     `pointsman up`, with `model`: a checkpoint's path or "bundled". Elsewhere `model` is the name that clients and
     backend use alike, and `models` maps clients' names to the backend's. `key` is the backend's own API key. `options`
-    go to the backend as text.
+    go to the backend as text. `tokenizer` is a directory or a name of the Hugging Face Hub, `chat_template` a file;
+    both are read instead of what the backends bring.
     """
 
     name: str
@@ -64,6 +65,8 @@ class PoolSpec:
     models: Mapping[str, str] = field(default_factory=dict)
     key: str | None = field(default=None, repr=False)
     options: Mapping[str, Option] = field(default_factory=dict)
+    tokenizer: str | None = None
+    chat_template: str | None = None
     health: HealthRules = field(default_factory=HealthRules)
 
     @property

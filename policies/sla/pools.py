@@ -45,6 +45,8 @@ POOL = Table(
         "key": Key(SECRET, "the backend's own API key, as ${env:NAME} or ${file:path}"),
         "health": Key(HEALTH, "when a backend counts as ill, and how it comes back"),
         "options": Key(Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"),
+        "tokenizer": Key(TEXT, "a directory with tokenizer.json, or a model of the Hugging Face Hub; to count exactly"),
+        "chat_template": Key(TEXT, "a file with the chat template, where the backend has another one than its model"),
     }
 )
 POOLS = Named(POOL)
@@ -91,6 +93,8 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
         models=_read_names(section.get("models")),
         key=key.read(outside.secret) if key else None,
         options=_read_options(section.get("options")),
+        tokenizer=_read_tokenizer(section.get("tokenizer"), outside),
+        chat_template=_read_template(section.get("chat_template"), outside),
         health=_read_health(section.section("health")),
     )
 
@@ -139,6 +143,29 @@ def _read_health(section: Section) -> HealthRules:
 def _read_names(field: Field | None) -> dict[str, str]:
     found = {name: entry.text() for name, entry in (field.entries() if field else {}).items()}
     return {name: text for name, text in found.items() if text}
+
+
+def _read_tokenizer(field: Field | None, outside: Outside) -> str | None:
+    name = field.read(outside.resolve) if field else None
+    if field is None or name is None:
+        return None
+    try:
+        doubt = outside.doubt_tokenizer(name)
+    except ValueError as error:
+        field.complain(str(error))
+        return None
+    if doubt is not None:
+        field.doubt(doubt)
+    return name
+
+
+def _read_template(field: Field | None, outside: Outside) -> str | None:
+    def checked(text: str) -> str:
+        path = outside.resolve(text)
+        outside.check_template(path)
+        return path
+
+    return field.read(checked) if field else None
 
 
 def _read_options(field: Field | None) -> dict[str, Option]:

@@ -22,10 +22,16 @@ _HASH = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Where references lead: the environment, and a reader of files (None: they cannot be read here)."""
+    """Where references lead: the environment, and a reader of files (None: they cannot be read here).
+
+    `doubt_tokenizer` says what may go wrong with a tokenizer of this name, None if nothing will; `check_template` looks
+    at a file with a chat template. Both raise ValueError with a sentence for what surely cannot be used.
+    """
 
     environment: Mapping[str, str]
     read_file: Callable[[str], str] | None = None
+    doubt_tokenizer: Callable[[str], str | None] = lambda _: None
+    check_template: Callable[[str], None] = lambda _: None
 
     def resolve(self, text: str) -> str:
         """`text`, or what it refers to. Raises ValueError with a sentence, never with a secret in it."""

@@ -20,6 +20,8 @@ class ServedModel:
     speaks_tokens: bool
     """At least one of its backends takes token ids."""
     assets: Mapping[str, bytes] = field(repr=False)
+    root: str | None = None
+    """Where the checkpoint lies, as an engine tells it: a path on its machine, or a name of the Hugging Face Hub."""
 
 
 def served_model(name: str, serving: Sequence[tuple[Backend, Description]]) -> ServedModel:
@@ -35,4 +37,5 @@ def served_model(name: str, serving: Sequence[tuple[Backend, Description]]) -> S
         vocabulary=min(sizes, default=None),
         speaks_tokens=any(description.speaks_tokens for _, description in serving),
         assets=next((files for files in assets if "tokenizer.json" in files), {}),
+        root=next((root for _, description in serving if (root := description.roots.get(name))), None),
     )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -40,9 +40,8 @@ class ChatTemplate:
     def __init__(self, assets: Mapping[str, bytes], now: Callable[[], dt.datetime] = dt.datetime.now) -> None:
         settings = json.loads(assets.get("tokenizer_config.json") or b"{}")
         self._special = {name: _content(settings[name]) for name in _SPECIAL if settings.get(name) is not None}
-        environment = _environment(now)
         sources = _sources(settings.get("chat_template"), assets.get("chat_template.jinja"))
-        self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+        self._templates = {name: compiled(source, now) for name, source in sources.items()}
         self.tool_format = format_of("".join(sources.values()))
 
     def __repr__(self) -> str:
@@ -66,6 +65,14 @@ class ChatTemplate:
         except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidRequest(f"the model's chat template: {error}", hint=_HINT, param="messages") from error
         return _until_last_message(text, chat) if chat.continues else text
+
+
+def compiled(source: str, now: Callable[[], dt.datetime] = dt.datetime.now) -> Template:
+    """The template that `source` is. Raises ValueError with a sentence that says where it is wrong."""
+    try:
+        return _environment(now).from_string(source)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"is no chat template, line {error.lineno}: {error.message}") from error
 
 
 def _until_last_message(text: str, chat: Chat) -> str:

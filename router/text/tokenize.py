@@ -48,6 +48,10 @@ _PROBE = "One, two. 3 4\nfive\n\n  six: 7\t8;\nÄä 九十 \U0001f600!\nThe end.
 _Result = TypeVar("_Result")
 
 
+class UnreadableTokenizerError(Exception):
+    """Files of a model's text that are there and cannot be used. The message says what is wrong."""
+
+
 class ChunkCache:
     """Token ids of pieces of text seen lately; the oldest go when `most_bytes` are passed. Safe between threads.
 
@@ -192,11 +196,16 @@ class ModelText:
     tokenizer: TextTokenizer
     template: ChatTemplate
 
-    def tokens(self, given: Input, *, root: int, vocabulary: int | None, echo: bool) -> Tokens:
-        """`given` as tokens with block keys below `root`, which is its cache domain's. Raises InvalidRequest."""
+    def tokens(self, given: Input, *, root: int, vocabulary: int | None, echo: bool, is_sent: bool = True) -> Tokens:
+        """`given` as tokens with block keys below `root`, which is its cache domain's. Raises InvalidRequest.
+
+        `is_sent`: a backend takes the ids and not the client's own body, so that the router has to refuse unknown ids
+        and to see to calls of tools. `vocabulary` is the number of ids, where backends tell it.
+        """
         if isinstance(given, bytes):
             ids = given
-            require_known_ids(ids, vocabulary or self.tokenizer.vocabulary)
+            if is_sent:
+                require_known_ids(ids, vocabulary or self.tokenizer.vocabulary)
         elif isinstance(given, str):
             ids = self.tokenizer.encode_document(given, root)
         else:
@@ -205,7 +214,7 @@ class ModelText:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")
         text = (given if isinstance(given, str) else self.tokenizer.decode(ids)) if echo else ""
         keys, tool_format = block_keys(ids, root), self.template.tool_format
-        if not isinstance(given, Chat):
+        if not isinstance(given, Chat) or not is_sent:
             return Tokens(count(ids), ids, keys, text)
         calls = grammar_of(given, tool_format, self.tokenizer.id_of)
         return Tokens(count(ids), ids, keys, text, syntax_of(given, tool_format), calls)
@@ -242,6 +251,7 @@ class Tokenizers:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         self._cache = ChunkCache(cache_bytes)
         self._models: dict[str, ModelText] = {}
+        self._failed: dict[str, tuple[Mapping[str, bytes], str]] = {}
         self._loading: dict[str, asyncio.Task[ModelText]] = {}
         self._loaded, self._waiting_characters = 0, 0
 
@@ -256,20 +266,31 @@ class Tokenizers:
         assert self._waiting_characters == 0, f"{self!r}: text is waiting"
 
     async def model(self, name: str, assets: Mapping[str, bytes]) -> ModelText:
-        """The tokenizer and template of model `name`, made anew when its files have changed."""
+        """The tokenizer and template of model `name`, made anew when its files have changed.
+
+        Raises UnreadableTokenizerError.
+        """
         known = self._models.get(name)
         if known is not None and _same_text(known.assets, assets):
             return known
+        failed = self._failed.get(name)
+        if failed is not None and _same_text(failed[0], assets):
+            raise UnreadableTokenizerError(failed[1])
         loading = self._loading.get(name)
         if loading is None:
             loading = self._loading[name] = asyncio.create_task(self._load(name, assets))
         return await asyncio.shield(loading)
 
-    async def tokens(self, ask: Ask, text: ModelText, *, root: int, vocabulary: int | None) -> list[Tokens]:
-        """Every input of `ask` as tokens, in order. Raises InvalidRequest, Overloaded."""
+    async def tokens(
+        self, ask: Ask, text: ModelText, *, root: int, vocabulary: int | None, is_sent: bool = True
+    ) -> list[Tokens]:
+        """Every input of `ask` as `ModelText.tokens` has it, in order. Raises InvalidRequest, Overloaded."""
 
         def work() -> list[Tokens]:
-            return [text.tokens(given, root=root, vocabulary=vocabulary, echo=ask.echo) for given in ask.inputs]
+            return [
+                text.tokens(given, root=root, vocabulary=vocabulary, echo=ask.echo, is_sent=is_sent)
+                for given in ask.inputs
+            ]
 
         size = sum(map(size_of, ask.inputs))
         return work() if size <= INLINE_CHARACTERS else await self._in_thread(work, size)
@@ -297,6 +318,10 @@ class Tokenizers:
             text = await self._in_thread(work, 0)
             self._models[name] = text
             return text
+        except Exception as error:
+            # tokenizers raises nothing narrower for whatever is wrong with a file
+            self._failed[name] = (assets, str(error) or type(error).__name__)
+            raise UnreadableTokenizerError(self._failed[name][1]) from error
         finally:
             del self._loading[name]
 

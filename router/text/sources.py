@@ -1,0 +1,250 @@
+"""Where the tokenizer and the chat template of each model come from: what is configured, a shard, or the engine's own
+checkpoint, in this order.
+
+The files are read in threads and kept; those of a directory are read again when they change. What cannot be read is
+said once in the log, and the next source is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar, cast
+
+from policies.sla.config import PoolSpec
+from router.text.checkpoint import (
+    TEMPLATE,
+    TOKENIZER,
+    NoCheckpointError,
+    Stamp,
+    directory_of,
+    downloaded,
+    is_hub_name,
+    read_file,
+    read_files,
+    stamp_of,
+)
+from router.text.tokenize import ModelText, Tokenizers, UnreadableTokenizerError
+
+_log = logging.getLogger("pointsman.tokenizers")
+
+LOOK_EVERY_S = 10.0
+"""How often files are looked at for changes."""
+
+DOWNLOAD_EVERY_S = 60.0
+"""How long after a download that failed the next one is tried."""
+
+_Result = TypeVar("_Result")
+
+
+class Served(Protocol):
+    """A model, as far as its text goes."""
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        ...
+
+    @property
+    def pools(self) -> frozenset[str]:
+        """Where it is served."""
+        ...
+
+    @property
+    def assets(self) -> Mapping[str, bytes]:
+        """The files that a shard brings along; empty without one."""
+        ...
+
+    @property
+    def root(self) -> str | None:
+        """Where an engine says that its checkpoint lies."""
+        ...
+
+
+class Place(NamedTuple):
+    """Files to be read: the checkpoint called `name`, or with `is_template` that one file.
+
+    One that is not `asked_for` in the configuration may be missing without a word, and is never downloaded.
+    """
+
+    name: str
+    is_template: bool = False
+    asked_for: bool = True
+
+
+@dataclass(slots=True)
+class _Read:
+    """What came of reading one Place. `paths` were read; `assets` is None where they could not be."""
+
+    assets: Mapping[str, bytes] | None
+    paths: tuple[Path, ...] = ()
+    stamp: Stamp = field(default=())
+
+
+class Sources:
+    """Finds how each model reads text. `pools` say where to look first."""
+
+    def __init__(
+        self,
+        tokenizers: Tokenizers,
+        pools: Mapping[str, PoolSpec],
+        *,
+        download: Callable[[str], Path] = downloaded,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokenizers, self._pools, self._download, self._clock = tokenizers, pools, download, clock
+        self._read: dict[Place, _Read] = {}
+        self._reading: dict[Place, asyncio.Task[_Read]] = {}
+        self._downloads: dict[str, asyncio.Task[None]] = {}
+        self._not_before: dict[str, float] = {}
+        self._said: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Sources {self._said}>"
+
+    def told(self) -> Mapping[str, str]:
+        """Model -> where its tokenizer comes from, in words; only those that were found."""
+        return dict(self._said)
+
+    async def text_of(self, model: Served) -> ModelText | None:
+        """How `model` reads text, from the first source that has it; None if none has."""
+        for source, assets in await self._candidates(model):
+            try:
+                text = await self._tokenizers.model(model.name, assets)
+            except UnreadableTokenizerError as error:
+                self._say(model.name, f"the tokenizer of {source} cannot be read: {error}", logging.ERROR)
+                continue
+            self._say(model.name, source, logging.INFO)
+            return text
+        return None
+
+    async def refresh(self) -> None:
+        """Read again what changed on disk, and what could not be read before."""
+        for place, read in list(self._read.items()):
+            if read.assets is None or await asyncio.to_thread(stamp_of, *read.paths) != read.stamp:
+                self._read[place] = await self._fresh(place)
+
+    async def downloads_ended(self) -> None:
+        """Wait for the downloads that are under way."""
+        await asyncio.gather(*self._downloads.values())
+
+    async def close(self) -> None:
+        """Stop waiting for files and downloads."""
+        tasks = [*self._reading.values(), *self._downloads.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _candidates(self, model: Served) -> list[tuple[str, Mapping[str, bytes]]]:
+        """The sources of `model` that have a tokenizer, best first, each with its files."""
+        specs = [self._pools[pool] for pool in sorted(model.pools) if pool in self._pools]
+        names = dict.fromkeys(spec.tokenizer for spec in specs if spec.tokenizer)
+        found = [(f"`tokenizer: {name}`", assets) for name in names if (assets := await self._assets(Place(name)))]
+        if TOKENIZER in model.assets:
+            found.append(("its shard", model.assets))
+        if not found and model.root and (assets := await self._assets(Place(model.root, asked_for=False))):
+            found.append((f"its engine's checkpoint {model.root}", assets))
+        template = next((spec.chat_template for spec in specs if spec.chat_template), None)
+        if template and (own := await self._assets(Place(template, is_template=True))):
+            found = [(f"{source} with `chat_template: {template}`", {**assets, **own}) for source, assets in found]
+        return found
+
+    async def _assets(self, place: Place) -> Mapping[str, bytes] | None:
+        read = self._read.get(place)
+        if read is not None:
+            return read.assets
+        task = self._reading.get(place)
+        if task is None:
+            task = self._reading[place] = asyncio.create_task(self._keep(place), name=f"reading {place.name}")
+        return (await asyncio.shield(task)).assets
+
+    async def _keep(self, place: Place) -> _Read:
+        try:
+            read = self._read[place] = await self._fresh(place)
+            return read
+        finally:
+            del self._reading[place]
+
+    async def _fresh(self, place: Place) -> _Read:
+        """What `place` holds now; what is missing is said, and downloaded in the background if it may be."""
+        try:
+            read = await asyncio.to_thread(_read_now, place)
+        except NoCheckpointError as error:
+            if place.asked_for:
+                self._say(place.name, f"no tokenizer or template from there: {error}", logging.ERROR)
+            return _Read(None)
+        is_due = place.name not in self._downloads and self._clock() >= self._not_before.get(place.name, 0.0)
+        if read.assets is None and place.asked_for and is_due:
+            self._say(place.name, "is not in the cache of Hugging Face and is downloaded now", logging.INFO)
+            task = asyncio.create_task(self._fetch(place), name=f"downloading {place.name}")
+            self._downloads[place.name] = task
+        return read
+
+    async def _fetch(self, place: Place) -> None:
+        """Download; what came of it is read by the next refresh."""
+        try:
+            directory = await _in_daemon(lambda: self._download(place.name))
+            self._read[place] = await asyncio.to_thread(_read_directory, directory)
+        except NoCheckpointError as error:
+            self._say(place.name, f"its prompts are only estimated: {error}", logging.ERROR)
+            self._not_before[place.name] = self._clock() + DOWNLOAD_EVERY_S
+        finally:
+            self._downloads.pop(place.name, None)
+
+    def _say(self, about: str, what: str, level: int) -> None:
+        """Log `what`, once until it changes."""
+        if self._said.get(about) != what:
+            self._said[about] = what
+            said = "prompts of '%s' are tokenized with the tokenizer from %s" if level == logging.INFO else "'%s': %s"
+            _log.log(level, said, about, what)
+
+
+def _read_now(place: Place) -> _Read:
+    """What `place` holds; without assets where it is a Hub name that is not cached. Raises NoCheckpointError."""
+    path = Path(place.name).expanduser()
+    if place.is_template:
+        return _Read({TEMPLATE: read_file(path)}, (path,), stamp_of(path))
+    if not place.asked_for and not (path.is_absolute() or is_hub_name(place.name)):
+        return _Read(None)
+    directory = directory_of(place.name)
+    return _Read(None) if directory is None else _read_directory(directory)
+
+
+def _read_directory(directory: Path) -> _Read:
+    """The files in `directory`. Raises NoCheckpointError."""
+    stamp = stamp_of(directory)
+    return _Read(read_files(directory), (directory,), stamp)
+
+
+async def _in_daemon(work: Callable[[], _Result]) -> _Result:
+    """What `work` returns, done in a thread that keeps nothing from ending: a download may take any time."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_Result] = loop.create_future()
+
+    def settle(result: _Result | None, failure: Exception | None) -> None:
+        if done.done():
+            return
+        if failure is None:
+            done.set_result(cast("_Result", result))
+        else:
+            done.set_exception(failure)
+
+    def run() -> None:
+        result: _Result | None = None
+        failure: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            failure = error
+        # where the loop is closed nothing waits any more
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="download", daemon=True).start()
+    return await done

@@ -1,0 +1,49 @@
+"""What a router knows of the prompts for backends that tokenize by themselves: exactly as many tokens as they do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policies.sla.config import Config, PoolSpec
+from shards.kv.keys import block_keys, root_key
+from tests.router.parts import CHAT, MODEL, ScriptedBackend, a_chat, a_client, a_config, a_router, a_tokenizer
+from tests.router.text.test_checkpoint import a_checkpoint
+
+
+def with_pool(tokenizer: str | None = None) -> Config:
+    return replace(a_config(), pools={"own": PoolSpec("own", kind="fake", model=MODEL, tokenizer=tokenizer)})
+
+
+async def test_prompts_of_a_pool_with_a_tokenizer_are_counted_and_keyed_by_tokens(tmp_path: Path) -> None:
+    a_checkpoint(tmp_path)
+    backend, words = ScriptedBackend(speaks_tokens=False), "the lazy dog " * 200
+    ids = a_tokenizer().encode(f"<|user|>{words}\n<|assistant|>", add_special_tokens=False).ids
+    async with a_router(backend, config=with_pool(str(tmp_path))) as router, a_client(router) as client:
+        assert (await client.answer(CHAT, a_chat(words)))[0] == 200
+    (request,), (prompt,) = backend.requests, backend.prompts
+    assert request.prompt_tokens == len(ids)
+    assert request.block_keys == block_keys(prompt.token_ids, root_key(MODEL, "acme"))
+    assert len(request.block_keys) == len(ids) // 64 > 0
+    assert prompt.body == a_chat(words)
+
+
+async def test_without_a_tokenizer_they_are_estimated() -> None:
+    backend = ScriptedBackend(speaks_tokens=False)
+    async with a_router(backend, config=with_pool()) as router, a_client(router) as client:
+        assert (await client.answer(CHAT, a_chat("the lazy dog " * 200)))[0] == 200
+    assert backend.prompts[0].token_ids == b""
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+async def test_a_backend_that_knows_tools_is_asked_for_no_grammar_of_ours(tmp_path: Path, choice: object) -> None:
+    a_checkpoint(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("<tool_call>{{ tools }}{{ messages }}")
+    backend = ScriptedBackend(speaks_tokens=False)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    async with a_router(backend, config=with_pool(str(tmp_path))) as router, a_client(router) as client:
+        status, _ = await client.answer(CHAT, a_chat(tools=[tool], tool_choice=choice))
+    assert status == 200
+    assert backend.requests[0].sampling.grammar is None

@@ -1,0 +1,185 @@
+"""Which tokenizer prompts are read with: the configured one, a shard's, or that of the engine's checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.sla.config import PoolSpec
+from router.ask import Chat
+from router.text.checkpoint import NoCheckpointError
+from router.text.sources import DOWNLOAD_EVERY_S, Sources
+from router.text.tokenize import ModelText, Tokenizers
+from tests.router.parts import MODEL, some_assets
+from tests.router.text.test_checkpoint import a_checkpoint
+
+USER = Chat([{"role": "user", "content": "hello"}])
+
+
+@dataclass(frozen=True)
+class AModel:
+    name: str = MODEL
+    pools: frozenset[str] = frozenset({"lm"})
+    assets: Mapping[str, bytes] = field(default_factory=dict)
+    root: str | None = None
+
+
+@asynccontextmanager
+async def sources_of(
+    tokenizer: str | None = None,
+    chat_template: str | None = None,
+    **more: Any,
+) -> AsyncIterator[Sources]:
+    pools = {"lm": PoolSpec("lm", kind="vllm", tokenizer=tokenizer, chat_template=chat_template)}
+    tokenizers = Tokenizers()
+    sources = Sources(tokenizers, pools, **more)
+    yield sources
+    await sources.close()
+    await tokenizers.close()
+
+
+def marked(directory: Path, mark: str) -> Path:
+    """A checkpoint whose template begins with `mark`."""
+    a_checkpoint(directory)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": f"{mark}{{{{ messages }}}}"}))
+    return directory
+
+
+def mark_of(text: ModelText | None) -> str:
+    assert text is not None
+    return text.template.render(USER).partition("[")[0]
+
+
+async def test_what_is_configured_goes_before_a_shard_and_that_before_the_engines_checkpoint(tmp_path: Path) -> None:
+    configured, root = marked(tmp_path / "a", "configured"), marked(tmp_path / "b", "root")
+    shard = {**some_assets(), "chat_template.jinja": b"shard{{ messages }}"}
+    async with sources_of(str(configured)) as sources:
+        model = AModel(assets=shard, root=str(root))
+        assert mark_of(await sources.text_of(model)) == "configured"
+        assert sources.told() == {MODEL: f"`tokenizer: {configured}`"}
+    async with sources_of() as sources:
+        assert mark_of(await sources.text_of(model)) == "shard"
+        assert mark_of(await sources.text_of(AModel(root=str(root)))) == "root"
+        assert await sources.text_of(AModel()) is None
+        assert await sources.text_of(AModel(pools=frozenset({"another"}))) is None
+
+
+@pytest.mark.parametrize("root", ["/nowhere/at/all", "relative/to/what/the/engine/knows", "acme/never-cached", "."])
+async def test_a_root_that_cannot_be_read_here_is_no_source_and_nothing_to_warn_of(
+    root: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def never(_: str) -> Path:
+        raise AssertionError("what an engine says is not downloaded")
+
+    async with sources_of(download=never) as sources:
+        assert await sources.text_of(AModel(root=root)) is None
+        await sources.refresh()
+    assert not caplog.records
+
+
+async def test_a_configured_template_stands_in_for_that_of_any_source(tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("mine{{ messages }}")
+    async with sources_of(chat_template=str(template)) as sources:
+        assert mark_of(await sources.text_of(AModel(assets=some_assets()))) == "mine"
+        assert await sources.text_of(AModel()) is None
+
+
+async def test_a_tokenizer_is_read_once_and_again_when_its_files_change(tmp_path: Path) -> None:
+    directory = marked(tmp_path, "old")
+    async with sources_of(str(directory)) as sources:
+        first, second = await asyncio.gather(*(sources.text_of(AModel()) for _ in range(2)))
+        assert first is second
+        await sources.refresh()
+        assert await sources.text_of(AModel()) is first
+        marked(directory, "newer")
+        assert await sources.text_of(AModel()) is first
+        await sources.refresh()
+        assert mark_of(await sources.text_of(AModel())) == "newer"
+
+
+async def test_a_directory_that_comes_later_is_found_and_what_was_missing_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sources_of(str(tmp_path / "later")) as sources:
+        for _ in range(3):
+            assert await sources.text_of(AModel()) is None
+            await sources.refresh()
+        assert [record.levelno for record in caplog.records] == [logging.ERROR]
+        assert "there is no directory" in caplog.text
+        marked(tmp_path / "later", "found")
+        await sources.refresh()
+        assert mark_of(await sources.text_of(AModel())) == "found"
+
+
+async def test_a_tokenizer_that_is_broken_is_said_and_the_next_source_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_checkpoint(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    async with sources_of(str(tmp_path)) as sources:
+        for _ in range(2):
+            assert mark_of(await sources.text_of(AModel(assets=some_assets()))).startswith("<|user|>")
+        assert "cannot be read" in caplog.text
+        a_checkpoint(tmp_path)
+        await sources.refresh()
+        await sources.text_of(AModel(assets=some_assets()))
+        assert sources.told()[MODEL] == f"`tokenizer: {tmp_path}`"
+
+
+async def test_a_name_of_the_hub_is_downloaded_beside_the_requests(tmp_path: Path) -> None:
+    may_end, asked = threading.Event(), []
+
+    def download(name: str) -> Path:
+        asked.append(name)
+        may_end.wait(10)
+        return marked(tmp_path, "downloaded")
+
+    async with sources_of("acme/never-cached", download=download) as sources:
+        assert await sources.text_of(AModel()) is None
+        await sources.refresh()
+        assert await sources.text_of(AModel()) is None
+        may_end.set()
+        await sources.downloads_ended()
+        assert mark_of(await sources.text_of(AModel())) == "downloaded"
+    assert asked == ["acme/never-cached"]
+
+
+async def test_a_download_that_fails_is_said_with_what_to_do_and_tried_again_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now, asked = [0.0], []
+
+    def download(name: str) -> Path:
+        asked.append(name)
+        raise NoCheckpointError(f"{name} cannot be downloaded: no network (fill the cache)")
+
+    async with sources_of("acme/never-cached", download=download, clock=lambda: now[0]) as sources:
+        for seconds, downloads in ((0, 1), (DOWNLOAD_EVERY_S - 1, 1), (DOWNLOAD_EVERY_S, 2)):
+            now[0] = seconds
+            assert await sources.text_of(AModel()) is None
+            await sources.refresh()
+            await sources.downloads_ended()
+            assert len(asked) == downloads
+        assert "fill the cache" in caplog.text
+
+
+async def test_closing_does_not_wait_for_a_download() -> None:
+    may_end = threading.Event()
+
+    def download(name: str) -> Path:
+        may_end.wait(60)
+        raise NoCheckpointError(name)
+
+    async with sources_of("acme/never-cached", download=download) as sources:
+        await sources.text_of(AModel())
+    may_end.set()
