@@ -17,7 +17,8 @@ class Description:
     the client's own body (`Prompt.body`). `vocabulary` is the number of token ids, where it is known. `preempts`: it
     serves by rank, and takes the room of preemptible requests for those of a strictly better one. `may_answer_whole`:
     what is not to be streamed may come in one piece, so that its first token is not seen. `roots` has the place of each
-    model's checkpoint, where the backend tells it: a path on its machine, or a name of the Hugging Face Hub.
+    model's checkpoint, where the backend tells it: a path on its machine, or a name of the Hugging Face Hub. `adapters`
+    are those that are adapters of another of its models, as the backend calls them.
     """
 
     models: frozenset[str]
@@ -29,6 +30,7 @@ class Description:
     may_answer_whole: bool = False
     capabilities: frozenset[Capability] = frozenset()
     roots: Mapping[str, str] = field(default_factory=dict)
+    adapters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

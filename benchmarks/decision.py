@@ -31,6 +31,7 @@ from policies.sla.parse import parse
 from router.build import build
 from router.gateway import Gateway
 from router.prepare import believed
+from router.prompt_keys import PromptKeys
 from router.text.tokenize import Tokens
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -75,7 +76,7 @@ class Bench:
 
     def decision(self, tokens: Tokens) -> tuple[ClusterView, Decision]:
         """All of it."""
-        held = believed(tokens, self.gateway)
+        held = believed(tokens, PromptKeys(tokens.keys, MODEL), self.gateway)
         request = self.request(tokens, self.facts(tokens, held))
         gateway = self.gateway
         view = gateway.cluster.view(gateway.clock(), held, rank=request.rank)
@@ -139,7 +140,7 @@ def parts(bench: Bench) -> dict[str, Callable[[Tokens], object]]:
     gateway, config = bench.gateway, bench.gateway.config
     look_up = {key: 1 for prompt in bench.prompts for key in prompt.keys}.get
     reports = [member.backend.load for member in gateway.cluster._members.values()]
-    held = believed(bench.prompts[0], gateway)
+    held = believed(bench.prompts[0], PromptKeys(bench.prompts[0].keys, MODEL), gateway)
     facts = bench.facts(bench.prompts[0], held)
     request = bench.request(bench.prompts[0], facts)
     view, policy = gateway.cluster.view(1.0, held, request.rank), config.policies["default"]
@@ -149,7 +150,7 @@ def parts(bench: Bench) -> dict[str, Callable[[Tokens], object]]:
 
     return {
         "floor": floor,
-        "longest match": lambda tokens: believed(tokens, gateway),
+        "longest match": lambda tokens: believed(tokens, PromptKeys(tokens.keys, MODEL), gateway),
         "facts and rules": lambda tokens: bench.request(tokens, bench.facts(tokens, held)),
         "view of all": lambda _: gateway.cluster.view(1.0, held, request.rank),
         "filter, score, pick": lambda _: policy.decide(request, view, gateway.rng),

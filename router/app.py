@@ -149,6 +149,7 @@ class Router:
         for health in self.gateway.feeds.health():
             self.gateway.beliefs.trust(health.source.backend, health.source.rank, health.confidence)
             self.gateway.telemetry.backends.feed(health)
+        self.gateway.beliefs.parity.tick()
 
     async def _drain(self) -> None:
         doors = self.gateway.doors

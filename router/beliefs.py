@@ -5,27 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from policies.nouns import BackendView
+from policies.nouns import BackendView, Capability
 from policies.prefix.cached_hints import Hint, from_ttft, from_usage
 from policies.prefix.index import PrefixIndex
 from policies.prefix.match import Match, best
 from policies.prefix.residency import Guess, Picture, Residency
 from policies.prefix.speculation import Speculation
 from router.cluster.flights import Flight
+from router.parity import ParityMonitor
+from router.prompt_keys import PromptKeys
 from router.replicas.news import MOST_KEYS, Belief, Learnt, Lost, Sent
 from shards.kv.keys import BLOCK_TOKENS
 
 
 class Beliefs:
-    """Of each backend either what its events tell or what its answers teach, and for a moment what was sent to it.
+    """Of each backend what its events tell and what its answers teach, and for a moment what was sent to it.
 
-    `tells` says whether a backend itself tells of its cache; other engines have feeds. Where one of them is live,
-    nothing need be learnt. `index` hears the events. What is sent and learnt here may be told to other routers, and
-    what they tell is believed as if it had happened here.
+    `tells` says of a backend whether it tells of its cache itself, as our shards do: then nothing is learnt. Other
+    engines have feeds. `parity` compares what those tell with what the router computes: where both agree, events alone
+    count for prompts of token ids; where they differ, what was learnt counts alone; before that is known, the better
+    of both. Prompts of text match no events, so what was learnt counts for them at all backends with or without a feed.
+    `index` hears the events. What is sent and learnt here may be told to other routers, and what they tell is believed
+    as if it had happened here.
     """
 
     def __init__(self, tells: Callable[[str], bool], clock: Callable[[], float]) -> None:
         self.index = PrefixIndex()
+        self.parity = ParityMonitor(clock, holds=self._holds, is_live=self.is_live)
         self._tells, self._clock = tells, clock
         self._speculation, self._residency = Speculation(), Residency()
         # names in the index of backends that have feeds: (backend, rank) -> name, and the reverse
@@ -40,42 +46,61 @@ class Beliefs:
     def __repr__(self) -> str:
         return f"<Beliefs {self.index!r}, {self._speculation!r}, {self._residency!r}>"
 
-    def longest(self, keys: Sequence[int]) -> Mapping[str, Match]:
-        """Backend -> how much of the prompt with blocks `keys` it is believed to hold, and how surely."""
-        now = self._clock()
-        told = self.index.longest(keys)
-        if self._ranks:
-            told = self._joined(told)
-        learnt = {name: one for name, one in self._residency.longest(keys, now).items() if not self._is_told(name)}
+    def longest(self, prompt: PromptKeys) -> Mapping[str, Match]:
+        """Backend -> how much of `prompt` it is believed to hold, and how surely."""
+        now, keys = self._clock(), prompt.keys
+        told: Mapping[str, Match] = {}
+        if prompt.is_exact:
+            told = self.index.longest(keys)
+            if self._ranks:
+                prompt.told = told = self._joined(told)
+                if broken := self.parity.broken(prompt.model):
+                    told = {name: match for name, match in told.items() if name not in broken}
+            learnt = self._residency.longest(keys, now, but=lambda name: self._is_told(name, prompt.model))
+        else:
+            learnt = self._residency.longest(keys, now)
         if self._trust < 1.0:
             learnt = {name: one._replace(p_hit=one.p_hit * self._trust) for name, one in learnt.items()}
         return best(told, learnt, self._speculation.longest(keys, now))
 
-    def sent(self, backend: str, keys: Sequence[int]) -> None:
-        """The prompt with blocks `keys` goes to `backend` now: equal ones that come at once are to follow it."""
+    def sent(self, backend: str, prompt: PromptKeys) -> None:
+        """`prompt` goes to `backend` now: equal ones that come at once are to follow it."""
         # a prefix that is asked for is the last that the index forgets, however long ago it was told of
-        self.index.touch(keys)
-        self._tell(Sent(backend, self._speculation.sent(backend, keys, self._clock())))
+        self.index.touch(prompt.keys)
+        self._tell(Sent(backend, self._speculation.sent(backend, prompt.keys, self._clock())))
+        if backend in self._ranks:
+            prompt.expected = self.parity.expect(backend, prompt, prompt.keys, prompt.told.get(backend))
 
-    def answered(self, backend: str, keys: Sequence[int], flight: Flight, seen: BackendView) -> None:
-        """Learn from an answer of `backend` what of its prompt was there, and that all of it is now.
+    def ended(self, prompt: PromptKeys, flight: Flight, seen: BackendView) -> None:
+        """Learn from the answer of `flight` what of `prompt` was at its backend, and that all of it is now.
 
-        `seen` is the backend as it was before. Nothing is learnt where events tell, or from what was never answered.
+        `seen` is the backend as it was before. Nothing is learnt where a backend tells of its cache itself, or from
+        what was never answered.
         """
-        if self._is_told(backend) or not flight.answered or not keys:
+        backend, expected, prompt.expected = flight.backend, prompt.expected, None
+        if not flight.answered or self._tells(backend):
+            if expected is not None:
+                self.parity.dismiss(backend, expected)
             return
-        guess, usage = self._residency.sent(backend, keys, self._clock()), flight.usage
-        drawn_blocks = usage.completion_tokens // BLOCK_TOKENS if usage else 0
-        self._residency.answered(backend, drawn_blocks)
+        keys, usage = prompt.keys, flight.usage
         if usage is not None and usage.cached_tokens:
             # a zero from who has never told of a hit may mean that it does not count them
             self._exact.add(backend)
+        counts = backend in self._exact
+        # engines compute the whole prompt where its tokens' probabilities are wanted
+        reads_cache = Capability.PROMPT_LOGPROBS not in flight.request.needs
+        self.parity.answered(backend, prompt, expected, usage, counts_cached=counts and reads_cache)
+        if not keys:
+            return
+        guess = self._residency.sent(backend, keys, self._clock())
+        drawn_blocks = usage.completion_tokens // BLOCK_TOKENS if usage else 0
+        self._residency.answered(backend, drawn_blocks)
         hint = self._hint(guess, flight, seen)
         if hint is not None:
             self._residency.observe(guess, hint)
-        share, weight = hint or (None, 1.0)
-        counts = backend in self._exact
-        self._tell(Learnt(backend, tuple(keys[:MOST_KEYS]), len(keys), drawn_blocks, share, weight, counts))
+        if not (prompt.is_exact and self._is_told(backend, prompt.model)):
+            share, weight = hint or (None, 1.0)
+            self._tell(Learnt(backend, tuple(keys[:MOST_KEYS]), len(keys), drawn_blocks, share, weight, counts))
 
     def failed(self, backend: str) -> None:
         """`backend` broke off: what was just sent there may never have been computed."""
@@ -95,14 +120,14 @@ class Beliefs:
         match news:
             case Sent():
                 self._speculation.hear(news.backend, news.noted, self._clock(), sent_at=at)
-            case Learnt() if news.keys and not self._is_told(news.backend):
+            case Learnt() if news.keys and not self._tells(news.backend):
                 self._hear_learnt(news, at)
             case Lost():
                 self._speculation.forget(news.backend)
 
     def learnt_of(self) -> tuple[str, ...]:
-        """Backends of which something was learnt, since their events do not tell; those of few blocks first."""
-        return tuple(name for name in self._residency.backends() if not self._is_told(name))
+        """Backends of which what was learnt is of use, since events alone do not tell; those of few blocks first."""
+        return tuple(name for name in self._residency.backends() if self._needs_learning(name))
 
     def picture(self, backend: str, most_keys: int) -> Picture | None:
         """What was learnt of `backend`: a copy, for routers that were not there."""
@@ -114,7 +139,7 @@ class Beliefs:
 
     def take_over(self, picture: Picture, *, counts: bool) -> None:
         """Believe what another router had learnt, and that the backend counts cached tokens, if it `counts`."""
-        if not self._is_told(picture.backend):
+        if not self._tells(picture.backend):
             self._residency.take_over(picture, self._clock())
             if counts:
                 self._exact.add(picture.backend)
@@ -132,11 +157,36 @@ class Beliefs:
             self._ranks.setdefault(backend, set()).add(rank)
         return name
 
+    def stored(self, name: str, keys: Sequence[int], tier: str = "device") -> None:
+        """Events tell that the one who is called `name` in the index holds the blocks `keys`, parents first."""
+        self.index.store(name, keys, tier)
+        self.parity.stored(self._backend_of[name], keys)
+
+    def evicted(self, name: str, keys: Sequence[int], tier: str = "device") -> None:
+        """Events tell that these blocks left this tier."""
+        self.index.evict(name, keys, tier)
+        self.parity.lost(self._backend_of[name], keys)
+
+    def emptied(self, name: str, *, is_empty: bool) -> None:
+        """Events tell nothing any more of what `name` holds; if it `is_empty`, that is because it holds nothing."""
+        backend = self._backend_of[name]
+        self.index.clear(name)
+        self.parity.cleared(backend)
+        if is_empty and len(self._ranks[backend]) == 1:
+            self._speculation.forget(backend)
+            self._residency.restarted(backend)
+
     def trust(self, backend: str, rank: int, confidence: float) -> None:
         """What the feed of one rank of `backend` told is true with this probability; 1: it is live."""
         self.index.trust(self.joined(backend, rank), confidence)
         live = self._live.setdefault(backend, set())
         (live.add if confidence == 1.0 else live.discard)(rank)
+
+    def is_live(self, backend: str) -> bool:
+        """Are the events of all ranks of `backend` heard, none of them missing?"""
+        ranks = self._ranks.get(backend)
+        # while one of them is not heard, what is told is only a part of it
+        return ranks is not None and ranks == self._live.get(backend)
 
     def forget(self, backend: str) -> None:
         """`backend` is no longer there."""
@@ -149,16 +199,23 @@ class Beliefs:
         self._residency.forget(backend)
         self._exact.discard(backend)
         self._live.pop(backend, None)
+        self.parity.forget(backend)
 
     def check(self) -> None:
         """Its parts are sound."""
-        for part in (self.index, self._speculation, self._residency):
+        for part in (self.index, self._speculation, self._residency, self.parity):
             part.check()
 
-    def _is_told(self, backend: str) -> bool:
-        ranks = self._ranks.get(backend)
-        # while one of them is not heard, what is told is only a part of it
-        return (ranks is not None and ranks == self._live.get(backend)) or self._tells(backend)
+    def _is_told(self, backend: str, model: str) -> bool:
+        """Do events alone count for prompts of token ids?"""
+        return (backend in self.parity.proven(model) and self.is_live(backend)) or self._tells(backend)
+
+    def _needs_learning(self, backend: str) -> bool:
+        return not self._tells(backend) and not (self.is_live(backend) and not self.parity.needs_learning(backend))
+
+    def _holds(self, backend: str, key: int) -> bool:
+        """Do events tell that `backend` holds the block `key` now, whatever comes before it?"""
+        return any(self._backend_of.get(name) == backend for name in self.index.longest((key,)))
 
     def _hear_learnt(self, news: Learnt, at: float) -> None:
         guess = self._residency.sent(news.backend, news.keys, at)

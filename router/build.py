@@ -135,7 +135,7 @@ def _prefixes(base: _Base, cluster: Cluster, beliefs: Beliefs, warmer: Warmer) -
 def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[], Config]) -> Feeds:
     return Feeds(
         base.config.pools.values(),
-        FoldingSink(beliefs, lambda name: _model_of(in_force(), cluster.backend(name))),
+        FoldingSink(beliefs, lambda name: _names_of(in_force(), cluster.backend(name))),
         relay=relay(base.config.store),
         clock=base.clock,
         rng=base.rng,
@@ -146,6 +146,7 @@ def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[
 def _introduce(gateway: Gateway) -> None:
     """Let the parts of `gateway` hear of each other."""
     gateway.telemetry.listen(gateway.board)
+    gateway.beliefs.parity.listener = gateway.telemetry
     gateway.cluster.listen(gateway.telemetry.backends)
     gateway.cluster.listen(_Membership(gateway))
     if gateway.config.store.redis is not None:
@@ -170,9 +171,10 @@ class _Membership(ClusterListener):
         self.gateway.telemetry.backends.forget(backend, sources)
 
 
-def _model_of(config: Config, backend: Backend) -> str | None:
-    """What `backend` calls its model; None if it has several, or was never reached."""
+def _names_of(config: Config, backend: Backend) -> frozenset[str]:
+    """What `backend` calls its model, adapters left out; nothing if it was never reached."""
     pool, description = config.pools[backend.pool], backend.describe()
-    served = description.models if description else frozenset()
-    names = set(pool.models.values()) or ({pool.model} if pool.model else served)
-    return next(iter(names)) if len(names) == 1 else None
+    if description is None:
+        return frozenset()
+    named = frozenset(pool.models.get(name, name) for name in description.models)
+    return named - description.adapters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -48,7 +48,18 @@ from router.calls.refusal import refusal_of
 from router.cluster.served_model import ServedModel
 from router.cluster.told import shown_name, told_of
 from router.gateway import Gateway
-from router.prepare import believed, claim_at, claim_of, facts_of, find_model, room, tokenize, wishes
+from router.prepare import (
+    LookedUp,
+    believed,
+    claim_at,
+    claim_of,
+    facts_of,
+    find_model,
+    looked_up,
+    room,
+    tokenize,
+    wishes,
+)
 from router.telemetry.telemetry import Account, Telemetry
 from router.telemetry.tracing import AttemptTrace, PromptTrace
 from router.text.tokenize import Tokens
@@ -86,7 +97,8 @@ async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Ac
         model = find_model(ask.model, tenant, gateway)
         account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
         inputs = await tokenize(ask, model, tenant, gateway)
-        held = [believed(tokens, gateway) for tokens in inputs]
+        prompts = [looked_up(tokens, body, model, gateway) for tokens, body in zip(inputs, ask.bodies, strict=True)]
+        held = [prompt.held for prompt in prompts]
         facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
         ruling = classify(facts, config)
         account.service_class, account.rule = ruling.service_class.name, ruling.rule
@@ -95,8 +107,7 @@ async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Ac
         claim = claim_of(caller.id, ask, inputs, held, facts=facts, key=key, config=config, gateway=gateway)
         async with gateway.admission.permit(claim, caller.limited) as permit:
             call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
-            pairs = enumerate(zip(inputs, held, strict=True))
-            await together([call.answer(at, model, *pair) for at, pair in pairs])
+            await together([call.answer(at, model, prompt) for at, prompt in enumerate(prompts)])
 
 
 @contextmanager
@@ -169,13 +180,10 @@ class _Call(msgspec.Struct, frozen=True):
     account: Account
     carrier: Carrier
 
-    async def answer(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int]) -> None:
-        """Answer prompt number `at`, on another backend if one fails before the client has seen anything.
-
-        `held` is what backends hold of it now.
-        """
+    async def answer(self, at: int, model: ServedModel, prompt: LookedUp) -> None:
+        """Answer `prompt`, number `at`, on another backend if one fails before the client has seen anything."""
         with self.gateway.telemetry.prompt(self.account, config_version=self.config.version) as trace:
-            await self._answer(at, self._bid(at, model, tokens, held, trace=trace), trace)
+            await self._answer(at, self._bid(at, model, prompt, trace=trace), trace)
 
     async def _answer(self, at: int, bid: Bid, trace: PromptTrace) -> None:
         async with AsyncExitStack() as stack:
@@ -230,6 +238,8 @@ class _Call(msgspec.Struct, frozen=True):
         """
         bid, flight, gateway = placed.bid, placed.flight, self.gateway
         actual_s = 0.0
+        where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
+        bid.ended(flight, where)
         if flight.answered:
             # who hung up, or was cut off, is not told: then what was believed to be cached counts as cached
             cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
@@ -239,11 +249,9 @@ class _Call(msgspec.Struct, frozen=True):
                 beside.spend(told)
             self.account.usage = self.permit.usage or Usage()
             uncached = max(1, told.prompt_tokens - told.cached_tokens)
-            where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
             used_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
             # whatever a backend counts, no request has more of its time than it was there
             actual_s = min(used_s, max(0.0, gateway.clock() - flight.sent_at))
-            gateway.beliefs.answered(flight.backend, bid.request.block_keys, flight, where)
             if not self.ask.yields:
                 each = min(bid.request.max_new_tokens, told.completion_tokens // bid.request.sampling.choices)
                 gateway.lengths.learn(bid.request.tenant, bid.request.service_class, each)
@@ -259,9 +267,9 @@ class _Call(msgspec.Struct, frozen=True):
             deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
             await self._relay(at, placed, deltas, attempt)
 
-    def _bid(self, at: int, model: ServedModel, tokens: Tokens, held: Mapping[str, int], *, trace: PromptTrace) -> Bid:
-        """What prompt number `at` asks of the dispatcher, as one for `model`; `held` is what backends hold now."""
-        ask, gateway = self.ask, self.gateway
+    def _bid(self, at: int, model: ServedModel, prompt: LookedUp, *, trace: PromptTrace) -> Bid:
+        """What `prompt`, number `at`, asks of the dispatcher, as one for `model`."""
+        ask, gateway, (tokens, keys, held) = self.ask, self.gateway, prompt
         request = self._request(at, model, tokens)
 
         beliefs = iter([held])
@@ -269,7 +277,7 @@ class _Call(msgspec.Struct, frozen=True):
         def decide(asked: Request, avoiding: Collection[str]) -> tuple[ClusterView, Decision]:
             began_at, latest = gateway.clock(), next(beliefs, None)
             # whoever waited or comes back asks the index again
-            latest = believed(tokens, gateway) if latest is None else latest
+            latest = believed(tokens, keys, gateway) if latest is None else latest
             view = self.carrier.seen(gateway.cluster.view(began_at, latest, asked.rank, asked.prompt_tokens))
             decision = self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
             trace.decided(asked, view, decision, began_at=began_at)
@@ -296,7 +304,8 @@ class _Call(msgspec.Struct, frozen=True):
             new_tokens=gateway.lengths.expected(request.tenant, request.service_class, most=request.max_new_tokens),
             decide=decide,
             refusal=refusal,
-            sent=lambda backend: gateway.beliefs.sent(backend, tokens.keys),
+            sent=lambda backend: gateway.beliefs.sent(backend, keys),
+            ended=lambda flight, where: gateway.beliefs.ended(keys, flight, where),
             way=self.carrier.way,
             avoiding=ask.avoiding,
         )
@@ -311,7 +320,7 @@ class _Call(msgspec.Struct, frozen=True):
         try:
             model = find_model(name, tenant, gateway)
             inputs = await tokenize(self.ask, model, tenant, gateway)
-            other = self._bid(at, model, inputs[at], believed(inputs[at], gateway), trace=trace)
+            other = self._bid(at, model, looked_up(inputs[at], self.ask.bodies[at], model, gateway), trace=trace)
             if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
                 other.request = replace(other.request, pools=None)
             claim = claim_at(model.name, self.permit.claim, other, tenant=tenant)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from router.calls.admission import Claim
 from router.calls.bid import Bid
 from router.cluster.served_model import ServedModel
 from router.gateway import Gateway
+from router.prompt_keys import PromptKeys
 from router.text.tokenize import Tokens, estimated
 from shards.kv.keys import BLOCK_TOKENS, root_key
 
@@ -59,11 +61,31 @@ def roots_of(domain: str, gateway: Gateway) -> frozenset[int]:
     return frozenset(root_key(_backends_name(model, gateway.config), domain) for model in models)
 
 
-def believed(tokens: Tokens, gateway: Gateway) -> dict[str, int]:
+class LookedUp(NamedTuple):
+    """One prompt as tokens, the keys that it is looked up by, and what each backend was believed to hold of it."""
+
+    tokens: Tokens
+    keys: PromptKeys
+    held: Mapping[str, int]
+
+
+def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel, gateway: Gateway) -> LookedUp:
+    """What backends of `model` hold now of this prompt, which came in `body`."""
+    keys = PromptKeys(
+        tokens.keys,
+        _backends_name(model, gateway.config),
+        is_exact=tokens.least is None,
+        token_ids=tokens.token_ids,
+        compares=not (body and body.get("truncate_prompt_tokens")),
+    )
+    return LookedUp(tokens, keys, believed(tokens, keys, gateway))
+
+
+def believed(tokens: Tokens, prompt: PromptKeys, gateway: Gateway) -> dict[str, int]:
     """Backend -> tokens of this prompt's beginning that it is expected to hold: how many, times how likely that is."""
     return {
         name: min(round(match.expected_blocks * BLOCK_TOKENS), tokens.count)
-        for name, match in gateway.beliefs.longest(tokens.keys).items()
+        for name, match in gateway.beliefs.longest(prompt).items()
     }
 
 

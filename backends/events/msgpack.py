@@ -109,7 +109,7 @@ class BatchDecoder:
             if isinstance(event, ArrayRemoved | MapRemoved):
                 gathered.events.append(Removed(tuple(event.block_hashes), tier_of(event.medium), event.group_idx))
             elif isinstance(event, _ArrayCleared | _MapCleared):
-                gathered.events.append(Cleared())
+                gathered.events.append(Cleared(is_empty=True))
             else:
                 gathered.events.append(self._meaning(event))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedEvents):

@@ -67,7 +67,12 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The engine holds nothing, or nobody can say what it holds."""
+    """Nothing is known of what the engine holds. `is_empty`: it holds nothing, as it says itself or since it restarted.
+
+    Two of them are equal all the same: what was known is gone either way.
+    """
+
+    is_empty: bool = field(default=False, compare=False)
 
 
 CacheEvent = Stored | Removed | Cleared

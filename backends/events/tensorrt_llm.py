@@ -121,7 +121,7 @@ def _meaning(data: _Data, window: int | None) -> tuple[CacheEvent, ...]:
         hashes: tuple[BlockHash, ...] = (data.block_hash,)
         there = Stored(hashes, None, b"", 0, _tier(data.cache_level.new_value), group=window, window=window)
         return (there, Removed(hashes, _tier(data.cache_level.old_value), group=window))
-    return (Cleared(),)
+    return (Cleared(is_empty=True),)
 
 
 def _stored(data: _StoredData, window: int | None) -> list[Stored]:

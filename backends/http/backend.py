@@ -35,7 +35,7 @@ class HttpBackend(ABC):
     """One server at `url` (http://host:port, with or without a trailing /v1).
 
     A kind says what to send (`exchange`) and how to look after it (`probe`, which learns `_served`, `_context_tokens`,
-    `_roots` and `_load`). `options` are of the kind's `options_type`. `clock` dates the server's reports.
+    `_roots`, `_adapters` and `_load`). `options` are of the kind's `options_type`. `clock` dates the server's reports.
     """
 
     kind: str
@@ -58,9 +58,10 @@ class HttpBackend(ABC):
         self._options, self._clock = options or self.options_type(), clock
         self.client = HttpClient(name, self.url, self._options, self._key_headers)
         self._served, self._context_tokens = self._options.served, self._options.context_tokens
+        self._adapters: frozenset[str] = frozenset()
         self._load = Load()
         self._roots: Mapping[str, str] = {}
-        self._known: tuple[frozenset[str], int | None, frozenset[Capability], Mapping[str, str]] | None = None
+        self._known: tuple[object, ...] | None = None
         self._description: Description | None = None
 
     def __repr__(self) -> str:
@@ -94,7 +95,7 @@ class HttpBackend(ABC):
     def describe(self) -> Description | None:
         """The models that it was configured with, else those that it named itself; None until either is known."""
         # asked several times for each request, and changes with probes alone
-        known = (self._served, self._context_tokens, self.capabilities, self._roots)
+        known = (self._served, self._context_tokens, self.capabilities, self._roots, self._adapters)
         if known != self._known:
             self._known, self._description = known, self._describe()
         return self._description
@@ -112,6 +113,7 @@ class HttpBackend(ABC):
             capabilities=self.capabilities,
             may_answer_whole=self._may_answer_whole,
             roots={ours: root for ours in models if (root := self._roots.get(aliases.get(ours, ours)))},
+            adapters=self._adapters,
         )
 
     @property

@@ -119,7 +119,7 @@ class OpenAICompatible(HttpBackend):
         return {}
 
     async def _learn_models(self) -> None:
-        """Take names, context and checkpoints from GET /v1/models.
+        """Take names, context, checkpoints and adapters from GET /v1/models.
 
         `max_model_len` and `root` are vLLM's, LMDeploy's and SGLang's; an adapter has a `parent`.
         """
@@ -127,11 +127,12 @@ class OpenAICompatible(HttpBackend):
         try:
             models = page["data"]
             names = frozenset(str(model["id"]) for model in models)
+            adapters = frozenset(str(model["id"]) for model in models if model.get("parent"))
             lengths = [length for model in models if isinstance(length := model.get("max_model_len"), int)]
             roots = {str(model["id"]): (model.get("root"), model.get("parent")) for model in models}
         except (KeyError, TypeError, AttributeError) as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its models") from error
-        self._served = self._options.served or names
+        self._served, self._adapters = self._options.served or names, adapters
         self._roots = _of_whole_models(roots)
         if self._options.context_tokens is None and lengths:
             self._context_tokens = min(lengths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -165,14 +165,16 @@ class Residency:
         caches = (f"{name} {len(one.table)} of {one.capacity.blocks:.0f} blocks" for name, one in self._caches.items())
         return f"<Residency {', '.join(caches) or 'empty'}>"
 
-    def longest(self, keys: Sequence[int], now: float) -> dict[str, Match]:
+    def longest(
+        self, keys: Sequence[int], now: float, *, but: Callable[[str], bool] = lambda _: False
+    ) -> dict[str, Match]:
         """Backend -> how much of the prompt with blocks `keys` it was sent before, and how likely that is still there.
 
-        `p_hit` is the share of these blocks that is expected to be there.
+        `p_hit` is the share of these blocks that is expected to be there. Backends that `but` says are left out.
         """
         matches = {}
         for name, cache in self._caches.items():
-            known = cache.known(keys)
+            known = 0 if but(name) else cache.known(keys)
             if known:
                 chances = [cache.capacity.p_hit(distance) for _, distance in cache.distances(keys, known)]
                 p_hit = self._faded(cache, now) * sum(chances) / max(1, len(chances))

@@ -10,7 +10,7 @@ import msgspec
 
 from policies.errors import ExpectedError
 from policies.fairness.ticket import Ticket
-from policies.nouns import ClusterView, Decision, Prompt, Request, ServiceClass
+from policies.nouns import BackendView, ClusterView, Decision, Prompt, Request, ServiceClass
 from policies.promise import cost_s, fastest_decode_s, promised_ttft_s
 from policies.waiting import is_outage
 from router.cluster.flights import Flight
@@ -44,7 +44,8 @@ class Bid:
     how it may call `tools`.
 
     `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error where nobody can
-    take it; `sent` hears to which backend it goes. An answer of `new_tokens` is expected. Of `due_at`, when the first
+    take it; `sent` hears to which backend it goes, and `ended` how the last of its flights ended, with the backend as
+    it was before. An answer of `new_tokens` is expected. Of `due_at`, when the first
     token is promised (None: whenever it comes), and `cost_s`, the backend time that it is predicted to take, the first
     look tells. `way` tells which backends its carrier can reach. `tries` counts the backends that had it and failed,
     `failed` are those that did not answer it, the first of them at `failed_at`.
@@ -58,6 +59,7 @@ class Bid:
     decide: Callable[[Request, Collection[str]], tuple[ClusterView, Decision]]
     refusal: Callable[[Request, ClusterView, Decision], ExpectedError]
     sent: Callable[[str], None]
+    ended: Callable[[Flight, BackendView], None]
     echo: str = ""
     tools: ToolSyntax | None = None
     way: Hashable = None

@@ -27,6 +27,7 @@ from router.dashboard.why import why
 from router.dashboard.window import WINDOW_S, Sketch
 from router.gateway import Gateway
 from router.prefixes.prefix import Prefix
+from router.prompt_keys import PromptKeys
 from router.store.base import StoreFailed
 from shards.kv.keys import BLOCK_TOKENS
 
@@ -92,7 +93,8 @@ def detail(number: int, gateway: Gateway) -> DecisionDetail | None:
 
 
 def _held(asked: Request, gateway: Gateway) -> dict[str, int]:
-    return {name: match.blocks for name, match in gateway.beliefs.longest(asked.block_keys).items()}
+    prompt = PromptKeys(asked.block_keys, asked.model, is_exact=asked.least_prompt_tokens is None)
+    return {name: match.blocks for name, match in gateway.beliefs.longest(prompt).items()}
 
 
 def _was_tokenized(asked: Request) -> bool:

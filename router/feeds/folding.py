@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from backends.events.nouns import CacheEvent, Cleared, Removed, Stored
@@ -12,24 +12,33 @@ from router.beliefs import Beliefs
 from router.feeds.sink import Source
 from shards.kv.keys import block_keys, root_key
 
+_MOST_NAMES = 4
+"""Names of one model at an engine: its blocks are kept under each of them."""
 
-@dataclass(frozen=True, slots=True)
+_ADAPTERS = ""
+"""Where the blocks of adapters are kept: below the names of the adapters."""
+
+
+@dataclass(slots=True)
 class _Cache:
-    """One source's folder, and its name in the index."""
+    """One source's folders, by what its model is called, and its name in the index. Its blocks have so many tokens."""
 
-    folder: Folder
     name: str
+    folders: dict[str, Folder]
+    block_tokens: int = 0
 
 
 class FoldingSink:
-    """Tells `beliefs` what each source holds. `model_of` is what the backend calls its model, None while nobody knows.
+    """Tells `beliefs` what each source holds. `models_of` is what the backend calls its model; nothing while nobody
+    knows. Some engines give one model several names.
 
-    A prompt's cache salt is its cache domain, since the router sets the one by the other; prompts without a salt, of
-    an adapter, or with images belong to nobody who asks here, and are left out with all that continues them.
+    A prompt's cache salt is its cache domain, since the router sets the one by the other. An adapter counts as a model
+    of its own, named as the engine names it, and so it does for prompts. Prompts without a salt belong to nobody who
+    asks here; they and blocks that an image is in are left out with all that continues them.
     """
 
-    def __init__(self, beliefs: Beliefs, model_of: Callable[[str], str | None]) -> None:
-        self._beliefs, self._model_of = beliefs, model_of
+    def __init__(self, beliefs: Beliefs, models_of: Callable[[str], Collection[str]]) -> None:
+        self._beliefs, self._models_of = beliefs, models_of
         self._caches: dict[Source, _Cache] = {}
 
     def __repr__(self) -> str:
@@ -40,14 +49,15 @@ class FoldingSink:
         cache = self._caches.get(source)
         if cache is None:
             name = self._beliefs.joined(source.backend, source.rank)
-            cache = self._caches[source] = _Cache(Folder(block_keys), name)
+            cache = self._caches[source] = _Cache(name, {})
         match event:
             case Cleared():
-                cache.folder.clear()
-                self._beliefs.index.clear(cache.name)
+                cache.folders.clear()
+                self._beliefs.emptied(cache.name, is_empty=event.is_empty)
             case Removed(hashes, tier):
-                for one in TIERS if tier is None else (tier,):
-                    self._apply(cache, cache.folder.evict(hashes, tier=one))
+                for folder in cache.folders.values():
+                    for one in TIERS if tier is None else (tier,):
+                        self._apply(cache, folder.evict(hashes, tier=one))
             case Stored():
                 self._store(source, cache, event)
 
@@ -57,27 +67,36 @@ class FoldingSink:
             del self._caches[source]
 
     def _store(self, source: Source, cache: _Cache, event: Stored) -> None:
-        model = self._model_of(source.backend)
         begins = event.parent is None and bool(event.token_ids)
-        if model is None or event.adapter is not None or (begins and not event.salt):
+        if begins and not event.salt:
             return
         # a block that an image is in is not named by its tokens, nor is what continues it
         named = next((at for at, keys in enumerate(event.extra_keys) if keys), len(event.hashes))
         if not named:
             return
+        if event.block_tokens > cache.block_tokens:
+            cache.block_tokens = event.block_tokens
+            self._beliefs.parity.block_tokens(source.backend, event.block_tokens)
         size = len(event.token_ids) // len(event.hashes)
-        changes = cache.folder.store(
-            event.hashes[:named],
-            parent=event.parent,
-            token_ids=event.token_ids[: named * size],
-            root=root_key(model, event.salt or ""),
-            tier=event.tier,
-        )
-        self._apply(cache, changes)
+        for folder, model in self._folders(source, cache, event.adapter):
+            changes = folder.store(
+                event.hashes[:named],
+                parent=event.parent,
+                token_ids=event.token_ids[: named * size],
+                root=root_key(model, event.salt or ""),
+                tier=event.tier,
+            )
+            self._apply(cache, changes)
+
+    def _folders(self, source: Source, cache: _Cache, adapter: str | None) -> list[tuple[Folder, str]]:
+        """The folders that hold such blocks, each with the name that their keys are made of."""
+        if adapter is not None:
+            return [(cache.folders.setdefault(_ADAPTERS, Folder(block_keys)), adapter)]
+        models = sorted(self._models_of(source.backend))[:_MOST_NAMES]
+        return [(cache.folders.setdefault(model, Folder(block_keys)), model) for model in models]
 
     def _apply(self, cache: _Cache, changes: Changes) -> None:
-        index = self._beliefs.index
         for run in changes.runs:
-            (index.store if run.stored else index.evict)(cache.name, run.keys, run.tier)
+            (self._beliefs.stored if run.stored else self._beliefs.evicted)(cache.name, run.keys, run.tier)
         if changes.has_hole:
-            index.expect_holes(cache.name)
+            self._beliefs.index.expect_holes(cache.name)

@@ -282,7 +282,7 @@ class Tracker:
 
     def _start_over(self, message: Message | None, now: float) -> list[CacheEvent]:
         """It is another life of the engine: nothing of the former holds."""
-        out = self._forget()
+        out: list[CacheEvent] = [Cleared(is_empty=True) for _ in self._forget()]
         self._held.clear()
         self._newest, self._epoch, self._must_verify, self._tries = None, None, False, 0
         self._old_run = (-1, 0)

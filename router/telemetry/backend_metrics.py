@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.learning.cost import Latency
+from policies.prefix.parity import Doubt, ParityReport, Trust
 from router.cluster.listener import ClusterListener
 from router.feeds.health import FeedHealth
 from router.telemetry.metrics import Metrics
+
+_TRUST = {Trust.PROVEN: 1.0, Trust.UNPROVEN: 0.5, Trust.BROKEN: 0.0}
 
 _ERROR = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10)
 
@@ -41,6 +44,14 @@ class BackendMetrics(ClusterListener):
         self._source_failed = counter("discovery_failures", "Times that a source could not be asked", source)
         self._feed_confidence = gauge("feed_confidence", "P(hit) of what a feed told", ("source",))
         self._feed_counts = gauge("feed_events", "What has happened to a feed", ("source", "what"))
+        self._trust = gauge(
+            "feed_trust", "1 if events alone are believed, 0.5 beside what is learnt, 0 if not", (*backend, "model")
+        )
+        self._compared = counter(
+            "parity_comparisons",
+            "Answers and events compared with what the router computed",
+            (*backend, "what", "result"),
+        )
 
     def __repr__(self) -> str:
         return f"<BackendMetrics in {self._metrics!r}>"
@@ -87,6 +98,14 @@ class BackendMetrics(ClusterListener):
         self._child(self._feed_confidence, str(health.source)).set(health.confidence)
         for what in ("batches", "gaps", "resyncs", "restarts", "cleared", "undecodable", "dropped"):
             self._child(self._feed_counts, str(health.source), what).set(getattr(health.counts, what))
+
+    def compared(self, backend: str, what: Doubt, *, is_equal: bool) -> None:
+        """An answer of `backend`, or what its events told of it, was as the router had computed, or was not."""
+        self._child(self._compared, backend, what.value, "equal" if is_equal else "different").inc()
+
+    def trusted(self, report: ParityReport) -> None:
+        """How far the events of a backend are believed now."""
+        self._child(self._trust, report.backend, report.model).set(_TRUST[report.trust])
 
     def forget(self, backend: str, sources: Sequence[str] = ()) -> None:
         """`backend` is no part of the cluster any more: nothing is told of it, nor of its `sources` of cache events."""

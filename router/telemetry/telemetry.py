@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from policies.nouns import BackendView, Decision, Outcome, Request, Usage
+from policies.prefix.parity import Doubt, ParityReport, Trust
 from policies.shadow import Difference
 from router.ask import Input
 from router.calls.outcome import code_of, outcome_of, why_of
@@ -31,6 +32,8 @@ _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _decisions = logging.getLogger("pointsman.decision")
 _shadows = logging.getLogger("pointsman.shadow")
 _outcomes = logging.getLogger("pointsman.outcome")
+
+_parity = logging.getLogger("pointsman.parity")
 
 _NO_CONTEXT: Mapping[str, str] = MappingProxyType({})
 
@@ -219,6 +222,24 @@ class Telemetry:
         """Whether all that other routers tell is known here, and how many there are."""
         self._exact.set(int(exact))
         self._others.set(others)
+
+    def compared(self, backend: str, what: Doubt, *, is_equal: bool) -> None:
+        """An answer of `backend`, or what its events told of it, was as the router had computed, or was not."""
+        self.backends.compared(backend, what, is_equal=is_equal)
+
+    def trusted(self, report: ParityReport) -> None:
+        """How far the events of a backend are believed has changed, or the reason for it."""
+        self.backends.trusted(report)
+        about = f"{report.backend}, model '{report.model}'"
+        if report.trust is Trust.BROKEN:
+            self.event("parity_broken")
+            _parity.warning(
+                "%s: %s; its cache events, if it sends any, are not used for this model", about, report.reason
+            )
+        elif report.trust is Trust.PROVEN:
+            self.event("parity_proven")
+            also = f", but {report.reason}" if report.reason else ""
+            _parity.info("%s: its cache events agree with what the router computes%s", about, also)
 
     def event(self, name: str) -> None:
         """Count something that happens rarely. `name` comes from a closed list."""

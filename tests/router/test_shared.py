@@ -10,6 +10,7 @@ from backends.fake import FakeBackend
 from policies.sla.parse import parse
 from router.app import Router
 from router.feeds.relay_redis import RedisRelay
+from router.prompt_keys import PromptKeys
 from router.shared import relay
 from tests.router.store.parts import RedisServer, a_redis
 from tests.shards.attached import eventually
@@ -44,9 +45,9 @@ async def test_two_deployments_share_a_redis_and_nothing_in_it(server: RedisServ
         await west.gateway.keys.look()
         assert len(also.gateway.keys.of("acme")) == 1
         assert west.gateway.keys.of("acme") == []
-        also.gateway.beliefs.sent("a", (1, 2, 3))
-        await eventually(lambda: east.gateway.beliefs.longest((1, 2, 3)) != {})
-        assert west.gateway.beliefs.longest((1, 2, 3)) == {}
+        also.gateway.beliefs.sent("a", PromptKeys((1, 2, 3)))
+        await eventually(lambda: east.gateway.beliefs.longest(PromptKeys((1, 2, 3))) != {})
+        assert west.gateway.beliefs.longest(PromptKeys((1, 2, 3))) == {}
         with server.admin() as admin:
             names = {bytes(name) for name in admin.keys("*")}
     assert {name.partition(b":")[0] for name in names} == {b"east", b"west"}

@@ -13,6 +13,7 @@ from backends.events.vllm import decode
 from router.beliefs import Beliefs
 from router.feeds.folding import FoldingSink
 from router.feeds.sink import Source
+from router.prompt_keys import PromptKeys
 from shards.kv.keys import block_keys, root_key
 from tests.golden.event_encoders import vllm_0_26
 from tests.router.feeds.engine import Engine
@@ -25,8 +26,8 @@ def some_beliefs() -> Beliefs:
     return Beliefs(lambda _: False, lambda: 100.0)
 
 
-def a_sink(beliefs: Beliefs, model: str | None = "tiny") -> FoldingSink:
-    return FoldingSink(beliefs, lambda _: model)
+def a_sink(beliefs: Beliefs, *models: str) -> FoldingSink:
+    return FoldingSink(beliefs, lambda _: models or ("tiny",))
 
 
 def ids(tokens: Sequence[int]) -> bytes:
@@ -44,7 +45,7 @@ def stored(tokens: Sequence[int] = PROMPT, *, first: int = 0, size: int = 16, **
 
 
 def held(beliefs: Beliefs, keys: Sequence[int]) -> dict[str, int]:
-    return {name: match.blocks for name, match in beliefs.longest(keys).items()}
+    return {name: match.blocks for name, match in beliefs.longest(PromptKeys(keys)).items()}
 
 
 def test_four_blocks_of_sixteen_are_one_of_ours_and_the_first_that_goes_takes_it_along() -> None:
@@ -68,8 +69,8 @@ def test_another_domain_or_model_finds_nothing() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [stored(salt=None), stored(adapter="sql"), stored(extra_keys=(("image",), *[()] * 15))],
-    ids=["no salt", "an adapter", "an image"],
+    [stored(salt=None), stored(extra_keys=(("image",), *[()] * 15))],
+    ids=["no salt", "an image"],
 )
 def test_what_nobody_here_can_ask_for_is_left_out_with_all_that_continues_it(event: Stored) -> None:
     beliefs = some_beliefs()
@@ -80,6 +81,28 @@ def test_what_nobody_here_can_ask_for_is_left_out_with_all_that_continues_it(eve
     assert held(beliefs, keys_of((*PROMPT, *more))) == {}
 
 
+def test_the_blocks_of_an_adapter_are_found_under_its_name_and_not_under_its_models() -> None:
+    beliefs = some_beliefs()
+    sink = a_sink(beliefs)
+    sink.hear(SOURCE, stored(adapter="sql"))
+    more = tuple(range(64))
+    sink.hear(SOURCE, stored(more, first=100, parent=15, salt=None, adapter="sql"))
+    assert held(beliefs, keys_of((*PROMPT, *more))) == {}
+    assert held(beliefs, keys_of((*PROMPT, *more), model="sql")) == {"gpu-0": 5}
+    sink.hear(SOURCE, Removed((100,)))
+    assert held(beliefs, keys_of((*PROMPT, *more), model="sql")) == {"gpu-0": 4}
+
+
+def test_a_model_of_several_names_is_found_under_each_of_them() -> None:
+    beliefs = some_beliefs()
+    sink = a_sink(beliefs, "tiny", "tiny-chat")
+    sink.hear(SOURCE, stored())
+    for model in ("tiny", "tiny-chat"):
+        assert held(beliefs, keys_of(PROMPT, model=model)) == {"gpu-0": 4}
+    sink.hear(SOURCE, Removed((0,)))
+    assert held(beliefs, keys_of(PROMPT, model="tiny-chat")) == {}
+
+
 def test_what_comes_before_an_image_is_held() -> None:
     beliefs = some_beliefs()
     a_sink(beliefs).hear(SOURCE, stored(extra_keys=(*[()] * 9, ("image",), *[()] * 6)))
@@ -88,7 +111,7 @@ def test_what_comes_before_an_image_is_held() -> None:
 
 def test_before_a_backend_was_reached_nobody_knows_what_its_model_is_called() -> None:
     beliefs = some_beliefs()
-    a_sink(beliefs, model=None).hear(SOURCE, stored())
+    FoldingSink(beliefs, lambda _: ()).hear(SOURCE, stored())
     assert held(beliefs, keys_of(PROMPT)) == {}
 
 
@@ -97,7 +120,7 @@ def test_a_hit_at_one_of_two_ranks_is_a_chance_of_one_half() -> None:
     sink = a_sink(beliefs)
     sink.hear(Source("gpu-0", 0), stored())
     sink.hear(Source("gpu-0", 1), Cleared())
-    match = beliefs.longest(keys_of(PROMPT))["gpu-0"]
+    match = beliefs.longest(PromptKeys(keys_of(PROMPT)))["gpu-0"]
     assert (match.blocks, match.p_hit, match.expected_blocks) == (4, 0.5, 2.0)
 
 
@@ -105,7 +128,7 @@ def test_a_feed_that_is_behind_is_believed_less() -> None:
     beliefs = some_beliefs()
     a_sink(beliefs).hear(SOURCE, stored())
     beliefs.trust("gpu-0", 0, 0.25)
-    assert beliefs.longest(keys_of(PROMPT))["gpu-0"].expected_blocks == 1.0
+    assert beliefs.longest(PromptKeys(keys_of(PROMPT)))["gpu-0"].expected_blocks == 1.0
 
 
 @pytest.mark.parametrize("seed", range(60))

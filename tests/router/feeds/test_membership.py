@@ -8,6 +8,7 @@ import struct
 from policies.sla.parse import parse
 from router.app import Router
 from router.cluster.names import found_name
+from router.prompt_keys import PromptKeys
 from shards.kv.keys import block_keys, root_key
 from tests.golden.event_encoders import vllm_0_26
 from tests.router.feeds.engine import Engine
@@ -45,15 +46,15 @@ async def test_events_of_a_backend_that_announced_itself_are_in_the_index_until_
             assert gateway.feeds.health() == ()
             registry.register(address, ttl_s=30)
             await subscribed(publisher)
-            await until(lambda: name in gateway.beliefs.longest(KEYS))
-            assert gateway.beliefs.longest(KEYS)[name].blocks == 2
+            await until(lambda: name in gateway.beliefs.longest(PromptKeys(KEYS)))
+            assert gateway.beliefs.longest(PromptKeys(KEYS))[name].blocks == 2
             await until(lambda: f'source="{name}"'.encode() in gateway.telemetry.exposition()[0])
             registry.unregister(address)
             await unsubscribed(publisher)
             await until(lambda: name not in gateway.cluster)
-            assert gateway.beliefs.longest(KEYS) == {}
+            assert gateway.beliefs.longest(PromptKeys(KEYS)) == {}
             assert gateway.feeds.health() == ()
             assert name.encode() not in gateway.telemetry.exposition()[0]
             registry.register(address, ttl_s=30)
-            await until(lambda: name in gateway.beliefs.longest(KEYS))
+            await until(lambda: name in gateway.beliefs.longest(PromptKeys(KEYS)))
             router.check()

@@ -7,6 +7,7 @@ import pytest
 from backends.fake import FakeBackend
 from policies.errors import InvalidRequest
 from router.prefixes.clearing import clear_cache, named_tenant
+from router.prompt_keys import PromptKeys
 from tests.router.parts import a_config, a_tenant
 from tests.router.prefixes.test_warming import a_keeper, a_warmer, an_ask, ignored
 
@@ -62,9 +63,9 @@ async def test_tenants_that_share_the_cache_are_named() -> None:
 async def test_what_was_just_sent_is_no_longer_believed_to_be_there() -> None:
     async with a_warmer(a_keeper("b0")) as (warmer, router):
         measure = await warmer.measure(an_ask(), a_tenant())
-        router.gateway.beliefs.sent("b0", measure.keys)
+        router.gateway.beliefs.sent("b0", PromptKeys(measure.keys))
         await clear_cache(a_tenant(), router.gateway)
-        assert not router.gateway.beliefs.longest(measure.keys)
+        assert not router.gateway.beliefs.longest(PromptKeys(measure.keys))
 
 
 async def test_the_text_that_was_tokenized_for_it_is_forgotten() -> None:

@@ -13,6 +13,7 @@ from backends.fake import FakeBackend
 from policies.nouns import Delta, Usage
 from router.beliefs import Beliefs
 from router.cluster.cluster import Cluster
+from router.prompt_keys import PromptKeys
 from router.replicas.replicas import ReplicaOptions, Replicas
 from router.replicas.shelf import RedisShelf, Shelf
 from router.replicas.stream import MOST_ENTRIES, RedisStream
@@ -63,14 +64,14 @@ class Site:
     def answer(self, keys: tuple[int, ...] = KEYS, *, cached: int = 0, at: str = "a") -> None:
         """A prompt goes to `at` and is answered."""
         flight = self.cluster.begin(at, a_request(prompt_tokens=TOKENS), TOKENS)
-        self.beliefs.sent(at, keys)
+        self.beliefs.sent(at, PromptKeys(keys))
         flight.heard(Delta(text="x"), self.now())
         flight.heard(Delta(finish_reason="stop", usage=Usage(TOKENS, 1, cached)), self.now())
         self.cluster.end(flight)
-        self.beliefs.answered(at, keys, flight, a_backend(at))
+        self.beliefs.ended(PromptKeys(keys), flight, a_backend(at))
 
     def expected(self, keys: tuple[int, ...] = KEYS) -> float:
-        match = self.beliefs.longest(keys).get("a")
+        match = self.beliefs.longest(PromptKeys(keys)).get("a")
         return match.expected_blocks if match else 0.0
 
     def elsewhere(self) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from backends.fake import FakeBackend
+from router.prompt_keys import PromptKeys
 from router.replicas.shelf import RedisShelf, Shelf
 from router.replicas.snapshot import VERSION, Header, decode_header, encode
 from tests.router.replicas.parts import KEY, KEYS, QUICK, TOKENS, Site, a_site, some_keys
@@ -68,7 +69,7 @@ async def written(site: Site) -> None:
 
 
 def believed(site: Site, asked: Sequence[tuple[int, ...]]) -> list[dict[str, float]]:
-    found = [site.beliefs.longest(keys) for keys in asked]
+    found = [site.beliefs.longest(PromptKeys(keys)) for keys in asked]
     return [{name: match.expected_blocks for name, match in one.items()} for one in found]
 
 
@@ -270,8 +271,8 @@ async def test_backends_that_are_found_later_are_known_and_those_that_are_not_ar
             async with y.cluster:
                 await y.cluster.add(FakeBackend("b"))
                 y.ahead_s += QUICK.settled_s
-                await eventually(lambda: "a" not in y.beliefs.longest(KEYS))
-                assert y.beliefs.longest(KEYS)["b"].expected_blocks > 8
+                await eventually(lambda: "a" not in y.beliefs.longest(PromptKeys(KEYS)))
+                assert y.beliefs.longest(PromptKeys(KEYS))["b"].expected_blocks > 8
 
 
 async def test_one_router_at_a_time_writes_and_what_is_outdated_goes(server: RedisServer) -> None:
@@ -312,4 +313,4 @@ async def test_of_more_than_fits_the_newest_of_each_backend_is_kept(server: Redi
         y.ahead_s += 60
         assert y.expected(some_keys(10, seed=99)) > 8
         assert y.expected(some_keys(10, seed=5)) == 0
-        assert y.beliefs.longest(KEYS)["b"].expected_blocks > 8
+        assert y.beliefs.longest(PromptKeys(KEYS))["b"].expected_blocks > 8

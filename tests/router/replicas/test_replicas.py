@@ -10,6 +10,7 @@ import pytest
 
 from policies.nouns import Delta
 from router.cluster.flights import Traffic
+from router.prompt_keys import PromptKeys
 from router.replicas.news import MOST_KEYS
 from tests.policies.builders import a_request
 from tests.router.replicas.parts import KEY, KEYS, QUICK, TOKENS, Site, a_site, fell, some_keys
@@ -30,7 +31,7 @@ def _clean(server: RedisServer) -> None:
 
 async def test_a_prompt_just_sent_by_one_router_is_followed_by_the_others(server: RedisServer) -> None:
     async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
-        x.beliefs.sent("a", KEYS)
+        x.beliefs.sent("a", PromptKeys(KEYS))
         await eventually(lambda: y.expected() > 8)
         x.beliefs.failed("a")
         await eventually(lambda: y.expected() == 0)
@@ -38,9 +39,9 @@ async def test_a_prompt_just_sent_by_one_router_is_followed_by_the_others(server
 
 async def test_what_was_sent_too_long_ago_is_not_followed(server: RedisServer) -> None:
     async with a_site(server.url, "x", tells=True) as x:
-        x.beliefs.sent("a", KEYS)
+        x.beliefs.sent("a", PromptKeys(KEYS))
         x.ahead_s += 60
-        x.beliefs.sent("a", (77,))
+        x.beliefs.sent("a", PromptKeys((77,)))
         async with a_site(server.url, "y", tells=True) as y:
             await eventually(lambda: y.expected((77,)) > 0)
             assert y.expected() == 0
@@ -55,7 +56,7 @@ async def test_routers_whose_clock_and_that_of_redis_drift_apart_hear_of_each_ot
         for _ in range(3):
             # as after days, or when somebody sets the server's clock
             y.ahead_s += 3600
-            x.beliefs.sent("a", KEYS)
+            x.beliefs.sent("a", PromptKeys(KEYS))
             await eventually(lambda: y.expected() > 8)
             await eventually(lambda: y.elsewhere()[1] == 1)
         x.cluster.end(flight)
@@ -84,10 +85,10 @@ async def test_a_router_hears_nothing_of_itself(server: RedisServer) -> None:
 
 async def test_backends_that_are_not_here_are_not_believed_in(server: RedisServer) -> None:
     async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
-        x.beliefs.sent("elsewhere", KEYS)
-        x.beliefs.sent("a", (5,))
+        x.beliefs.sent("elsewhere", PromptKeys(KEYS))
+        x.beliefs.sent("a", PromptKeys((5,)))
         await eventually(lambda: y.expected((5,)) > 0)
-        assert "elsewhere" not in y.beliefs.longest(KEYS)
+        assert "elsewhere" not in y.beliefs.longest(PromptKeys(KEYS))
 
 
 async def test_of_the_longest_prompts_the_beginning_is_told(server: RedisServer) -> None:
@@ -197,7 +198,7 @@ async def test_what_cannot_be_told_is_kept_within_a_bound(server: RedisServer) -
     server.stop()
     async with a_site(server.url, "x") as x:
         for number in range(QUICK.most_kept + 12):
-            x.beliefs.sent("a", (number + 1,))
+            x.beliefs.sent("a", PromptKeys((number + 1,)))
         x.replicas.check()
         assert x.events.count("replicas_news_dropped") == 12
         server.start()
@@ -225,7 +226,7 @@ async def test_who_caught_up_was_heard_and_has_heard_all_that_was_told_before(se
     async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
         for number in range(5):
             keys = tuple(range(100 * number + 1, 100 * number + 11))
-            x.beliefs.sent("a", keys)
+            x.beliefs.sent("a", PromptKeys(keys))
             await x.replicas.catch_up()
             await y.replicas.catch_up()
             assert y.expected(keys) > 8

@@ -1,0 +1,31 @@
+"""What a prompt is looked up by: the keys of its blocks, and what these keys are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from policies.prefix.match import Match
+
+if TYPE_CHECKING:
+    from router.parity import Expected
+
+
+@dataclass(slots=True)
+class PromptKeys:
+    """The block keys of one prompt for `model`, as its backends call it.
+
+    `is_exact`: they are keys of token ids, as those of events are; otherwise of text, and no event can match them.
+    `token_ids` are little-endian uint32, empty where they are not known here. `compares`: its answer can be compared
+    with what the router computed; not where the engine is asked to cut the prompt. `told` is what events said of it
+    when it was last looked up, and `expected` what the answer is to be compared with while one is under way.
+    """
+
+    keys: tuple[int, ...]
+    model: str = ""
+    is_exact: bool = True
+    token_ids: bytes = b""
+    compares: bool = True
+    told: Mapping[str, Match] = field(default_factory=dict)
+    expected: Expected | None = None
