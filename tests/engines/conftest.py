@@ -1,0 +1,71 @@
+"""Real engines, started once for all tests that want them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.programs import MISSING, PLAIN, VLLM, LlamaServer, Program, VLLMOptions, a_llama_server, a_vllm
+
+
+class Engines:
+    """Programs that run until the session ends; those of the same name and options are started once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._vllm: dict[tuple[str, VLLMOptions], VLLM] = {}
+        self._llama: LlamaServer | None = None
+
+    @property
+    def programs(self) -> list[Program]:
+        """All that were started."""
+        return [*self._vllm.values(), *([self._llama] if self._llama else [])]
+
+    def vllm(self, *names: str, options: VLLMOptions = PLAIN) -> list[VLLM]:
+        """A vLLM for each name, all with `options`, their caches empty. Those that are new start side by side."""
+        new = [name for name in names if (name, options) not in self._vllm]
+        for name in new:
+            self._vllm[name, options] = a_vllm(f"vllm-{name}-{len(self._vllm)}", self.folder, options)
+            self._vllm[name, options].start()
+        asked = [self._vllm[name, options] for name in names]
+        for each in asked:
+            each.wait_until_ready()
+            each.forget_prefixes()
+        return asked
+
+    def llama_server(self) -> LlamaServer:
+        """A llama-server with two slots."""
+        if self._llama is None:
+            self._llama = a_llama_server("llama-server", self.folder)
+            self._llama.start()
+        self._llama.wait_until_ready()
+        return self._llama
+
+    def stop(self) -> None:
+        """End them all."""
+        for each in self.programs:
+            each.stop()
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    if MISSING:
+        pytest.skip(MISSING)
+    started = Engines(tmp_path_factory.mktemp("engines"))
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Show what the engines wrote last beside a test that failed."""
+    report = yield
+    started = getattr(item, "funcargs", {}).get("engines")
+    if report.failed and isinstance(started, Engines):
+        for each in started.programs:
+            report.sections.append((f"the end of {each.log}", each.log_tail()))
+    return report
