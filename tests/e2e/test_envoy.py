@@ -136,6 +136,7 @@ async def test_a_real_envoy_goes_down_the_list_and_says_so(tmp_path: Path) -> No
             # the router has hardly noticed yet
             async with post(a_chat()) as reply:
                 assert (reply.status, reply.headers["x-pointsman-backend"]) == (200, "b1")
+                await reply.read()
             assert await router.gateway.doors.emptied(5)
             now = router.gateway.clock()
             assert router.gateway.board.of_backend("b1", now).completion_tokens == len(alive.text)
