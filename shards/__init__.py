@@ -1,1 +1,1 @@
-"""The engine: one process serves one model replica from its paged KV pool. Knows nothing of router or policies."""
+"""The engine: one process serves one model replica from its paged KV pool. Imports nothing from router or policies."""

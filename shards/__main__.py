@@ -30,13 +30,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
-    """Tell a supervisor as JSON on stdout, or a person on stderr."""
+    """Report to a supervisor as JSON on stdout, or to a person on stderr."""
     print(json.dumps(event) if supervised else sentence, file=sys.stdout if supervised else sys.stderr, flush=True)
 
 
 @contextmanager
 def told(*, before: str = "") -> Iterator[None]:
-    """Exits with 2 and a sentence for whatever can go wrong at a start, and does not lie in the code."""
+    """Exit with status 2 and a message for every startup failure that is not a bug."""
     from shards.loop import EngineError
     from shards.warmup import BrokenModel
     from shards.wire.otel import CannotExport
@@ -49,7 +49,7 @@ def told(*, before: str = "") -> Iterator[None]:
 
 
 def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device: str, *, supervised: bool) -> Model:
-    """The model at `source` (a directory or `bundled`), with progress; exits with 2 if it cannot be."""
+    """Load the model at `source` (a directory or `bundled`) and report progress; exit with 2 if that fails."""
     announce(supervised, {"loading": "torch", "share": 0.0}, "loading torch ...")
     from shards.model import Model
 
@@ -66,7 +66,7 @@ def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device:
 
 
 def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, alone: bool) -> int:
-    """How much memory the KV pool gets: what was asked for; else all that a GPU has left if it is `alone` on it."""
+    """Memory of the KV pool: `asked_gib`, or else 0.5 GiB; all free memory of a GPU if the shard is `alone` on it."""
     room = getattr(model.network, "room_bytes", None) if alone else None
     if asked_gib is not None or room is None:
         return int((0.5 if asked_gib is None else asked_gib) * 2**30)
@@ -74,13 +74,13 @@ def kv_bytes(model: Model, asked_gib: float | None, options: EngineOptions, *, a
 
 
 def host_kv_bytes(model: Model, options: EngineOptions) -> int:
-    """How much host memory KV takes in all: on a CPU that of the pool too."""
+    """Total host memory for KV; on a CPU it includes the pool."""
     is_on_host = getattr(model.network, "room_bytes", None) is None
     return options.host_bytes + (options.kv_bytes if is_on_host else 0)
 
 
 def pool_options(model: Model, asked_share: float | None, options: EngineOptions) -> PoolOptions:
-    """What may be pinned: what was asked for, or what suits the pool. Raises ValueError if there is no block."""
+    """The pool's options: `asked_share` for pins, or a default that suits the pool. Raises ValueError if empty."""
     from shards.kv.options import PoolOptions, usual_pin_share
     from shards.kv.table import blocks_for
 
@@ -90,7 +90,7 @@ def pool_options(model: Model, asked_share: float | None, options: EngineOptions
 
 
 def traces_of(name: str) -> ShardTraces | None:
-    """What makes spans, if the standard variables of OpenTelemetry ask for any; CannotExport if they cannot be sent."""
+    """The span exporter, if OpenTelemetry's standard variables ask for one. Raises CannotExport if that fails."""
     from shards.wire.otel import tracer_provider
 
     provider = tracer_provider("pointsman-shard", name)
@@ -102,10 +102,10 @@ def traces_of(name: str) -> ShardTraces | None:
 
 
 def end_with_stdin() -> None:
-    """End this process when standard input closes, that is when its supervisor is gone."""
+    """End this process when standard input closes, which means that its supervisor is gone."""
 
     def wait() -> None:
-        # not sys.stdin: its lock, held by a waiting thread, aborts an interpreter that ends for another reason
+        # not sys.stdin: a waiting thread holds its lock, and that aborts an interpreter that ends for another reason
         while os.read(0, 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
@@ -119,50 +119,46 @@ def shard(
     listen: Annotated[
         str, typer.Option(help="host:port to serve gRPC on; port 0 picks a free one.")
     ] = "127.0.0.1:7001",
-    name: Annotated[str, typer.Option(help="What this shard calls itself.")] = "shard",
-    served_name: Annotated[
-        str | None, typer.Option(help="The model's name for clients; default: the directory's.")
-    ] = None,
+    name: Annotated[str, typer.Option(help="Name that this shard reports to routers.")] = "shard",
+    served_name: Annotated[str | None, typer.Option(help="Model name for clients; default: the directory's.")] = None,
     dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or int8 (fastest on CPUs).")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="KV: auto, int8 or fp8 (less memory, not faster on CPUs).")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto is a GPU where there is one.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: what suits this machine.", min=1)] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto is a GPU if there is one.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: from the usable cores.", min=1)] = None,
     kv_memory: Annotated[
         float | None,
-        typer.Option(help="Memory for the KV pool, in GiB; default: 0.5, on a GPU what is free.", min=0.001),
+        typer.Option(help="Memory for the KV pool, in GiB; default: 0.5, or all free memory of a GPU.", min=0.001),
     ] = None,
-    host_memory: Annotated[
-        float, typer.Option(help="Host memory, in GiB, for KV that was evicted or preempted.", min=0)
-    ] = 0,
+    host_memory: Annotated[float, typer.Option(help="Host memory, in GiB, for evicted and preempted KV.", min=0)] = 0,
     pin_share: Annotated[
         float | None,
         typer.Option(
-            help="Share of the KV pool that pinned prefixes may keep; default: 0.25, less where a prompt needs it.",
+            help="Share of the KV pool that pinned prefixes may keep; default: 0.25, or less if prompts need the room.",
             min=0,
             max=0.99,
         ),
     ] = None,
-    max_running: Annotated[int, typer.Option(help="Sequences that run side by side.", min=1)] = 64,
-    max_waiting: Annotated[int, typer.Option(help="Requests that may wait here.", min=1)] = 512,
-    step_ms: Annotated[float, typer.Option(help="Time that one step aims at; sizes prefill chunks.", min=1)] = 50,
+    max_running: Annotated[int, typer.Option(help="Sequences that run at the same time.", min=1)] = 64,
+    max_waiting: Annotated[int, typer.Option(help="Sequences that may wait in this shard.", min=1)] = 512,
+    step_ms: Annotated[float, typer.Option(help="Target duration of a step; sizes prefill chunks.", min=1)] = 50,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Bit-equal answers whatever the neighbours and the cache; slow.")
+        bool, typer.Option("--deterministic", help="Bit-identical answers for any batch and any cache; slow.")
     ] = False,
     run_ahead: Annotated[
-        str, typer.Option(help="Submit a step before the one before it is collected: auto (on a GPU), on or off.")
+        str, typer.Option(help="Submit each step before the previous one is collected: auto (on a GPU), on or off.")
     ] = "auto",
     speculate: Annotated[
         str,
-        typer.Option(help="Guess what answers repeat of their prompts, and verify it: auto (on a CPU) or off."),
+        typer.Option(help="Speculative decoding by prompt lookup: auto (on a CPU) or off."),
     ] = "auto",
-    grace_s: Annotated[float, typer.Option(help="How long SIGTERM waits for running requests.", min=0)] = 10,
+    grace_s: Annotated[float, typer.Option(help="Seconds that running requests get to end after SIGTERM.", min=0)] = 10,
     register: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="A router's operators' port, such as http://router:9000; may be repeated."),
+        typer.Option(metavar="URL", help="Operators' port of a router, such as http://router:9000; may be repeated."),
     ] = None,
-    pool: Annotated[str, typer.Option(help="The router's pool, with --register.")] = "own",
+    pool: Annotated[str, typer.Option(help="Pool to join in the routers, with --register.")] = "own",
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where routers reach this shard, with --register.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of this shard for routers, with --register.")
     ] = None,
     register_key: Annotated[
         str | None, typer.Option(envvar="POINTSMAN_REGISTER_KEY", help="An operator's key, with --register.")

@@ -1,4 +1,4 @@
-"""A shard that tells routers where it is, again and again, and takes it back when it stops."""
+"""Registration of a shard: announces its address to routers repeatedly, and withdraws it when the shard stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 TTL_S = 30.0
-"""Who has not heard of a shard for so long forgets it."""
+"""A router forgets a shard that has not been announced for this long."""
 
 _EVERY_S = 10.0
 _CALL_S = 5.0
@@ -24,7 +24,7 @@ _log = logging.getLogger("pointsman.announce")
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Whom to tell: the operators' ports of `routers` (http://host:port), with `key`; and what: `address` in `pool`."""
+    """The operators' ports of `routers` (http://host:port) with their `key`, and the announced `address` in `pool`."""
 
     routers: Sequence[str]
     pool: str
@@ -33,7 +33,7 @@ class Announcement:
 
 
 class Announcer:
-    """Tells each router, one task for each. A router that is away is told again as soon as it is back."""
+    """Announces to each router in a task of its own. After an outage a router is announced to as soon as it is back."""
 
     def __init__(self, announcement: Announcement, *, every_s: float = _EVERY_S) -> None:
         self._what, self._every_s = announcement, every_s
@@ -44,7 +44,7 @@ class Announcer:
         return f"<Announcer of {self._what.address} to {len(self._what.routers)} routers>"
 
     async def start(self) -> None:
-        """Begin to tell."""
+        """Start announcing."""
         key = {"authorization": f"Bearer {self._what.key}"} if self._what.key else {}
         self._http = aiohttp.ClientSession(headers=key, timeout=aiohttp.ClientTimeout(total=_CALL_S))
         self._tasks = [
@@ -53,7 +53,7 @@ class Announcer:
         ]
 
     async def stop(self) -> None:
-        """Take it back wherever a router can be reached, and let go of every task."""
+        """Withdraw the announcement from every reachable router, and end every task."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -67,13 +67,13 @@ class Announcer:
         while True:
             refusal = await self._say(router, "register")
             if refusal is not None and was_heard:
-                _log.warning("%s does not take this shard's announcement, and is told again: %s", router, refusal)
+                _log.warning("%s rejects this shard's announcement; retrying: %s", router, refusal)
             was_heard = refusal is None
-            # not all shards at the same moment
+            # jitter: not all shards announce at the same moment
             await asyncio.sleep(self._every_s * random.uniform(0.8, 1.0))
 
     async def _say(self, router: str, what: str) -> str | None:
-        """Why `router` was not told, or None if it was."""
+        """Post the announcement to `router`: the reason if that failed, or None."""
         assert self._http is not None, "it was not started"
         body = {"pool": self._what.pool, "address": self._what.address, "ttl_s": TTL_S}
         try:
@@ -84,12 +84,12 @@ class Announcer:
 
 
 def reachable_address(listening: str, router: str) -> str:
-    """`listening` (host:port) as `router` (a URL) can reach it: for all interfaces, that of the way to it."""
+    """`listening` (host:port) as `router` (a URL) can reach it: a wildcard becomes this machine's address."""
     host, _, port = listening.rpartition(":")
     if host not in {"0.0.0.0", "[::]", "::", ""}:  # noqa: S104 - that is what is asked
         return listening
     at = urlsplit(router)
-    # a UDP socket that is connected sends nothing, and knows from where it would
+    # connecting a UDP socket sends nothing, but selects the local address of the route
     with suppress(OSError):
         places = socket.getaddrinfo(at.hostname, at.port or 80, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, place = places[0]

@@ -1,4 +1,4 @@
-"""The engine: requests go in, each step computes one plan and reports all that it changed."""
+"""The engine: takes requests, computes one plan per step, and reports all changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PREDICTIONS_EVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A step that was submitted at `started_s` and not collected."""
+    """A step that was submitted at `started_s` and is not yet collected."""
 
     step: Step
     flight: Flight
@@ -48,11 +48,11 @@ class _Due:
 class Engine:
     """Serves `model` from one pool of KV blocks. Every call must come from the same thread.
 
-    A sequence waits, runs, may be preempted, is finished; `Scheduler` decides. Each step is: end what is late, admit,
-    share what is cached, plan, compute, draw, cache what became full, report. Where a device draws, a step is planned
-    and submitted before the one before it is collected: then what is reported lags one step behind. `clock` times
-    steps, deadlines and waiting; `rng` gives seeds to those who have none. `copier_of` makes what moves KV to host
-    memory and back. Raises ValueError for options that cannot be, NotEnoughMemory where the system has less.
+    A sequence waits, runs, may be preempted, and finishes; `Scheduler` decides. Each step ends late requests, admits,
+    shares what is cached, plans, computes, draws tokens, caches full blocks, and reports. If a device draws the tokens,
+    a step is planned and submitted before the previous one is collected; reports then lag one step behind. `clock`
+    times steps, deadlines and waiting; `rng` makes seeds for requests without one. `copier_of` makes the copier between
+    device and host memory. Raises ValueError for invalid options, NotEnoughMemory if the system has too little.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Engine:
 
     @property
     def shapes_answers(self) -> bool:
-        """Can an answer be held to a grammar?"""
+        """Can it constrain an answer to a grammar?"""
         return self._grammars.can_compile
 
     @property
     def has_work(self) -> bool:
-        """Would a step compute or report anything? Only a call or a passing deadline changes a False."""
+        """Would a step compute or report anything? False stays False until a call or a deadline."""
         if not self._is_settled or self._finished or self._pool.prefix.has_events:
             return True
         deadline_s = self.next_deadline_s
@@ -112,15 +112,15 @@ class Engine:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When the engine wants a step although nothing else happens, on its clock; None if never."""
+        """When the engine needs a step even without a call, on its clock; None if never."""
         deadlines = [one.submission.deadline_s for one in self._roster.requests.values()]
         deadlines += [self._scheduler.next_change_s, self._pool.pins.next_end_s]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def submit(self, submission: Submission) -> None:
-        """Take a request. One that cannot be served, or finds too many waiting, finishes as REJECTED.
+        """Take a request. It finishes as REJECTED if it cannot be served, or if too many wait.
 
-        A key that is in use already ends the request that uses it.
+        A key that is in use ends the request that uses it.
         """
         self._is_settled = False
         known = self._roster.requests.get(submission.key)
@@ -145,7 +145,7 @@ class Engine:
     def extend(self, key: Hashable, token_ids: bytes) -> None:
         """Append `token_ids` (little-endian uint32) to a prompt. An unknown key is ignored: its request has ended.
 
-        What cannot be a part of the prompt ends the request as REJECTED, or FAILED once it has drawn.
+        Tokens that cannot be part of the prompt end the request as REJECTED, or as FAILED if it has already drawn.
         """
         request = self._roster.requests.get(key)
         if request is None:
@@ -174,9 +174,9 @@ class Engine:
         prefill_slice: int | None = None,
         paused: bool | None = None,
     ) -> None:
-        """Steer a request's start and prefill; what has begun to draw goes on. None leaves a setting as it is.
+        """Change a request's rank, prefill slice or pause; choices that already draw continue. None keeps a setting.
 
-        `prefill_slice` 0 lets the engine decide again.
+        `prefill_slice` 0 lets the engine choose again.
         """
         request = self._roster.requests.get(key)
         if request is None:
@@ -189,16 +189,16 @@ class Engine:
         request.prefill_slice = request.prefill_slice if prefill_slice is None else prefill_slice or None
 
     def cancel(self, key: Hashable) -> None:
-        """End a request at whatever it is doing; each choice that is open finishes as CANCELLED."""
+        """End a request in any state; each open choice finishes as CANCELLED."""
         request = self._roster.requests.get(key)
         if request is not None:
             self._is_settled = False
             self._end(request, FinishReason.CANCELLED)
 
     def clear_cache(self, domain: str | None = None) -> int:
-        """Forget all that is cached, or all of `domain`; how many blocks that was. The next report says which.
+        """Forget all cached blocks, or those of `domain`; returns their number. The next report lists them.
 
-        What runs there goes on, and shares nothing any more.
+        Sequences that run there continue, and no longer share blocks.
         """
         cleared = self._pool.clear(domain)
         parked = [one for one in self._roster.waiting.values() if one.table.is_parked]
@@ -209,34 +209,34 @@ class Engine:
         return cleared
 
     def pin(self, name: str, keys: Collection[int], *, domain: str, for_s: float) -> Pinned:
-        """Keep cached blocks that `keys` name for `for_s`, as far as `pin_share` goes, under `name`.
+        """Pin the cached blocks of `keys` for `for_s` seconds under `name`, as far as `pin_share` allows.
 
-        A second pin of a name adds to the first, and never shortens it.
+        A second pin of the same name adds to the first, and never shortens it.
         """
         now_s = self._clock()
         held = takewhile(lambda key: self._pool.prefix.named(key, domain=domain) is not None, keys)
         pinned = self._pool.pins.pin(name, keys, domain=domain, until_s=now_s + for_s, now_s=now_s)
-        # the next report's load says how much may still be pinned
+        # the next report's load contains the number of blocks that may still be pinned
         self._is_settled = False
         return Pinned(sum(1 for _ in held), pinned)
 
     def unpin(self, name: str) -> int:
-        """End the pin `name`, if there is one; how many blocks nobody pins any more."""
+        """End the pin `name`, if it exists; returns the number of blocks that no pin holds any more."""
         self._is_settled = False
         return self._pool.pins.unpin(name)
 
     def close(self) -> None:
-        """End what copies KV to the host and compiles grammars. No step may follow."""
+        """End the threads that copy KV to the host and compile grammars. No step may follow."""
         self._grammars.close()
         if self._copier is not None:
             self._copier.close()
 
     def snapshot(self) -> tuple[CacheEvent, ...]:
-        """Events that build the cache as it is now, parents before children."""
+        """Events that rebuild the present cache, parents before children."""
         return self._pool.prefix.snapshot()
 
     def step(self) -> Report:
-        """Do one step's work and say what it changed. Cheap when there is nothing to do."""
+        """Do one step's work and return its changes. Cheap when there is nothing to do."""
         now_s = self._clock()
         self._end_late(now_s)
         for key, outcome in self._grammars.answers():
@@ -251,13 +251,13 @@ class Engine:
         return self._report(drawn)
 
     def check(self) -> None:
-        """Prove the invariants of pool, sequences and requests."""
+        """Assert the invariants of pool, sequences and requests."""
         self._pool.check([one.table.ids for one in self._roster.running.values()])
         self._scheduler.check()
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
 
     def _check_device(self, network: Network) -> bool:
-        """Do steps run ahead? Raises ValueError if more could run than the network has room for."""
+        """Do steps run ahead? Raises ValueError if `max_running` exceeds what the network has room for."""
         draws, most = isinstance(network, DrawingNetwork), self.options.max_running
         if isinstance(network, DrawingNetwork) and most > network.most_rows:
             raise ValueError(f"max_running is {most}; this network draws at most {network.most_rows} tokens a step")
@@ -279,7 +279,7 @@ class Engine:
         self._roster.enter(one)
 
     def _shape(self, key: Hashable, outcome: Outcome) -> None:
-        """Let the request `key` begin, held to the grammar that it asked for; reject it if there is none."""
+        """Let the request `key` begin with its compiled grammar, or reject it if the grammar cannot be compiled."""
         request = self._roster.requests[key]
         if isinstance(outcome, CannotCompile):
             self._end(request, FinishReason.REJECTED, message=str(outcome), cause=Cause.GRAMMAR)
@@ -305,22 +305,22 @@ class Engine:
         del self._writers[one.arrival]
 
     def _submit(self, step: Step) -> _Due | None:
-        """Begin to compute `step`; None if that failed."""
+        """Start computing `step`; None if that failed."""
         started_s = self._clock()
         try:
             flight = self._runner.submit(step.pieces, lambda one: self._writers[one.arrival].sampler)
-        except Exception as error:  # noqa: BLE001 - whatever the network raises must cost its own batch only
+        except Exception as error:  # noqa: BLE001 - an exception of the network must cost its own batch only
             self._fail_all(step, error)
             return None
         for piece in step.pieces:
             self._scheduler.advance(piece)
             if self._runs_ahead and flight.may_stay:
-                # what is planned next comes after it, and shares it
+                # the next plan comes after this step, and may share its blocks
                 self._scheduler.store(piece.sequence)
         return _Due(step, flight, started_s)
 
     def _collect(self, due: _Due) -> list[Drawn]:
-        """Wait for a step's tokens. Those of sequences that have ended meanwhile are nobody's."""
+        """Wait for a step's tokens. Tokens of sequences that have ended meanwhile are dropped."""
         try:
             samples = iter(self._runner.collect(due.flight))
         except Exception as error:  # noqa: BLE001 - as in `_submit`
@@ -350,7 +350,7 @@ class Engine:
         self._finish(one, one.finished(FinishReason.FAILED, message=message))
 
     def _take(self, piece: Piece, samples: list[Sample | None]) -> Drawn | None:
-        """Append drawn tokens up to the first that was not drafted, and finish the sequence if one was the last."""
+        """Append drawn tokens up to the first that differs from the draft, and finish the sequence after its last."""
         one, taken = piece.sequence, list[Sample]()
         for sampled, drafted in zip_longest(samples, piece.draft):
             if sampled is None:
@@ -367,7 +367,7 @@ class Engine:
         return Drawn(one.request.key, one.choice, tokens, logprobs) if taken else None
 
     def _goes_on(self, one: Sequence, token_id: int) -> bool:
-        """Append a drawn token; False if it was the last, and the sequence is finished."""
+        """Append a drawn token; False if it was the last, and the sequence has finished."""
         self._scheduler.take(one, token_id)
         end = self._writers[one.arrival].note(token_id)
         if end is None:

@@ -1,4 +1,4 @@
-"""The engine on a thread of its own: commands go in, one report per step comes out on the event loop."""
+"""The engine on a thread of its own: takes commands, and delivers one report per step to the event loop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _STALLED_S = 0.001
-"""How long to wait for a command after a step that had work and did nothing: a prompt is still on its way."""
+"""Wait for a command after a step that had work but did nothing: part of a prompt has not arrived yet."""
 
 _REPORTS_AHEAD = 256
 """Steps that the event loop may lag behind before the engine waits for it."""
 
 
 class Engine(Protocol):
-    """What the loop drives. All calls come from one thread; keys that it does not know are ignored."""
+    """The engine as the loop uses it. All calls come from one thread; unknown keys are ignored."""
 
     def submit(self, submission: Submission) -> None:
         """Open a request."""
@@ -42,7 +42,7 @@ class Engine(Protocol):
         prefill_slice: int | None = None,
         paused: bool | None = None,
     ) -> None:
-        """Steer a request; None leaves a setting as it is."""
+        """Change a request's rank, prefill slice or pause; None keeps a setting."""
         ...
 
     def cancel(self, key: Hashable) -> None:
@@ -50,33 +50,33 @@ class Engine(Protocol):
         ...
 
     def pin(self, name: str, keys: Collection[int], *, domain: str, for_s: float) -> Pinned:
-        """Keep the cached blocks that `keys` name for `for_s`, as far as there is room for pins."""
+        """Pin the cached blocks of `keys` for `for_s` seconds, as far as there is room for pins."""
         ...
 
     def unpin(self, name: str) -> int:
-        """End a pin; how many blocks nobody pins any more."""
+        """End a pin; returns the number of blocks that no pin holds any more."""
         ...
 
     def clear_cache(self, domain: str | None = None) -> int:
-        """Forget all that is cached, or all of `domain`; how many blocks that was."""
+        """Forget all cached blocks, or those of `domain`; returns their number."""
         ...
 
     def step(self) -> Report:
-        """Do one step's work and say what it changed; harmless when there is none."""
+        """Do one step's work and return its changes; harmless when there is none."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """Would a step do or report anything? Only a call or a passing deadline changes a False."""
+        """Would a step do or report anything? False stays False until a call or a deadline."""
         ...
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When it wants a step although nothing else happens, on its clock; None if never."""
+        """When it needs a step even without a call, on its clock; None if never."""
         ...
 
     def snapshot(self) -> tuple[CacheEvent, ...]:
-        """What the cache holds now, as events that build it."""
+        """The present cache, as events that rebuild it."""
         ...
 
     def check(self) -> None:
@@ -88,14 +88,15 @@ Command = Callable[[Engine], None]
 
 
 class EngineError(Exception):
-    """The engine raised; its state cannot be trusted any more."""
+    """The engine raised an exception; its state cannot be trusted any more."""
 
 
 class EngineLoop:
     """Runs `engine` on its own thread, asleep while it has no work.
 
-    `died` is done, with the cause, once the engine has raised: no report follows. At most `capacity` commands wait;
-    `put` waits for room, `post` does not and is for what is bounded by the number of requests. `clock` is the engine's.
+    `died` completes with the cause once the engine has raised; no report follows. At most `capacity` commands wait:
+    `put` waits for room. `post` does not, and is for commands that are bounded by the number of requests. `clock` is
+    the engine's clock.
     """
 
     def __init__(self, engine: Engine, *, capacity: int = 256, clock: Callable[[], float] = time.monotonic) -> None:
@@ -114,7 +115,7 @@ class EngineLoop:
         return f"<EngineLoop {state}: {self._steps} steps, {len(self._commands)} commands wait>"
 
     def subscribe(self, hear: Callable[[Report], None]) -> None:
-        """Call `hear` on the event loop with every report from now on."""
+        """Call `hear` on the event loop with every later report."""
         self._subscribers.append(hear)
 
     def start(self) -> None:
@@ -127,7 +128,7 @@ class EngineLoop:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Finish the step that runs, drop the commands that wait, end the thread."""
+        """Finish the running step, drop the waiting commands, and end the thread."""
         with self._changed:
             self._stopping = True
             self._commands.clear()
@@ -139,35 +140,35 @@ class EngineLoop:
             self._stopped.set_result(None)
 
     async def put(self, command: Command) -> None:
-        """Queue `command`, waiting for room. On a loop that has stopped it is dropped."""
+        """Queue `command`, waiting for room. A stopped loop drops it."""
         while len(self._commands) >= self._capacity and not self._is_over:
             self._room.clear()
             await self._room.wait()
         self.post(command)
 
     def post(self, command: Command) -> None:
-        """Queue `command` at once. On a loop that has stopped it is dropped."""
+        """Queue `command` at once. A stopped loop drops it."""
         with self._changed:
             if not self._is_over:
                 self._commands.append(command)
                 self._changed.notify()
 
     def ask(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> None:
-        """Put `question` to the engine between two steps; `answer` hears the result between their reports."""
+        """Run `question` on the engine between two steps; `answer` gets the result between their reports."""
         self.post(self._asking(question, answer))
 
     async def ask_in_turn(self, question: Callable[[Engine], T], answer: Callable[[T], None]) -> None:
-        """As `ask`, for what nothing else bounds: waits for room among the commands, not for the answer."""
+        """Like `ask`, for questions that nothing else bounds: waits for room among the commands, not for the answer."""
         await self.put(self._asking(question, answer))
 
     async def check(self) -> None:
-        """Raise AssertionError if an invariant of the engine is broken, EngineError if it has failed."""
+        """Raise AssertionError if an invariant of the engine is broken, or EngineError if the engine has failed."""
         answered: asyncio.Future[AssertionError | None] = self._loop.create_future()
         self.ask(_find_broken, answered.set_result)
         await asyncio.wait((answered, self.died, self._stopped), return_when=asyncio.FIRST_COMPLETED)
         if self.died.done():
             raise self.died.result()
-        # without its thread the engine may be looked at from here
+        # without its thread the engine may be inspected from here
         broken = answered.result() if answered.done() else _find_broken(self._engine)
         if broken is not None:
             raise broken
@@ -185,11 +186,11 @@ class EngineLoop:
                 for command in commands:
                     command(self._engine)
                 self._publish(self._engine.step())
-        except Exception as error:  # noqa: BLE001 - the supervisor: whatever escapes the engine ends the shard
+        except Exception as error:  # noqa: BLE001 - the supervisor: any exception of the engine ends the shard
             self._report_death(error)
 
     def _next_commands(self) -> list[Command] | None:
-        """Commands to run before the next step, as soon as there is a reason for one; None to stop."""
+        """Commands to run before the next step, as soon as a step is needed; None to stop."""
         with self._changed:
             while not (self._commands or self._stopping or self._engine.has_work):
                 self._changed.wait(self._until_deadline_s())
@@ -221,7 +222,7 @@ class EngineLoop:
         for hear in self._subscribers:
             try:
                 hear(report)
-            except Exception:  # noqa: BLE001 - the supervisor: one subscriber's mistake must not cost the others their tokens
+            except Exception:  # noqa: BLE001 - the supervisor: one subscriber's bug must not cost the others their tokens
                 _log.exception("a subscriber failed on step %d", report.step)
 
     def _report_death(self, error: Exception) -> None:
@@ -236,7 +237,7 @@ class EngineLoop:
         self._room.set()
 
     def _call_soon(self, function: Callable[..., object], *arguments: object) -> None:
-        # A closed event loop has nobody left to tell; the thread is a daemon and ends with the process.
+        # A closed event loop cannot receive the report; the thread is a daemon and ends with the process.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 

@@ -1,4 +1,4 @@
-"""A model as the engine gets it: a network, a tokenizer for stop strings, and its name."""
+"""The model that an engine serves: a network, a tokenizer for stop strings, and a name."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 DTYPES = ("auto", "float32", "bfloat16", "int8")
-"""What the weights of a model may be loaded as."""
+"""Types as which a model's weights can be loaded."""
 
 
 class PagedNetwork:
-    """A decoder bound to the memory of its KV: the engine's `Network`.
+    """A decoder with memory for its KV: the engine's `Network`.
 
-    KV is stored as `kv_dtype` and attention computes in `computed`, which is `kv_dtype` unless that is int8 or fp8.
+    KV is stored as `kv_dtype`. Attention computes in `computed`, which equals `kv_dtype` unless that is int8 or fp8.
     """
 
     def __init__(self, decoder: Decoder, *, kv_dtype: dtype, computed: dtype | None = None) -> None:
@@ -44,7 +44,7 @@ class PagedNetwork:
 
     @property
     def context_tokens(self) -> int:
-        """The longest prompt and answer together."""
+        """The longest prompt and answer, together."""
         return self._decoder.config.max_positions
 
     @property
@@ -53,7 +53,7 @@ class PagedNetwork:
         return bytes_per_block(self._decoder.config, self._kv_dtype)
 
     def allocate(self, blocks: int) -> None:
-        """Make memory for the KV of `blocks` blocks."""
+        """Allocate memory for the KV of `blocks` blocks."""
         self._cache = make_cache(self._decoder.config, blocks, dtype=self._kv_dtype, computed=self._computed)
 
     def host_memory(self, slots: int) -> HostMemory:
@@ -71,9 +71,9 @@ class PagedNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What an engine serves under `name`. Without a `tokenizer` it cannot watch for stop strings.
+    """The model that an engine serves under `name`. Stop strings need a `tokenizer`.
 
-    `path` is the folder that it was loaded from; None for one that was made in memory.
+    `path` is the folder that it was loaded from; None for a model made in memory.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Model:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below it."""
+        """Upper bound of token ids, exclusive."""
         return self.network.vocabulary
 
     @classmethod
@@ -99,12 +99,12 @@ class Model:
         device: str = "cpu",
         on_progress: OnProgress | None = None,
     ) -> Model:
-        """The model in the Hugging Face folder `path`, called `name` or as the folder is.
+        """The model in the Hugging Face folder `path`, called `name` or else like the folder.
 
         `dtype` is auto (the checkpoint's own), float32, bfloat16, or int8: matrices in int8, activations in float32,
-        attention as with auto. `kv_dtype` is auto (what attention computes in), int8 or fp8. `device` is cpu, cuda, or
-        auto, which is cuda where there is a GPU and Triton; a GPU takes weights and KV in floating point only.
-        `on_progress` is called with the bytes read so far and in all. Raises CheckpointError, or ValueError for another
+        attention as with auto. `kv_dtype` is auto (the type that attention computes in), int8 or fp8. `device` is cpu,
+        cuda, or auto, which is cuda if there is a GPU and Triton; a GPU takes weights and KV in floating point only.
+        `on_progress` gets the bytes read so far and the total. Raises CheckpointError, or ValueError for another
         dtype or device.
         """
         import torch
@@ -154,5 +154,5 @@ def _tokenizer(path: Path) -> Tokenizer | None:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:
-        # tokenizers raises bare Exception for whatever is wrong with the file
+        # tokenizers raises bare Exception for every fault of the file
         raise BrokenCheckpoint(f"{file} cannot be read: {error}") from error

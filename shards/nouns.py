@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of a step. Torch-free; the server translates them to the wire."""
+"""Input of the engine and output of its steps. Torch-free; the server translates them to the wire."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 MOST_CHOICES = 128
-"""Of one request."""
+"""Most choices of one request."""
 
 
 class GrammarForm(enum.Enum):
-    """How a grammar is written down."""
+    """The notation of a grammar."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"
     """A list of texts, as JSON."""
     RULES = "rules"
-    """Lark's dialect of llguidance, or GBNF as llama.cpp has it."""
+    """The Lark dialect of llguidance, or llama.cpp's GBNF."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be, written down in `form`; None is one that nobody here can read."""
+    """A constraint on an answer, written in `form`; None is a form that this shard does not know."""
 
     form: GrammarForm | None
     text: str
@@ -33,8 +33,8 @@ class Grammar:
 class SamplingParams:
     """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and penalties 1 / 0 / 0 are off.
 
-    `top_logprobs` None: no logprobs; 0: the drawn token's only. An answer with a `grammar` is of it, as far as it gets:
-    it ends nowhere else, unless a stop string, a stop token or its length ends it.
+    `top_logprobs` None: no logprobs; 0: the drawn token's only. With a `grammar` every prefix of the answer satisfies
+    it, and the answer ends only where the grammar allows, or by a stop string, a stop token or its length.
     """
 
     temperature: float = 0.0
@@ -56,11 +56,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as the engine takes it. `key` is the caller's name for it, unique while it lives.
+    """A request to the engine. `key` is the caller's name for it, unique while the request is open.
 
-    Its prompt (`prompt_tokens` in all) arrives by `Engine.extend`. `deadline_s` is a time of the engine's clock.
-    `choices` sequences are drawn from the one prompt. One that is `preemptible` may lose its place to a better rank,
-    and goes on later as if nothing had been.
+    Its prompt (`prompt_tokens` in total) arrives by `Engine.extend`. `deadline_s` is a time of the engine's clock.
+    `choices` sequences are drawn from the one prompt. A `preemptible` request may lose its place to a better rank, and
+    continues later with the same result.
     """
 
     key: Hashable
@@ -76,12 +76,12 @@ class Submission:
 
     @property
     def ends(self) -> int:
-        """How many times it is told to have finished: once per choice, and once if it asks for no possible number."""
+        """The number of Finished records that it gets: one per choice, or one if the number of choices is invalid."""
         return self.choices if 1 <= self.choices <= MOST_CHOICES else 1
 
 
 class FinishReason(enum.Enum):
-    """Why a choice ended."""
+    """The reason why a choice ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -92,7 +92,7 @@ class FinishReason(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """Why a request was rejected, for machines."""
+    """The reason why a request was rejected, for machines."""
 
     INVALID = "invalid"
     CONTEXT = "context"
@@ -103,7 +103,7 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probability of one drawn token and of the most likely ones at its position."""
+    """Natural-log probability of one drawn token, and of the most likely tokens at its position."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -121,7 +121,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much of a prompt's KV exists; `cached_tokens` of it were found in the cache."""
+    """The part of a prompt whose KV exists; `cached_tokens` of it were found in the cache."""
 
     key: Hashable
     computed_tokens: int
@@ -144,7 +144,7 @@ class Finished:
 
 
 class CacheChange(enum.Enum):
-    """What happened to cached blocks."""
+    """The kind of a change to cached blocks."""
 
     STORED = "stored"
     EVICTED = "evicted"
@@ -153,7 +153,7 @@ class CacheChange(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent:
-    """A change of what this shard holds; keys of parents come before those of children."""
+    """A change of this shard's cache; parents' keys come before their children's."""
 
     change: CacheChange
     keys: tuple[int, ...] = ()
@@ -162,10 +162,10 @@ class CacheEvent:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the engine is. `waiting_tokens`: prompt tokens not computed yet, over all requests.
+    """The engine's load. `waiting_tokens`: prompt tokens not computed yet, over all requests.
 
-    `blocks_pinnable` more blocks may be pinned. Since the start so many tokens were `drafted_tokens`, which were
-    verified, and `accepted_tokens` of them drawn. `draining`: its server is about to stop and refuses new ones.
+    `blocks_pinnable` more blocks can be pinned. `drafted_tokens` were verified since the start, `accepted_tokens` of
+    them drawn. `draining`: the server is about to stop and refuses new requests.
     """
 
     running: int
@@ -183,7 +183,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Of the blocks that were to be pinned, in order: so many first ones are `held` in the cache, and `pinned` stay."""
+    """Result of a pin: of the requested blocks, in order, the first `held` are cached, and the first `pinned` stay."""
 
     held: int
     pinned: int
@@ -191,10 +191,10 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that one step changed.
+    """All changes of one step.
 
-    `predictions`: seconds until each request that has not drawn is expected to draw, by its key. They come every tenth
-    of a second or so, and are empty in between.
+    `predictions`: predicted seconds until the first token, by request key, for requests that have not drawn yet. They
+    come about every tenth of a second, and are empty in between.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""What an engine is told about its work. Torch-free."""
+"""Options of an engine. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shards.kv.options import PoolOptions
 from shards.sched.plan import StepLimits
 
 DETERMINISTIC_UNIT_TOKENS = 256
-"""Chunks of a deterministic engine: the price of a smaller one is speed, that of a larger one is fewer cache hits."""
+"""Chunk size of a deterministic engine: a smaller one costs speed, a larger one costs cache hits."""
 
 RUN_AHEAD = ("auto", "on", "off")
 
@@ -18,31 +18,30 @@ SPECULATE = ("auto", "off")
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """`kv_blocks` blocks of KV, or as many as `kv_bytes` hold. Sequences run or wait: `max_running`, `max_waiting`.
+    """`kv_blocks` blocks of KV, or as many as `kv_bytes` hold. `max_running` sequences run and `max_waiting` wait.
 
-    `window_tokens`: how much of a prompt may arrive ahead of what is computed. `step_s`: what a step should take;
+    `window_tokens`: prompt tokens that may arrive ahead of the computed ones. `step_s`: target duration of a step;
     `lanes`, `chunk_tokens` and `batch_tokens` are those of `StepLimits`.
 
-    `host_bytes` of host memory take the KV of who is preempted and of what is evicted; `pool`: pins and floors.
+    `host_bytes` of host memory take preempted and evicted KV; `pool`: pins and floors.
 
     A rank improves by one per `ageing_s` of waiting. A request is preempted at most `most_preemptions` times, and not
-    within `preempt_cooldown_s` after it went on.
+    within `preempt_cooldown_s` after it resumed.
 
-    `run_ahead`: a step is planned and submitted while the device computes the one before it, whose tokens it takes from
-    there; on, off, or auto, which is on where the network can and the engine is not deterministic. No token
+    `run_ahead`: a step is planned and submitted while the device computes the previous one, and takes its tokens on the
+    device; on, off, or auto. auto is on if the network supports it and the engine is not deterministic. No token
     changes. A sequence that stops computes one token in vain, which is neither shown, counted nor cached.
 
-    `speculate`: the next tokens of an answer that repeats its prompt or itself are guessed (prompt lookup), and the
-    guesses verified beside the token that is certain, where that is expected to give more tokens per second; auto or
-    off. auto does so where tokens are drawn on the host and the engine is not deterministic. Each token is drawn as it
-    would be without, from logits that differ by their rounding only; penalties look back, so who asks for them is
-    served without.
+    `speculate`: for an answer that repeats its prompt or itself, the next tokens are guessed (prompt lookup) and
+    verified in the same step as the certain token, if that is expected to give more tokens per second; auto or off.
+    auto is on if tokens are drawn on the host and the engine is not deterministic. Tokens are drawn as without it, from
+    logits that differ by rounding only. Penalties depend on earlier tokens, so requests with penalties are excluded.
 
-    `deterministic`: what a request draws does not depend, to the last bit, on its neighbours, on the cache or on how
-    it was cut. Sequences are then computed one by one, prompts in chunks that end at multiples of 256; only whole
-    chunks of prompts are cached, and what was drawn is recomputed token by token after a preemption. Price: decoding n
+    `deterministic`: a request's tokens do not depend, to the last bit, on its neighbours, on the cache or on how its
+    prompt was cut. Sequences are then computed one by one, prompts in chunks that end at multiples of 256; only whole
+    chunks of prompts are cached, and drawn tokens are recomputed one by one after a preemption. Price: decoding n
     sequences reads the weights n times, so at 64 chats a step takes up to 64 times as long; a hit is up to 255 tokens
-    shorter; answers are not found in the cache by the next turn.
+    shorter; the next turn does not find the answer in the cache.
     """
 
     kv_blocks: int | None = None
@@ -64,7 +63,7 @@ class EngineOptions:
     pool: PoolOptions = field(default_factory=PoolOptions)
 
     def blocks(self, block_bytes: int) -> int:
-        """How many blocks of `block_bytes` the engine gets. Raises ValueError if there is not one."""
+        """The number of blocks of `block_bytes` that the engine gets. Raises ValueError if there is not one."""
         blocks = self.kv_bytes // block_bytes if self.kv_blocks is None else self.kv_blocks
         if blocks < 1:
             raise ValueError(f"{self.kv_bytes} bytes hold no KV block of {block_bytes} bytes; give the engine more")
@@ -75,9 +74,9 @@ class EngineOptions:
         return blocks
 
     def runs_ahead(self, *, is_possible: bool) -> bool:
-        """Is a step planned before the one before it was collected? Raises ValueError for what cannot be.
+        """Is a step planned before the previous one is collected? Raises ValueError for an impossible option.
 
-        It `is_possible` where the network draws on a device.
+        `is_possible`: the network draws on a device.
         """
         if self.run_ahead not in RUN_AHEAD:
             raise ValueError(
@@ -92,7 +91,7 @@ class EngineOptions:
         return is_possible and not self.deterministic and self.run_ahead != "off"
 
     def speculates(self, *, is_possible: bool) -> bool:
-        """Are guessed tokens verified? Raises ValueError for what cannot be; it `is_possible` on the host only."""
+        """Are guessed tokens verified? Raises ValueError if invalid. `is_possible`: tokens are drawn on the host."""
         if self.speculate not in SPECULATE:
             raise ValueError(f"speculate is {self.speculate}; it must be {' or '.join(SPECULATE)}")
         return is_possible and not self.deterministic and self.speculate != "off"
@@ -104,5 +103,5 @@ class EngineOptions:
 
     @property
     def step(self) -> StepLimits:
-        """What bounds a plan."""
+        """The limits of a plan."""
         return StepLimits(self.step_s, self.lanes, self.chunk_tokens, self.batch_tokens, self.unit_tokens)

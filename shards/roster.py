@@ -1,4 +1,4 @@
-"""Who waits and who runs. Torch-free."""
+"""The sequences that wait and those that run. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shards.exec.sequence import Sequence
 
 
 class Roster:
-    """All requests by key, and their sequences by arrival: each waits (new, preempted or parked) or runs."""
+    """All requests by key, and their sequences by arrival: each sequence waits (new, preempted or parked) or runs."""
 
     def __init__(self) -> None:
         self.requests: dict[Hashable, Request] = {}
@@ -21,22 +21,22 @@ class Roster:
         return f"Roster({len(self.running)} running, {len(self.waiting)} waiting, {parked} of them parked)"
 
     def enter(self, one: Sequence) -> None:
-        """`one` waits from now on, and its request is known."""
+        """Let `one` wait, and register its request."""
         self.requests[one.request.key] = one.request
         self.waiting[one.arrival] = one
 
     def start(self, arrival: int) -> Sequence:
-        """The waiting sequence `arrival`, which runs from now on."""
+        """Move the waiting sequence `arrival` to the running ones, and return it."""
         one = self.running[arrival] = self.waiting.pop(arrival)
         return one
 
     def put_back(self, arrival: int) -> Sequence:
-        """The running sequence `arrival`, which waits from now on."""
+        """Move the running sequence `arrival` back to the waiting ones, and return it."""
         one = self.waiting[arrival] = self.running.pop(arrival)
         return one
 
     def leave(self, one: Sequence) -> None:
-        """`one` has ended; with its last choice the request is forgotten."""
+        """Remove the ended sequence `one`; after its last open choice the request is forgotten."""
         self.waiting.pop(one.arrival, None)
         self.running.pop(one.arrival, None)
         one.request.open_choices -= 1
@@ -48,10 +48,10 @@ class Roster:
         return [one for one in (*self.waiting.values(), *self.running.values()) if one.request is request]
 
     def check(self) -> None:
-        """Prove that everybody is in one place, holds blocks only there, and belongs to a request that is known."""
+        """Assert that each sequence is in one place, holds blocks only while it runs, and has a registered request."""
         assert not self.running.keys() & self.waiting.keys(), "a sequence runs and waits"
         for arrival, one in {**self.waiting, **self.running}.items():
-            assert one.arrival == arrival, "a sequence is filed under another's number"
+            assert one.arrival == arrival, "a sequence is stored under another sequence's number"
             assert self.requests[one.request.key] is one.request, "a sequence has outlived its request"
             one.check()
         for one in self.waiting.values():

@@ -1,4 +1,5 @@
-"""Who runs and what each step computes, on any clock and without torch: the engine drives it, and so do simulations."""
+"""Decides which sequences run and what each step computes, on any clock and without torch. The engine and simulations
+use it."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ from shards.sched.room import Claim, Room
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to compute now; tables have room for it. `shape` is what it costs, in the cost model's terms.
+    """The work of one step; the block tables have room for it. `shape` is its cost in the terms of the cost model.
 
-    `is_short` if somebody was left out who may go on although nothing else happens: whose KV was on its way from the
-    host, or for whom there was no block.
+    `is_short` if a sequence was left out that can continue without a new event: its KV was being copied from the host,
+    or there was no free block for it.
     """
 
     pieces: tuple[Piece, ...]
@@ -40,10 +41,10 @@ class Step:
 class Scheduler:
     """Decides on the sequences of `roster` and the blocks of `pool`. It never waits and has no clock of its own.
 
-    Each step: `next_step`, compute it, `advance` every piece, `store` what may be cached of it, `take` what was drawn
-    for each, `finish` those that are done, `observe` how long it took. Between `advance` and `take` one more step
-    may be planned: then the tokens that were drawn are known to the device only. As long as what was taken is what was
-    drafted, `accept` it and take what was drawn behind it.
+    Each step: `next_step`, compute it, `advance` every piece, `store` its full blocks in the cache, `take` the drawn
+    token of each piece, `finish` completed sequences, `observe` the duration. One more step may be planned between
+    `advance` and `take`; until then only the device knows the drawn tokens. As long as the taken token equals the
+    drafted one, `accept` it and take the token drawn behind it.
     """
 
     def __init__(self, pool: BlockPool, options: EngineOptions, *, cost: CostModel | None = None) -> None:
@@ -58,7 +59,7 @@ class Scheduler:
         return f"Scheduler({self.roster!r}, {self.pool!r})"
 
     def next_step(self, now_s: float) -> Step:
-        """Start and preempt whom it is time for, share what is cached, and plan."""
+        """Preempt and start the sequences that are due, share what is cached, and plan."""
         self._stepped_s = now_s
         self.pool.pins.expire(now_s)
         self._admit(now_s)
@@ -79,13 +80,13 @@ class Scheduler:
 
     @property
     def _is_copying(self) -> bool:
-        """Is KV on its way from the host?"""
+        """Is KV being copied from the host?"""
         self.pool.has_landed(())
         return bool(self.pool.host.flights.landing)
 
     @property
     def next_change_s(self) -> float | None:
-        """When somebody who runs may be preempted who could not be in the last step; None if nobody waits for it."""
+        """When a running sequence next becomes preemptible again; None if none is protected or no sequence waits."""
         if not self.roster.waiting:
             return None
         spared = (one.spared_s for one in self.roster.running.values() if one.spared_s is not None)
@@ -93,7 +94,7 @@ class Scheduler:
         return min((end_s for end_s in ends if end_s > self._stepped_s), default=None)
 
     def advance(self, piece: Piece) -> None:
-        """`piece` is computed, or will have been before whatever is computed from now on."""
+        """Record that `piece` is computed, or will be before everything that is computed from now on."""
         one = piece.sequence
         one.computed_tokens = piece.known_stop
         one.unseen += piece.draws
@@ -101,18 +102,18 @@ class Scheduler:
             self._note_progress(one)
 
     def store(self, one: Sequence) -> None:
-        """Cache what is full of `one`, as far as its tokens are known here."""
-        # asked twice for every row of every step, and nearly always in vain
+        """Cache the full blocks of `one`, as far as its tokens are known on the host."""
+        # called twice for every row of every step, and almost always without effect
         if one.computed_tokens // BLOCK_TOKENS > len(one.table.path):
             one.table.store(one.block_tokens, computed_tokens=one.storable_tokens)
 
     def take(self, one: Sequence, token_id: int) -> None:
-        """`one` has drawn `token_id`, whether it still runs or waits to go on."""
+        """Record that `one` has drawn `token_id`, whether it still runs or waits to continue."""
         one.unseen -= 1
         one.append(token_id)
 
     def accept(self, one: Sequence) -> None:
-        """The token that `one` drew last is what was drafted: its KV is there, and one more was drawn behind it."""
+        """The last token of `one` equals the draft: its KV exists, and one more token was drawn behind it."""
         one.computed_tokens += 1
         one.unseen += 1
         self._accepted_tokens += 1
@@ -123,12 +124,12 @@ class Scheduler:
         self._drafted_tokens += sum(len(piece.draft) for piece in step.pieces)
 
     def finish(self, one: Sequence) -> None:
-        """`one` has ended: free its blocks, wherever they are."""
+        """End `one`: free its blocks on the device and on the host."""
         one.table.release()
         self.roster.leave(one)
 
     def load(self, step_s: float) -> Load:
-        """How busy the engine is, whose last step took `step_s`."""
+        """The engine's load; its last step took `step_s`."""
         return Load(
             running=len(self.roster.running),
             waiting=len(self.roster.waiting),
@@ -145,19 +146,19 @@ class Scheduler:
         )
 
     def drain_progress(self) -> tuple[Progress, ...]:
-        """How far prompts have come that have moved since the last call."""
+        """The progress of all prompts that have advanced since the last call."""
         progress = tuple(Progress(one.key, one.computed_tokens, one.cached_tokens) for one in self._moved.values())
         self._moved.clear()
         return progress
 
     def predictions(self, now_s: float) -> dict[Hashable, float]:
-        """Seconds until each request that may go on and has not drawn is expected to draw, by its key."""
+        """Predicted seconds until the first token, by request key, for runnable requests that have not drawn yet."""
         running, waiting = self.roster.running, self.roster.waiting
         decoding = [one for one in running.values() if one.is_decoding]
         meanwhile = Decoding(
             rows=len(decoding),
             context_tokens=sum(one.known_tokens for one in decoding),
-            # as if all of it were on the device: a copy takes a step or two, and no lifetime
+            # as if all of it were on the device: a copy takes a step or two, much less than the lifetime
             steps_left=tuple(one.claim()._replace(is_steady=True).steps_left for one in decoding),
         )
         pending = [self._pending(one, now_s) for one in (*running.values(), *waiting.values()) if not one.has_drawn]
@@ -170,7 +171,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Prove that who runs can finish, and the invariants of pool and roster."""
+        """Assert that every running sequence can finish, and the invariants of pool and roster."""
         self.roster.check()
         running = self.roster.running
         assert len(running) <= self.options.max_running, "too many sequences run"
@@ -180,7 +181,7 @@ class Scheduler:
         return effective_rank(one.request.rank, now_s - one.request.arrived_s, self.options.ageing_s)
 
     def _room(self) -> Room:
-        # pins and floors keep no more than the rest of the pool from those who run, now and at any time
+        # pins and floors leave at least the guaranteed part of the pool to running sequences, now and at any time
         return Room(self.pool.guaranteed, {arrival: one.claim() for arrival, one in self.roster.running.items()})
 
     def _admit(self, now_s: float) -> None:
@@ -191,7 +192,7 @@ class Scheduler:
         slots = self.options.max_running - len(running)
         victims = list(self._victims(now_s))
         worst = max((victim.rank for victim in victims), default=0)
-        # the room takes a tenth of a millisecond to measure, and a full engine measures it in vain
+        # measuring the room takes a tenth of a millisecond, and on a full engine the result is not used
         if slots <= 0 and all(one.request.rank >= worst for one in candidates):
             return
         candidates.sort(key=lambda one: (self._rank(one, now_s), one.arrival))
@@ -216,7 +217,7 @@ class Scheduler:
                 yield Victim(one.arrival, request.rank, one.arrival)
 
     def _claim(self, one: Sequence) -> Claim:
-        """What `one` would hold and want if it started now: its cached prefix, whoever holds that."""
+        """The blocks that `one` would hold and need if it started now, with its cached prefix even if shared."""
         claim = one.claim()
         if one.table.is_parked:
             return claim._replace(is_steady=False)
@@ -225,7 +226,7 @@ class Scheduler:
 
     def _start(self, arrival: int, now_s: float) -> None:
         one = self.roster.start(arrival)
-        # who was preempted, or had to wait until its rank improved, is not sent back at once
+        # a sequence that was preempted, or had to wait until its rank improved, is not preempted at once
         if one.request.preemptions or self._rank(one, now_s) < one.request.rank:
             one.spared_s = now_s
         if one.table.is_parked:
@@ -239,9 +240,9 @@ class Scheduler:
             one.start_over()
 
     def _drafts(self, landed: Collection[Sequence]) -> dict[int, int]:
-        """How many guessed tokens of each to verify, if there is time.
+        """The number of guessed tokens to verify for each sequence, if there is time.
 
-        None beside a prompt, which wants the time itself: what a step costs anyway is shared there already.
+        Empty while a prompt is computed: it needs the time itself, and already shares the fixed cost of the step.
         """
         prospects = [prospect for one in landed if (prospect := one.prospect) is not None]
         if not prospects or any(not one.is_decoding for one in landed) or not self._may_hurry:
@@ -251,27 +252,27 @@ class Scheduler:
 
     @property
     def _may_hurry(self) -> bool:
-        """Could everybody who runs have all blocks at once? Then it does not matter who comes first to want one."""
+        """Could every running sequence have all its blocks at once? Then the order of their growth does not matter."""
         running, blocks = self.roster.running.values(), self.pool.guaranteed
-        # the sum is an upper bound, and 100 times as fast: what is shared is counted more than once
+        # the sum is an upper bound, since it counts shared blocks more than once, and it is 100 times as fast
         return sum(one.request.peak_blocks for one in running) <= blocks or self._room().is_sound_at_any_pace
 
     def _piece(self, one: Sequence, tokens: int) -> Piece:
         stop = one.computed_tokens + tokens
         if one.drafter is None or stop <= one.known_tokens:
-            # logits are wanted where nothing known lies behind
+            # logits are needed after the last known token
             return Piece(one, one.computed_tokens, stop, draws=stop == one.known_tokens)
         return Piece(one, one.computed_tokens, stop, draws=True, draft=one.drafter.draft(stop - one.known_tokens))
 
     def _look_ahead(self, pieces: Iterable[Piece]) -> None:
-        """Evict what the next step will want if it is like this one, so that copies to the host run beside this one."""
+        """Evict the blocks that the next step needs if it is like this one, so that copies to the host overlap."""
         if self.pool.host.size:
             self.pool.make_room(
                 sum(blocks_for(piece.stop + piece.tokens) - len(piece.sequence.table) for piece in pieces)
             )
 
     def _grow(self, piece: Piece) -> bool:
-        """Make room for `piece`. By `Room` that cannot fail; if it does, one request pays and not the batch."""
+        """Make room for `piece`. `Room` guarantees it; if it fails all the same, one request pays and not the batch."""
         try:
             piece.sequence.table.grow(piece.stop)
         except OutOfBlocks:

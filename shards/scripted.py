@@ -1,4 +1,4 @@
-"""An engine without a model: deterministic, for tests of whatever stands above an engine."""
+"""An engine without a model: deterministic, for tests of the layers above an engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Answer = Callable[[Submission, bytes, int], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ScriptedNetwork:
-    """The shape of no network."""
+    """The shape of a network that does not exist."""
 
     context_tokens: int = 4096
 
@@ -47,7 +47,7 @@ class ScriptedModel:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedOptions:
-    """An engine's bounds. `prefill_tokens` of each prompt are computed in a step."""
+    """The limits of an engine. `prefill_tokens` of each prompt are computed in a step."""
 
     window_tokens: int = 1024
     max_running: int = 64
@@ -66,16 +66,16 @@ class _Sequence:
 
 
 def count_up(submission: Submission, prompt: bytes, choice: int) -> tuple[int, ...]:
-    """As many tokens as were asked for, counting up from the prompt's last one and the choice."""
+    """`max_new_tokens` tokens that count up from the prompt's last token plus the choice."""
     last = int.from_bytes(prompt[-TOKEN_BYTES:], "little")
     return tuple((last + choice + step) % 1000 for step in range(1, submission.max_new_tokens + 1))
 
 
 class ScriptedEngine:
-    """Answers by `answer`, one token per step and choice; remembers prompts' full blocks like a prefix cache.
+    """Answers with `answer`, one token per step and choice; caches the prompts' full blocks like a prefix cache.
 
     An answer shorter than `max_new_tokens` ends with STOP. `is_held` keeps every request from drawing. A `failure` is
-    raised by the next step. At most `pinnable` blocks may be pinned; nothing is ever evicted but by `clear_cache`.
+    raised by the next step. At most `pinnable` blocks can be pinned; only `clear_cache` evicts.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class ScriptedEngine:
         return f"<ScriptedEngine {len(self.sequences)} requests, {len(self._cache)} blocks, step {self._step}>"
 
     def remember(self, keys: Iterable[int], domain: str = "") -> None:
-        """Hold blocks `keys` in the cache, as if earlier prompts of `domain` had brought them."""
+        """Put blocks `keys` into the cache, as if earlier prompts of `domain` had stored them."""
         self._cache.update(dict.fromkeys(keys, domain))
 
     def submit(self, submission: Submission) -> None:
-        """Open a request, or reject what does not fit the context."""
+        """Open a request, or reject one that does not fit the context."""
         assert submission.key not in self.sequences, "a key is taken"
         self.submitted.append(submission)
         if submission.prompt_tokens + submission.max_new_tokens > self.model.network.context_tokens:
@@ -120,7 +120,7 @@ class ScriptedEngine:
             self.sequences[submission.key] = _Sequence(submission)
 
     def extend(self, key: Hashable, token_ids: bytes) -> None:
-        """Append to a prompt; what are no whole tokens ends the request."""
+        """Append to a prompt; bytes that are not whole tokens end the request."""
         if len(token_ids) % TOKEN_BYTES and (broken := self.sequences.pop(key, None)):
             self._reject(broken.submission, "no whole number of tokens", Cause.INVALID)
         elif sequence := self.sequences.get(key):
@@ -134,7 +134,7 @@ class ScriptedEngine:
         prefill_slice: int | None = None,
         paused: bool | None = None,
     ) -> None:
-        """Record the wish, and pause if that was it."""
+        """Record the call, and pause or resume if it asks for that."""
         self.paced.append((key, rank, prefill_slice, paused))
         if (sequence := self.sequences.get(key)) and paused is not None:
             sequence.paused = paused
@@ -146,7 +146,7 @@ class ScriptedEngine:
             self._end(sequence, FinishReason.CANCELLED)
 
     def pin(self, name: str, keys: Collection[int], *, domain: str, for_s: float) -> Pinned:
-        """Note the pin, as far as its keys are held and there is room; time does not end it."""
+        """Record the pin, as far as its keys are cached and there is room; it does not expire."""
         held = list(takewhile(lambda key: self._cache.get(key) == domain, keys))
         elsewhere = {key for other, pinned in self.pins.items() if other != name for key in pinned}
         room = max(0, self.pinnable - len(elsewhere))
@@ -158,7 +158,7 @@ class ScriptedEngine:
         return len(self.pins.pop(name, {}))
 
     def clear_cache(self, domain: str | None = None) -> int:
-        """Forget what `domain` holds, or everything."""
+        """Forget the blocks of `domain`, or all blocks."""
         gone = tuple(key for key, of in self._cache.items() if domain in (None, of))
         for key in gone:
             del self._cache[key]
@@ -180,7 +180,7 @@ class ScriptedEngine:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """Never: deadlines are not watched."""
+        """None: deadlines are not watched."""
         return None
 
     def step(self) -> Report:
@@ -208,9 +208,9 @@ class ScriptedEngine:
         return (CacheEvent(CacheChange.STORED, tuple(self._cache)),) if self._cache else ()
 
     def check(self) -> None:
-        """Raise AssertionError if a request is at a place where none can be."""
+        """Raise AssertionError if a request is in an impossible state."""
         for sequence in self.sequences.values():
-            assert sequence.computed_tokens * TOKEN_BYTES <= len(sequence.prompt), "computed what never came"
+            assert sequence.computed_tokens * TOKEN_BYTES <= len(sequence.prompt), "computed tokens that never arrived"
 
     def _reject(self, submission: Submission, message: str, cause: Cause) -> None:
         for choice in range(submission.ends):
@@ -256,7 +256,7 @@ class ScriptedEngine:
         return drawn
 
     def _end(self, sequence: _Sequence, reason: FinishReason) -> None:
-        # choices whose answer was shorter have ended already; one answer per choice is the same length in most scripts
+        # choices with a shorter answer have ended already; in most scripts all answers have the same length
         for choice in range(sequence.submission.choices):
             answer = self._answer(sequence.submission, bytes(sequence.prompt), choice) if sequence.drawn else ()
             if not sequence.drawn or sequence.drawn < len(answer[: sequence.submission.max_new_tokens]):
@@ -271,7 +271,7 @@ class ScriptedEngine:
     def _load(self) -> Load:
         sequences = self.sequences.values()
         running = sum(sequence.computed_tokens > 0 for sequence in sequences)
-        to_compute = sum(one.submission.prompt_tokens - one.computed_tokens for one in sequences)
+        to_compute = sum(sequence.submission.prompt_tokens - sequence.computed_tokens for sequence in sequences)
         waiting = len(self.sequences) - running
         pinned = len({key for keys in self.pins.values() for key in keys})
         free, pinnable = 1024 - len(self._cache), self.pinnable - pinned

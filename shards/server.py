@@ -1,4 +1,4 @@
-"""A shard as a gRPC server: started, drained and stopped in one place."""
+"""A shard as a gRPC server: start, drain and stop in one place."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ _DRAIN_POLL_S = 0.02
 
 
 class Network(Protocol):
-    """A model's shape, as far as routers are told."""
+    """The part of a model's shape that routers receive."""
 
     @property
     def context_tokens(self) -> int:
-        """Prompt and answer together."""
+        """The longest prompt and answer, together."""
         ...
 
 
 class Model(Protocol):
-    """The model that an engine runs, as far as routers are told."""
+    """The part of an engine's model that routers receive."""
 
     @property
     def name(self) -> str:
-        """What requests call it."""
+        """The name that requests use for it."""
         ...
 
     @property
     def path(self) -> Path | None:
-        """The folder with tokenizer.json and its kin; None if there is none."""
+        """The folder with tokenizer.json and related files; None if there is none."""
         ...
 
     @property
     def dtype(self) -> str:
-        """What its weights are."""
+        """The type of its weights."""
         ...
 
     @property
@@ -66,50 +66,50 @@ class Model(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
         ...
 
 
 class Options(Protocol):
-    """An engine's bounds, as far as routers are told."""
+    """The part of an engine's limits that routers receive."""
 
     @property
     def window_tokens(self) -> int:
-        """Prompt tokens that may be sent ahead of those computed."""
+        """Prompt tokens that may be sent ahead of the computed ones."""
         ...
 
     @property
     def max_running(self) -> int:
-        """Sequences side by side."""
+        """Sequences that run at the same time."""
         ...
 
 
 class ServedEngine(Engine, Protocol):
-    """An engine that says what it runs and can."""
+    """An engine that describes its model and its abilities."""
 
     @property
     def shapes_answers(self) -> bool:
-        """Can an answer be held to a grammar?"""
+        """Can it constrain an answer to a grammar?"""
         ...
 
     @property
     def model(self) -> Model:
-        """What it runs."""
+        """The model that it runs."""
         ...
 
     @property
     def options(self) -> Options:
-        """Its bounds."""
+        """Its limits."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How a shard is served.
+    """Options of a shard's server.
 
-    Without `credentials` the port speaks plain text. `load_s` is how old a router's picture of the load may get.
+    Without `credentials` the port speaks plain text. `load_s` is the largest age of the load that a router has seen.
     `outbox_bytes` may wait for one router before its stream is ended. `device` is shown to routers. `traces` make spans
-    of requests, where somebody wants them.
+    of the requests that are traced.
     """
 
     shard: str = "shard"
@@ -122,7 +122,7 @@ class ServerOptions:
 
 
 class ShardServer:
-    """One engine behind one port. `address` is where it listens, once it was started."""
+    """One engine behind one port. `address` is the address that it listens on, once started."""
 
     def __init__(self, engine: ServedEngine, listen: str, options: ServerOptions = ServerOptions()) -> None:
         self.loop = EngineLoop(engine)
@@ -133,7 +133,7 @@ class ShardServer:
         return f"<ShardServer {self._options.shard} on {self.address or self._listen}>"
 
     async def start(self) -> None:
-        """Listen. Raises OSError if the address cannot be had."""
+        """Listen. Raises OSError if the address is not available."""
         engine = self._engine
         self.loop.start()
         self.service = ShardService(
@@ -158,7 +158,7 @@ class ShardServer:
         self._tasks = [asyncio.create_task(self._keep_fresh()), asyncio.create_task(self._mourn())]
 
     async def drain(self) -> None:
-        """Refuse new requests, tell routers so at once, and wait for those that run, at most `grace_s`."""
+        """Refuse new requests, report that to routers at once, and wait for running requests, at most `grace_s`."""
         self.service.is_draining = True
         self.service.refresh(0.0)
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -189,7 +189,7 @@ class ShardServer:
             else:
                 port = self._server.add_secure_port(self._listen, self._options.credentials)
         except RuntimeError as error:
-            # grpc does not say which of them it is
+            # grpc does not say which of the reasons applies
             because = "it must be host:port of this machine, with a port that no other process has"
             raise OSError(f"cannot listen on {self._listen}: {because}") from error
         return f"{host}:{port}"
@@ -200,7 +200,7 @@ class ShardServer:
             self.service.refresh(self._options.load_s)
 
     async def _mourn(self) -> None:
-        """Once the engine has failed: say so to load balancers, and to routers by ending their streams."""
+        """Once the engine has failed: report it to load balancers, and to routers by ending their streams."""
         failure = await asyncio.shield(self.loop.died)
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.service.is_draining = True
@@ -212,7 +212,7 @@ class ShardServer:
 
 
 def facts_of(engine: ServedEngine, options: ServerOptions) -> Facts:
-    """What routers are told about `engine`."""
+    """The description of `engine` that routers receive."""
     try:
         release = version("pointsman")
     except PackageNotFoundError:
@@ -243,10 +243,10 @@ async def serve(
     traces: ShardTraces | None = None,
     announcer: Callable[[str], Announcer] | None = None,
 ) -> None:
-    """Serve `engine` on `listen` (host:port; 0 picks a port, which `on_listening` hears) until SIGTERM or SIGINT.
+    """Serve `engine` on `listen` (host:port; 0 picks a port; `on_listening` gets the address) until SIGTERM or SIGINT.
 
-    Running requests then have `grace_s` to end. `announcer` makes what tells routers of the address that it got.
-    Raises EngineError if the engine fails, OSError if it cannot listen.
+    Running requests then have `grace_s` to end. `announcer` makes the object that announces the actual address to
+    routers. Raises EngineError if the engine fails, OSError if it cannot listen.
     """
     options = ServerOptions(shard=shard, grace_s=grace_s, credentials=credentials, traces=traces)
     server = ShardServer(engine, listen, options)
@@ -262,7 +262,7 @@ async def serve(
     await asyncio.wait((waiting, server.loop.died), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     async with asyncio.TaskGroup() as ending:
-        # a router that cannot be reached takes seconds to be told, and others send requests meanwhile
+        # telling an unreachable router takes seconds, and reachable routers send requests meanwhile
         ending.create_task(server.drain())
         if announcing is not None:
             ending.create_task(announcing.stop())

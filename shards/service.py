@@ -1,4 +1,4 @@
-"""The service that routers attach to: their commands to the engine, each step's report back to whom it concerns."""
+"""The gRPC service for routers: forwards their commands to the engine, and sends each step's report back."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _DRAINING = Fault(Cause.DRAINING, "this shard is about to stop and takes no new 
 
 
 class ProtocolViolation(Exception):
-    """A router sent what no router may; its stream ends."""
+    """A router sent a message that the protocol forbids; its stream ends."""
 
 
 class ShardService(shard_pb2_grpc.ShardServicer):
     """Attaches routers to the engine behind `loop`.
 
-    A stream that ends, for whatever reason, cancels its requests. One that reads too slowly is ended: neither the
-    engine nor another router ever waits for it. What a request asks for is judged by the engine. `traces` hear of
-    requests and steps, on the event loop.
+    A stream that ends, for any reason, cancels its requests. A router that reads too slowly loses its stream: neither
+    the engine nor another router ever waits for it. The engine validates requests. `traces` receive requests and steps,
+    on the event loop.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     @property
     def is_quiet(self) -> bool:
-        """Has every request ended, and every router been told?"""
-        return all(one.is_quiet for one in self._attachments.values())
+        """Has every request ended, and has its end been sent to its router?"""
+        return all(attachment.is_quiet for attachment in self._attachments.values())
 
     async def Attach(self, request_iterator: AsyncIterable[wire.Command], context: Context) -> None:  # noqa: N802
         """Serve one router until either side ends the stream."""
@@ -100,13 +100,13 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         request: wire.AssetsRequest,  # noqa: ARG002
         context: Context,  # noqa: ARG002
     ) -> AsyncIterator[wire.AssetPiece]:
-        """Stream the model's own files."""
+        """Stream the model's files."""
         if self._assets is not None:
             async for piece in asset_pieces(self._assets):
                 yield piece
 
     def hear(self, report: Report) -> None:
-        """Tell each router what a step did for it, and all of them what it did to the cache."""
+        """Send each router its part of a step's report, and every router the cache events."""
         self._newest = report
         if self._traces is not None:
             self._traces.hear(report)
@@ -118,25 +118,25 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             )
 
     def refresh(self, interval_s: float) -> None:
-        """Tell the newest load to routers that had nothing else to hear for `interval_s`."""
+        """Send the newest load to routers that have received nothing for `interval_s`."""
         if self._newest is not None:
             for attachment in tuple(self._attachments.values()):
                 load = self._seen(self._newest.load)
                 attachment.refresh(step=self._newest.step, load=load, interval_s=interval_s)
 
     def end_all(self, code: grpc.StatusCode, message: str) -> None:
-        """Give up every stream."""
+        """End every stream."""
         for attachment in tuple(self._attachments.values()):
             attachment.end(code, message)
 
     def check(self) -> None:
-        """Raise AssertionError if a stream's books are wrong."""
+        """Raise AssertionError if the state of a stream is inconsistent."""
         for stream, attachment in self._attachments.items():
-            assert attachment.stream == stream, "a stream is filed under another's number"
+            assert attachment.stream == stream, "a stream is stored under another stream's number"
             attachment.check()
 
     def _seen(self, load: Load) -> Load:
-        """`load` as routers are to see it."""
+        """`load` as routers receive it."""
         return replace(load, draining=True) if self.is_draining else load
 
     async def _read(self, attachment: Attachment, commands: AsyncIterable[wire.Command]) -> None:
@@ -184,7 +184,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         attachment.router = hello.router or "unnamed"
         welcomed = asyncio.Event()
 
-        # Runs between the reports of two steps, so that snapshot and later cache events join without a gap.
+        # Runs between the reports of two steps, so that no cache event is lost between the snapshot and later events.
         def answer(snapshot: tuple[CacheEvent, ...]) -> None:
             attachment.welcome(self.facts, snapshot)
             welcomed.set()
@@ -194,7 +194,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     async def _submit(self, attachment: Attachment, submit: wire.Submit) -> None:
         if submit.request in attachment.requests:
-            # the engine ends the request that it has; its end is told as a rejection
+            # the engine ends the existing request; its end is sent as a rejection
             fault = Fault(Cause.INVALID, f"request {submit.request} was submitted twice")
             attachment.requests[submit.request].fault = fault
             await self._cancel(attachment, submit.request)

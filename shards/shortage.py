@@ -1,4 +1,4 @@
-"""Memory that the system does not give, in words for the person who asked for it."""
+"""Memory shortages, reported in words for the operator who configured the size."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class NotEnoughMemory(ValueError):
-    """What was asked for does not fit."""
+    """The requested memory does not fit."""
 
 
 @contextmanager
 def memory_for(what: str, *, hint: str) -> Iterator[None]:
-    """Raises NotEnoughMemory, naming `what` it was for, if memory runs out inside."""
+    """Raise NotEnoughMemory, naming `what` the memory was for, if it runs out inside."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # torch raises bare RuntimeError on the host and a subclass on a GPU; both say what they lack
+        # torch raises bare RuntimeError on the host and a subclass on a GPU; both messages contain "memory"
         if isinstance(error, MemoryError) or "memory" in str(error):
             raise NotEnoughMemory(f"there is no memory for {what} ({hint})") from error
         raise
 
 
 def usable_bytes(limit_file: Path = _LIMIT) -> int:
-    """Host memory that this process may use at most: the machine's, no more than a container is allowed."""
+    """The most host memory that this process may use: the machine's, limited by the container's."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(physical, int(limit_file.read_text()))
     except (OSError, ValueError):
-        # no cgroup here, or its limit is "max"
+        # there is no cgroup, or its limit is "max"
         return physical
 
 
 def refuse_beyond(usable: int, wanted: int) -> None:
-    """Raises NotEnoughMemory where `wanted` bytes of KV on the host can never be had.
+    """Raise NotEnoughMemory if the `wanted` bytes of KV on the host can never be available.
 
-    The system would promise them all the same, and kill the process once it writes to them.
+    The system would grant them all the same, and kill the process once it writes to them.
     """
     if wanted > usable:
         raise NotEnoughMemory(
-            f"{gib(wanted)} of KV are asked for and there is no more than {gib(usable)} of memory here "
+            f"{gib(wanted)} of KV are configured, but this machine has only {gib(usable)} of usable memory "
             "(give the pool or the host tier less)"
         )
 
 
 def gib(count: int) -> str:
-    """`count` bytes, for people."""
+    """`count` bytes in GiB, for people."""
     return f"{count / 2**30:.3g} GiB"

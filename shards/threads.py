@@ -1,4 +1,4 @@
-"""How many threads torch computes with: the one place that decides. Torch-free until it is told to act."""
+"""The number of threads that torch computes with: the one place that decides. Imports torch only in `use_threads`."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores(quota_file: Path = _QUOTA) -> int:
-    """Cores this process may use: those of its affinity, no more than a container's quota pays for."""
+    """Cores that this process may use: those of its affinity, limited by the container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = quota_file.read_text().split()
         return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):
-        # no cgroup here, or its quota is "max"
+        # there is no cgroup, or its quota is "max"
         return cores
 
 
 def default_threads(cores: int | None = None) -> int:
-    """Threads for a shard that shares `cores` with a router: all but one; on two cores one, since two would wait.
+    """Threads for a shard that shares `cores` with a router: all but one; one on two cores, since two would wait.
 
-    A step ends when its slowest thread does, so a thread that shares its core with the router delays all others.
+    A step ends with its slowest thread, so a thread that shares its core with the router delays all others.
     """
     usable = usable_cores() if cores is None else cores
     return usable - 1 if usable > 2 else 1
 
 
 def use_threads(threads: int) -> None:
-    """Let torch compute with `threads` threads, and one operator at a time. Before its first parallel operator.
+    """Make torch compute with `threads` threads, and one operator at a time. Before the first parallel operator.
 
     OMP_WAIT_POLICY=PASSIVE must be in the environment before torch is imported: threads that spin between operators
-    take the core from whoever could use it, and a step then takes 5 to 8 times as long on a shared machine.
+    take cores from other processes, and a step then takes 5 to 8 times as long on a shared machine.
     """
     import torch
 

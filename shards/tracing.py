@@ -1,11 +1,11 @@
-"""Spans of what a shard does for each request, as children of the span that its router named in `Submit.trace`.
+"""Spans of a shard's work on each request, as children of the span that its router named in `Submit.trace`.
 
     generate (server)                       Submit -> the end of the last choice
       prefill                               Submit -> first token; event `computing`: the first slice is done
       decode                                first -> last token
 
-Everything happens on the event loop, beside the engine's thread, and a step costs nothing where nobody is traced. The
-spans are exported by a thread of the SDK.
+Everything runs on the event loop, beside the engine's thread, and a step costs nothing while no request is traced. A
+thread of the SDK exports the spans.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Open:
 
 
 class ShardTraces:
-    """Makes spans with `provider`, which it owns. `wall_ns` is the time of day in nanoseconds."""
+    """Makes spans with `provider`, which it owns. `wall_ns` returns the time of day in nanoseconds."""
 
     def __init__(self, provider: TracerProvider, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._provider, self._wall_ns = provider, wall_ns
@@ -50,7 +50,7 @@ class ShardTraces:
         return f"<ShardTraces {len(self._open)} open>"
 
     def begin(self, submission: Submission, traceparent: str) -> None:
-        """A request came, from a router whose span is `traceparent` (W3C; empty where it has none)."""
+        """Begin a request whose parent span in the router is `traceparent` (W3C; empty if it has none)."""
         parent = _CONTEXT.extract({"traceparent": traceparent}, Context())
         attributes = {
             "pointsman.rank": submission.rank,
@@ -67,7 +67,7 @@ class ShardTraces:
             self._open[submission.key] = _Open(span, context, prefill, submission.ends)
 
     def hear(self, report: Report) -> None:
-        """A step was done."""
+        """Record a step."""
         if not self._open:
             return
         now_ns = self._wall_ns()
@@ -88,11 +88,11 @@ class ShardTraces:
                 self._finish(one, end, now_ns)
 
     def close(self) -> None:
-        """Export what is left. Blocks for five seconds at most."""
+        """Export the remaining spans. Blocks for five seconds at most."""
         shut_down(self._provider)
 
     def check(self) -> None:
-        """Raise AssertionError if a request is left that has ended."""
+        """Raise AssertionError if an ended request is still open here."""
         assert all(one.choices_left > 0 for one in self._open.values()), f"{self!r}: an ended request is left"
 
     def _finish(self, one: _Open, end: Finished, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""A few small requests before the first real one: they find a broken model, and teach the cost model."""
+"""Small requests before the first real one: they detect a broken model, and train the cost model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shards.sched.warm_up import NEW_TOKENS, warm_up_prompts
 
 
 class BrokenModel(Exception):
-    """The model was loaded and cannot answer."""
+    """The model was loaded but cannot answer."""
 
 
 def warm_up(engine: Engine) -> None:
-    """Run some prompts of ordinary lengths through an idle `engine`, and leave its cache as it was: empty.
+    """Run some prompts of ordinary lengths through an idle `engine`, and leave its cache empty, as it was before.
 
     The first forward pass of a process takes several times as long as the second, and a device compiles for every batch
-    size; no client should wait for it. Raises BrokenModel if an answer fails.
+    size; no client should wait for that. Raises BrokenModel if an answer fails.
     """
     if isinstance(engine.model.network, DrawingNetwork) and not engine.options.deterministic:
         engine.model.network.prepare(engine.options.max_running)

@@ -1,1 +1,1 @@
-"""Keys and values: block keys, who holds which block, what is cached, and the memory itself."""
+"""Keys and values: block keys, the ownership of blocks, the prefix cache, and the memory itself."""

@@ -1,4 +1,4 @@
-"""Where keys and values lie on the CPU."""
+"""The memory for keys and values on the CPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shards.kv.keys import BLOCK_TOKENS
 from shards.network.config import NetworkConfig
 
 QUANTISED = (torch.int8, torch.float8_e4m3fn)
-"""What `shards.kv.quantised` stores; each token and head has a float32 scale beside it."""
+"""The types that `shards.kv.quantised` stores; each token and head has a float32 scale beside it."""
 
 
 class Extent(NamedTuple):
-    """`tokens` consecutive positions of a sequence that lie side by side in the cache, from `slot` on."""
+    """`tokens` consecutive positions of a sequence that are adjacent in the cache, from `slot` on."""
 
     slot: int
     tokens: int
@@ -30,11 +30,11 @@ class LayeredViews(NamedTuple):
 
 
 class KvCache:
-    """Memory for the keys and values of `blocks` blocks in all layers; who owns which block is the pool's business.
+    """Memory for the keys and values of `blocks` blocks in all layers; the pool decides which sequence owns a block.
 
     One tensor [layers, k|v, kv_heads, blocks * 64, head_dim]: consecutive blocks are contiguous for each head, so the
-    context of a sequence is a few zero-copy views, as few as the allocator could give it consecutive blocks. The
-    memory starts uninitialised and the system provides it when it is first written; only written slots may be read.
+    context of a sequence is a few zero-copy views, one per run of consecutive blocks that it was given. The memory
+    starts uninitialised, and the system provides it at the first write; only written slots may be read.
     """
 
     def __init__(self, config: NetworkConfig, blocks: int, *, dtype: torch.dtype = torch.float32) -> None:
@@ -49,7 +49,7 @@ class KvCache:
         return f"KvCache({self.blocks} blocks, {slots=}, {layers=}, {kv_heads=}, {head_dim=}, {self.data.dtype})"
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """Put new keys and values at `slots` [tokens] of `layer`.
+        """Write new keys and values to `slots` [tokens] of `layer`.
 
         `keys_values` [tokens, 2 * kv_heads, head_dim]: first the key heads, then the value heads.
         """
@@ -58,12 +58,12 @@ class KvCache:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the keys and values as `read` and `views` give them."""
+        """The type of the keys and values that `read` and `views` return."""
         return self.data.dtype
 
     @property
     def planes(self) -> tuple[Tensor, ...]:
-        """Views [blocks, ...] of all that the cache stores: what must be copied to copy a block."""
+        """Views [blocks, ...] of everything that the cache stores: the data to copy for a block."""
         layers, two, kv_heads, _, head_dim = self.data.shape
         return (self.data.view(layers, two, kv_heads, -1, BLOCK_TOKENS, head_dim).movedim(3, 0),)
 
@@ -81,13 +81,13 @@ class KvCache:
 
 
 def bytes_per_block(config: NetworkConfig, dtype: torch.dtype) -> int:
-    """How much memory the keys and values of 64 positions take in all layers; stored as `dtype`, scales included."""
+    """Memory in bytes of the keys and values of 64 positions in all layers, stored as `dtype`, with scales."""
     scale_bytes = torch.float32.itemsize if dtype in QUANTISED else 0
     return 2 * config.layers * config.kv_heads * BLOCK_TOKENS * (config.head_dim * dtype.itemsize + scale_bytes)
 
 
 def extents_of(blocks: Sequence[int], start: int, stop: int) -> tuple[Extent, ...]:
-    """Where positions `start` up to `stop` lie, for a sequence that holds `blocks` in this order.
+    """The extents of positions `start` up to `stop`, for a sequence that holds `blocks` in this order.
 
     As few extents as possible, in order of position; none if `start` equals `stop`.
     """
@@ -95,7 +95,7 @@ def extents_of(blocks: Sequence[int], start: int, stop: int) -> tuple[Extent, ..
         return ()
     first_block = start // BLOCK_TOKENS
     used = tuple(blocks[first_block : (stop - 1) // BLOCK_TOKENS + 1])
-    # comparing with a range is 20 times faster than walking, and this is what allocation aims for
+    # comparing with a range is 20 times as fast as walking, and the allocator aims for this case
     if used == tuple(range(used[0], used[0] + len(used))):
         return (Extent(used[0] * BLOCK_TOKENS + start % BLOCK_TOKENS, stop - start),)
     extents: list[Extent] = []

@@ -1,4 +1,4 @@
-"""Copies of whole blocks between device and host. Torch-free: the memory comes in as a protocol."""
+"""Copies of whole blocks between device and host. Torch-free: the memory is passed in as a protocol."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from threading import Condition, Thread
 from typing import NamedTuple, Protocol, runtime_checkable
 
 MOST_QUEUED = 64
-"""Batches of copies that may wait for the thread; whoever starts one more waits."""
+"""Batches of copies that may wait for the thread; starting one more blocks."""
 
 
 class BlockCopy(NamedTuple):
-    """One block on its way between device block `block` and host slot `slot`."""
+    """A copy between device block `block` and host slot `slot`."""
 
     block: int
     slot: int
@@ -21,7 +21,7 @@ class BlockCopy(NamedTuple):
 
 
 class CopyFailed(Exception):
-    """A copy broke: what is in the host tier cannot be trusted."""
+    """A copy failed: the contents of the host tier cannot be trusted."""
 
 
 class BlockMemory(Protocol):
@@ -29,7 +29,7 @@ class BlockMemory(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many blocks the host memory holds."""
+        """The number of blocks that the host memory holds."""
         ...
 
     def save(self, block: int, slot: int) -> None:
@@ -42,36 +42,36 @@ class BlockMemory(Protocol):
 
 
 class Copier(Protocol):
-    """Copies blocks beside the computation, each one after all that were started before it.
+    """Copies blocks while the network computes, each copy after all that were started before it.
 
-    That order is all that keeps host slots right: a slot may be read or taken anew at once. Device blocks are also
-    used by the network, so nobody may touch one before `done` says so, but for reading one that is only being saved.
+    Only this order protects host slots, so a slot may be read or taken again at once. The network also uses device
+    blocks, so a block must not be touched before `done`, except to read a block that is only being saved.
     """
 
     @property
     def slots(self) -> int:
-        """How many blocks the host memory holds."""
+        """The number of blocks that the host memory holds."""
         ...
 
     def start(self, copies: Sequence[BlockCopy]) -> int:
-        """Begin `copies`, in this order, and give the ticket to ask for them. Tickets rise."""
+        """Start `copies`, in this order, and return their ticket. Tickets rise."""
         ...
 
     def done(self, ticket: int) -> bool:
-        """Have the copies of `ticket` landed, and so those of all before it? Raises CopyFailed."""
+        """Have the copies of `ticket` landed, and so all before them? Raises CopyFailed."""
         ...
 
     def wait(self, ticket: int) -> None:
-        """Return when they have. Raises CopyFailed."""
+        """Return when they have landed. Raises CopyFailed."""
         ...
 
     def close(self) -> None:
-        """End what runs beside; nothing may be started afterwards."""
+        """End the copier's threads or streams; nothing may be started afterwards."""
         ...
 
 
 class InlineCopier:
-    """A `Copier` that has copied when `start` returns."""
+    """A `Copier` that copies within `start`."""
 
     def __init__(self, memory: BlockMemory) -> None:
         self._memory = memory
@@ -82,28 +82,28 @@ class InlineCopier:
 
     @property
     def slots(self) -> int:
-        """How many blocks the host memory holds."""
+        """The number of blocks that the host memory holds."""
         return self._memory.slots
 
     def start(self, copies: Sequence[BlockCopy]) -> int:
-        """Copy."""
+        """Copy at once."""
         _copy(self._memory, copies)
         self._started += 1
         return self._started
 
     def done(self, ticket: int) -> bool:
-        """Always."""
+        """True for every started ticket."""
         return ticket <= self._started
 
     def wait(self, ticket: int) -> None:
-        """At once."""
+        """Return at once."""
 
     def close(self) -> None:
-        """Nothing runs beside."""
+        """Do nothing."""
 
 
 class ThreadCopier:
-    """A `Copier` with one thread, which it owns until `close`. torch lets go of the interpreter while it copies."""
+    """A `Copier` with a thread that it owns until `close`. torch releases the interpreter lock while it copies."""
 
     def __init__(self, memory: BlockMemory) -> None:
         self._memory = memory
@@ -119,11 +119,11 @@ class ThreadCopier:
 
     @property
     def slots(self) -> int:
-        """How many blocks the host memory holds."""
+        """The number of blocks that the host memory holds."""
         return self._memory.slots
 
     def start(self, copies: Sequence[BlockCopy]) -> int:
-        """Hand `copies` to the thread; waits only while it has 64 batches to do. Raises RuntimeError once closed."""
+        """Pass `copies` to the thread; blocks while 64 batches wait. Raises RuntimeError once closed."""
         if not self._thread.is_alive():
             raise RuntimeError("the copier is closed")
         self._queue.put(tuple(copies))
@@ -137,13 +137,13 @@ class ThreadCopier:
             return self._done >= ticket
 
     def wait(self, ticket: int) -> None:
-        """Return when they have. Raises CopyFailed."""
+        """Return when they have landed. Raises CopyFailed."""
         with self._landed:
             self._landed.wait_for(lambda: self._done >= ticket or self._error is not None)
             self._refuse_broken()
 
     def close(self) -> None:
-        """Finish what was started and end the thread."""
+        """Finish the started copies and end the thread."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -153,7 +153,7 @@ class ThreadCopier:
             try:
                 if self._error is None:
                     _copy(self._memory, copies)
-            except Exception as error:  # noqa: BLE001 - whatever a copy raises is told to who waits for it
+            except Exception as error:  # noqa: BLE001 - every exception of a copy is passed on to its waiters
                 self._error = error
             with self._landed:
                 self._done += 1
@@ -166,15 +166,15 @@ class ThreadCopier:
 
 @runtime_checkable
 class SelfCopying(Protocol):
-    """Memory that knows better than a thread how to copy beside the computation."""
+    """Memory with its own way to copy while the network computes."""
 
     def copier(self) -> Copier:
-        """What copies its blocks; whoever asks closes it."""
+        """A copier of its blocks; the caller closes it."""
         ...
 
 
 def usual_copier(memory: BlockMemory) -> Copier:
-    """The copier of `memory` itself where it has one, else a thread."""
+    """The memory's own copier if it has one, else a thread."""
     return memory.copier() if isinstance(memory, SelfCopying) else ThreadCopier(memory)
 
 

@@ -1,4 +1,4 @@
-"""Free block ids, kept so that a growing sequence finds its next block behind its last one."""
+"""Free block ids, organised so that a growing sequence gets the block behind its last one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import pairwise
 class FreeBlocks:
     """The free ids of 0 .. size-1 as sorted, disjoint extents that never touch.
 
-    A sequence whose blocks are consecutive is one extent of memory, which a CPU reads without gathering. So `take`
-    continues behind a given block where it can, and starts anew in the middle of the largest extent: its beginning is
-    left to whoever grows towards it.
+    A sequence with consecutive blocks is one extent of memory, which a CPU reads without gathering. So `take`
+    continues behind a given block if possible, and otherwise starts in the middle of the largest extent, whose
+    beginning is left to the sequence that grows towards it.
     """
 
     def __init__(self, size: int) -> None:
@@ -30,7 +30,7 @@ class FreeBlocks:
         return f"FreeBlocks({self._count} in {len(self._starts)} extents)"
 
     def take(self, count: int, *, after: int | None = None) -> list[int]:
-        """`count` ids that are free no more: behind `after` first, then in as few runs as there are.
+        """Take `count` free ids: first those behind `after`, then in as few runs as possible.
 
         Raises IndexError if fewer are free; nothing is taken then.
         """
@@ -50,7 +50,7 @@ class FreeBlocks:
         return taken
 
     def give(self, block: int) -> None:
-        """Make `block` free; it must not be."""
+        """Make `block` free; it must not be free already."""
         at = bisect_left(self._starts, block)
         joins_left = at > 0 and self._ends[at - 1] == block
         joins_right = at < len(self._starts) and self._starts[at] == block + 1
@@ -71,13 +71,13 @@ class FreeBlocks:
         return [block for start, end in zip(self._starts, self._ends, strict=True) for block in range(start, end)]
 
     def check(self) -> None:
-        """Prove that the extents are sorted, apart and counted."""
+        """Assert that the extents are sorted, disjoint and counted."""
         edges = [edge for extent in zip(self._starts, self._ends, strict=True) for edge in extent]
         assert all(left < right for left, right in pairwise(edges)), "extents overlap or touch"
         assert len(self.ids()) == self._count, "free blocks are miscounted"
 
     def _carve(self, at: int, start: int, wanted: int) -> list[int]:
-        """Cut up to `wanted` ids from extent `at`, beginning with `start`, which lies in it."""
+        """Cut up to `wanted` ids out of extent `at`, beginning with `start`, which lies in it."""
         left, right = self._starts[at], self._ends[at]
         end = min(right, start + wanted)
         rest = [(a, b) for a, b in ((left, start), (end, right)) if a < b]

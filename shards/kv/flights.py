@@ -14,10 +14,10 @@ class _Flight(NamedTuple):
 
 
 class Flights:
-    """Knows which device blocks are being copied.
+    """Tracks the device blocks that are being copied.
 
     A block is busy while any copy reads or writes it: it must not be written, nor given to a new owner. It is landing
-    while a copy writes it: it must not be read either. Copies are collected until `start` begins them as one batch.
+    while a copy writes it: it must not be read either. Copies are collected until `start` submits them as one batch.
     """
 
     def __init__(self, copier: Copier | None) -> None:
@@ -31,12 +31,12 @@ class Flights:
         return f"Flights({len(self._flights)} batches, {len(self._busy)} blocks busy, {len(self._landing)} landing)"
 
     def is_busy(self, block: int) -> bool:
-        """Does a copy still read or write `block`?"""
+        """Does an unfinished copy read or write `block`?"""
         return block in self._busy
 
     @property
     def landing(self) -> frozenset[int] | set[int]:
-        """The blocks that copies still write."""
+        """The blocks that unfinished copies write."""
         return self._landing
 
     def save(self, block: int, slot: int) -> None:
@@ -49,7 +49,7 @@ class Flights:
         self._collect(BlockCopy(block, slot, is_save=False))
 
     def start(self) -> None:
-        """Begin what was collected."""
+        """Submit the collected copies."""
         if self._collected:
             assert self._copier is not None, "copies need a copier"
             copies = tuple(self._collected)
@@ -57,20 +57,20 @@ class Flights:
             self._collected.clear()
 
     def land(self) -> list[int]:
-        """The blocks that are busy no more since the last call. Raises CopyFailed."""
+        """The blocks that have stopped being busy since the last call. Raises CopyFailed."""
         quiet: list[int] = []
         while self._copier is not None and self._flights and self._copier.done(self._flights[0].ticket):
             quiet += self._end(self._flights.popleft())
         return quiet
 
     def wait(self) -> list[int]:
-        """As `land`, after at least the first batch has ended. Raises CopyFailed."""
+        """Like `land`, after waiting for at least the first batch. Raises CopyFailed."""
         if self._copier is not None and self._flights:
             self._copier.wait(self._flights[0].ticket)
         return self.land()
 
     def check(self) -> None:
-        """Prove that each busy block is in a flight."""
+        """Assert that each busy block is in a flight."""
         copies = [copy for flight in self._flights for copy in flight.copies] + self._collected
         assert Counter(copy.block for copy in copies) == self._busy, "busy blocks are miscounted"
         assert {copy.block for copy in copies if not copy.is_save} == self._landing, "landing blocks are miscounted"

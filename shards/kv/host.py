@@ -1,4 +1,4 @@
-"""Who may use which slot of the host memory beside a device. Torch-free."""
+"""The ownership of the host memory's slots. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shards.kv.prefix import CachedBlock, PrefixCache
 class HostTier:
     """Owns every slot of the host memory: for cached blocks that the device has no room for, and for parked sequences.
 
-    A slot is free; held (by parked tables, or while it is being restored); double (its block is on the device too:
-    the first to give way, since nothing is lost); idle (the only copy, evictable, least worth first) or kept (the only
-    copy, pinned). KV never changes once it is cached, so a block that was restored stays here too, and is evicted from
-    the device a second time without a copy. Without a copier there are no slots.
+    A slot is free; held (by parked tables, or while it is being restored); double (its block is on the device too, so
+    it is given up first, without loss); idle (the only copy, evictable, least worth first) or kept (the only copy,
+    pinned). KV never changes once it is cached, so a restored block also stays here, and is evicted from the device
+    a second time without a copy. Without a copier there are no slots.
 
-    Nobody but the copier touches a slot, and it copies in order, so a slot that is given up can be taken at once.
+    Only the copier touches a slot, and it copies in order, so a released slot can be taken again at once.
     """
 
     def __init__(self, prefix: PrefixCache, pins: Pins, copier: Copier | None = None) -> None:
@@ -41,20 +41,20 @@ class HostTier:
 
     @property
     def room(self) -> int:
-        """How many slots `take` could give: free or evictable."""
+        """The number of slots that `take` could give: free or evictable."""
         return len(self._free) + len(self._doubles) + len(self._idle)
 
     @property
     def free(self) -> int:
-        """How many slots hold nothing."""
+        """The number of empty slots."""
         return len(self._free)
 
     def is_held(self, slot: int | None) -> bool:
-        """Does anybody hold `slot`?"""
+        """Is `slot` held?"""
         return slot in self._holders
 
     def take(self, worth: float = math.inf) -> int | None:
-        """A slot for a new holder; evicts what is worth less than `worth`. None if there is nothing."""
+        """A slot for a new holder; evicts a block worth less than `worth` if needed. None if there is none."""
         if not len(self._free):
             victim = next(iter(self._doubles), None) or self._idle.least()
             if victim is None or (victim.block is None and victim.worth >= worth):
@@ -65,19 +65,19 @@ class HostTier:
         return slot
 
     def enter(self, cached: CachedBlock, slot: int) -> None:
-        """`cached` is in `slot`, which the caller holds."""
+        """Record that `cached` is in `slot`, which the caller holds."""
         self._prefix.keep(cached, slot)
         self._cached[slot] = cached
 
     def hold(self, slot: int) -> None:
-        """Hold `slot`, whose block is cached, once more."""
+        """Add a hold on `slot`, whose block is cached."""
         cached = self._cached[slot]
         self._doubles.pop(cached, None)
         self._idle.remove(cached)
         self._holders[slot] = self._holders.get(slot, 0) + 1
 
     def release(self, slot: int) -> None:
-        """End one hold. A slot that nobody holds stays if it is cached, and is free if not."""
+        """End one hold. After the last hold the slot stays if it is cached, and becomes free if not."""
         self._holders[slot] -= 1
         if self._holders[slot]:
             return
@@ -89,7 +89,7 @@ class HostTier:
             self.settle(cached)
 
     def settle(self, cached: CachedBlock) -> None:
-        """Put `cached` where it belongs, after it came to the device or left it, or its pin began or ended."""
+        """Classify `cached` again after it reached or left the device, or after its pin began or ended."""
         if cached.slot is None or cached.slot in self._holders:
             return
         self._doubles.pop(cached, None)
@@ -100,9 +100,9 @@ class HostTier:
             self._idle.add(cached, is_leaf=not cached.children)
 
     def discard(self, cached: CachedBlock) -> None:
-        """`cached`, whose slot nobody holds, is here no more."""
+        """Remove `cached` from this tier; its slot must not be held."""
         slot = cached.slot
-        assert slot is not None, "only what is here can be discarded"
+        assert slot is not None, "only a block of the host tier can be discarded"
         del self._cached[slot]
         self._doubles.pop(cached, None)
         self._idle.remove(cached)
@@ -112,7 +112,7 @@ class HostTier:
             self._idle.ripen(cached.parent)
 
     def forget(self, cached: CachedBlock) -> None:
-        """`cached` is about to be cached nowhere. Its slot, if it has one, stays with its holders, or is free."""
+        """Prepare for `cached` to be removed from the cache. Its slot, if any, stays with its holders or is freed."""
         if cached.slot is None:
             return
         del self._cached[cached.slot]
@@ -122,7 +122,7 @@ class HostTier:
             self._free.give(cached.slot)
 
     def check(self) -> None:
-        """Prove that no slot is lost or in two places, and that this and the prefix cache agree."""
+        """Assert that no slot is lost or in two places, and that host tier and prefix cache agree."""
         self._free.check()
         self._idle.check()
         self.flights.check()
@@ -131,7 +131,7 @@ class HostTier:
         places = [*self._free.ids(), *self._holders, *kept]
         places += [cached.slot for cached in (*self._doubles, *self._idle) if cached.slot is not None]
         assert sorted(places) == list(range(self.size)), "a slot is lost or in two places"
-        assert {one.slot: one for one in self._prefix if one.slot is not None} == self._cached, (
+        assert {cached.slot: cached for cached in self._prefix if cached.slot is not None} == self._cached, (
             "host tier and prefix cache disagree"
         )
         assert all(count > 0 for count in self._holders.values()), "a held slot has no holder"

@@ -1,4 +1,4 @@
-"""The host memory beside a cache: what a `Copier` moves."""
+"""The host memory beside a cache, to and from which a `Copier` moves blocks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class Blocks(Protocol):
-    """A cache whose blocks can be moved: its memory as tensors [blocks, ...], one row of each per block."""
+    """A cache with movable blocks: its memory as tensors [blocks, ...], one row of each per block."""
 
     @property
     def planes(self) -> tuple[Tensor, ...]:
-        """Keys and values, and scales where there are some."""
+        """Keys and values, and scales if there are any."""
         ...
 
 
@@ -21,7 +21,7 @@ class HostMemory:
     """Room for `slots` blocks of `cache`, each contiguous across layers, so that one block is one copy.
 
     One tensor [slots, layers, k|v, kv_heads, 64, head_dim] and, for a quantised cache, one for its scales. Copies are
-    bit-exact. The system provides the memory of a slot when it is first written.
+    bit-exact. The system provides the memory of a slot at its first write.
     """
 
     def __init__(self, cache: Blocks, slots: int) -> None:
@@ -34,7 +34,7 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
-        """How much memory all slots take."""
+        """Memory of all slots in bytes."""
         return sum(plane.nbytes for plane in self._host)
 
     def save(self, block: int, slot: int) -> None:

@@ -1,4 +1,4 @@
-"""In which order idle cached blocks are evicted. Torch-free."""
+"""The order in which idle cached blocks are evicted. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from shards.kv.keys import BLOCK_TOKENS
 from shards.kv.prefix import CachedBlock
 
 RANK_TURNS = 16.0
-"""How many turnovers of the pool one rank is worth: of two blocks, a rank apart and last used within nine turnovers of
-each other, the better rank's stays, whatever they cost."""
+"""Turnovers of the pool that one rank is worth: of two blocks a rank apart, last used within nine turnovers of each
+other, the one of better rank stays, whatever they cost."""
 
 MOST_COST = 8.0
 """The most turnovers that recompute cost is worth: half a rank, so that cost decides within a rank only."""
 
 
 def recompute_cost(depth: int, doubling_tokens: int) -> float:
-    """What it costs to compute the block behind `depth` others again, in units of the first block; at most 8.
+    """The cost of computing the block behind `depth` others again, in units of the first block; at most 8.
 
-    Each token of a block is multiplied with all weights (the same for every block) and attends to all before it (in
-    proportion to its position). `doubling_tokens` is the position at which both cost the same: on an H200 with
-    Llama-3.1-8B about 27,000 (17.7 us a token at position 0, 100 us at 128k).
+    Each token of a block is multiplied with all weights (the same for every block) and attends to all tokens before it
+    (in proportion to its position). `doubling_tokens` is the position at which both parts cost the same: on an H200
+    with Llama-3.1-8B about 27,000 (17.7 us a token at position 0, 100 us at 128k).
     """
     return min(MOST_COST, 1.0 + depth * BLOCK_TOKENS / doubling_tokens)
 
 
 class IdleBlocks:
-    """Cached blocks that nobody holds in one tier: the least worth is evicted first, children before parents.
+    """The cached blocks of one tier that are not held: the least worth is evicted first, children before parents.
 
     Worth is time of last use + recompute cost - 16 * rank, the highest over all uses. Time is counted in turnovers of
-    the pool: blocks taken so far, by the pool's size. So the order is by the rank of the best class that used a block
-    lately (rank 0 is the best), within a rank the longest unused goes first, and a block that is dear to recompute is
-    taken for one that was used later. A rank fades: what was not used for 16 turnovers counts as one rank less.
-    This is GreedyDual (N. Young, The k-server dual and loose competitiveness for paging, 1994; with sizes:
-    P. Cao and S. Irani, Cost-aware WWW proxy caching algorithms, 1997), but for its clock. There it is the worth of
-    what was evicted last, which stands still for a whole turnover where costs are nearly equal, and then the order
-    would be by cost alone.
+    the pool: blocks taken so far, divided by the pool's size. So the order follows the rank of the best class that used
+    a block lately (rank 0 is the best). Within a rank the longest unused block goes first, and a block that is
+    expensive to recompute counts as used later. A rank fades: 16 turnovers without use count as one rank less.
 
-    Only blocks without children in the tier wait in a heap, so a parent never comes before its child; a parent enters
+    This is GreedyDual (N. Young, The k-server dual and loose competitiveness for paging, 1994; with sizes:
+    P. Cao and S. Irani, Cost-aware WWW proxy caching algorithms, 1997), except for its clock. There the clock is the
+    worth of the last evicted block. If costs are nearly equal it stands still for a whole turnover, and the order would
+    then follow cost alone.
+
+    Only blocks without children in the tier are in a heap, so a parent never comes before its child; a parent enters
     as its last child leaves. O(log n) for each. Blocks of the domains in `apart` have heaps of their own, so that
     they can be passed over.
     """
@@ -46,7 +47,7 @@ class IdleBlocks:
     def __init__(self, apart: Iterable[str] = ()) -> None:
         self._heaps: dict[str | None, list[tuple[float, int, CachedBlock]]] = {None: [], **{name: [] for name in apart}}
         self._counts: dict[str | None, int] = dict.fromkeys(self._heaps, 0)
-        # the number of a member's entry in its heap, None while it has children; entries of other numbers are stale
+        # the number of a member's entry in its heap, or None while it has children; other entries are stale
         self._entries: dict[CachedBlock, int | None] = {}
         self._pushed = 0
 
@@ -63,11 +64,11 @@ class IdleBlocks:
         return f"IdleBlocks({len(self)} blocks, {sum(map(len, self._heaps.values()))} entries)"
 
     def count(self, group: str | None) -> int:
-        """How many there are of a domain that is kept apart; None: of all others."""
+        """The number of blocks of a domain that is kept apart; None: of all other domains."""
         return self._counts[group]
 
     def add(self, cached: CachedBlock, *, is_leaf: bool) -> None:
-        """`cached` is idle from now on; evictable only once it `is_leaf`."""
+        """Add `cached`, which is idle from now on; it becomes evictable once it `is_leaf`."""
         assert cached not in self._entries, "a block is idle once"
         self._entries[cached] = None
         self._counts[self._group(cached)] += 1
@@ -75,7 +76,7 @@ class IdleBlocks:
             self.ripen(cached)
 
     def ripen(self, cached: CachedBlock) -> None:
-        """`cached`, a member, has no children in this tier any more."""
+        """Make `cached`, a member, evictable: it has no children in this tier any more."""
         heap = self._heaps[self._group(cached)]
         self._pushed += 1
         self._entries[cached] = self._pushed
@@ -85,7 +86,7 @@ class IdleBlocks:
             heapify(heap)
 
     def remove(self, cached: CachedBlock) -> None:
-        """`cached` is idle no more. No error if it was not."""
+        """Remove `cached`. No error if it is not a member."""
         if cached in self._entries:
             del self._entries[cached]
             self._counts[self._group(cached)] -= 1
@@ -100,7 +101,7 @@ class IdleBlocks:
         return min(tops)[2] if tops else None
 
     def check(self) -> None:
-        """Prove that members are counted and that each ripe one has its entry."""
+        """Assert that members are counted, and that each ripe member has its entry."""
         counts = dict.fromkeys(self._counts, 0)
         for cached in self._entries:
             counts[self._group(cached)] += 1
@@ -113,7 +114,7 @@ class IdleBlocks:
         return cached.domain if cached.domain in self._heaps else None
 
     def _settled(self, group: str | None) -> list[tuple[float, int, CachedBlock]]:
-        """The heap of `group`, its first entry valid."""
+        """The heap of `group`, after removing stale entries from its top."""
         heap = self._heaps[group]
         while heap and self._entries.get(heap[0][2]) != heap[0][1]:
             heappop(heap)

@@ -1,7 +1,7 @@
-"""Block keys: names for KV that router and shard compute alike from token ids. Torch-free.
+"""Block keys: names for KV that router and shard both compute from token ids. Torch-free.
 
 A key is the xxh3-64 of a block's token bytes, seeded with its parent's key; the first block's parent is the root of its
-cache domain. Equal keys mean, almost surely, an equal prefix in the same model and domain. The router places by them;
+cache domain. Equal keys mean, almost surely, an equal prefix in the same model and domain. The router places by keys;
 a shard compares the tokens themselves before it reuses memory, since xxh3 does not resist an adversary.
 """
 
@@ -15,7 +15,7 @@ BLOCK_TOKENS = 64
 """Positions in one block of KV."""
 
 TOKEN_BYTES = 4
-"""Token ids are little-endian uint32 wherever they travel or are hashed."""
+"""Bytes of a token id: little-endian uint32, on the wire and in hashes."""
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 _BLOCK = struct.Struct(f"{_BLOCK_BYTES}s")
@@ -29,5 +29,5 @@ def root_key(model: str, domain: str, adapter: str = "") -> int:
 def block_keys(token_ids: bytes, parent: int) -> tuple[int, ...]:
     """The chained keys of all full blocks in `token_ids` (little-endian uint32), which continue `parent`."""
     digest, whole = xxh3_64_intdigest, len(token_ids) - len(token_ids) % _BLOCK_BYTES
-    # cut and chained in C but for one call per block: 0.65 of the time of slices in a loop
+    # cut and chained in C except for one call per block: 0.65 of the time of slices in a loop
     return tuple([parent := digest(block, parent) for (block,) in _BLOCK.iter_unpack(memoryview(token_ids)[:whole])])

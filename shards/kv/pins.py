@@ -1,4 +1,4 @@
-"""Which cached blocks must stay, for whom, and until when. Torch-free."""
+"""Pinned blocks: their names, and when each pin ends. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from heapq import heapify, heappop, heappush
 from shards.kv.prefix import CachedBlock, PrefixCache
 
 MOST_PINS = 4096
-"""Pins that there may be at once: they are kept by name, and nobody is trusted to end what he began."""
+"""The most pins at a time: they are kept by name, and their owners may never end them."""
 
 _MOST_ENDS = 2 * MOST_PINS
-"""Ends that are remembered: also those of pins that were prolonged or ended before."""
+"""The most ends that are remembered, including those of pins that were extended or ended early."""
 
 
 @dataclass(slots=True)
 class _Pin:
-    """One pin: until when, and its blocks, each with its parent."""
+    """One pin: its end, and its blocks, each with its parent."""
 
     until_s: float
     blocks: set[CachedBlock] = field(default_factory=set)
@@ -26,8 +26,8 @@ class _Pin:
 class Pins:
     """Pins by name, on at most `most` blocks of `prefix`; a block stays until the last pin on it has ended.
 
-    A pin on a block is one on its parent too, so that a prefix stays whole. `settle` is called with each block on which
-    the first pin began, or the last one ended.
+    A pin on a block also pins its parent, so that a prefix stays whole. `settle` is called with each block whose first
+    pin began, or whose last pin ended.
     """
 
     def __init__(self, most: int, prefix: PrefixCache, settle: Callable[[CachedBlock], None]) -> None:
@@ -51,19 +51,19 @@ class Pins:
 
     @property
     def room(self) -> int:
-        """How many more blocks may be pinned."""
+        """The number of blocks that can still be pinned."""
         return self.most - len(self)
 
     @property
     def next_end_s(self) -> float | None:
-        """When to `expire` next, at the latest; None if there is no pin."""
+        """The latest time of the next `expire`; None if there is no pin."""
         return self._ends[0][0] if self._ends else None
 
     def pin(self, name: str, keys: Iterable[int], *, domain: str, until_s: float, now_s: float) -> int:
-        """How many of the blocks that `keys` name, and all before them, the pin `name` now keeps until `until_s`.
+        """Keep the blocks of `keys`, and all before them, in the pin `name` until `until_s`; returns the number kept.
 
-        Stops at the first that is not cached in `domain`, and where there is no room. What the pin has already it keeps
-        as long, or longer.
+        Stops at the first key that is not cached in `domain`, and when there is no room. Blocks that the pin already
+        has are kept as long, or longer.
         """
         self.expire(now_s)
         if until_s <= now_s:
@@ -73,13 +73,13 @@ class Pins:
         pinned = 0
         for key in keys:
             cached = self._prefix.named(key, domain=domain)
-            if cached is None or not all(self._hold(name, one, until_s) for one in self._missing(name, cached)):
+            if cached is None or not all(self._hold(name, block, until_s) for block in self._missing(name, cached)):
                 break
             pinned += 1
         return pinned
 
     def unpin(self, name: str) -> int:
-        """End the pin `name`, if there is one; how many blocks nobody pins any more."""
+        """End the pin `name`, if it exists; returns the number of blocks that no pin holds any more."""
         pin = self._pins.pop(name, None)
         loose = 0
         for cached in pin.blocks if pin is not None else ():
@@ -91,22 +91,22 @@ class Pins:
         return loose
 
     def expire(self, now_s: float) -> None:
-        """End the pins whose time is over at `now_s`. Without it they stay, within their share."""
+        """End the pins that are due at `now_s`. Until this call they stay, within their share."""
         while self._ends and self._ends[0][0] <= now_s:
             until_s, name = heappop(self._ends)
             if name in self._pins and self._pins[name].until_s == until_s:
                 self.unpin(name)
 
     def discard(self, cached: CachedBlock) -> None:
-        """`cached`, no child of which is pinned, is about to be cached nowhere: no pin has it any more."""
+        """Remove `cached`, which has no pinned children and is about to leave the cache, from all pins."""
         for name in self._names.pop(cached, ()):
             self._pins[name].blocks.discard(cached)
 
     def check(self) -> None:
-        """Prove that there are not too many, that parents are pinned where children are, and that each pin ends."""
+        """Assert that there are not too many pins, that parents of pinned blocks are pinned, and that each pin ends."""
         assert len(self) <= self.most, "too many blocks are pinned"
         assert len(self._pins) <= MOST_PINS, "there are too many pins"
-        assert len(self._ends) <= _MOST_ENDS, "ends of pins that are no more are kept"
+        assert len(self._ends) <= _MOST_ENDS, "too many ends of former pins are kept"
         names: dict[CachedBlock, set[str]] = {}
         ends = set(self._ends)
         for name, pin in self._pins.items():
@@ -115,16 +115,16 @@ class Pins:
                 assert cached in self._prefix, "a pinned block was evicted"
                 assert cached.parent is None or cached.parent in pin.blocks, "a pin has a child without its parent"
                 names.setdefault(cached, set()).add(name)
-        assert names == self._names, "a block does not know who pins it"
+        assert names == self._names, "a block does not list its pins"
 
     def _missing(self, name: str, cached: CachedBlock) -> list[CachedBlock]:
-        """Of `cached` and all before it, first to last, what the pin `name` does not have yet."""
+        """The blocks of the prefix that ends with `cached`, first to last, that the pin `name` does not have yet."""
         had = self._pins[name].blocks if name in self._pins else ()
         path: list[CachedBlock] = []
-        one: CachedBlock | None = cached
-        while one is not None and one not in had:
-            path.append(one)
-            one = one.parent
+        block: CachedBlock | None = cached
+        while block is not None and block not in had:
+            path.append(block)
+            block = block.parent
         return path[::-1]
 
     def _hold(self, name: str, cached: CachedBlock, until_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Who may use which KV block. Torch-free: the memory itself is `shards.kv.cache`."""
+"""The ownership of KV blocks. Torch-free: the memory itself is `shards.kv.cache`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _MOST_EARLY = 8
 
 
 class OutOfBlocks(Exception):
-    """More blocks are wanted than are free or evictable."""
+    """More blocks were requested than are free or evictable."""
 
 
 class BlockPool:
-    """Owns every KV block of one shard and says who may use it.
+    """Owns every KV block of one shard and decides on its use.
 
     A block is in exactly one place: free, draining (free as soon as a copy has read it), idle (cached, without an
-    owner, evictable), kept (the same, but pinned) or owned (counted holders). Whoever holds a cached block holds its
-    parents too, so every idle block comes to be evictable. In which order is told in `shards.kv.idle`.
+    owner, evictable), kept (the same, but pinned) or owned (counted holders). A holder of a cached block also holds its
+    parents, so every idle block becomes evictable in time. `shards.kv.idle` defines the order.
 
-    A cached block that leaves the device goes to the host tier if there is room or something of less worth there, and
-    comes back when it is matched. `guaranteed` blocks are never kept back by pins and floors: what needs no more than
-    that can always start once others have finished.
+    A cached block that leaves the device goes to the host tier if that has room or a block of less worth, and comes
+    back when it is matched. Pins and floors never keep `guaranteed` blocks: a request that needs no more than that can
+    always start once others have finished.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class BlockPool:
         self._holders: dict[int, int] = {}
         self._cached = Residents()
         self._taken = 0
-        # evicting early costs a small pool too much of its cache
+        # early eviction would cost a small pool too much of its cache
         self._run_blocks = max(1, min(_MOST_EARLY, size // 64))
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `take` could give to anybody: free or evictable."""
+        """Blocks that `take` could give to any domain: free or evictable."""
         return self.available_for(None)
 
     def available_for(self, domain: str | None) -> int:
@@ -72,33 +72,34 @@ class BlockPool:
 
     @property
     def owned(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks that are held."""
         return len(self._holders)
 
     def is_held(self, block: int | None) -> bool:
-        """Does anybody hold `block`?"""
+        """Is `block` held?"""
         return block in self._holders
 
     def has_landed(self, blocks: Iterable[int]) -> bool:
-        """May all of `blocks` be read? Not while a copy from the host is on its way."""
+        """Can all of `blocks` be read? Not while a copy from the host is unfinished."""
         self._settle(self.host.flights.land())
         landing = self.host.flights.landing
         return not landing or landing.isdisjoint(blocks)
 
     def take(self, count: int, *, after: int | None = None, domain: str | None = None) -> list[int]:
-        """`count` blocks for a new owner, consecutive behind `after` where possible; evicts on behalf of `domain`.
+        """`count` blocks for a new owner, consecutive behind `after` if possible; evicts on behalf of `domain`.
 
-        What is evicted is copied to the host tier, if there is one, before its block is given away: it waits for that.
+        An evicted block is copied to the host tier, if there is one, before it is given away; this waits for that.
         Raises OutOfBlocks; nothing has changed then.
         """
         room = self.available_for(domain)
         if count > room:
             raise OutOfBlocks(f"{count} blocks are wanted and {room} of {self.size} are free or evictable")
         if after is not None and after + 1 not in self._free and len(self._free) < self.size // 32:
-            # a run of its own for who grows in a full pool: 3 extents in 16 blocks beside 15 others, instead of 16
+            # a run of its own for a sequence that grows in a full pool: 3 extents in 16 blocks beside 15 other
+            # sequences, instead of 16
             self._evict(domain)
         self.make_room(count, domain=domain)
-        assert len(self._free) + len(self._draining) >= count, "what is idle cannot be evicted"
+        assert len(self._free) + len(self._draining) >= count, "idle blocks cannot be evicted"
         while len(self._free) < count:
             self._settle(self.host.flights.wait())
         taken = self._free.take(count, after=after)
@@ -107,7 +108,7 @@ class BlockPool:
         return taken
 
     def make_room(self, count: int, *, domain: str | None = None) -> None:
-        """Evict until `count` blocks are free or about to be, or nothing more may be evicted.
+        """Evict until `count` blocks are free or about to be, or nothing more can be evicted.
 
         Called a step ahead, it lets the copies to the host run while the step computes.
         """
@@ -117,20 +118,20 @@ class BlockPool:
         self.host.flights.start()
 
     def share(self, cached: CachedBlock) -> int:
-        """The device block of `cached`, held once more. The caller holds its parents already."""
-        assert cached in self.prefix, "only what is cached can be shared"
-        assert cached.block is not None, "only what is on the device can be shared"
+        """The device block of `cached`, with one more hold. The caller holds its parents already."""
+        assert cached in self.prefix, "only a cached block can be shared"
+        assert cached.block is not None, "only a block on the device can be shared"
         self._idle.remove(cached)
         self._holders[cached.block] = self._holders.get(cached.block, 0) + 1
         return cached.block
 
     def restore(self, path: Sequence[CachedBlock], *, after: int | None = None) -> list[int]:
-        """Device blocks, held, for a beginning of `path`, as far as there is room; the copies to them have started.
+        """Device blocks, held, for the beginning of `path`, as far as there is room; the copies to them have started.
 
         All of `path` is in the host tier only, and the caller holds the parents of its first block.
         """
         slots = [cached.slot for cached in path[: self.available_for(path[0].domain)] if cached.slot is not None]
-        # held, so that evictions that make room on the device do not take them
+        # held, so that evictions for room on the device do not take them
         for slot in slots:
             self.host.hold(slot)
         blocks = self._load(path, slots, after=after, domain=path[0].domain)
@@ -138,12 +139,12 @@ class BlockPool:
         return blocks
 
     def store(self, block: int, parent: CachedBlock | None, token_ids: bytes, *, domain: str) -> CachedBlock | None:
-        """Cache `block`, which the caller alone holds and has filled with `token_ids` behind `parent`.
+        """Cache `block`, which only the caller holds and has filled with `token_ids` behind `parent`.
 
-        If an equal one is cached on the device already, the caller's hold moves over to that one and `block` becomes
-        free. None (and nothing changed) if the key is taken by other tokens or `parent` is cached no more.
+        If the device already caches an equal block, the caller's hold moves to that block and `block` becomes free.
+        None (and nothing changed) if other tokens have the key, or `parent` is no longer cached.
         """
-        assert self._holders[block] == 1, "a shared block is not the caller's to store"
+        assert self._holders[block] == 1, "a shared block cannot be stored by one of its holders"
         known = self.prefix.find(parent, token_ids, domain=domain)
         if known is not None and known.block is not None:
             self.share(known)
@@ -158,9 +159,9 @@ class BlockPool:
         return cached
 
     def release(self, blocks: Sequence[int], *, rank: int = 0) -> None:
-        """End one hold on each of `blocks` (in their sequence's order): cached ones become idle, the rest free.
+        """End one hold on each of `blocks` (in their sequence's order): cached blocks become idle, the rest free.
 
-        `rank` is that of the class that used them until now; 0 is the best.
+        `rank` is the rank of the class that used them until now; 0 is the best.
         """
         now = self._taken / self.size - RANK_TURNS * rank
         for block in reversed(blocks):
@@ -178,7 +179,7 @@ class BlockPool:
                 self._idle.add(cached, is_leaf=not cached.device_children)
 
     def park(self, path: Sequence[CachedBlock], blocks: Sequence[int], *, rank: int) -> list[int] | None:
-        """Host slots, held, that take over from `blocks` (the first of them cached, as `path`), which are released.
+        """Host slots, held, that replace `blocks` (the first of them cached, as `path`), which are released.
 
         None, and nothing changed, if the host tier has no room.
         """
@@ -195,14 +196,14 @@ class BlockPool:
         return slots
 
     def unpark_need(self, path: Sequence[CachedBlock], slots: Sequence[int]) -> int:
-        """By how much `unpark` would lower what is available: fresh blocks, and idle ones that it shares."""
+        """By how much `unpark` would lower the available blocks: fresh blocks, and idle ones that it shares."""
         on_device = sum(cached.block is not None for cached in path)
         return len(slots) - on_device + sum(cached in self._idle for cached in path)
 
     def unpark(self, path: Sequence[CachedBlock], slots: Sequence[int], *, domain: str) -> list[int]:
-        """Device blocks, held, that take over from `slots`, which are released; copies are on their way.
+        """Device blocks, held, that replace `slots`, which are released; copies are under way.
 
-        What of `path` is still on the device is shared instead. Raises OutOfBlocks; nothing has changed then.
+        Blocks of `path` that are still on the device are shared instead. Raises OutOfBlocks; nothing has changed then.
         """
         need, room = self.unpark_need(path, slots), self.available_for(domain)
         if need > room:
@@ -214,15 +215,15 @@ class BlockPool:
         return blocks
 
     def forsake(self, slots: Sequence[int]) -> None:
-        """End one hold on each of `slots`, which `park` gave."""
+        """End one hold on each of `slots`, which `park` returned."""
         for slot in reversed(slots):
             self.host.release(slot)
 
     def distrust(self, path: Sequence[CachedBlock]) -> None:
-        """Uncache the end of `path`, which the caller holds, as far as nobody else holds or continues it."""
+        """Uncache the end of `path`, which the caller holds, up to the last block with another holder or a child."""
         for cached in reversed(path):
             block = cached.block
-            assert block is not None, "what the caller holds is on the device"
+            assert block is not None, "a block that the caller holds must be on the device"
             if self._holders[block] > 1 or cached.children or self.host.is_held(cached.slot):
                 break
             self.pins.discard(cached)
@@ -232,9 +233,9 @@ class BlockPool:
             self.prefix.displace(cached)
 
     def clear(self, domain: str | None = None) -> int:
-        """Forget all that is cached, or all of `domain`; how many blocks that was, in whichever tier.
+        """Forget all cached blocks, or those of `domain`; returns their number over both tiers.
 
-        Blocks and slots that are held stay with their holders, uncached.
+        Held blocks and slots stay with their holders, uncached.
         """
         gone = [cached for cached in self.prefix if domain is None or cached.domain == domain]
         for cached in reversed(gone):
@@ -249,9 +250,9 @@ class BlockPool:
         return len(gone)
 
     def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
-        """Prove that no block is lost or in two places in either tier, that parents are cached and pins are kept.
+        """Assert that no block is lost or in two places in either tier, that parents are cached and pins are kept.
 
-        With `holders` (each one's blocks), that they are who holds.
+        With `holders` (the blocks of each holder), also that exactly these blocks are held.
         """
         for part in (self._free, self._idle, self.pins, self._cached, self.prefix, self.host):
             part.check()
@@ -259,9 +260,9 @@ class BlockPool:
         idle = [cached.block for cached in self._idle if cached.block is not None]
         places = [*self._free.ids(), *self._draining, *idle, *kept, *self._holders]
         assert sorted(places) == list(range(self.size)), "a block is lost or in two places"
-        assert all(self.host.flights.is_busy(block) for block in self._draining), "a free block is not given back"
+        assert all(self.host.flights.is_busy(block) for block in self._draining), "a free block was not given back"
         assert not any(map(self.host.flights.is_busy, self._free.ids())), "a free block is still copied"
-        assert {one.block: one for one in self.prefix if one.block is not None} == self._cached, (
+        assert {cached.block: cached for cached in self.prefix if cached.block is not None} == self._cached, (
             "pool and prefix cache disagree"
         )
         for cached in self._idle:
@@ -296,7 +297,7 @@ class BlockPool:
             self._free.give(block)
 
     def _load(self, path: Sequence[CachedBlock], slots: Sequence[int], *, after: int | None, domain: str) -> list[int]:
-        """Fresh blocks that `slots` are copied to; the first of them are those of `path`."""
+        """Fresh blocks to which `slots` are copied; the first of them are those of `path`."""
         blocks = self.take(len(slots), after=after, domain=domain)
         for slot, block in zip(slots, blocks, strict=True):
             self.host.flights.load(slot, block)
@@ -306,20 +307,20 @@ class BlockPool:
         return blocks
 
     def _place(self, cached: CachedBlock, block: int) -> None:
-        """`cached`, so far in the host tier only, is in `block` too."""
+        """Record that `cached`, until now in the host tier only, is also in `block`."""
         self.prefix.place(cached, block)
         self._cached.enter(cached, block)
         self.host.settle(cached)
 
     def _save(self, block: int) -> int:
-        """A slot, held, that `block` is copied to."""
+        """A slot, held, to which `block` is copied."""
         slot = self.host.take()
-        assert slot is not None, "who saves has asked for room"
+        assert slot is not None, "the caller must check for room before saving"
         self.host.flights.save(block, slot)
         return slot
 
     def _park_cached(self, cached: CachedBlock) -> int:
-        """The slot of `cached`, which the caller holds if there was one already."""
+        """The slot of `cached`; the caller holds it if it existed before."""
         if cached.slot is not None:
             return cached.slot
         assert cached.block is not None, "a cached block is nowhere"
@@ -332,14 +333,14 @@ class BlockPool:
         return group is None or group == domain or self._cached.of_domain[group] > self.options.floors[group]
 
     def _evict(self, domain: str | None) -> bool:
-        """Evict what is worth least, and those before it while their ids are consecutive; False if there is nothing."""
+        """Evict the block of least worth, and those before it with consecutive ids; False if there is none."""
         cached = self._idle.least([group for group in (None, *self.options.floors) if self._may_evict(group, domain)])
         if cached is None:
             return False
         group = cached.domain if cached.domain in self.options.floors else None
         for _ in range(self._run_blocks):
             block, parent, worth = cached.block, cached.parent, cached.worth
-            assert block is not None, "what is idle here is on the device"
+            assert block is not None, "an idle block of the pool must be on the device"
             self._move_out(cached, block)
             if parent is None or parent.block != block - 1 or not self._idle.is_ripe(parent):
                 break
@@ -349,14 +350,14 @@ class BlockPool:
         return True
 
     def _move_out(self, cached: CachedBlock, block: int) -> None:
-        """`cached` leaves the device: for the host tier if it is worth it, or if its children are there."""
+        """Move `cached` off the device: to the host tier if it is worth it, or if its children are there."""
         assert block not in self._holders, "a held block is never evicted"
         assert cached not in self.pins, "a pinned block is never evicted"
         self._idle.remove(cached)
         self._cached.leave(cached, block)
         slot = None
         if cached.slot is None:
-            # what has children there takes the place of whatever is worth least, since they must not be orphans
+            # a block with children in the host tier replaces the block of least worth: its children must keep a parent
             slot = self.host.take() if cached.children else self.host.take(cached.worth)
         if slot is not None:
             self.host.flights.save(block, slot)
@@ -372,7 +373,7 @@ class BlockPool:
             self._idle.ripen(parent)
 
     def _settle_pinned(self, cached: CachedBlock) -> None:
-        """Put `cached` where it belongs, now that it is pinned or is not any more."""
+        """Classify `cached` again after its pin began or ended."""
         if cached in self.pins:
             self._idle.remove(cached)
         elif cached.block is not None and cached.block not in self._holders:

@@ -1,4 +1,4 @@
-"""Which blocks hold which tokens: the prefix cache. Torch-free."""
+"""The prefix cache: finds the blocks that hold given tokens. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from shards.kv.keys import block_keys, root_key
 from shards.nouns import CacheChange, CacheEvent
 
 DEVICE, HOST = "device", "host"
-"""The tiers: where the network reads and writes, and where blocks wait to be copied back."""
+"""The tiers: the network reads and writes the device; blocks in the host tier wait to be copied back."""
 
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """A full block whose KV may be shared: `token_ids` (little-endian uint32) behind all that `parent` stands for.
+    """A full block with shareable KV: `token_ids` (little-endian uint32) behind the whole prefix of `parent`.
 
-    Two of them are the same prefix only if they are the same object; `key` is a name for the outside. Its KV lies in
-    device block `block`, in host slot `slot`, or in both. `depth` blocks lie before it. `children` are cached in any
+    Two of them are the same prefix only if they are the same object; `key` is a name for use outside. Its KV is in
+    device block `block`, in host slot `slot`, or in both. `depth` blocks come before it. `children` are cached in any
     tier, `device_children` on the device. `worth` orders eviction, see `shards.kv.idle`.
     """
 
@@ -37,14 +37,16 @@ class CachedBlock:
 
 
 class PrefixCache:
-    """Finds cached blocks by what they hold: domain, parent and tokens, all compared exactly.
+    """Finds cached blocks by domain, parent and tokens, all compared exactly.
 
-    Keys only lead to a candidate: xxh3 does not resist an adversary, so a block whose key is taken by other tokens is
-    a miss, is not cached, and nothing may be cached or found behind it.
-    A cached block's parent is cached, and that of a block on the device is on the device; `check()` proves it. So a
-    prefix that is found is some blocks on the device and then some in the host tier.
-    Changes are collected as events until drained, in order within each tier: tiers are counted apart, so their order
-    among each other means nothing, and a hundred blocks that move are two events.
+    A key only leads to a candidate, since xxh3 does not resist an adversary. A block whose key is taken by other tokens
+    is a miss and is not cached, and nothing can be cached or found behind it.
+
+    The parent of a cached block is cached, and the parent of a block on the device is on the device; `check()` proves
+    it. So a found prefix is a number of blocks on the device, followed by blocks in the host tier.
+
+    Changes are collected as events until drained, in order within each tier. Tiers are counted separately, so their
+    relative order has no meaning, and moving a hundred blocks makes two events.
     """
 
     def __init__(self, model: str) -> None:
@@ -64,7 +66,7 @@ class PrefixCache:
         return self._by_key.get(cached.key) is cached
 
     def __repr__(self) -> str:
-        return f"PrefixCache({len(self)} blocks, {len(self._changes)} changes to tell)"
+        return f"PrefixCache({len(self)} blocks, {len(self._changes)} changes to report)"
 
     def key(self, parent: CachedBlock | None, token_ids: bytes, *, domain: str) -> int:
         """The key of one full block of tokens behind `parent`, or behind the root of `domain`."""
@@ -78,14 +80,14 @@ class PrefixCache:
         return None
 
     def named(self, key: int, *, domain: str) -> CachedBlock | None:
-        """The cached block that `key` names in `domain`. Enough to pin by, never to read by."""
+        """The cached block that `key` names in `domain`. Good enough for a pin, but not for reading KV."""
         found = self._by_key.get(key)
         return found if found is not None and found.domain == domain else None
 
     def extend_path(
         self, path: list[CachedBlock], tokens_of: Callable[[int], bytes], *, limit: int, domain: str
     ) -> None:
-        """Make `path` the longest cached prefix of at most `limit` blocks: drop what was evicted, add what was stored.
+        """Make `path` the longest cached prefix of at most `limit` blocks: drop evicted blocks, append stored ones.
 
         `tokens_of(i)` are the tokens of the i-th block.
         """
@@ -98,7 +100,7 @@ class PrefixCache:
             path.append(found)
 
     def add(self, block: int, parent: CachedBlock | None, token_ids: bytes, *, domain: str) -> CachedBlock | None:
-        """Cache `block` of the device; None if its key is taken or `parent` is cached no more."""
+        """Cache `block` of the device; None if its key is taken or `parent` is no longer cached."""
         key = self.key(parent, token_ids, domain=domain)
         if key in self._by_key or (parent is not None and parent not in self):
             return None
@@ -110,7 +112,7 @@ class PrefixCache:
         return cached
 
     def place(self, cached: CachedBlock, block: int) -> None:
-        """The KV of `cached` is in `block` of the device too; its parent's is there already."""
+        """Record that the KV of `cached` is also in `block` of the device; its parent's is there already."""
         assert cached.block is None, "a cached block is in one device block"
         cached.block = block
         if cached.parent is not None:
@@ -118,7 +120,7 @@ class PrefixCache:
         self._tell(CacheChange.STORED, DEVICE, cached.key)
 
     def displace(self, cached: CachedBlock) -> None:
-        """The KV of `cached`, none of whose children are on the device, is there no more. Forgotten if nowhere else."""
+        """Remove `cached`, which has no children there, from the device. Forgotten if it is nowhere else."""
         assert not cached.device_children, "children are evicted before their parents"
         cached.block = None
         if cached.parent is not None:
@@ -127,32 +129,32 @@ class PrefixCache:
         self._forget_unless_held(cached)
 
     def keep(self, cached: CachedBlock, slot: int) -> None:
-        """The KV of `cached` is in `slot` of the host tier too."""
+        """Record that the KV of `cached` is also in `slot` of the host tier."""
         assert cached.slot is None, "a cached block is in one host slot"
         cached.slot = slot
         self._tell(CacheChange.STORED, HOST, cached.key)
 
     def drop(self, cached: CachedBlock) -> None:
-        """The KV of `cached` is in the host tier no more. Forgotten if nowhere else; it has no children then."""
+        """Remove `cached` from the host tier. Forgotten if it is nowhere else; it has no children then."""
         cached.slot = None
         self._tell(CacheChange.EVICTED, HOST, cached.key)
         self._forget_unless_held(cached)
 
     def clear(self, domain: str | None = None) -> None:
-        """Forget everything, or everything of `domain`: no chain crosses domains."""
+        """Forget everything, or everything of `domain`; no chain crosses domains."""
         if domain is None:
             self._by_key.clear()
             self._last_of.clear()
             self._changes.append((CacheChange.CLEARED, DEVICE, []))
             return
-        for cached in [one for one in self._by_key.values() if one.domain == domain]:
+        for cached in [cached for cached in self._by_key.values() if cached.domain == domain]:
             del self._by_key[cached.key]
             for tier, place in ((DEVICE, cached.block), (HOST, cached.slot)):
                 if place is not None:
                     self._tell(CacheChange.EVICTED, tier, cached.key)
 
     def snapshot(self) -> tuple[CacheEvent, ...]:
-        """All that is cached, one event for each tier that holds something, parents before children."""
+        """All cached blocks, one event for each tier that holds any, parents before children."""
         device = tuple(key for key, cached in self._by_key.items() if cached.block is not None)
         host = tuple(key for key, cached in self._by_key.items() if cached.slot is not None)
         return tuple(
@@ -161,18 +163,18 @@ class PrefixCache:
 
     @property
     def has_events(self) -> bool:
-        """Is there a change that nobody was told?"""
+        """Are there changes that were not drained?"""
         return bool(self._changes)
 
     def drain_events(self) -> tuple[CacheEvent, ...]:
-        """The changes since the last call, in order within each tier; CLEARED, with no keys, means all of them."""
+        """The changes since the last call, in order within each tier; CLEARED, with no keys, covers all blocks."""
         events = tuple(CacheEvent(change, tuple(keys), tier) for change, tier, keys in self._changes)
         self._changes.clear()
         self._last_of.clear()
         return events
 
     def check(self) -> None:
-        """Prove that each block is somewhere, that parents are where children are, and that children are counted."""
+        """Assert that each block is in a tier, that parents are where children are, and that children are counted."""
         children = dict.fromkeys(self._by_key, 0)
         device_children = dict.fromkeys(self._by_key, 0)
         for key, cached in self._by_key.items():

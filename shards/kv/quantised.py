@@ -12,15 +12,15 @@ from shards.kv.keys import BLOCK_TOKENS
 from shards.network.config import NetworkConfig
 
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
-"""What the KV of a network may be stored as; auto is what the network computes in."""
+"""Names of the types in which a network's KV can be stored; auto is the type that the network computes in."""
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
 def kv_dtype_of(name: str, *, computed: torch.dtype) -> torch.dtype:
-    """What KV is stored as where the operator says `name` and the network computes in `computed`.
+    """The storage type of KV for the configured `name`, if the network computes in `computed`.
 
-    float32 and bfloat16 must be what it computes in, since attention does not mix them. Raises ValueError.
+    float32 and bfloat16 must equal `computed`, since attention does not mix types. Raises ValueError.
     """
     known = {"auto": computed, "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
     dtype = {**known, "fp8": torch.float8_e4m3fn}.get(name)
@@ -43,12 +43,12 @@ class QuantisedKvCache(KvCache):
     """A `KvCache` that stores int8 or fp8 (e4m3) with one float32 scale for each token and head.
 
     `data` [layers, k|v, kv_heads, blocks * 64, head_dim], `scales` [layers, k|v, kv_heads, blocks * 64]. The scale is
-    the largest magnitude among a head's numbers by the largest that the type has, so it depends on that token alone:
-    not on its neighbours in the block or in the batch. int8 is off by at most half a scale, fp8 by 1/16 of each number
-    (and never by more than 2^-10 scales near 0). NaN and infinity are read back as NaN.
+    the largest magnitude among a head's numbers, divided by the largest of the type, so it depends on that token alone:
+    not on its neighbours in the block or in the batch. The error of int8 is at most half a scale, that of fp8 1/16 of
+    each number (and never above 2^-10 scales near 0). NaN and infinity are read back as NaN.
 
-    One scale per token and head costs 4 bytes beside 128 of head_dim 128, and needs no look at the rest of a block that
-    is not there yet, as one per block would.
+    One scale per token and head costs 4 bytes beside the 128 bytes of head_dim 128. One scale per block would depend on
+    the rest of the block, which does not exist yet.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class QuantisedKvCache(KvCache):
         self.scales = torch.empty(self.data.shape[:-1])
         self._computed = computed
         self._largest = float(torch.iinfo(dtype).max if dtype == torch.int8 else torch.finfo(dtype).max)
-        # torch indexes no float8 on the CPU, and bytes are bytes
+        # torch cannot index float8 on the CPU, so its bytes are indexed as int8
         self._bytes = self.data.view(torch.int8)
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the keys and values as `read` and `views` give them."""
+        """The type of the keys and values that `read` and `views` return."""
         return self._computed
 
     @property
@@ -79,7 +79,7 @@ class QuantisedKvCache(KvCache):
         return (*super().planes, self.scales.view(*self.scales.shape[:3], -1, BLOCK_TOKENS).movedim(3, 0))
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """Quantise new keys and values [tokens, 2 * kv_heads, head_dim] and put them at `slots` [tokens] of `layer`."""
+        """Quantise keys and values [tokens, 2 * kv_heads, head_dim] and write them to `slots` [tokens] of `layer`."""
         by_head = keys_values.transpose(0, 1).float()
         scales = (by_head.abs().amax(-1) / self._largest).clamp_min(_SMALLEST_SCALE)
         scaled = by_head / scales.unsqueeze(-1)
@@ -94,7 +94,7 @@ class QuantisedKvCache(KvCache):
         return keys, values
 
     def views(self, extent: Extent) -> LayeredViews:
-        """The extent in every layer, dequantised: a copy, unlike that of the plain cache."""
+        """The extent in every layer, dequantised: a copy, unlike the views of the plain cache."""
         keys, values = self._dequantised(self.data, self.scales, extent).unbind(1)
         return LayeredViews(keys.transpose(2, 3).unbind(0), values.unbind(0))
 

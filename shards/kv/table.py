@@ -10,18 +10,18 @@ from shards.kv.prefix import CachedBlock
 
 
 def blocks_for(tokens: int) -> int:
-    """How many blocks hold the KV of `tokens` positions."""
+    """The number of blocks that hold the KV of `tokens` positions."""
     return -(-tokens // BLOCK_TOKENS)
 
 
 class BlockTable:
-    """Which blocks hold one sequence's KV, in order, and which of them are cached.
+    """The blocks of one sequence's KV, in order, and the cached ones among them.
 
-    `path` are the cached ones, always a beginning of the blocks. `is_chained` turns False when a block could not be
-    cached: nothing behind it can then be cached or found. `rank` is that of the sequence's class, 0 the best: it says
-    how long its blocks stay cached after it, and may be changed at any time.
+    `path` are the cached blocks, always the first ones. `is_chained` turns False when a block could not be cached:
+    nothing behind it can then be cached or found. `rank` is the rank of the sequence's class, 0 the best: it decides
+    how long its blocks stay cached afterwards, and may be changed at any time.
 
-    A table that is parked has its KV in the host tier and no device block: it can be unparked or released.
+    A parked table has its KV in the host tier and no device block: it can be unparked or released.
     """
 
     def __init__(self, pool: BlockPool, domain: str, *, rank: int = 0) -> None:
@@ -58,13 +58,13 @@ class BlockTable:
 
     @property
     def is_landed(self) -> bool:
-        """Is all KV on the device? While a copy from the host is on its way, nothing may be computed."""
+        """Is all KV on the device? Nothing may be computed while a copy from the host is unfinished."""
         return self._slots is None and self.pool.has_landed(self._blocks)
 
     def follow(self, tokens_of: Callable[[int], bytes], *, limit: int) -> int:
-        """Share the cached blocks that continue this table, up to `limit` blocks in all; says how many were added.
+        """Share the cached blocks that continue this table, up to `limit` blocks in total; returns the number added.
 
-        All blocks so far must be full and cached. What is in the host tier is copied back, as far as there is room.
+        All blocks so far must be full and cached. Blocks in the host tier are copied back, as far as there is room.
         """
         if self.is_parked or not self.is_chained or len(self.path) != len(self._blocks):
             return 0
@@ -83,7 +83,7 @@ class BlockTable:
         return len(self._blocks) - had
 
     def grow(self, tokens: int) -> None:
-        """Make room for `tokens` positions in all. Raises OutOfBlocks."""
+        """Make room for `tokens` positions in total. Raises OutOfBlocks."""
         assert not self.is_parked, "a parked table does not grow"
         missing = blocks_for(tokens) - len(self._blocks)
         if missing > 0:
@@ -104,11 +104,11 @@ class BlockTable:
                     self._blocks[at], self._ids = cached.block, None
 
     def park(self) -> bool:
-        """Move all KV, that of a last block in part too, to the host tier, and let go of the device blocks.
+        """Move all KV, including a partial last block, to the host tier, and release the device blocks.
 
         False, and nothing changed, if there is no room.
         """
-        assert not self.is_parked, "a table is parked once"
+        assert not self.is_parked, "a table cannot be parked twice"
         slots = self.pool.park(self.path, self._blocks, rank=self.rank)
         if slots is None:
             return False
@@ -116,36 +116,36 @@ class BlockTable:
         return True
 
     def unpark(self) -> None:
-        """Take device blocks and start to copy the KV back; it is there once `is_landed`. Raises OutOfBlocks."""
-        assert self._slots is not None, "only what is parked can be unparked"
+        """Take device blocks and start copying the KV back; it is there once `is_landed`. Raises OutOfBlocks."""
+        assert self._slots is not None, "only a parked table can be unparked"
         self._blocks = self.pool.unpark(self.path, self._slots, domain=self.domain)
         self._slots, self._ids = None, None
 
     def unchain(self) -> None:
-        """Forget that any block is cached, for a pool that was cleared. Parked tables need it too."""
+        """Treat all blocks as uncached, after the pool was cleared. Parked tables need this too."""
         self.path, self.is_chained = [], False
 
     def distrust(self) -> None:
-        """Uncache what this sequence alone holds: its KV may be wrong."""
+        """Uncache the blocks that only this sequence holds: their KV may be wrong."""
         if not self.is_parked:
             self.pool.distrust(self.path)
         self.unchain()
 
     def release(self) -> None:
-        """Let go of all blocks, the parked ones too."""
+        """Release all blocks, including parked ones."""
         if self._slots is not None:
             self.pool.forsake(self._slots)
         self.pool.release(self._blocks, rank=self.rank)
         self._blocks, self.path, self._ids, self._slots = [], [], (), None
 
     def check(self) -> None:
-        """Prove that the cached blocks are a beginning of the table, linked in order, and that it holds them."""
+        """Assert that the cached blocks are the table's first ones, linked in order, and that it holds them."""
         places: Sequence[int] = self._blocks if self._slots is None else self._slots
         assert not (self._slots is not None and self._blocks), "a parked table holds device blocks"
         path = [cached.block if self._slots is None else cached.slot for cached in self.path]
         assert path == list(places[: len(path)]), "table and path disagree"
         is_held = self.pool.is_held if self._slots is None else self.pool.host.is_held
-        assert all(map(is_held, places)), "a table has a block that it does not hold"
+        assert all(map(is_held, places)), "a table lists a block that it does not hold"
         parents: list[CachedBlock | None] = [None, *self.path]
         for parent, cached in zip(parents, self.path, strict=False):
             assert cached.parent is parent, "a path is broken"

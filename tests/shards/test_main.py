@@ -46,7 +46,7 @@ def test_a_port_that_another_process_has_is_a_sentence() -> None:
 
 def test_memory_that_is_not_there_is_a_sentence() -> None:
     result = started("--kv-memory", "1000000")
-    assert "1e+06 GiB of KV are asked for and there is no more than" in result.stderr
+    assert "1e+06 GiB of KV are configured, but this machine has only" in result.stderr
 
 
 def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
