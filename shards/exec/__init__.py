@@ -1,1 +1,1 @@
-"""A plan becomes tokens: requests and sequences, the batch, the runner, sampling and stop strings."""
+"""Turns a plan into tokens: requests and sequences, the batch, the runner, sampling and stop strings."""

@@ -11,8 +11,8 @@ import torch
 class Row:
     """One sequence in a batch: its new tokens are `batch.token_ids[start : start + tokens]`.
 
-    `context_tokens` counts positions with KV after this step, the new ones included; `blocks` are the ids of the pool
-    blocks that hold them, in order.
+    `context_tokens` counts the positions with KV after this step, including the new ones; `blocks` are the ids of the
+    pool blocks that hold them, in order.
     """
 
     start: int
@@ -23,12 +23,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Token ids and positions [tokens], where their KV goes (`slots` [tokens]: block * 64 + offset), and the sequences.
+    """Token ids and positions [tokens], places of their KV (`slots` [tokens]: block * 64 + offset), and sequences.
 
-    `logit_rows` [wanted] are indices into the tokens whose logits are wanted. All tensors are int64. If `is_exact`, the
-    bits of the result may depend on shapes, but not on which blocks hold the KV, nor on how often it was computed.
-
-    `ahead` are pairs (token, place): what that token is, only the device knows, which drew it last, as its `place`-th.
+    `logit_rows` [wanted] are the indices of the tokens whose logits are needed. All tensors are int64. If `is_exact`,
+    the bits of the result may depend on shapes, but not on which blocks hold the KV, nor on how often it was computed.
+    `ahead` are pairs (token, place): only the device knows this token, the `place`-th that it drew in its last batch.
     """
 
     token_ids: torch.Tensor

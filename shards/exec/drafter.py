@@ -5,15 +5,15 @@ from __future__ import annotations
 from shards.exec.lookup import GRAM_TOKENS, Gram, PromptIndex
 
 _KEPT_SHARE = 0.9
-"""Of what was learnt, per further guess: about the last ten count."""
+"""Share of the experience that is kept per further guess: about the last ten count."""
 
 _PRIOR_FIRST = 0.3
 _PRIOR_LATER = 0.7
-"""How likely a guess is to be right before any was seen: the first one of a match, and one behind a right one."""
+"""Prior chance that a guess is right: the first guess of a match, and a guess behind a right one."""
 
 
 class Trust:
-    """The share of recent guesses that were right, drawn towards `prior`, which counts like one guess."""
+    """The share of recent guesses that were right, with `prior` as one further guess."""
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
@@ -24,21 +24,21 @@ class Trust:
 
     @property
     def share(self) -> float:
-        """How likely the next guess is to be right, in (0, 1)."""
+        """The estimated chance that the next guess is right, in (0, 1)."""
         return (self._right + self._prior) / (self._guesses + 1.0)
 
     def learn(self, is_right: bool) -> None:
-        """One more guess was right, or was not."""
+        """Record one more guess."""
         self._right = _KEPT_SHARE * self._right + is_right
         self._guesses = _KEPT_SHARE * self._guesses + 1.0
 
 
 class Drafter:
-    """Follows one answer. Where its last three tokens stood before, whatever came then is its guess.
+    """Follows one answer. If its last three tokens have occurred before, the tokens that followed then are its guess.
 
-    It guesses at every token, whether or not anybody asks, and sees what is drawn: so it knows how far it may be
-    trusted, and relearns it for free where nothing is drafted. `first` is the trust in the first guess of a match,
-    `later` in those behind a right one. A token takes 2 us, and memory for one gram.
+    It guesses at every token, even without a caller, and observes the drawn tokens. So it knows its own success rate,
+    and keeps learning at no cost while nothing is drafted. `first` is the trust in the first guess of a match, `later`
+    in guesses behind a right one. A token takes 2 us, and memory for one gram.
     """
 
     def __init__(self, index: PromptIndex) -> None:
@@ -55,16 +55,16 @@ class Drafter:
 
     @property
     def has_guess(self) -> bool:
-        """Did the last tokens stand somewhere before?"""
+        """Have the last tokens occurred before?"""
         return self._source is not None
 
     @property
     def chance(self) -> float:
-        """How likely the next token is what `draft` says."""
+        """The estimated chance that the next token is the first of `draft`."""
         return self.later.share if self._is_running else self.first.share
 
     def note(self, token_id: int) -> None:
-        """`token_id` was drawn."""
+        """Record the drawn token `token_id`."""
         if self._source is not None:
             is_right = self._at(self._source) == token_id
             (self.later if self._is_running else self.first).learn(is_right)
@@ -80,7 +80,7 @@ class Drafter:
             self._latest[gram] = len(self._index) + len(self._output)
 
     def draft(self, tokens: int) -> tuple[int, ...]:
-        """The next `tokens` tokens, as guessed; none without a guess. A match that reaches the end begins again."""
+        """The next `tokens` tokens, as guessed; none without a guess. A match that reaches the end starts over."""
         if self._source is None:
             return ()
         period = len(self._index) + len(self._output) - self._source

@@ -1,4 +1,4 @@
-"""How a token is drawn where the logits are, on a device. Torch-free."""
+"""The parameters for drawing a token where the logits are, on a device. Torch-free."""
 
 from __future__ import annotations
 

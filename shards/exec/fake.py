@@ -1,4 +1,4 @@
-"""A network without weights, for tests of whatever drives one."""
+"""A network without weights, for tests of the code that drives a network."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _EMPTY = -1
 class FakeNetwork:
     """Logits that depend on every token and position of a sequence, as read back from its KV.
 
-    The KV of a token is the token itself, written at its slot. So a wrong block, slot or position, a block shared
-    too early or freed too late, changes what is drawn; reading what nobody wrote is an error. `answer` computes the
-    same without any KV. `calls` counts the steps and `computed` the tokens of each.
+    The KV of a token is the token itself, written at its slot. So a wrong block, slot or position, or a block that is
+    shared too early or freed too late, changes the drawn tokens; reading an unwritten slot is an error. `answer`
+    computes the same without any KV. `calls` counts the steps and `computed` the tokens of each.
     """
 
     def __init__(self, *, vocabulary: int = 256, context_tokens: int = 4096) -> None:
@@ -28,11 +28,11 @@ class FakeNetwork:
 
     @property
     def calls(self) -> int:
-        """How many steps were computed."""
+        """The number of computed steps."""
         return len(self.computed)
 
     def allocate(self, blocks: int) -> None:
-        """Make memory for `blocks` blocks, nothing written."""
+        """Allocate unwritten memory for `blocks` blocks."""
         self._memory = np.full(blocks * BLOCK_TOKENS, _EMPTY, dtype=np.int64)
 
     def host_memory(self, slots: int) -> FakeHostMemory:

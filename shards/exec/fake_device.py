@@ -1,4 +1,4 @@
-"""A fake network on a fake device, for tests of whatever runs ahead of one."""
+"""A fake network on a fake device, for tests of the code that runs ahead of a device."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MOST_DUE = 2
 
 
 class FakeDevice(FakeNetwork):
-    """A `FakeNetwork` that computes as late as it may: when a batch is collected, or its blocks are copied.
+    """A `FakeNetwork` that computes as late as possible: when a batch is collected, or when its blocks are copied.
 
-    So whoever looks at a token too early, or changes what was submitted, is found out. It draws as `sample` does: an
-    engine that draws on the host gives the same tokens. It refuses more batches at once than one ahead of another.
+    So it exposes code that reads a token too early or changes a submitted batch. It draws as `sample` does: an engine
+    that draws on the host gives the same tokens. It refuses more than one batch ahead of another.
     """
 
     most_rows = 64
@@ -39,10 +39,10 @@ class FakeDevice(FakeNetwork):
         self._last: list[int] = []
 
     def prepare(self, rows: int) -> None:
-        """There is nothing to compile."""
+        """Do nothing: there is nothing to compile."""
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> int:
-        """Compute `batch` some time."""
+        """Queue `batch`, to be computed later."""
         if len(self._due) == _MOST_DUE:
             raise RuntimeError(f"{_MOST_DUE} batches were not collected")
         self._queue.append((batch, tuple(drawings)))
@@ -52,7 +52,7 @@ class FakeDevice(FakeNetwork):
         return self._submitted
 
     def collect(self, ticket: Hashable) -> list[int | None]:
-        """The batch's tokens. Raises RuntimeError out of turn."""
+        """The batch's tokens. Raises RuntimeError if another batch is due first."""
         due = self._due.popleft()
         if due != ticket:
             raise RuntimeError(f"batch {ticket} is not the one that is due")
@@ -61,20 +61,20 @@ class FakeDevice(FakeNetwork):
 
     def draw(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
         """Tokens drawn as on the host."""
-        samples = sample(logits, [self._sampler(one) for one in drawings]) if drawings else []
-        return [None if one is None else one.token_id for one in samples]
+        samples = sample(logits, [self._sampler(drawing) for drawing in drawings]) if drawings else []
+        return [None if drawn is None else drawn.token_id for drawn in samples]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of `batch`, after all that was submitted."""
+        """Logits of `batch`, computed after all submitted batches."""
         self.finish()
         return super().forward(self._resolved(batch))
 
     def host_memory(self, slots: int) -> FakeHostMemory:
-        """Host memory for `slots` blocks, copied to and from after all that was submitted."""
+        """Host memory for `slots` blocks; copies run after all submitted batches."""
         return _OrderedMemory(self, self._memory.reshape(-1, BLOCK_TOKENS), slots)
 
     def finish(self) -> None:
-        """Compute all that was submitted."""
+        """Compute all submitted batches."""
         self._compute_up_to(self._submitted)
 
     def _compute_up_to(self, ticket: int) -> None:
@@ -91,10 +91,11 @@ class FakeDevice(FakeNetwork):
             token_ids[token] = self._last[place]
         return replace(batch, token_ids=token_ids)
 
-    def _sampler(self, one: Drawing) -> Sampler:
-        params = SamplingParams(temperature=one.temperature, top_k=one.top_k, top_p=one.top_p, min_p=one.min_p)
-        sampler = Sampler(params, seed=one.seed, stop_token_ids=frozenset(), vocabulary=self.vocabulary)
-        sampler.drawn = one.position
+    def _sampler(self, drawing: Drawing) -> Sampler:
+        top_p, min_p = drawing.top_p, drawing.min_p
+        params = SamplingParams(temperature=drawing.temperature, top_k=drawing.top_k, top_p=top_p, min_p=min_p)
+        sampler = Sampler(params, seed=drawing.seed, stop_token_ids=frozenset(), vocabulary=self.vocabulary)
+        sampler.drawn = drawing.position
         return sampler
 
 

@@ -1,4 +1,4 @@
-"""What moves KV to host memory and back, where there is any."""
+"""The copier between device and host memory, for networks that have host memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shards.shortage import gib, memory_for
 
 
 def host_copier(network: Network, host_bytes: int, copier_of: Callable[[BlockMemory], Copier]) -> Copier | None:
-    """A copier for as many of the blocks of `network` as `host_bytes` hold; None if they hold none.
+    """A copier for as many blocks of `network` as `host_bytes` hold; None if they hold none.
 
-    Raises ValueError for a network whose KV stays where it is, NotEnoughMemory where the system has less.
+    Raises ValueError for a network whose KV cannot be moved, NotEnoughMemory if the system has too little.
     """
     slots = host_bytes // network.block_bytes
     if not slots:

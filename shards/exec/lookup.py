@@ -1,4 +1,4 @@
-"""Where in a prompt a few tokens stood last: what may come after them now. Torch-free."""
+"""Finds where a few tokens last occurred in a prompt, to guess the tokens after them. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import numpy as np
 import numpy.typing as npt
 
 GRAM_TOKENS = 3
-"""So many tokens must stand alike: after two of them other words follow too often, and four begin a match late."""
+"""Tokens that must match: after two, other words follow too often, and with four a match begins late."""
 
 Gram = tuple[int, ...]
 
 _FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
-"""Odd numbers whose products fill 32 bits (those of xxHash and MurmurHash3)."""
+"""Odd numbers whose products fill 32 bits (from xxHash and MurmurHash3)."""
 
 _BITS = 32
 _LEAST_BITS = 6
 
 
 class PromptIndex:
-    """For three tokens the position behind the place of `token_ids` where they stood last, if a token follows there.
+    """Maps three tokens to the position behind their last occurrence in `token_ids`, if a token follows there.
 
-    One table of 32 bit positions, at most half full, with no chains: the later of two grams that want one place gets
-    it, and what is found is compared, so that a collision is a miss. Built in one pass of numpy, 4 to 9 ms for 200,000
+    One table of 32 bit positions, at most half full, without chains: if two grams hash to one place, the later one gets
+    it. Lookups compare the tokens, so a collision is a miss. Built in one pass of numpy, 4 to 9 ms for 200,000
     tokens; takes 12 to 20 bytes per token. It never changes: all choices of a request read the same one.
     """
 
@@ -31,7 +31,7 @@ class PromptIndex:
         self._shift = _BITS - max(_LEAST_BITS, (2 * len(tokens)).bit_length())
         places = np.zeros(1 << (_BITS - self._shift), dtype=np.uint32)
         follows = np.arange(GRAM_TOKENS, len(tokens), dtype=np.uint32)
-        # of several positions for one place the last is kept
+        # of several positions for one place, the last is kept
         places[_hashes(tokens)[: len(follows)] >> np.uint32(self._shift)] = follows
         self._places = places.data
 
@@ -42,12 +42,12 @@ class PromptIndex:
         return f"PromptIndex({len(self)} tokens, {len(self._places)} places)"
 
     def find(self, gram: Gram) -> int | None:
-        """The position behind the last `gram`; None if there is none, or another took its place."""
+        """The position behind the last `gram`; None if there is none, or if another gram took its place."""
         one, two, three = gram
         first, second, third = _FACTORS
         mixed = (one * first ^ two * second ^ three * third) & 0xFFFFFFFF
         position: int = self._places[mixed >> self._shift]
-        # place 0 is nobody's: no gram ends there
+        # position 0 means an empty place: no gram ends there
         if position and self.tokens[position - 1] == three:
             is_alike = self.tokens[position - 2] == two and self.tokens[position - 3] == one
             return position if is_alike else None
@@ -55,7 +55,7 @@ class PromptIndex:
 
 
 def _hashes(tokens: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Of all grams, in order; products are cut to 32 bits."""
+    """The hashes of all grams, in order; products are cut to 32 bits."""
     grams = max(0, len(tokens) - GRAM_TOKENS + 1)
     mixed = np.zeros(grams, dtype=np.uint32)
     for offset, factor in enumerate(_FACTORS):

@@ -1,4 +1,4 @@
-"""What the runner asks of a network."""
+"""The network as the runner uses it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Network(Protocol):
 
     @property
     def context_tokens(self) -> int:
-        """The longest prompt and answer together."""
+        """The longest prompt and answer, together."""
         ...
 
     @property
@@ -31,11 +31,11 @@ class Network(Protocol):
         ...
 
     def allocate(self, blocks: int) -> None:
-        """Make memory for the KV of `blocks` blocks; once, before the first step."""
+        """Allocate memory for the KV of `blocks` blocks; once, before the first step."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:
-        """Write the batch's KV and give float32 logits [len(batch.logit_rows), vocabulary]."""
+        """Write the batch's KV and return float32 logits [len(batch.logit_rows), vocabulary]."""
         ...
 
 
@@ -44,34 +44,34 @@ class HostedNetwork(Protocol):
     """A network whose KV can be moved to host memory and back."""
 
     def host_memory(self, slots: int) -> BlockMemory:
-        """Host memory for `slots` blocks, bound to what was allocated; once, after `allocate`."""
+        """Host memory for `slots` blocks, bound to the allocated memory; once, after `allocate`."""
         ...
 
 
 @runtime_checkable
 class DrawingNetwork(Protocol):
-    """A network on a device that draws tokens itself, and remembers them there.
+    """A network on a device that draws tokens itself, and keeps them there.
 
-    What is asked of it is done in order. So a batch may be submitted before the one before it was collected, and take
-    from it tokens that the host does not know yet (`Batch.ahead`); whatever the host does with blocks meanwhile comes
-    after what was submitted. A row's token depends on its own logits and `Drawing` only.
+    It executes calls in order. So a batch may be submitted before the previous one is collected, and take from it
+    tokens that the host does not know yet (`Batch.ahead`); copies of blocks that the host starts meanwhile run after
+    the submitted batches. A row's token depends only on its own logits and its `Drawing`.
     """
 
     @property
     def most_rows(self) -> int:
-        """How many tokens one batch may draw."""
+        """The most tokens that one batch may draw."""
         ...
 
     def prepare(self, rows: int) -> None:
-        """Compile what decoding steps of up to `rows` sequences need; once, after `allocate`."""
+        """Compile the decoding steps of up to `rows` sequences; once, after `allocate`."""
         ...
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Hashable:
-        """Begin to compute `batch` and to draw a token for each of its `logit_rows`. What to `collect` it by."""
+        """Start computing `batch` and drawing a token for each of its `logit_rows`. Returns a ticket to `collect`."""
         ...
 
     def collect(self, ticket: Hashable) -> list[int | None]:
-        """The tokens, waited for; None where logits were not finite. Tickets are collected in their order."""
+        """Wait for the tokens; None where logits were not finite. Tickets are collected in their order."""
         ...
 
     def draw(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:

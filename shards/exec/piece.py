@@ -1,4 +1,4 @@
-"""What a step computes of one sequence. Torch-free."""
+"""The part of one sequence that a step computes. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shards.exec.sequence import Sequence
 class Piece(NamedTuple):
     """Tokens `start` up to `stop` of `sequence`; everything before them has KV, or is about to.
 
-    The last ones may be a `draft`, which is guessed and follows what is known; all others are known, to the device at
-    least. It `draws` if the logits of its last known token are wanted, and of all behind it.
+    The last tokens may be a `draft`, which is guessed and follows the known tokens; all others are known, at least to
+    the device. A piece that `draws` needs the logits of its last known token, and of all tokens behind it.
     """
 
     sequence: Sequence
@@ -23,26 +23,26 @@ class Piece(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many they are."""
+        """The number of tokens."""
         return self.stop - self.start
 
     @property
     def known_stop(self) -> int:
-        """Where the draft begins, if there is one."""
+        """The beginning of the draft, or `stop` without one."""
         return self.stop - len(self.draft)
 
     @property
     def logits(self) -> int:
-        """Of how many of its tokens the logits are wanted; they are the last ones."""
+        """The number of its tokens whose logits are needed; they are the last ones."""
         return 1 + len(self.draft) if self.draws else 0
 
     @property
     def is_unseen(self) -> bool:
-        """Is its token one that only the device knows?"""
+        """Is its token known only to the device?"""
         return self.known_stop > self.sequence.seen_tokens
 
     def cut(self) -> Iterator[Piece]:
-        """The pieces that a sequence of equal bits is computed in: units of its prompt, then single tokens."""
+        """The pieces that are computed for equal bits: units of its prompt, then single tokens."""
         sequence, start = self.sequence, self.start
         prompt_tokens = sequence.request.submission.prompt_tokens
         while start < self.stop:

@@ -1,4 +1,4 @@
-"""A request while the engine has it."""
+"""A request inside the engine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 
 class Request:
-    """One prompt as far as it has arrived, and how far it has come. `open_choices` of its choices have not ended.
+    """The arrived part of one prompt and its progress. `open_choices` of its choices have not ended.
 
-    `computed_tokens` of the prompt have KV in the furthest sequence; `cached_tokens` were found in the cache by the
-    first one. `rank`, `prefill_slice` and `is_paused` may be changed at any time. While it `awaits_grammar`, what its
-    answer must be is not compiled yet. `arrived_s` is when it came, on the engine's clock; its sequences were preempted
-    `preemptions` times.
+    `computed_tokens` of the prompt have KV in the sequence that is furthest; `cached_tokens` were found in the cache by
+    the first one. `rank`, `prefill_slice` and `is_paused` may be changed at any time. `awaits_grammar` until its
+    grammar is compiled. `arrived_s` is its arrival on the engine's clock; its sequences were preempted `preemptions`
+    times.
     """
 
     def __init__(self, submission: Submission, *, arrived_s: float = 0.0) -> None:
@@ -51,27 +51,27 @@ class Request:
 
     @property
     def arrived_tokens(self) -> int:
-        """How much of the prompt is here."""
+        """The number of prompt tokens that have arrived."""
         return len(self.prompt) // TOKEN_BYTES
 
     @property
     def is_held(self) -> bool:
-        """May nothing of it be computed now, whoever says so?"""
+        """Is it paused, or waiting for its grammar? Then none of it may be computed."""
         return self.is_paused or self.awaits_grammar
 
     @property
     def is_whole(self) -> bool:
-        """Is all of the prompt here?"""
+        """Has the whole prompt arrived?"""
         return self.arrived_tokens == self.submission.prompt_tokens
 
     @property
     def peak_blocks(self) -> int:
-        """The most blocks that one of its sequences can come to hold."""
+        """The most blocks that one of its sequences can ever hold."""
         return peak_blocks(self.submission.prompt_tokens, self.submission.max_new_tokens)
 
     @property
     def index(self) -> PromptIndex:
-        """Of its prompt, which is whole; made when it is first asked for."""
+        """The index of its prompt, which has arrived completely; made on first use."""
         if self._index is None:
             self._index = PromptIndex(self.token_ids(0, self.submission.prompt_tokens))
         return self._index
@@ -81,5 +81,5 @@ class Request:
         return bytes(self.prompt[index * _BLOCK_BYTES : (index + 1) * _BLOCK_BYTES])
 
     def token_ids(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
-        """Prompt tokens `start` up to `stop`, as a copy: the prompt may still grow."""
+        """Prompt tokens `start` up to `stop`, as a copy, because the prompt may still grow."""
         return np.frombuffer(bytes(self.prompt[start * TOKEN_BYTES : stop * TOKEN_BYTES]), dtype="<u4")

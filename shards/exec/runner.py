@@ -1,4 +1,4 @@
-"""From a plan to tokens: lay out the batch, run the network, draw."""
+"""Runs a plan: lays out the batch, runs the network, and draws tokens."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NOWHERE: Mapping[int, int] = {}
 class Flight:
     """A plan between its start and its tokens: `ticket` if a device draws them, else the `logits` to draw from.
 
-    `samplers` are those of the pieces that draw, in order, each as it will be at every logit that is wanted. What a
-    device draws can be built upon before it lands.
+    `samplers` are those of the drawing pieces, in order, each in its state at every needed logit. The next step can
+    build on tokens that a device draws before they land.
     """
 
     pieces: tuple[Piece, ...]
@@ -41,13 +41,12 @@ class Flight:
 
 
 class Runner:
-    """Runs plans on `network`. Between steps it keeps where the device has put what it drew last.
+    """Runs plans on `network`. Between steps it remembers where the device has put the tokens that it drew last.
 
-    A network that can draws by itself what needs no table over the vocabulary (`Sampler.needs_host`); how one answer is
-    drawn never changes. One row that needs the host has its whole step drawn before the next one, the others alike.
-
-    One that is `deterministic` computes each sequence on its own, in pieces whose sizes depend on nothing but their
-    place: then the same operations on the same shapes give the same bits, whatever else is in the step.
+    A network that can draw does so for every sampler without a table over the vocabulary (`Sampler.needs_host`); the
+    place where one answer is drawn never changes. If one row needs the host, the whole step is drawn before the next.
+    A `deterministic` runner computes each sequence on its own, in pieces whose sizes depend only on their position:
+    then the same operations on the same shapes give the same bits, whatever else is in the step.
     """
 
     def __init__(self, network: Network, *, deterministic: bool = False) -> None:
@@ -56,9 +55,9 @@ class Runner:
         self._places: Mapping[int, int] = _NOWHERE
 
     def submit(self, pieces: tuple[Piece, ...], sampler_of: Callable[[Sequence], Sampler]) -> Flight:
-        """Begin to compute `pieces`. Their tables must have room, and the flight before the last is collected.
+        """Start computing `pieces`. Their tables must have room, and all flights but the last must be collected.
 
-        Only the samplers change, which note the prompt before the first draw.
+        Changes only the samplers, which record the prompt before the first draw.
         """
         drawing = [piece for piece in pieces if piece.draws]
         samplers = tuple(sampler_of(piece.sequence) for piece in drawing)
@@ -74,10 +73,9 @@ class Runner:
         return Flight(pieces, samplers, ticket=ticket)
 
     def collect(self, flight: Flight) -> list[Sample | None]:
-        """A token for each logit that `flight` wants, in order, waited for; flights are collected in their order.
+        """Wait for `flight`: a token for each of its logits, in order. Flights are collected in their order.
 
-        Behind a drafted token it is what would be drawn if that were right. None instead of a token where the network
-        gave NaN or infinity.
+        The token behind a drafted one is drawn as if the draft were right. None where the network gave NaN or infinity.
         """
         if self._device is not None and flight.ticket is not None:
             return [_sample_of(token) for token in self._device.collect(flight.ticket)]
@@ -95,14 +93,14 @@ class Runner:
         return torch.cat([row for row in logits if len(row)]) if any(map(len, logits)) else logits[-1]
 
     def _draw(self, logits: Tensor, samplers: Listed[Sampler]) -> list[Sample | None]:
-        """A token for each row, drawn where its sampler always has it drawn."""
+        """A token for each row, drawn on the host or on the device as its sampler requires."""
         drawn: dict[int, Sample | None] = {}
         on_host = [row for row, sampler in enumerate(samplers) if self._device is None or sampler.needs_host]
         on_device = [row for row in range(len(samplers)) if row not in set(on_host)]
         if self._device is not None and on_device:
             tokens = self._device.draw(logits[on_device], [samplers[row].drawing(0) for row in on_device])
             drawn.update(zip(on_device, map(_sample_of, tokens), strict=True))
-        # each for itself, or all at once
+        # each row by itself if deterministic, else all at once
         for rows in filter(None, [[row] for row in on_host] if self._deterministic else [on_host]):
             chosen = logits if len(rows) == len(samplers) else logits[rows]
             drawn.update(zip(rows, sample(chosen, [samplers[row] for row in rows]), strict=True))
@@ -114,7 +112,7 @@ def _sample_of(token: int | None) -> Sample | None:
 
 
 def _ahead(pieces: Listed[Piece], samplers: tuple[Sampler, ...]) -> tuple[Sampler, ...]:
-    """The samplers of all logits that `pieces` want."""
+    """The samplers of all logits that `pieces` need."""
     if not any(piece.draft for piece in pieces):
         return samplers
     return tuple(
@@ -125,7 +123,7 @@ def _ahead(pieces: Listed[Piece], samplers: tuple[Sampler, ...]) -> tuple[Sample
 
 
 def lay_out(pieces: Listed[Piece], *, places: Mapping[int, int] = _NOWHERE, is_exact: bool = False) -> Batch:
-    """The batch that computes `pieces`, in their order. `places` are those of tokens that only the device knows."""
+    """The batch that computes `pieces`, in their order. `places` are those of the tokens that only the device knows."""
     token_ids = [_token_ids(piece) for piece in pieces]
     rows: list[Row] = []
     logit_rows: list[int] = []
@@ -151,12 +149,12 @@ def _token_ids(piece: Piece) -> Tokens:
 
 
 def _single(rows: list[Row], token_ids: Listed[Tokens]) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, positions and slots of one token each, as in decoding; lists take a third of numpy's time here."""
+    """Token ids, positions and slots for one token each, as in decoding; lists take a third of numpy's time here."""
     slots: list[int] = []
     for row in rows:
         block, offset = divmod(row.context_tokens - 1, BLOCK_TOKENS)
         slots.append(row.blocks[block] * BLOCK_TOKENS + offset)
-    columns = ([int(one[0]) for one in token_ids], [row.context_tokens - 1 for row in rows], slots)
+    columns = ([int(ids[0]) for ids in token_ids], [row.context_tokens - 1 for row in rows], slots)
     ids, positions, places = (torch.tensor(column, dtype=torch.int64) for column in columns)
     return ids, positions, places
 

@@ -1,4 +1,4 @@
-"""Logits to tokens: one pass over all rows of a step, each row by its own parameters and its own randomness."""
+"""Draws tokens from logits: one pass over all rows of a step, each with its own parameters and randomness."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from shards.grammar.guide import Guide
 from shards.nouns import SamplingParams, TokenLogprobs
 
 _GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: the softmax of logits divided by less is one-hot in float32."""
+"""Temperatures below this are greedy: the softmax of logits divided by less is one-hot in float32."""
 
 CANDIDATES = 128
-"""Top-k and top-p look at this many of the likeliest tokens first: sorting whole vocabularies would be slow."""
+"""Top-k and top-p first examine this many of the likeliest tokens: sorting whole vocabularies would be slow."""
 
 _MORE_CANDIDATES = 16
-"""Times as many are looked at next, for the rows whose top-p or top-k reaches further."""
+"""Factor on the candidates for rows whose top-p or top-k reaches further."""
 
 _UNIFORM_STEP = 2.0**-24
-"""Resolution of the random number: the finest that float32 holds over all of [0, 1)."""
+"""Resolution of the random number: the finest that float32 has over all of [0, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Sample:
 
 
 class Sampler:
-    """How one sequence draws: its parameters, its seed and what it has seen and drawn so far.
+    """How one sequence draws: its parameters, its seed, and the tokens that it has seen and drawn so far.
 
-    The n-th token depends on (seed, n) and the row's own logits, on nothing else. A `guide`, which it has from before
-    its first draw on, says what may be drawn.
+    The n-th token depends only on (seed, n) and the row's own logits. A `guide`, set before the first draw, limits the
+    tokens that may be drawn.
     """
 
     def __init__(self, params: SamplingParams, *, seed: int, stop_token_ids: frozenset[int], vocabulary: int) -> None:
@@ -75,7 +75,7 @@ class Sampler:
 
     @property
     def needs_host(self) -> bool:
-        """Does it ask for what a device's draw cannot do? Decided once, so that one answer has one randomness."""
+        """Does it need what a device's draw does not support? Constant, so that each answer has one randomness."""
         params = self.params
         return bool(
             self.repeats
@@ -87,9 +87,9 @@ class Sampler:
         )
 
     def allowed(self, guide: Guide) -> npt.NDArray[np.bool_]:
-        """Which tokens `guide` lets it draw now [vocabulary].
+        """The tokens that may be drawn now under `guide` [vocabulary].
 
-        It does not end before it may, unless nothing could be added to it any more.
+        Tokens that end the answer too early are excluded, unless no other token is left.
         """
         allowed = guide.allowed()
         ends = self.forbidden | (guide.eos_token_ids if self.params.ignore_eos else frozenset())
@@ -101,17 +101,17 @@ class Sampler:
 
     @property
     def remembers(self) -> bool:
-        """Does what it draws depend on what it has drawn otherwise than by the logits?"""
+        """Does its next draw depend on its earlier tokens by more than the logits?"""
         return self.repeats or self.counts_output or self.params.grammar is not None
 
     def ahead(self, tokens: int) -> Sampler:
-        """As it will be when it has drawn so many more, whatever they are. Not for one that `remembers`."""
+        """The sampler after `tokens` more draws, whatever is drawn. Not for one that `remembers`."""
         later = copy(self)
         later.drawn += tokens
         return later
 
     def drawing(self, unseen: int) -> Drawing:
-        """How a device draws the token behind `unseen` ones that were drawn and not noted yet."""
+        """How a device draws the token behind `unseen` ones, which were drawn but not recorded yet."""
         position = self.drawn + unseen
         if self.is_greedy:
             return Drawing(seed=self.seed, position=position)
@@ -131,8 +131,8 @@ class Sampler:
         return (bits >> 40) * _UNIFORM_STEP
 
     def begin(self, prompt: npt.NDArray[np.uint32]) -> None:
-        """Note the prompt, once before the first draw: the repetition penalty covers it."""
-        # not before, since a table over the vocabulary for each request that waits would be much memory
+        """Record the prompt, once before the first draw: the repetition penalty covers it."""
+        # not earlier, since a table over the vocabulary for each waiting request would take much memory
         if self.repeats:
             self.seen = torch.zeros(self._vocabulary, dtype=torch.bool)
             self.seen[torch.from_numpy(prompt.astype(np.int64))] = True
@@ -140,7 +140,7 @@ class Sampler:
             self.counts = torch.zeros(self._vocabulary)
 
     def note(self, token_id: int) -> None:
-        """Note a drawn token."""
+        """Record a drawn token."""
         self.drawn += 1
         if self.guide is not None:
             self.guide.note(token_id)
@@ -153,23 +153,24 @@ class Sampler:
 def sample(logits: Tensor, samplers: Sequence[Sampler], *, candidates: int = CANDIDATES) -> list[Sample | None]:
     """One token per row of `logits` [rows, vocab] float32; None where a row holds NaN or infinity.
 
-    So it is where penalties, bias and grammar make them so, or leave no token that may be drawn.
+    That includes rows where penalties, bias or grammar cause it, or leave no token that may be drawn.
 
     In order: repetition penalty (over prompt and output, as in transformers), presence and frequency penalty (over the
     output, as in OpenAI's API), logit bias, tokens forbidden by min_new_tokens or by a grammar, temperature, top-k,
     top-p, min-p.
-    Logprobs are the log-softmax of the raw logits, before any of that. `candidates` changes the time that it takes, not
-    the tokens; `samplers` do not change. Logits may lie on any device.
+
+    Logprobs are the log-softmax of the raw logits, before all of these. `candidates` changes the time, not the tokens;
+    `samplers` do not change. Logits may be on any device.
     """
     if logits.is_cpu:
         return _sample(logits, samplers, candidates)
-    # what is made below is made where the logits are; on the CPU entering this would cost more than some draws
+    # tensors made below are made on the device of the logits; on the CPU entering this costs more than some draws
     with logits.device:
         return _sample(logits, samplers, candidates)
 
 
 def _sample(logits: Tensor, samplers: Sequence[Sampler], candidates: int) -> list[Sample | None]:
-    # a sum is not finite if any term is not, and makes no tensor of the size of the logits
+    # a sum is not finite if any term is not, and it needs no tensor of the size of the logits
     is_sound: list[bool] = torch.isfinite(logits.sum(1)).tolist()
     plain: list[int] = []
     adjusting: list[int] = []
@@ -178,9 +179,9 @@ def _sample(logits: Tensor, samplers: Sequence[Sampler], candidates: int) -> lis
     tokens: list[int] = logits.argmax(1).tolist() if plain else [0] * len(samplers)
     _draw_into(tokens, logits, {row: row for row in plain if is_sound[row]}, samplers, candidates)
     if adjusting:
-        # rows that change nothing pay nothing for those that do: no copy is made of theirs
+        # only rows with adjustments are copied
         adjusted = _adjust(logits[adjusting], [samplers[row] for row in adjusting])
-        # whatever is wrong with a row shows in its largest
+        # NaN or infinity in a row shows in its maximum
         for row, sound in zip(adjusting, adjusted.amax(1).isfinite().tolist(), strict=True):
             is_sound[row] &= sound
         for row, token in zip(adjusting, adjusted.argmax(1).tolist(), strict=True):
@@ -195,7 +196,7 @@ def _sample(logits: Tensor, samplers: Sequence[Sampler], candidates: int) -> lis
 def _draw_into(
     tokens: list[int], logits: Tensor, places: Mapping[int, int], samplers: Sequence[Sampler], candidates: int
 ) -> None:
-    """Put into `tokens` what those rows of `places` draw that are not greedy; a row's logits are at its place."""
+    """Draw for the rows of `places` that are not greedy, and put the tokens into `tokens`. Row r is at `places[r]`."""
     drawing = [row for row in places if not samplers[row].is_greedy]
     if drawing:
         chosen = [samplers[row] for row in drawing]
@@ -208,25 +209,27 @@ def _adjust(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     """`logits`, changed in place by penalties, bias, forbidden tokens and grammars."""
     _penalize_repetition(logits, samplers)
     _penalize_output(logits, samplers)
-    bias = [(row, token, value) for row, one in enumerate(samplers) for token, value in one.bias]
+    bias = [(row, token, value) for row, sampler in enumerate(samplers) for token, value in sampler.bias]
     if bias:
         rows, tokens, values = (list(column) for column in zip(*bias, strict=True))
         logits[rows, tokens] += torch.tensor(values)
-    # which tokens end an answer, and when, is a part of what a guide allows
-    forbidden = [(row, token) for row, one in enumerate(samplers) if one.guide is None for token in one.forbidden]
+    # with a guide, `allowed` already covers the tokens that end an answer
+    forbidden = [
+        (row, token) for row, sampler in enumerate(samplers) if sampler.guide is None for token in sampler.forbidden
+    ]
     if forbidden:
         logits[[row for row, _ in forbidden], [token for _, token in forbidden]] = -torch.inf
-    if any(one.guide is not None for one in samplers):
+    if any(sampler.guide is not None for sampler in samplers):
         disallowed = np.zeros(logits.shape, dtype=np.bool_)
-        for row, one in enumerate(samplers):
-            if one.guide is not None:
-                np.logical_not(one.allowed(one.guide), out=disallowed[row])
+        for row, sampler in enumerate(samplers):
+            if sampler.guide is not None:
+                np.logical_not(sampler.allowed(sampler.guide), out=disallowed[row])
         logits.masked_fill_(torch.from_numpy(disallowed).to(logits.device), -torch.inf)
     return logits
 
 
 def _penalize_repetition(logits: Tensor, samplers: Sequence[Sampler]) -> None:
-    asking = [(row, one.seen, one.params) for row, one in enumerate(samplers) if one.seen is not None]
+    asking = [(row, sampler.seen, sampler.params) for row, sampler in enumerate(samplers) if sampler.seen is not None]
     if asking:
         rows, seen = [row for row, _, _ in asking], torch.stack([seen for _, seen, _ in asking]).to(logits.device)
         penalty = torch.tensor([[params.repetition_penalty] for _, _, params in asking])
@@ -235,7 +238,9 @@ def _penalize_repetition(logits: Tensor, samplers: Sequence[Sampler]) -> None:
 
 
 def _penalize_output(logits: Tensor, samplers: Sequence[Sampler]) -> None:
-    asking = [(row, one.counts, one.params) for row, one in enumerate(samplers) if one.counts is not None]
+    asking = [
+        (row, sampler.counts, sampler.params) for row, sampler in enumerate(samplers) if sampler.counts is not None
+    ]
     if asking:
         rows, counts = [row for row, _, _ in asking], torch.stack([counts for _, counts, _ in asking]).to(logits.device)
         frequency = torch.tensor([[params.frequency_penalty] for _, _, params in asking])
@@ -244,16 +249,16 @@ def _penalize_output(logits: Tensor, samplers: Sequence[Sampler]) -> None:
 
 
 def _draw(logits: Tensor, rows: Sequence[int], samplers: Sequence[Sampler], *, candidates: int) -> list[int]:
-    """Draw a token from each of `rows`, each by its own of `samplers`."""
+    """Draw a token from each of `rows` with its sampler."""
     drawn: dict[int, int] = {}
     by_row = dict(zip(rows, samplers, strict=True))
     for is_filtered in (False, True):
         group = [row for row in rows if by_row[row].is_filtered is is_filtered]
         if group:
             chosen = [by_row[row] for row in group]
-            temperatures = torch.tensor([[one.params.temperature] for one in chosen])
+            temperatures = torch.tensor([[sampler.params.temperature] for sampler in chosen])
             wanted = logits[group]
-            # the largest is 0, so no temperature makes an infinity of it
+            # the largest value is 0, so no temperature makes it infinite
             scaled = (wanted - wanted.amax(1, keepdim=True)) / temperatures
             tokens = _draw_filtered(scaled, chosen, candidates) if is_filtered else _draw_plain(scaled, chosen)
             drawn.update(zip(group, tokens, strict=True))
@@ -266,16 +271,16 @@ def _draw_plain(scaled: Tensor, samplers: Sequence[Sampler]) -> list[int]:
 
 
 def _draw_filtered(scaled: Tensor, samplers: Sequence[Sampler], candidates: int) -> list[int]:
-    """Top-k, then top-p, then min-p, among the `candidates` likeliest tokens; rows that need more get them."""
+    """Top-k, then top-p, then min-p, among the `candidates` likeliest tokens; rows that need more get more."""
     vocabulary = scaled.shape[1]
     candidates = min(candidates, vocabulary)
     total = scaled.logsumexp(1, keepdim=True)
     values, tokens = scaled.topk(candidates, dim=1)
     weights = (values - total).exp()
     mass = weights.cumsum(1)
-    top_k = torch.tensor([[min(one.params.top_k or vocabulary, vocabulary)] for one in samplers])
-    top_p = torch.tensor([[one.params.top_p] for one in samplers])
-    # top-p is a share of what top-k leaves: all of it, 1, where top-k leaves more than the candidates
+    top_k = torch.tensor([[min(sampler.params.top_k or vocabulary, vocabulary)] for sampler in samplers])
+    top_p = torch.tensor([[sampler.params.top_p] for sampler in samplers])
+    # top-p is a share of the mass that top-k leaves: 1, all of it, if top-k leaves more than the candidates
     kept_mass = torch.where(top_k > candidates, 1.0, mass.gather(1, top_k.clamp(max=candidates) - 1))
     is_short = (top_k > candidates) & ((top_k < vocabulary) | (mass[:, -1:] < top_p))
     if candidates < vocabulary and is_short.any():
@@ -300,18 +305,18 @@ def _draw_with_more(scaled: Tensor, samplers: Sequence[Sampler], candidates: int
 
 
 def _above_min_p(weights: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    if not any(one.params.min_p for one in samplers):
+    if not any(sampler.params.min_p for sampler in samplers):
         return weights
-    least = torch.tensor([[one.params.min_p] for one in samplers])
+    least = torch.tensor([[sampler.params.min_p] for sampler in samplers])
     return torch.where(weights >= least * weights.amax(1, keepdim=True), weights, 0.0)
 
 
 def _invert(weights: Tensor, samplers: Sequence[Sampler]) -> list[int]:
-    """For each row the index where the running sum of `weights` passes the row's random share of the total."""
+    """For each row the index at which the running sum of `weights` passes the row's random share of the total."""
     mass = weights.cumsum(1)
     total = mass[:, -1:]
-    share = torch.tensor([[one.uniform()] for one in samplers]) * total
-    # rounding could make the share the total, and the index one past the end
+    share = torch.tensor([[sampler.uniform()] for sampler in samplers]) * total
+    # rounding could raise the share to the total, and the index past the end
     share = torch.minimum(share, torch.nextafter(total, torch.zeros_like(total)))
     drawn: list[int] = torch.searchsorted(mass, share, right=True)[:, 0].tolist()
     return drawn

@@ -17,15 +17,15 @@ from shards.sched.room import Claim
 
 
 class Sequence:
-    """One choice of a request: `computed_tokens` of prompt and output have KV, chasing all that are known.
+    """One choice of a request: `computed_tokens` of prompt and output have KV; the known tokens lead.
 
-    `arrival` numbers all sequences of the engine. What is computed, cached and shared of its prompt ends at multiples
-    of `unit_tokens`; a unit larger than a block is a promise of equal bits, so no drawn token is then cached. Its
-    blocks are free `lag` steps after its last token was drawn.
+    `arrival` numbers all sequences of the engine. The parts of its prompt that are computed, cached and shared end at
+    multiples of `unit_tokens`. A unit larger than a block promises equal bits, so drawn tokens are then not cached. Its
+    blocks become free `lag` steps after its last token was drawn.
 
     Behind `output` there may be `unseen` tokens that a device has drawn and the host has not collected: they count as
-    known, but say nothing yet. It may not be preempted for a while from `spared_s` on, when it started or went on.
-    While it waits, `match` is the cached prefix that it would share, or its table is parked.
+    known, but have no value yet. It is protected from preemption for a while from `spared_s` on, when it started or
+    resumed. While it waits, `match` is the cached prefix that it would share, or its table is parked.
 
     If it `may_draft`, a `drafter` guesses its next tokens, from its first drawn one on.
     """
@@ -61,12 +61,12 @@ class Sequence:
 
     @property
     def seen_tokens(self) -> int:
-        """The whole prompt, arrived or not, and what was drawn and collected."""
+        """The length of the whole prompt, arrived or not, plus the collected tokens."""
         return self._prompt_tokens + len(self.output)
 
     @property
     def known_tokens(self) -> int:
-        """The whole prompt, arrived or not, and what was drawn."""
+        """The length of the whole prompt, arrived or not, plus the drawn tokens."""
         return self._prompt_tokens + len(self.output) + self.unseen
 
     @property
@@ -76,24 +76,24 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Does the next token that it computes give one more?"""
+        """Does computing its next token yield one more?"""
         drawn = len(self.output) + self.unseen
         return drawn > 0 and self.computed_tokens == self._prompt_tokens + drawn - 1
 
     @property
     def is_startable(self) -> bool:
-        """Is there anything to compute, and may it be? What has begun to draw is not paused."""
+        """Is there anything to compute, and may it be computed? A sequence that has begun to draw is not paused."""
         return self.has_drawn or (bool(self.request.prompt) and not self.request.is_held)
 
     @property
     def ready_tokens(self) -> int:
-        """How many tokens could be computed now.
+        """The number of tokens that can be computed now.
 
-        A unit is computed at once or not at all, so that one that turns out to be cached can still be shared.
+        A unit is computed at once or not at all, so that a unit that turns out to be cached can still be shared.
         """
         drawn = len(self.output) + self.unseen
         if drawn:
-            # the last token may be drawn already: then there is nothing to do but to wait for it
+            # the last token may be drawn already: then it only remains to wait for it
             is_full = drawn == self.request.submission.max_new_tokens
             return 0 if is_full else self._prompt_tokens + drawn - self.computed_tokens
         if self.request.is_held:
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def shareable_blocks(self) -> int:
-        """How many blocks may come from the cache. The last token is always computed: its logits are needed."""
+        """The most blocks that may come from the cache. The last token is always computed: its logits are needed."""
         arrived, known = self.request.arrived_tokens, self.seen_tokens
         if self.unit_tokens > BLOCK_TOKENS:
             known = self._prompt_tokens
@@ -114,16 +114,16 @@ class Sequence:
 
     @property
     def storable_tokens(self) -> int:
-        """How many of the computed tokens may be cached: none that nobody has seen."""
+        """The number of computed tokens that may be cached: none whose value the host does not know."""
         prompt_tokens = self._prompt_tokens
         most = min(self.computed_tokens, self.seen_tokens)
         return most if self.unit_tokens == BLOCK_TOKENS else min(most, prompt_tokens - prompt_tokens % self.unit_tokens)
 
     @property
     def prospect(self) -> Prospect | None:
-        """What a draft of it promises, if it decodes and has a guess.
+        """The expected gain of a draft, if the sequence decodes and has a guess.
 
-        A draft takes no block and leaves none half empty: it ends where the block of the certain token ends.
+        A draft takes no new block: it ends where the block of the certain token ends.
         """
         drafter = self.drafter
         if drafter is None or not drafter.has_guess or not self.is_decoding:
@@ -133,7 +133,7 @@ class Sequence:
         return Prospect(self.arrival, self.computed_tokens, drafter.chance, drafter.later.share, most)
 
     def append(self, token_id: int) -> None:
-        """`token_id` was drawn, and is known."""
+        """Append the drawn token `token_id`, which is now known."""
         self.output.append(token_id)
         if self._may_draft:
             if self.drafter is None:
@@ -141,7 +141,7 @@ class Sequence:
             self.drafter.note(token_id)
 
     def claim(self) -> Claim:
-        """What it holds and may come to want, once it runs."""
+        """The blocks that it holds and may need, once it runs."""
         submission = self.request.submission
         final_tokens = submission.prompt_tokens + submission.max_new_tokens - 1
         is_steady = self.is_decoding and self.table.is_landed
@@ -154,7 +154,7 @@ class Sequence:
         return self.match[: self._whole(len(self.match))]
 
     def share(self) -> int:
-        """Take from the cache what continues a sequence that stands on the boundary of a unit; says how many tokens."""
+        """Share the cached blocks that continue it, if it is at a unit boundary; returns the number of tokens."""
         if self.computed_tokens % self.unit_tokens or self.is_decoding:
             return 0
         limit = self.shareable_blocks
@@ -166,14 +166,14 @@ class Sequence:
         return found
 
     def start_over(self) -> None:
-        """Forget its KV. What it has drawn stays, to be computed again as if it were prompt."""
+        """Drop its KV. Drawn tokens are kept, and are computed again as if they were part of the prompt."""
         self.table.release()
         self.table = BlockTable(self.table.pool, self.table.domain, rank=self.table.rank)
         self.computed_tokens = self.cached_tokens = 0
         self.match = []
 
     def work(self, rank: int, *, drafted_tokens: int = 0) -> Work:
-        """It as the scheduler sees it, with `rank` the effective one, and so much of a draft."""
+        """Its description for the scheduler, with the effective `rank` and the length of its draft."""
         ready = self.ready_tokens
         if self.is_decoding:
             done = self.computed_tokens
@@ -181,7 +181,7 @@ class Sequence:
         block, domain = self.computed_tokens // BLOCK_TOKENS, self.request.submission.domain
         next_block = None
         if self.table.is_chained and ready >= self.unit_tokens and not self.computed_tokens % BLOCK_TOKENS:
-            # the key alone names the block: if another's collides with it, this one waits a step for nothing
+            # the key alone names the block: on a collision with another key, this sequence waits one step in vain
             next_block = self.table.pool.prefix.key(self.table.tip, self.block_tokens(block), domain=domain)
         return Work(
             id=self.arrival,
@@ -197,7 +197,7 @@ class Sequence:
         )
 
     def block_tokens(self, index: int) -> bytes:
-        """The tokens of block `index`, all of which are known; prompt or output or both."""
+        """The tokens of block `index`, all of which are known: from the prompt, the output or both."""
         prompt_tokens, start = self._prompt_tokens, index * BLOCK_TOKENS
         if start + BLOCK_TOKENS <= prompt_tokens:
             return self.request.block_tokens(index)
@@ -205,7 +205,7 @@ class Sequence:
         return bytes(self.request.prompt[start * TOKEN_BYTES :]) + np.array(drawn, dtype="<u4").tobytes()
 
     def token_ids(self, start: int, stop: int) -> npt.NDArray[np.uint32] | list[int]:
-        """Its tokens `start` up to `stop`, of prompt and output; 0 for one that nobody has seen."""
+        """Its tokens `start` up to `stop`, of prompt and output; 0 for a token that the host does not know."""
         prompt_tokens = self._prompt_tokens
         if start == self.seen_tokens:
             return [0] * (stop - start)
@@ -219,7 +219,7 @@ class Sequence:
     def finished(
         self, reason: FinishReason, *, stop: str = "", message: str = "", cause: Cause | None = None
     ) -> Finished:
-        """The report of its end. All choices of a request name the same cached tokens."""
+        """The report of its end. All choices of a request report the same cached tokens."""
         return Finished(
             key=self.request.key,
             choice=self.choice,
@@ -233,10 +233,10 @@ class Sequence:
         )
 
     def check(self) -> None:
-        """Prove that its blocks hold exactly what was computed."""
+        """Assert that its blocks hold exactly the computed tokens."""
         self.table.check()
         known = self.request.arrived_tokens + len(self.output) + self.unseen
-        assert 0 <= self.unseen <= 1, "more than one step is on its way"
+        assert 0 <= self.unseen <= 1, "more than one step is in flight"
         assert self.computed_tokens <= known, "more was computed than is known"
         assert self.cached_tokens <= self.computed_tokens, "more was cached than computed"
         held_tokens = 0 if self.table.is_parked else self.computed_tokens
@@ -244,12 +244,12 @@ class Sequence:
         assert len(self.table) <= self.request.peak_blocks, "it holds more than its peak"
         if self.table.is_chained and not self.table.is_parked:
             cached = self.storable_tokens // BLOCK_TOKENS
-            assert [one.token_ids for one in self.table.path] == [self.block_tokens(i) for i in range(cached)], (
+            assert [block.token_ids for block in self.table.path] == [self.block_tokens(i) for i in range(cached)], (
                 "a shared block holds other tokens"
             )
 
     def _whole_units_found(self, limit: int) -> int:
-        """How many cached blocks, up to `limit`, make whole units and have room on the device."""
+        """The number of cached blocks, up to `limit`, that form whole units and have room on the device."""
         path, pool, domain = list(self.table.path), self.table.pool, self.table.domain
         pool.prefix.extend_path(path, self.block_tokens, limit=limit, domain=domain)
         here = sum(cached.block is not None for cached in path)

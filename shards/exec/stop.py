@@ -1,4 +1,4 @@
-"""Watching an answer for stop strings while it is drawn."""
+"""Detects stop strings in an answer while it is drawn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tokenizers.decoders import DecodeStream
 
 
 class StopStrings:
-    """Decodes one answer token by token and says which stop string it came to contain.
+    """Decodes one answer token by token and reports the first stop string that it contains.
 
-    The text is what a reader sees: special tokens are left out of it. A stop string that is itself such a token (say
+    The text is what a reader sees: special tokens are left out. A stop string that is itself a special token (say
     `<|im_end|>`) is found by its id, since the text never shows it. Strings may span any number of tokens.
     """
 
@@ -19,7 +19,8 @@ class StopStrings:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._stream = DecodeStream(skip_special_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
-        self._by_id = {token: one.content for token, one in added.items() if one.special and one.content in self._stops}
+        special = {token: found.content for token, found in added.items() if found.special}
+        self._by_id = {token: content for token, content in special.items() if content in self._stops}
         self._kept_characters = max(map(len, self._stops)) - 1
         self._tail = ""
 
@@ -27,12 +28,12 @@ class StopStrings:
         return f"StopStrings({list(self._stops)}, tail {self._tail!r})"
 
     def push(self, token: int) -> str | None:
-        """Take the next token; the stop string that it completed, the earliest in the text if several."""
+        """Take the next token; the stop string that it completed, the earliest in the text if several, or None."""
         if token in self._by_id:
             return self._by_id[token]
         seen = len(self._tail)
         text = self._tail + self._decode(token)
-        # only what ends in the new text: whatever lies before it was answered already
+        # only matches that end in the new text: earlier ones were reported already
         places = [(text.find(stop, max(0, seen - len(stop) + 1)), -len(stop), stop) for stop in self._stops]
         self._tail = text[max(0, len(text) - self._kept_characters) :]
         return min((place for place in places if place[0] >= 0), default=(0, 0, None))[2]
@@ -41,7 +42,7 @@ class StopStrings:
         """The text that `token` completes."""
         try:
             return self._stream.step(self._tokenizer, token) or ""
-        except Exception:  # noqa: BLE001 - tokenizers raises nothing more exact
-            # the decoder changed text that it gave before; what follows is decoded on its own
+        except Exception:  # noqa: BLE001 - tokenizers raises nothing more specific
+            # the decoder changed text that it had returned; the rest is decoded on its own
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(self._tokenizer, token) or ""

@@ -1,4 +1,4 @@
-"""How one sequence draws its tokens, and when it stops."""
+"""Draws the tokens of one sequence, and decides when it stops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shards.nouns import FinishReason, Submission
 
 
 class End(NamedTuple):
-    """Why an answer is over; `stop` is the stop string that ended it."""
+    """The reason for the end of an answer; `stop` is the stop string that ended it."""
 
     reason: FinishReason
     stop: str = ""
 
 
 class Writer:
-    """Draws and watches one answer. It outlives a preemption, so that the answer goes on as if nothing had been."""
+    """Draws and watches one answer. It survives a preemption, so that the answer continues unchanged."""
 
     def __init__(self, submission: Submission, sampler: Sampler, tokenizer: Tokenizer | None) -> None:
         self.sampler = sampler
@@ -32,14 +32,14 @@ class Writer:
 
     @property
     def objection(self) -> str:
-        """Why no token could be drawn, after one could not."""
+        """The reason why no token could be drawn, after a failed draw."""
         guide = self.sampler.guide
         if guide is not None and guide.fault:
-            return f"what the answer must be is too complex to go on: {guide.fault}"
+            return f"the grammar is too complex to go on: {guide.fault}"
         return "there is no token to draw: logits, with penalties and bias, are not finite numbers"
 
     def note(self, token_id: int) -> End | None:
-        """Take a drawn token; the answer's end, if it is one."""
+        """Take a drawn token; returns the answer's end if this is the last token, else None."""
         self.sampler.note(token_id)
         stop = self._stops.push(token_id) if self._stops else None
         if token_id in self.sampler.stop_token_ids:

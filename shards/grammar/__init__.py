@@ -1,1 +1,1 @@
-"""Structured output: what an answer must be, compiled once, and followed token by token."""
+"""Structured output: a grammar is compiled once, and each answer follows it token by token."""

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _WHITESPACE = r"( |\n[ \t]{0,20})"
-"""Between two tokens of JSON, at most once: without a bound a small model can write white space until its length ends
-it, and without any it cannot write JSON as it learned to."""
+"""White space allowed between two tokens of JSON, at most once. Without a bound a small model can write white space
+until the length limit; without any white space it cannot write JSON as it learned to."""
 
 _OPTIONS: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
-"""Of JSON. A schema may name its own; one that would let answers break it has no effect."""
+"""Options for JSON schemas. A schema may override them, except where an answer could then violate it."""
 
 _MOST_LEXER_STATES = 50_000
-"""Of one answer, 1 to 2 KiB each; the library's own bound is five times that."""
+"""Limit per answer, 1 to 2 KiB each; the library's own limit is five times that."""
 
 
 class CannotCompile(ValueError):
-    """The grammar is wrong, too large, or says what cannot be held to. The message is for whoever wrote it."""
+    """The grammar is wrong, too large, or uses an unsupported feature. The message is for the grammar's author."""
 
 
 class Compiled:
@@ -39,7 +39,7 @@ class Compiled:
         self._matcher, self._vocabulary, self._eos_token_ids = matcher, vocabulary, eos_token_ids
 
     def guide(self) -> Guide:
-        """The beginning of an answer."""
+        """A guide at the beginning of an answer."""
         return Guide(self._matcher.deep_copy(), vocabulary=self._vocabulary, eos_token_ids=self._eos_token_ids)
 
 
@@ -57,7 +57,7 @@ class Compiler:
 
     @classmethod
     def of(cls, model: Model) -> Compiler | None:
-        """The compiler for what `model` draws; None, with the reason in the log, where there can be none."""
+        """The compiler for `model`; None, with the reason in the log, if the model cannot have one."""
         try:
             from llguidance import LLParserLimits, LLTokenizer
         except ImportError:
@@ -77,7 +77,7 @@ class Compiler:
         return cls(tokenizer, limits, vocabulary=model.vocabulary, eos_token_ids=model.eos_token_ids)
 
     def compile(self, grammar: Grammar) -> Compiled:
-        """`grammar` for these tokens, in up to a second or so of one core. Raises CannotCompile."""
+        """Compile `grammar` for these tokens, in up to about a second of one core. Raises CannotCompile."""
         from llguidance import LLMatcher
 
         try:
@@ -91,7 +91,7 @@ class Compiler:
 
 
 def _rules_of(grammar: Grammar) -> str:
-    """`grammar` as llguidance reads it. Raises ValueError."""
+    """`grammar` in the notation of llguidance. Raises ValueError."""
     from llguidance import LLMatcher, grammar_from
 
     if grammar.form is GrammarForm.JSON_SCHEMA:
@@ -108,5 +108,5 @@ def _rules_of(grammar: Grammar) -> str:
 def _one_of(texts: object) -> str:
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError("a choice is a list of texts, and not an empty one")
-    # what JSON escapes, Lark does alike
+    # JSON and Lark escape strings alike
     return "start: " + " | ".join(map(json.dumps, texts))

@@ -1,4 +1,4 @@
-"""Grammars that requests ask for: compiled on a thread of their own, and remembered for the next ones."""
+"""Grammars of requests: compiled on a thread of their own, and cached for later requests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Outcome = Compiled | CannotCompile
 
 
 class Grammars:
-    """The last `capacity` grammars that were asked for, whatever came of them, and who awaits one of them.
+    """The results of the last `capacity` grammars, failed ones included, and the requests that wait for one.
 
-    All calls come from one thread, and none of them waits. One grammar is compiled at a time, so that a shard's steps
-    lose one core at most. Without a `compiler` there is nothing to ask for.
+    All calls come from one thread, and none of them blocks. One grammar is compiled at a time, so that a shard's steps
+    lose at most one core. Without a `compiler` no grammar can be compiled.
     """
 
     def __init__(self, compiler: Compiler | None, *, capacity: int = 128) -> None:
@@ -30,16 +30,16 @@ class Grammars:
 
     @property
     def can_compile(self) -> bool:
-        """Can anything be asked for?"""
+        """Is there a compiler?"""
         return self._compiler is not None
 
     @property
     def is_awaited(self) -> bool:
-        """Has somebody asked who was not answered?"""
+        """Does a request wait for its grammar?"""
         return bool(self._awaited)
 
     def ask(self, key: Hashable, grammar: Grammar) -> bool:
-        """Have `grammar` compiled for `key`, unless it is known; False if too many others are being compiled."""
+        """Compile `grammar` for the request `key`, unless cached; False if too many others are being compiled."""
         known = self._known.get(grammar)
         if known is None:
             if len(self._known) >= self._capacity and not self._forget_oldest():
@@ -50,18 +50,18 @@ class Grammars:
         return True
 
     def answers(self) -> list[tuple[Hashable, Outcome]]:
-        """What came of grammars since the last call, for each who asked."""
+        """The results that arrived since the last call, one for each waiting request."""
         landed = [(key, outcome) for key, outcome in self._awaited.items() if outcome.done()]
         for key, _ in landed:
             del self._awaited[key]
         return [(key, outcome.result()) for key, outcome in landed]
 
     def leave(self, key: Hashable) -> None:
-        """`key` does not care any more."""
+        """Forget the request `key`, which no longer waits."""
         self._awaited.pop(key, None)
 
     def close(self) -> None:
-        """Compile nothing more."""
+        """Compile no further grammars."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _forget_oldest(self) -> bool:
@@ -71,7 +71,7 @@ class Grammars:
         return oldest is not None
 
     def _compile(self, grammar: Grammar) -> Outcome:
-        assert self._compiler is not None, "nobody may ask"
+        assert self._compiler is not None, "nothing can be compiled without a compiler"
         try:
             return self._compiler.compile(grammar)
         except CannotCompile as refusal:

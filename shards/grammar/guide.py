@@ -1,4 +1,4 @@
-"""One answer's way through a grammar: which tokens may come next, and whether it may end."""
+"""One answer's progress through a grammar: the tokens that may come next, and whether it may end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 class Guide:
-    """Where one answer stands. `allowed`, draw, `note`, and so on; a token that was not allowed breaks it.
+    """The state of one answer. Call `allowed`, draw, `note`, and repeat; a token that was not allowed breaks it.
 
-    `fault` says why it cannot go on: the grammar is too complex for what was drawn. Nothing is allowed then.
+    `fault` is the reason why the answer cannot continue: the grammar is too complex for the drawn tokens. No token is
+    allowed then.
     """
 
     def __init__(self, matcher: LLMatcher, *, vocabulary: int, eos_token_ids: frozenset[int]) -> None:
@@ -24,23 +25,23 @@ class Guide:
         self._bits = np.zeros(-(-vocabulary // 32), dtype=np.int32)
 
     def __repr__(self) -> str:
-        return f"Guide({self.fault or ('over' if self.is_over else 'on its way')})"
+        return f"Guide({self.fault or ('over' if self.is_over else 'open')})"
 
     @property
     def is_over(self) -> bool:
-        """Is the answer whole, and can nothing be added to it?"""
+        """Is the answer complete, so that nothing can be added?"""
         return not self.fault and self._matcher.is_stopped() and not self._matcher.is_error()
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Which tokens may come next [vocabulary]; one that ends an answer where the answer is whole."""
+        """The tokens that may come next [vocabulary]; tokens that end the answer only where it is complete."""
         bits = self._bits
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        # a matcher that has failed would let the answer end where it is
+        # a failed matcher would let the answer end where it is
         if self._matcher.is_error():
             self.fault = self._matcher.get_error().partition("\n")[0]
             bits[:] = 0
         return np.unpackbits(bits.view(np.uint8), count=self._vocabulary, bitorder="little").view(np.bool_)
 
     def note(self, token_id: int) -> None:
-        """Go on by `token_id`."""
+        """Advance by `token_id`."""
         self._matcher.consume_token(token_id)
