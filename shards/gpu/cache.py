@@ -1,4 +1,4 @@
-"""Where keys and values lie on the GPU, and how many blocks there is room for."""
+"""The memory for keys and values on the GPU, and the number of blocks that fit."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from shards.kernels.cache import BLOCK_TOKENS, QUANTISED
 from shards.network.config import NetworkConfig
 
 MOST_SHARE = 0.97
-"""Of a GPU's free memory, how much may be planned for: allocators round up, and kernels are loaded as they are used."""
+"""Share of a GPU's free memory that may be planned for: allocators round up, and kernels are loaded on first use."""
 
 _SCALE_BYTES = 4
 
 
 class GpuCache:
-    """Memory for the keys and values of `blocks` blocks in all layers, and for one more that is set aside.
+    """Memory for the keys and values of `blocks` blocks in all layers, and for one more block for padding.
 
     data [blocks + 1, layers, k|v, kv_heads, 64, head_dim]: a block is one piece of memory, so it moves to the host in
-    one copy, and one head's page is one tile of a kernel. scales [blocks + 1, layers, k|v, kv_heads, 64] float32, where
+    one copy, and one head's page is one tile of a kernel. scales [blocks + 1, layers, k|v, kv_heads, 64] float32, if
     `dtype` is int8 or float8_e4m3fn. Rows of padding write to the last block and read nothing.
     """
 
@@ -34,12 +34,12 @@ class GpuCache:
 
     @property
     def padding_slot(self) -> int:
-        """Where keys and values go that nobody reads."""
+        """The slot for keys and values that are never read."""
         return self.blocks * BLOCK_TOKENS
 
     @property
     def planes(self) -> tuple[Tensor, ...]:
-        """The memory as tensors with one row per block: what moves to the host and back."""
+        """The memory as tensors with one row per block, for copies to the host and back."""
         return (self.data,) if self.scales is None else (self.data, self.scales)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor | None]:
@@ -48,13 +48,14 @@ class GpuCache:
 
 
 def bytes_per_block(config: NetworkConfig, dtype: torch.dtype) -> int:
-    """How much memory the keys and values of 64 positions take in all layers, scales included."""
+    """Memory in bytes of the keys and values of 64 positions in all layers, scales included."""
     scale_bytes = _SCALE_BYTES if dtype in QUANTISED else 0
     return 2 * config.layers * config.kv_heads * BLOCK_TOKENS * (config.head_dim * dtype.itemsize + scale_bytes)
 
 
 def working_bytes(config: NetworkConfig, *, batch_tokens: int, rows: int, dtype: torch.dtype) -> int:
-    """What a step of `batch_tokens` tokens and `rows` rows of logits needs besides weights and cache, at most.
+    """Upper bound of the bytes that a step of `batch_tokens` tokens and `rows` rows of logits needs beside weights and
+    cache.
 
     Residual stream, norm, projections and MLP of one layer at a time; the gathered pages of one whole context, read
     and split for dense attention; logits and their float32 copy.
@@ -67,7 +68,7 @@ def working_bytes(config: NetworkConfig, *, batch_tokens: int, rows: int, dtype:
 
 
 def room_bytes(free_bytes: int, working: int) -> int:
-    """How much of `free_bytes` the cache may take beside `working` bytes. Raises ValueError if nothing is left."""
+    """The bytes of `free_bytes` that the cache may take beside `working` bytes. Raises ValueError if none are left."""
     room = int(free_bytes * MOST_SHARE) - working
     if room <= 0:
         free_gib, working_gib = free_bytes / 2**30, working / 2**30

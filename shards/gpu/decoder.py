@@ -1,4 +1,4 @@
-"""The decoder on the GPU's kernels: a step's inputs go in, logits come out, and the cache holds its keys and values."""
+"""The decoder on the GPU's kernels: takes a step's inputs, returns logits, and keeps keys and values in the cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shards.network.rope import attention_factor, inverse_frequencies
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """Sequences with one new token each: the first tokens of a step.
+    """The sequences with one new token each, which are the first tokens of a step.
 
     tables [sequences, pages], context_tokens [sequences], int32; `plans` by window, filled from these contexts.
     """
@@ -35,9 +35,9 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class Prefills:
-    """Sequences with more new tokens, one after the other. new_tokens and context_tokens are the plan's, on the host.
+    """The sequences with several new tokens, one after the other. new_tokens and context_tokens are on the host.
 
-    `is_dense`: their chunks are long enough for dense attention to pay, where a layer has no window.
+    `is_dense`: their chunks are long enough for dense attention to pay off in layers without a window.
     """
 
     tables: Tensor
@@ -49,9 +49,9 @@ class Prefills:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One step on the device: integers [tokens], those of `decodes` first, then those of each of `prefills`.
+    """One step on the device: integers [tokens], first those of `decodes`, then those of each of `prefills`.
 
-    `wanted` [wanted] are indices of the tokens whose logits are wanted; None is all of them.
+    `wanted` [wanted] are the indices of the tokens whose logits are needed; None means all of them.
     """
 
     token_ids: Tensor
@@ -63,9 +63,9 @@ class Inputs:
 
 
 class GpuDecoder:
-    """A network of the Llama, Mistral, Qwen2 or Qwen3 family. It keeps nothing between steps: the cache does.
+    """A network of the Llama, Mistral, Qwen2 or Qwen3 family. The cache holds all state between steps.
 
-    `dense` is what long chunks attend with, None for the paged kernel alone.
+    `dense` is the attention for long chunks; None uses the paged kernel for all.
     """
 
     def __init__(self, config: NetworkConfig, weights: GpuWeights, *, dense: Dense | None = None) -> None:
@@ -82,7 +82,7 @@ class GpuDecoder:
     def forward(self, inputs: Inputs, cache: GpuCache, *, out: Tensor | None = None) -> Tensor:
         """Logits [wanted, vocabulary] in the weights' type, in `out` if it is given.
 
-        The keys and values of all new tokens are in `cache`.
+        Afterwards the keys and values of all new tokens are in `cache`.
         """
         epsilon, last = self.config.rms_norm_eps, self.config.layers - 1
         hidden, residual = functional.embedding(inputs.token_ids, self.weights.embedding), None
@@ -93,7 +93,7 @@ class GpuDecoder:
                 return hidden.new_empty(0, self.config.vocab_size)
             mixed = self._attend(index, queries, inputs, cache).flatten(1)
             if index == last and inputs.wanted is not None:
-                # past the last attention no token needs another, so only those asked for go on
+                # past the last attention no token needs another, so only the wanted ones continue
                 mixed, stream = mixed.index_select(0, inputs.wanted), stream.index_select(0, inputs.wanted)
             hidden = _linear(mixed, layer.output)
             normal, residual = rms_norm(hidden, layer.mlp_norm, epsilon=epsilon, residual=stream)
@@ -103,7 +103,7 @@ class GpuDecoder:
         return torch.mm(normal, self.weights.head.mT, out=out)
 
     def _write(self, index: int, normal: Tensor, inputs: Inputs, cache: GpuCache) -> Tensor:
-        """Queries [tokens, heads, head_dim], rotated; this layer's keys and values are in the cache."""
+        """Write this layer's keys and values to the cache; returns the rotated queries [tokens, heads, head_dim]."""
         config, layer = self.config, self.weights.layers[index]
         projected = _linear(normal, layer.query_key_value)
         split = torch.split(
@@ -121,32 +121,32 @@ class GpuDecoder:
         )
 
     def _attend(self, index: int, queries: Tensor, inputs: Inputs, cache: GpuCache) -> Tensor:
-        """[tokens, heads, head_dim]: decoding rows and prefilling rows in kernels of their own, never one for both."""
+        """[tokens, heads, head_dim]: decoding rows and prefilling rows in separate kernels, never one for both."""
         kv, scales = cache.layer(index)
         window, parts, start = self.config.windows[index], [], 0
         if inputs.decodes is not None:
-            one, start = inputs.decodes, len(inputs.decodes.context_tokens)
-            tables, contexts, plan = one.tables, one.context_tokens, one.plans[window]
+            decodes, start = inputs.decodes, len(inputs.decodes.context_tokens)
+            tables, contexts, plan = decodes.tables, decodes.context_tokens, decodes.plans[window]
             rows = queries[:start]
             parts.append(paged_decode(rows, kv, tables=tables, context_tokens=contexts, plan=plan, scales=scales))
-        for some in inputs.prefills:
-            stop = start + sum(some.new_tokens)
-            parts.append(self._prefill(queries[start:stop], kv, some, window=window, scales=scales))
+        for prefills in inputs.prefills:
+            stop = start + sum(prefills.new_tokens)
+            parts.append(self._prefill(queries[start:stop], kv, prefills, window=window, scales=scales))
             start = stop
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _prefill(
-        self, queries: Tensor, kv: Tensor, some: Prefills, *, window: int | None, scales: Tensor | None
+        self, queries: Tensor, kv: Tensor, prefills: Prefills, *, window: int | None, scales: Tensor | None
     ) -> Tensor:
-        if self.dense is None or not some.is_dense or window is not None:
-            return paged_prefill(queries, kv, tables=some.tables, plan=some.plan, window=window, scales=scales)
+        if self.dense is None or not prefills.is_dense or window is not None:
+            return paged_prefill(queries, kv, tables=prefills.tables, plan=prefills.plan, window=window, scales=scales)
         return gather_prefill(
             queries,
             kv,
-            tables=some.tables,
-            plan=some.plan,
-            new_tokens=some.new_tokens,
-            context_tokens=some.context_tokens,
+            tables=prefills.tables,
+            plan=prefills.plan,
+            new_tokens=prefills.new_tokens,
+            context_tokens=prefills.context_tokens,
             scales=scales,
             dense=self.dense,
         )

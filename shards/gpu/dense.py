@@ -1,4 +1,4 @@
-"""Which attention serves long chunks best here, one of torch's or the paged kernel: asked of this machine, once."""
+"""Selects the attention for long chunks, one of torch's or the paged kernel, by one measurement on this machine."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from shards.kernels.paged_prefill import PrefillPlan, Tile, paged_prefill, paged
 
 _NEW_TOKENS = 2048
 _PAGES = 64
-"""More pairs of positions than a mask is made for, so that both calls and their merging are tried."""
+"""Gives more pairs of positions than a mask is made for, so that both calls and their merging are tried."""
 
 _TIMED_KV_HEADS, _TIMED_PAGES = 8, 256
-"""A chunk behind 14,000 tokens: about a millisecond on a large GPU, long enough for its launches not to count."""
+"""A chunk behind 14,000 tokens: about a millisecond on a large GPU, long enough to hide the launches."""
 
 _TOLERANCE = 2e-2
 
 MOST_PLANNING_S = 5e-3
-"""What a context of a length that was not seen before may cost on top. Every chunk has one, in every step: cuDNN plans
-each anew, for 40 to 400 ms, and keeps the plan forever (pytorch#155958, sglang#4650)."""
+"""Most extra time for a context length that is new to the process. Every chunk has one, in every step: cuDNN plans
+each length anew, for 40 to 400 ms, and keeps the plan forever (pytorch#155958, sglang#4650)."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of a chunk whose length of context is `new` to the process, and of the same `again`."""
+    """Seconds of a chunk with a `new` context length, and of the same chunk `again`."""
 
     new: float
     again: float
 
 
 def fastest(timings: Mapping[Dense | None, Timing]) -> Dense | None:
-    """The one with the shortest time, of those that need no planning for every length; None is the paged kernel."""
-    fit = {name: one.again for name, one in timings.items() if one.new - one.again <= MOST_PLANNING_S}
+    """The attention with the shortest time among those that need no planning for each length; None: paged kernel."""
+    fit = {name: timing.again for name, timing in timings.items() if timing.new - timing.again <= MOST_PLANNING_S}
     return min(fit, key=fit.__getitem__, default=None)
 
 
 @lru_cache
 def dense_attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int = 2) -> Dense | None:
-    """The fastest that runs here and is right, for `group` heads to a KV head; None where the paged kernel is as fast.
+    """The fastest correct attention here for `group` heads to a KV head; None if the paged kernel is as fast.
 
     cuDNN's is FlashAttention-3 on Hopper; `flash` is FlashAttention-2 everywhere. Both are private operators of torch,
     and they change.
     """
     timings: dict[Dense | None, Timing] = {}
     for dense in ("cudnn", "flash"):
-        # the CPU has one operator, for float32; it answers to either name
+        # the CPU has one operator, for float32, under both names
         if device.type == "cpu" and (dense, dtype) != ("flash", torch.float32):
             continue
         try:
@@ -63,7 +63,7 @@ def dense_attention(device: torch.device, dtype: torch.dtype, head_dim: int, gro
             if error > _TOLERANCE:
                 log.warning("dense attention %s is off by %.3g here and is not used", dense, error)
             elif device.type == "cpu":
-                # in the interpreter times say nothing
+                # times in the interpreter mean nothing
                 return dense
             else:
                 timings[dense] = _timing_of(dense, device, dtype, head_dim, group)
@@ -116,19 +116,19 @@ class _Chunk:
 
 
 def _error_of(dense: Dense, device: torch.device, dtype: torch.dtype, head_dim: int) -> float:
-    """The largest error of a chunk, two heads to a group."""
+    """The largest error of a chunk with two heads to a group."""
     chunk = _Chunk.of(device, dtype, pages=_PAGES, kv_heads=1, group=2, head_dim=head_dim)
     expected = paged_prefill_reference(chunk.query, chunk.kv, tables=chunk.table, plan=chunk.plan)
     return (chunk.attend(dense).float() - expected.float()).abs().max().item()
 
 
 def _timing_of(dense: Dense | None, device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> Timing:
-    """The longest context first: shorter ones find memory that is there already, and show their planning alone."""
+    """Times the longest context first: shorter ones then find allocated memory, and show only their planning."""
     of = {"kv_heads": _TIMED_KV_HEADS, "group": group, "head_dim": head_dim}
     seen, *unseen = (_Chunk.of(device, dtype, pages=_TIMED_PAGES - less, **of) for less in range(3))
     _seconds(partial(seen.attend, dense), device)
-    new = min(_seconds(partial(one.attend, dense), device) for one in unseen)
-    return Timing(new, min(_seconds(partial(one.attend, dense), device) for one in unseen))
+    new = min(_seconds(partial(chunk.attend, dense), device) for chunk in unseen)
+    return Timing(new, min(_seconds(partial(chunk.attend, dense), device) for chunk in unseen))
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -1,4 +1,4 @@
-"""Where a model runs, and how bytes get there and back."""
+"""The device that a model runs on, and transfers to it and back."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 LEAST_CAPABILITY = (8, 0)
-"""The first with matrix units for bfloat16, and the oldest that Triton compiles for."""
+"""The first with matrix units for bfloat16, and the oldest for which Triton compiles."""
 
 log = logging.getLogger(__name__)
 
 
 def choose_device(asked: str) -> torch.device:
-    """The device called `asked`: cpu, cuda, or auto, which is cuda where there is a GPU, Triton and what it needs.
+    """The device called `asked`: cpu, cuda, or auto, which is cuda if there is a GPU, Triton and its requirements.
 
-    Raises ValueError for another name, and for cuda where anything is missing. Of several GPUs it is the first that
-    CUDA_VISIBLE_DEVICES leaves: which one is current would be another matter in each thread.
+    Raises ValueError for another name, and for cuda if anything is missing. Of several GPUs it is the first that
+    CUDA_VISIBLE_DEVICES leaves, because the current device would differ from thread to thread.
     """
     if asked not in ("auto", "cpu", "cuda"):
         hint = "; choose among several with CUDA_VISIBLE_DEVICES" if asked.startswith("cuda:") else ""
@@ -33,13 +33,13 @@ def choose_device(asked: str) -> torch.device:
     if asked == "cuda" and found.lacking:
         raise ValueError(f"device is cuda, and {found.lacking}")
     if found.sees_gpu and found.lacking:
-        log.warning("there is a GPU and the CPU is used: %s", found.lacking)
+        log.warning("there is a GPU, but the CPU is used: %s", found.lacking)
     return torch.device("cpu" if found.lacking else "cuda")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is to run kernels with. `built_for` is what torch was built for, None for CPUs alone."""
+    """The means to run kernels. `built_for` is the platform of the torch build, None for CPUs alone."""
 
     built_for: str | None
     sees_gpu: bool
@@ -49,7 +49,7 @@ class Found:
 
     @classmethod
     def here(cls) -> Found:
-        """What this machine has."""
+        """The means of this machine."""
         sees_gpu = torch.cuda.is_available()
         names = (os.environ.get("CC"), "gcc", "clang")
         return cls(
@@ -62,7 +62,7 @@ class Found:
 
     @property
     def lacking(self) -> str:
-        """What is missing, and what helps; empty if nothing is."""
+        """The missing part and its remedy; empty if nothing is missing."""
         if self.built_for is None:
             return "torch sees no GPU here: it was built for CPUs alone"
         if not self.sees_gpu:
@@ -77,23 +77,23 @@ class Found:
 
 
 class Mark(Protocol):
-    """A place in the queue of a device's work."""
+    """A position in a device's queue of work."""
 
     def synchronize(self) -> None:
-        """Return once the device has come to it."""
+        """Return once the device has reached it."""
         ...
 
 
 class Landing(Mark, Protocol):
-    """A mark that can be asked for, too."""
+    """A mark that can also be polled."""
 
     def query(self) -> bool:
-        """Has the device come to it?"""
+        """Has the device reached it?"""
         ...
 
 
 class _Reached:
-    """The CPU computes at once: whatever was asked for is done."""
+    """A mark on the CPU, which computes at once, so every mark is reached."""
 
     def synchronize(self) -> None: ...
 
@@ -102,7 +102,7 @@ class _Reached:
 
 
 def mark(device: torch.device) -> Landing:
-    """The end of what `device` has been asked for on the current stream."""
+    """A mark behind the work submitted to `device` so far, on the current stream."""
     if device.type != "cuda":
         return _Reached()
     event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -111,5 +111,5 @@ def mark(device: torch.device) -> Landing:
 
 
 def host_words(words: int, device: torch.device) -> Tensor:
-    """Host memory [words] int32 that `device` can copy from and to while the host goes on."""
+    """Host memory [words] int32 that `device` can copy from and to while the host continues."""
     return torch.empty(words, dtype=torch.int32, pin_memory=device.type == "cuda")

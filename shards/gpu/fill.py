@@ -1,4 +1,4 @@
-"""Writes a step's metadata into the fields of a buffer. One may have more room than a step needs: the rest pads."""
+"""Writes a step's metadata into the fields of a buffer. Room beyond the step's need is filled with padding."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def fill_drawings(arrays: Arrays, drawings: Sequence[Drawing], targets: Sequence[int]) -> None:
-    """How each row of logits is drawn, and which row of the token pool remembers it."""
-    seeds = np.array([one.seed % 2**64 for one in drawings], dtype=np.uint64)
+    """For each row of logits, the parameters of its draw and the row of the token pool that stores the token."""
+    seeds = np.array([drawing.seed % 2**64 for drawing in drawings], dtype=np.uint64)
     arrays["seed"][:] = seeds.view(np.int64)
-    arrays["drawn_at"][:] = [one.position for one in drawings]
+    arrays["drawn_at"][:] = [drawing.position for drawing in drawings]
     arrays["target"][:] = targets
-    arrays["temperature"][:] = [one.temperature for one in drawings]
-    arrays["top_p"][:] = [one.top_p for one in drawings]
-    arrays["min_p"][:] = [one.min_p for one in drawings]
-    arrays["top_k"][:] = [one.top_k for one in drawings]
+    arrays["temperature"][:] = [drawing.temperature for drawing in drawings]
+    arrays["top_p"][:] = [drawing.top_p for drawing in drawings]
+    arrays["min_p"][:] = [drawing.min_p for drawing in drawings]
+    arrays["top_k"][:] = [drawing.top_k for drawing in drawings]
 
 
 def fill_tokens(arrays: Arrays, step: Step, *, pool_rows: int, padding_slot: int) -> None:
-    """What each token is and where it goes; tokens of padding are token 0 and go to `padding_slot`."""
+    """The value and the slot of each token; tokens of padding are token 0 and go to `padding_slot`."""
     tokens = len(step.known)
     arrays["source"][:] = pool_rows + np.arange(len(arrays["source"]))
     for token, row in step.ahead:
@@ -44,21 +44,21 @@ def fill_tokens(arrays: Arrays, step: Step, *, pool_rows: int, padding_slot: int
 
 
 def fill_decodes(arrays: Arrays, rows: Sequence[Row]) -> None:
-    """Contexts and tables of rows with one new token; rows of padding have no context, and so read nothing."""
+    """Contexts and tables of rows with one new token; rows of padding have no context, so they read nothing."""
     arrays["context"][: len(rows)] = [row.context_tokens for row in rows]
     arrays["context"][len(rows) :] = 0
     fill_tables(arrays["tables"], rows)
 
 
 def fill_tables(tables: npt.NDArray[Any], rows: Sequence[Row]) -> None:
-    """The blocks of each row; what lies behind them is never read."""
+    """The blocks of each row; entries behind them are never read."""
     for table, row in zip(tables, rows, strict=False):
         needed = pages_of(row)
         table[:needed] = row.blocks[:needed]
 
 
 def for_every_row(step: Step, rows: int, *, unread: int) -> tuple[list[Drawing], list[int]]:
-    """How a decoding step draws for all of `rows` rows: those whose logits nobody wants draw to `unread`."""
+    """The draws of a decoding step for all `rows` rows: rows without wanted logits draw into row `unread`."""
     drawings, targets = [GREEDY] * rows, [unread] * rows
     for token, drawing, target in zip(step.wanted.tolist(), step.drawings, step.targets.tolist(), strict=True):
         drawings[token], targets[token] = drawing, target
@@ -66,10 +66,10 @@ def for_every_row(step: Step, rows: int, *, unread: int) -> tuple[list[Drawing],
 
 
 def pages_of(row: Row) -> int:
-    """How many blocks a row's context lies in."""
+    """The number of blocks of a row's context."""
     return -(-row.context_tokens // BLOCK_TOKENS)
 
 
 def most_pages(rows: Sequence[Row]) -> int:
-    """How wide a table of `rows` has to be."""
+    """The width that a table of `rows` needs."""
     return max(map(pages_of, rows), default=0)

@@ -1,4 +1,4 @@
-"""Decoding steps as CUDA graphs: one launch instead of some hundred, in buffers that stay where they are."""
+"""Decoding steps as CUDA graphs: one launch instead of some hundred, in buffers at fixed addresses."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 Compute = Callable[[int], Tensor]
-"""Computes one step of a bucket's size from buffers that stay where they are."""
+"""Computes one step of a bucket's size from buffers at fixed addresses."""
 
 Replay = Callable[[], Tensor]
-"""Computes it again from what these buffers hold now; the result stays where it is too."""
+"""Computes the step again from the buffers' present contents; the result is at a fixed address too."""
 
 Capture = Callable[[Callable[[], Tensor]], Replay]
 
 
 def cuda_capture() -> Capture:
-    """Captures on a GPU. The kernels must have run once: they cannot be compiled or loaded while one captures."""
-    # all graphs share memory: no two of them run at once
+    """A capture for a GPU. The kernels must have run once: they cannot be compiled or loaded during a capture."""
+    # all graphs share memory, because no two of them run at once
     pools: list[Any] = []
 
     def capture(compute: Callable[[], Tensor]) -> Replay:
         graph = torch.cuda.CUDAGraph()
         if not pools:
             pools.append(torch.cuda.graph_pool_handle())
-        # what is collected meanwhile could free memory of the device, which ends the capture
+        # a garbage collection could free device memory, which ends the capture
         gc.collect()
         was_enabled = gc.isenabled()
         gc.disable()
@@ -51,9 +51,9 @@ def cuda_capture() -> Capture:
 
 
 class Graphs:
-    """Runs `compute` by bucket: captured the first time where it can be, and as it is where it cannot.
+    """Runs `compute` by bucket: captured at the first run if possible, and directly if not.
 
-    `capture` None never captures. Both ways compute the same rows, padding included, so they give the same.
+    `capture` None never captures. Both ways compute the same rows, padding included, so their results are equal.
     """
 
     def __init__(self, compute: Compute, capture: Capture | None) -> None:
@@ -65,23 +65,23 @@ class Graphs:
 
     @property
     def captured(self) -> tuple[int, ...]:
-        """The buckets that are replayed."""
+        """The buckets that have a captured graph."""
         return tuple(sorted(self._replays))
 
     def run(self, bucket: int) -> Tensor:
-        """One step of `bucket` rows from what the buffers hold; valid until the next step."""
+        """One step of `bucket` rows from the buffers' contents; valid until the next step."""
         replay = self._replays.get(bucket)
         if replay is None:
             return self._first(bucket)
         return replay()
 
     def _first(self, bucket: int) -> Tensor:
-        # computed before it is captured: this compiles the kernels, and a capture computes nothing
+        # computed before the capture: this compiles the kernels, and a capture computes nothing
         computed = self._compute(bucket)
         if self._capture is not None:
             try:
                 self._replays[bucket] = self._capture(lambda: self._compute(bucket))
             except (RuntimeError, ValueError) as error:
-                log.warning("decoding goes on without graphs: capturing %d rows failed: %s", bucket, error)
+                log.warning("decoding continues without graphs: capturing %d rows failed: %s", bucket, error)
                 self._capture = None
         return computed

@@ -16,9 +16,9 @@ from shards.kv.host_memory import Blocks, HostMemory
 
 
 class PinnedMemory(HostMemory):
-    """Host memory whose pages stay where they are, so that copies begin at once and nobody waits for them.
+    """Host memory with pinned pages, so that copies start at once and run beside the computation.
 
-    Raises ValueError if the system does not grant so much.
+    Raises ValueError if the system does not grant the memory.
     """
 
     def __init__(self, cache: Blocks, slots: int, *, device: torch.device) -> None:
@@ -29,22 +29,22 @@ class PinnedMemory(HostMemory):
                 weakref.finalize(self, _let_go, _pinned(plane))
 
     def copier(self) -> StreamCopier:
-        """What copies these blocks beside the computation."""
+        """The copier of these blocks, which runs beside the computation."""
         return StreamCopier(self, self._on)
 
     def save(self, block: int, slot: int) -> None:
-        """Begin to copy device block `block` into `slot`."""
+        """Start copying device block `block` into `slot`."""
         for device, host in zip(self._device, self._host, strict=True):
             host[slot].copy_(device[block], non_blocking=True)
 
     def load(self, slot: int, block: int) -> None:
-        """Begin to copy `slot` into device block `block`."""
+        """Start copying `slot` into device block `block`."""
         for device, host in zip(self._device, self._host, strict=True):
             device[block].copy_(host[slot], non_blocking=True)
 
 
 def _pinned(plane: Tensor) -> Tensor:
-    """`plane`, page-locked where it is: torch's own page-locked memory comes in powers of two."""
+    """`plane`, page-locked in place: torch's own page-locked memory comes in powers of two."""
     error = torch.cuda.cudart().cudaHostRegister(plane.data_ptr(), plane.nbytes, 0)  # type: ignore[no-untyped-call]
     if int(error) != 0:
         size = f"{plane.nbytes / 2**30:.1f} GiB"
@@ -57,9 +57,10 @@ def _let_go(plane: Tensor) -> None:
 
 
 class StreamCopier:
-    """A `Copier` on a stream of its own: copies begin once all that was asked of the device before is computed.
+    """A `Copier` on a stream of its own: copies begin once all work submitted to the device before is computed.
 
-    What computes is never held up: it goes on beside them. `memory` only begins its copies, on the current stream.
+    The computation never waits for the copies and runs beside them. `memory` only starts its copies, on the current
+    stream.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class StreamCopier:
 
     @property
     def slots(self) -> int:
-        """How many blocks the host memory holds."""
+        """The number of blocks that the host memory holds."""
         return self._memory.slots
 
     def start(self, copies: Sequence[BlockCopy]) -> int:
@@ -109,7 +110,7 @@ class StreamCopier:
         return self._landed >= ticket
 
     def wait(self, ticket: int) -> None:
-        """Return when they have. Raises CopyFailed."""
+        """Return when they have landed. Raises CopyFailed."""
         try:
             while self._due and self._landed < ticket:
                 self._due[0][1].synchronize()
@@ -118,14 +119,14 @@ class StreamCopier:
             raise _failed(error) from error
 
     def close(self) -> None:
-        """Wait for what was started."""
+        """Wait for the started copies."""
         self._is_closed = True
         self.wait(self._started)
 
     def _beside(self) -> AbstractContextManager[object]:
         if self._stream is None:
             return nullcontext()
-        # blocks are written and read by steps that were submitted and may still run
+        # submitted steps that may still run write and read these blocks
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._stream)
 

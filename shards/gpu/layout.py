@@ -1,4 +1,4 @@
-"""How one step's metadata lies in one buffer, so that one copy brings all of it to the device."""
+"""The layout of one step's metadata in one buffer, so that one copy brings all of it to the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 Words = npt.NDArray[np.int32]
 
 _ALIGNED_WORDS = 4
-"""Fields begin at multiples of 16 bytes: Triton compiles a kernel anew for pointers that are not."""
+"""Fields begin at multiples of 16 bytes: Triton compiles a kernel again for pointers without this alignment."""
 
 _KINDS: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
     "int32": (np.dtype(np.int32), torch.int32),
@@ -30,7 +30,7 @@ FieldShape = tuple[str, str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where a field lies: `words` int32 words from `start` on, read as `kind` in this `shape`."""
+    """The place of a field: `words` int32 words from `start` on, read as `kind` in this `shape`."""
 
     name: str
     kind: str
@@ -48,7 +48,7 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Sequence[FieldShape]) -> Layout:
-        """A layout of these fields in this order: the same first fields lie in the same places whatever follows."""
+        """A layout of these fields in this order: equal leading fields have equal places, whatever follows."""
         fields: list[Field] = []
         end = 0
         for name, kind, shape in shapes:
@@ -58,31 +58,31 @@ class Layout:
         return cls(tuple(fields), end)
 
     def arrays(self, buffer: Words) -> dict[str, npt.NDArray[Any]]:
-        """Each field of a buffer on the host, as a view to write to."""
+        """Each field of a buffer on the host, as a writable view."""
         return {
-            one.name: buffer[one.start : one.start + one.words].view(_KINDS[one.kind][0]).reshape(one.shape)
-            for one in self.fields
+            field.name: buffer[field.start : field.start + field.words].view(_KINDS[field.kind][0]).reshape(field.shape)
+            for field in self.fields
         }
 
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
         """Each field of a buffer on the device, as a view."""
         return {
-            one.name: buffer[one.start : one.start + one.words].view(_KINDS[one.kind][1]).view(one.shape)
-            for one in self.fields
+            field.name: buffer[field.start : field.start + field.words].view(_KINDS[field.kind][1]).view(field.shape)
+            for field in self.fields
         }
 
     def check(self) -> None:
-        """Prove that no field overlaps another or is misaligned."""
+        """Assert that fields do not overlap, are aligned and fit."""
         end = 0
-        for one in self.fields:
-            assert one.start >= end, f"{one.name} overlaps what lies before it"
-            assert one.start % _ALIGNED_WORDS == 0, f"{one.name} is not aligned"
-            end = one.start + one.words
-        assert end <= self.words, "the last field sticks out"
+        for field in self.fields:
+            assert field.start >= end, f"{field.name} overlaps the field before it"
+            assert field.start % _ALIGNED_WORDS == 0, f"{field.name} is not aligned"
+            end = field.start + field.words
+        assert end <= self.words, "the last field exceeds the buffer"
 
 
 def drawing_fields(rows: int) -> list[FieldShape]:
-    """How `rows` rows of logits are drawn, and the rows of the token pool that remember what was."""
+    """Parameters of the draws for `rows` rows of logits, and the rows of the token pool that store the tokens."""
     return [
         ("seed", "int64", (rows,)),
         ("drawn_at", "int64", (rows,)),
@@ -95,14 +95,14 @@ def drawing_fields(rows: int) -> list[FieldShape]:
 
 
 def token_fields(tokens: int) -> list[FieldShape]:
-    """What each of `tokens` tokens is, and where it goes. `source` is an index into the token pool and, behind it,
-    `known`: what the host knows is one of the latter, what only the GPU knows one of the former.
+    """The value and the place of each of `tokens` tokens. `source` is an index into the token pool followed by `known`:
+    tokens that only the GPU knows are in the pool, tokens that the host knows are in `known`.
     """
     return [(name, "int32", (tokens,)) for name in ("source", "known", "position", "slot")]
 
 
 def decode_fields(rows: int, pages: int) -> list[FieldShape]:
-    """All of a step that only decodes; tables come last, since how wide they are changes from step to step."""
+    """All fields of a step that only decodes. Tables come last, because their width changes from step to step."""
     return [
         *drawing_fields(rows),
         *token_fields(rows),
@@ -113,14 +113,14 @@ def decode_fields(rows: int, pages: int) -> list[FieldShape]:
 
 @lru_cache(maxsize=1024)
 def decode_layout(rows: int, pages: int) -> Layout:
-    """The layout of `decode_fields`, made once: it would take as long as filling it."""
+    """The layout of `decode_fields`, cached: making it would take as long as filling it."""
     return Layout.of(decode_fields(rows, pages))
 
 
 def mixed_fields(
     tokens: int, wanted: int, *, decodes: tuple[int, int], prefills: Sequence[tuple[int, int, int]]
 ) -> list[FieldShape]:
-    """All of any other step. `decodes` is (rows, pages), `prefills` are (rows, pages, tiles) for each kind of chunk."""
+    """All fields of other steps. `decodes` is (rows, pages), `prefills` are (rows, pages, tiles) by kind of chunk."""
     fields = [*drawing_fields(wanted), *token_fields(tokens), ("wanted", "int32", (wanted,))]
     fields += [("context", "int32", (decodes[0],)), ("tables", "int32", decodes)]
     for index, (rows, pages, tiles) in enumerate(prefills):
@@ -134,10 +134,10 @@ def mixed_fields(
 
 
 def decode_buckets(most: int) -> tuple[int, ...]:
-    """The batch sizes that graphs are made for: 1, 2, 4, then every multiple of 8, up to `most`."""
+    """The batch sizes for which graphs are made: 1, 2, 4, then every multiple of 8, up to `most`."""
     return tuple(size for size in (1, 2, 4, *range(8, most + 8, 8)) if size <= most)
 
 
 def bucket_for(rows: int, buckets: Sequence[int]) -> int | None:
-    """The smallest of `buckets`, which are sorted, that `rows` fit into; None if none does."""
+    """The smallest of `buckets`, which are sorted, with room for `rows`; None if there is none."""
     return next((bucket for bucket in buckets if bucket >= rows), None)

@@ -1,4 +1,4 @@
-"""A network on a GPU as the engine gets it."""
+"""A network on a GPU, as the engine uses it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shards.network.config import NetworkConfig
 class GpuNetwork:
     """A decoder and the memory of its KV on one device: the engine's `Network`, and a `DrawingNetwork` too.
 
-    `kv_dtype` may be int8 or float8_e4m3fn as well as the weights' own.
+    `kv_dtype` may be int8, float8_e4m3fn, or the weights' own type.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class GpuNetwork:
 
     @classmethod
     def of(cls, config: NetworkConfig, weights: GpuWeights, *, options: StepOptions | None = None) -> GpuNetwork:
-        """The network of `weights`, with the fastest attention that runs where they are."""
+        """The network of `weights`, with the fastest attention that runs on their device."""
         embedding = weights.embedding
         dense = dense_attention(embedding.device, embedding.dtype, config.head_dim, config.heads // config.kv_heads)
         return cls(GpuDecoder(config, weights, dense=dense), options=options)
@@ -52,7 +52,7 @@ class GpuNetwork:
 
     @property
     def context_tokens(self) -> int:
-        """The longest prompt and answer together."""
+        """The longest prompt and answer, together."""
         return self.decoder.config.max_positions
 
     @property
@@ -62,27 +62,27 @@ class GpuNetwork:
 
     @property
     def most_rows(self) -> int:
-        """How many tokens one batch may draw."""
+        """The most tokens that one batch may draw."""
         return self._options.rows
 
     @property
     def steps(self) -> Steps:
-        """What runs its steps. Raises RuntimeError before `allocate`."""
+        """The object that runs its steps. Raises RuntimeError before `allocate`."""
         if self._steps is None:
             raise RuntimeError("no memory was allocated for KV")
         return self._steps
 
     def room_bytes(self, *, batch_tokens: int, rows: int) -> int:
-        """How much memory of the GPU is left for KV beside steps of so many tokens and rows."""
-        # what torch keeps for later, of trying out attention, is free too
+        """Bytes of GPU memory left for KV beside steps of `batch_tokens` tokens and `rows` rows."""
+        # memory that torch keeps after trying out attention is free too
         torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(self.decoder.device)
         config, dtype = self.decoder.config, self.decoder.weights.embedding.dtype
         return room_bytes(free_bytes, working_bytes(config, batch_tokens=batch_tokens, rows=rows, dtype=dtype))
 
     def allocate(self, blocks: int) -> None:
-        """Make memory for the KV of `blocks` blocks. Raises ValueError if there is not so much."""
-        # what was allocated before is given back first: there is no room for two
+        """Allocate memory for the KV of `blocks` blocks. Raises ValueError if there is not enough."""
+        # earlier memory is released first: there is no room for both
         self._steps = None
         try:
             cache = GpuCache(self.decoder.config, blocks, dtype=self._kv_dtype, device=self.decoder.device)
@@ -92,27 +92,27 @@ class GpuNetwork:
             raise ValueError(f"{size} for KV are not free on the GPU; ask for less: {error}") from error
 
     def host_memory(self, slots: int) -> PinnedMemory:
-        """Host memory for `slots` blocks, and what copies them beside the computation."""
+        """Host memory for `slots` blocks, with a copier that runs beside the computation."""
         return PinnedMemory(self.steps.cache, slots, device=self.decoder.device)
 
     def prepare(self, rows: int) -> None:
-        """Compile and capture decoding steps of up to `rows` sequences, and compile what long chunks need."""
+        """Compile and capture decoding steps of up to `rows` sequences, and compile the kernels for long chunks."""
         self.steps.warm_up(range(1, rows + 1))
         self.steps.warm_up_long()
 
     def submit(self, batch: Batch, drawings: Sequence[Drawing]) -> Ticket:
-        """Begin to compute `batch` and to draw one token per row of logits; megabytes of logits stay where they are.
+        """Start computing `batch` and drawing one token per row of logits; the logits stay on the device.
 
-        Raises ValueError for another number of drawings, and for a batch that is beyond the memory that was made.
+        Raises ValueError for another number of drawings, and for a batch that exceeds the allocated memory.
         """
         step = self._step(batch)
         if len(drawings) != len(step.drawings):
             raise ValueError(f"{len(drawings)} drawings for {len(step.drawings)} rows of logits")
-        # the next batch finds them in this order
+        # the next batch finds the tokens in this order
         return self.steps.submit(replace(step, drawings=tuple(drawings), targets=np.arange(len(drawings))))
 
     def collect(self, ticket: Hashable) -> list[int | None]:
-        """The tokens, waited for; None where logits were not finite. Raises ValueError out of turn."""
+        """Wait for the tokens; None where logits were not finite. Raises ValueError out of turn."""
         if not isinstance(ticket, Ticket):
             raise ValueError(f"{ticket!r} is no ticket of a step")
         return self.steps.collect(ticket)
@@ -124,8 +124,8 @@ class GpuNetwork:
     def forward(self, batch: Batch) -> Tensor:
         """Logits, float32 [len(batch.logit_rows), vocabulary], on the device, valid until the next step.
 
-        An exact batch's are its own and come from one path: no graph, no padding, splits of one size. Raises ValueError
-        for a batch that is beyond the memory that was made.
+        Those of an exact batch always come from one path: no graph, no padding, splits of one size. Raises ValueError
+        for a batch that exceeds the allocated memory.
         """
         return self.steps.logits(self._step(batch)).float()
 

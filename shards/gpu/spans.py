@@ -1,4 +1,4 @@
-"""What one step computes, on the host: in the order in which the kernels want it."""
+"""The work of one step on the host, in the order that the kernels need."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Ints = npt.NDArray[np.int64]
 class Span:
     """One sequence's part of a step: `token_ids` follow `computed_tokens` that have KV; `blocks` hold them all.
 
-    `token_ids` None: one token, the one that was drawn for this `row` in the step before and which the host may not
-    know yet. `row` is the sequence's place in the token pool, its own while it runs. With a `drawing`, a token is
-    drawn after the last.
+    `token_ids` None: one token, which the previous step drew for this `row` and which the host may not know yet.
+    `row` is the sequence's place in the token pool, its own while it runs. With a `drawing`, a token is drawn after
+    the last.
     """
 
     row: int
@@ -33,17 +33,17 @@ class Span:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it computes."""
+        """The number of tokens that it computes."""
         return 1 if self.token_ids is None else len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step on the host: `known`, `positions` and `slots` are [tokens], `rows` say whose they are.
+    """A step on the host: `known`, `positions` and `slots` are [tokens]; `rows` assign the tokens to sequences.
 
-    `ahead` are pairs (token, row of the token pool): what those tokens are, only the device knows. `wanted` [wanted]
-    are the tokens after which logits are wanted; `drawings` and `targets` say for each how to draw, and which row of
-    the pool remembers it. One that `is_exact` is computed in one way whatever its size and what was computed before.
+    `ahead` are pairs (token, row of the token pool), for tokens that only the device knows. `wanted` [wanted] are the
+    tokens after which logits are needed; for each, `drawings` are the parameters of its draw, and `targets` the row of
+    the pool that stores it. A step that `is_exact` is always computed in one way, whatever its size and history.
     """
 
     known: Ints
@@ -62,9 +62,9 @@ class Step:
         return len(self.known) == len(self.rows)
 
     def sorted(self, *, dense_from_pairs: int) -> tuple[Step, tuple[int, int, int]]:
-        """The same with decoding rows first, then short chunks, then long ones; and how many rows each kind has.
+        """The same step with decoding rows first, then short chunks, then long ones; and the number of rows per kind.
 
-        A chunk is long from `dense_from_pairs` pairs of a new and a seen position on.
+        A chunk is long if it has at least `dense_from_pairs` pairs of a new and a seen position.
         """
         kinds = [_kind(row, dense_from_pairs) for row in self.rows]
         counts = (kinds.count(0), kinds.count(1), kinds.count(2))
@@ -95,7 +95,7 @@ def _kind(row: Row, dense_from_pairs: int) -> int:
 
 
 def step_of_batch(batch: Batch, *, unread: int) -> Step:
-    """The step that computes `batch` and draws greedily what nobody reads, into row `unread` of the pool."""
+    """The step that computes `batch` and draws greedily, into row `unread` of the pool, which is never read."""
     wanted = batch.logit_rows.numpy()
     return Step(
         known=batch.token_ids.numpy(),
@@ -111,7 +111,7 @@ def step_of_batch(batch: Batch, *, unread: int) -> Step:
 
 
 def step_of_spans(spans: Sequence[Span]) -> Step:
-    """The step that computes `spans`, in their order. Raises ValueError for one without tokens or too few blocks."""
+    """The step that computes `spans`, in order. Raises ValueError for a span without tokens or with too few blocks."""
     rows: list[Row] = []
     start = 0
     for span in spans:
@@ -136,7 +136,7 @@ def step_of_spans(spans: Sequence[Span]) -> Step:
 
 
 def _single(rows: Sequence[Row], spans: Sequence[Span]) -> tuple[Ints, Ints, Ints]:
-    """Token ids, positions and slots of one token each: lists, since small arrays cost microseconds each to make."""
+    """Token ids, positions and slots of one token each; as lists, since small arrays cost microseconds each to make."""
     known = [0 if span.token_ids is None else int(span.token_ids[0]) for span in spans]
     positions = [row.context_tokens - 1 for row in rows]
     slots = [

@@ -1,4 +1,4 @@
-"""Buffers of decoding steps that stay where they are: what a graph reads is fixed when it is captured."""
+"""Buffers of decoding steps at fixed addresses, because a captured graph reads fixed addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StaticBuffers:
     """Room for decoding steps of up to `rows` rows.
 
     `tables` [rows, pages] is as wide as the longest context; `logits` [rows, vocabulary] are of type `dtype`; splits
-    have room for a full cache of which nothing is shared. Steps that need more (many long contexts with one prefix) are
+    have room for a full cache without shared blocks. Steps that need more (many long contexts with one prefix) are
     computed in buffers of their own.
     """
 
@@ -28,7 +28,7 @@ class StaticBuffers:
         pages = -(-config.max_positions // BLOCK_TOKENS)
         self.tables = torch.zeros(rows, pages, dtype=torch.int32, device=device)
         self._buffer = torch.zeros(decode_layout(rows, pages).words, dtype=torch.int32, device=device)
-        # one for all graphs: each would otherwise keep its own, a gigabyte in all for a large vocabulary
+        # one for all graphs: separate ones would take a gigabyte in total for a large vocabulary
         self.logits = torch.empty(rows, config.vocab_size, dtype=dtype, device=device)
         self._room = -(-cache.blocks * BLOCK_TOKENS // SPLIT_TOKENS) + rows
         self._plans = {
@@ -42,16 +42,16 @@ class StaticBuffers:
         return f"StaticBuffers({len(self.tables)} rows, {self._room} splits)"
 
     def has_room(self, contexts: Sequence[int]) -> bool:
-        """Do a step's contexts fit? Asked on the host before each step: splits beyond the room would be lost."""
+        """Do a step's contexts fit? Checked on the host before each step: splits beyond the room would be lost."""
         if max(contexts) > self.tables.shape[1] * BLOCK_TOKENS:
             return False
-        # at most so many, whatever the windows: nearly always enough, and ten times as fast as counting
+        # an upper bound for all windows: nearly always sufficient, and ten times as fast as counting
         if sum(contexts) // SPLIT_TOKENS + len(contexts) <= self._room:
             return True
         return all(splits_of(contexts, window=window) <= self._room for window in self._plans)
 
     def input(self, words: int) -> Tensor:
-        """Where the first `words` words of a step's metadata belong."""
+        """The memory for the first `words` words of a step's metadata."""
         return self._buffer[:words]
 
     def plans(self, rows: int) -> dict[int | None, DecodePlan]:

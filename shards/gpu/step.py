@@ -1,7 +1,7 @@
 """Steps on the GPU: submitted one ahead of the host, collected when they are done.
 
 A step's tokens stay on the device in a pool with a row for each running sequence, and the next step reads them there:
-it can be submitted before the host knows what was drawn. What the host sends is one buffer per step.
+it can be submitted before the host knows the drawn tokens. The host sends one buffer per step.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """`rows` sequences at most run side by side; decoding steps up to `graph_rows` of them are graphs, if `graphs`.
+    """At most `rows` sequences run at the same time; decoding steps of up to `graph_rows` use graphs, if `graphs`.
 
-    `dense_from_pairs`: from how many pairs of a new and a seen position on a chunk takes dense attention.
+    `dense_from_pairs`: a chunk with at least this many pairs of a new and a seen position uses dense attention.
     """
 
     rows: int = 1024
@@ -51,12 +51,12 @@ class StepOptions:
 
 
 class Steps:
-    """Runs steps of `decoder` on `cache`. At most three may be submitted and not collected."""
+    """Runs steps of `decoder` on `cache`. At most three may be submitted and uncollected."""
 
     def __init__(self, decoder: GpuDecoder, cache: GpuCache, options: StepOptions | None = None) -> None:
         self._decoder, self.cache, self.options = decoder, cache, options or StepOptions()
         device, rows = decoder.device, self.options.rows
-        # the row past the last is where padding and what nobody reads is drawn to
+        # the row past the last receives the draws of padding and of rows that are never read
         self._pool = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self._outbound, self._inbound = Outbound(device), Inbound(device, rows)
         config, dtype = decoder.config, decoder.weights.embedding.dtype
@@ -73,32 +73,32 @@ class Steps:
 
     @property
     def unread(self) -> int:
-        """The pool's row that nobody reads."""
+        """The pool's row that is never read."""
         return self.options.rows
 
     def submit(self, step: Step) -> Ticket:
-        """Begin a step behind those submitted before, of which at most two were not collected.
+        """Start a step behind the submitted ones, of which at most two are uncollected.
 
-        Raises ValueError for one that draws more tokens than there are rows, or is beyond what there is otherwise.
+        Raises ValueError for a step that draws more tokens than there are rows, or exceeds the memory otherwise.
         """
         if len(step.wanted) > self.options.rows:
             raise ValueError(f"a step draws {len(step.wanted)} tokens, and there is room for {self.options.rows}")
         return self._inbound.put(self._run(step, draws=True))
 
     def collect(self, ticket: Ticket) -> list[int | None]:
-        """What the step drew: a token for each span with a drawing, in order; None where logits were not finite.
+        """Wait for the step's tokens: one for each span with a drawing, in order; None where logits were not finite.
 
-        Waits for it. Tickets are collected in the order of their steps.
+        Tickets are collected in the order of their steps.
         """
         return self._inbound.take(ticket)
 
     def logits(self, step: Step) -> Tensor:
-        """Logits [wanted, vocabulary] of a step, in the weights' type, valid until the next one."""
+        """Logits [wanted, vocabulary] of a step, in the weights' type, valid until the next step."""
         return self._run(step, draws=False)
 
     @torch.inference_mode()
     def draw(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
-        """The tokens that `submit` would draw from `logits` [len(drawings), vocabulary], waited for."""
+        """Wait for the tokens that `submit` would draw from `logits` [len(drawings), vocabulary]."""
         layout = Layout.of(drawing_fields(len(drawings)))
         host = self._outbound.next(layout.words)
         fill_drawings(layout.arrays(host.numpy()), drawings, [self.unread] * len(drawings))
@@ -106,37 +106,37 @@ class Steps:
         return tokens_of(drawn.cpu())
 
     def warm_up(self, rows: Iterable[int], *, draws: bool = True) -> None:
-        """Compile and capture decoding steps of so many rows, largest first so that they share their memory.
+        """Compile and capture decoding steps of each number of `rows`, largest first so that they share their memory.
 
         Those for `submit`; or, unless it `draws`, those for `logits`.
         """
-        # the block that is set aside: nothing that is cached changes
+        # in the padding block, so no cached block changes
         span = Span(self.unread, [0], 0, [self.cache.blocks], GREEDY)
         buckets = {bucket for count in rows if (bucket := bucket_for(count, self._buckets)) is not None}
         for bucket in sorted(buckets, reverse=True):
             self._run(step_of_spans([span] * bucket), draws=draws)
 
     def check(self) -> None:
-        """Prove that nothing that is under way can be overwritten."""
+        """Assert that no buffer in use can be overwritten."""
         self._inbound.check()
 
     def warm_up_long(self) -> None:
-        """Compile what a chunk needs that is long enough for dense attention, if there is one."""
+        """Compile the kernels for a chunk that is long enough for dense attention, if there is one."""
         most = self._decoder.config.max_positions
         tokens = min(math.isqrt(self.options.dense_from_pairs) + 1, most)
         if self._decoder.dense is None or tokens * min(2 * tokens, most) < self.options.dense_from_pairs:
             return
-        # once as a prompt begins, once behind an old context: all of it in the block that is set aside
+        # once at the start of a prompt, once behind an old context: all of it in the padding block
         for computed in (0, min(tokens, most - tokens)):
             blocks = [self.cache.blocks] * -(-(computed + tokens) // BLOCK_TOKENS)
             self._run(step_of_spans([Span(self.unread, [0] * tokens, computed, blocks, GREEDY)]), draws=True)
 
     @torch.inference_mode()
     def _run(self, step: Step, *, draws: bool) -> Tensor:
-        """[token|is sound, wanted] int32 of what is drawn, or the logits [wanted, vocabulary]."""
+        """The drawn tokens [token|is sound, wanted] int32, or the logits [wanted, vocabulary]."""
         require_step(step, self._decoder.config, blocks=self.cache.blocks, rows=self.options.rows)
         contexts = [row.context_tokens for row in step.rows]
-        # padding would change shapes, and with them bits
+        # padding would change shapes, and with them the bits of the result
         may_pad = step.is_decode and not step.is_exact
         bucket = bucket_for(len(step.rows), self._buckets) if may_pad else None
         if bucket is not None and self._static.has_room(contexts):
@@ -157,7 +157,7 @@ class Steps:
         of_rows = 1 if draws else 0
         if np.array_equal(step.wanted, np.arange(rows)):
             return computed.narrow(of_rows, 0, rows)
-        # page-locked like all that goes there: any other copy would wait for the device
+        # page-locked like all transfers to the device: any other copy would wait for the device
         wanted = self._outbound.next(len(step.wanted))
         wanted.numpy()[:] = step.wanted
         return computed.index_select(of_rows, self._outbound.send(wanted))
@@ -225,7 +225,7 @@ class Steps:
         return drawn
 
     def _plan_prefill(self, rows: Sequence[Row]) -> PrefillPlan:
-        """On the host: it travels with all the rest."""
+        """The plan on the host; it is sent with the other metadata."""
         return plan_prefill(
             [row.tokens for row in rows],
             [row.context_tokens for row in rows],

@@ -1,4 +1,4 @@
-"""Bytes to the device and tokens back, in turns, so that neither side waits for the other."""
+"""Transfers to the device and of tokens back, in turns, so that neither side waits for the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tokens_of(drawn: Tensor) -> list[int | None]:
 
 
 class Outbound:
-    """Host buffers that are filled and copied to the device in turn. One is filled again only once it was copied."""
+    """Host buffers that are filled and copied to the device in turn. A buffer is refilled only after its copy."""
 
     def __init__(self, device: torch.device, *, on_copied: Callable[[torch.device], Mark] = mark) -> None:
         self._device, self._on_copied = device, on_copied
@@ -34,17 +34,17 @@ class Outbound:
         return f"Outbound({[len(buffer) for buffer in self._buffers]} words)"
 
     def next(self, words: int) -> Tensor:
-        """Host memory [words] int32 to fill and give to `send`; waits if its last contents are still under way."""
+        """Host memory [words] int32 to fill and pass to `send`; waits if its last contents are still being copied."""
         copied = self._copied[self._turn]
         if copied is not None:
             copied.synchronize()
         if len(self._buffers[self._turn]) < words:
-            # twice as much: contexts grow, and pinning memory stops the device
+            # twice the need: contexts grow, and pinning memory stops the device
             self._buffers[self._turn] = host_words(2 * words, self._device)
         return self._buffers[self._turn][:words]
 
     def send(self, filled: Tensor, target: Tensor | None = None) -> Tensor:
-        """A copy on the device of what `next` gave, in `target` [words] if there is one, under way."""
+        """Start a copy of the buffer from `next` to the device, into `target` [words] if given; returns the copy."""
         if target is None:
             target = torch.empty_like(filled, device=self._device, pin_memory=False)
         target.copy_(filled, non_blocking=True)
@@ -55,14 +55,14 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a step has drawn or will have: `rows` tokens."""
+    """A submitted step that draws `rows` tokens."""
 
     number: int
     rows: int
 
 
 class Inbound:
-    """Drawn tokens on their way to the host, collected in the order in which they were drawn."""
+    """Drawn tokens that are being copied to the host, collected in the order of their steps."""
 
     def __init__(self, device: torch.device, rows: int, *, on_copied: Callable[[torch.device], Mark] = mark) -> None:
         self._device, self._on_copied, self._rows = device, on_copied, rows
@@ -74,7 +74,7 @@ class Inbound:
         return f"Inbound({len(self._due)} due, {self._number} so far)"
 
     def put(self, drawn: Tensor) -> Ticket:
-        """Begin to copy `drawn` [token|is sound, rows] int32 to the host. Raises RuntimeError with too many due."""
+        """Start copying `drawn` [token|is sound, rows] int32 to the host. Raises RuntimeError with too many due."""
         rows = drawn.shape[1]
         if len(self._due) == TURNS or rows > self._rows:
             raise RuntimeError(f"{len(self._due)} of {TURNS} steps were not collected, and {rows} of {self._rows} rows")
@@ -86,7 +86,7 @@ class Inbound:
         return ticket
 
     def take(self, ticket: Ticket) -> list[int | None]:
-        """The tokens, None where the logits were not finite; waits for them. Raises ValueError out of turn."""
+        """Wait for the tokens; None where the logits were not finite. Raises ValueError out of turn."""
         if not self._due or self._due[0][0] != ticket:
             raise ValueError(f"step {ticket.number} is not the one that is due")
         _, copied = self._due.popleft()
@@ -94,7 +94,7 @@ class Inbound:
         return tokens_of(self._buffers[ticket.number % TURNS][: 2 * ticket.rows].view(2, ticket.rows))
 
     def check(self) -> None:
-        """Prove that no buffer has two steps in it."""
+        """Assert that no buffer holds two steps."""
         numbers = [ticket.number for ticket, _ in self._due]
         assert numbers == list(range(self._number - len(numbers), self._number)), "steps are due out of order"
-        assert len(numbers) <= TURNS, "a buffer has two steps in it"
+        assert len(numbers) <= TURNS, "a buffer holds two steps"

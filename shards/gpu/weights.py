@@ -1,4 +1,4 @@
-"""Weights on a device: moved there, or drawn there."""
+"""Weights on a device: copied to it, or drawn on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shards.network.config import NetworkConfig
 from shards.network.layers import DenseLinear, LayerWeights, Linear, Weights
 
 _SPREAD = 0.02
-"""Standard deviation of what Hugging Face initialises matrices with."""
+"""Standard deviation of the matrices in Hugging Face's initialisation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class GpuLayer:
-    """One decoder layer; what reads the same input is one matrix. The norms of a head, [head_dim], are Qwen3's."""
+    """One decoder layer; matrices that read the same input are joined. The norms of a head, [head_dim], are Qwen3's."""
 
     attention_norm: Tensor
     query_key_value: Matrix
@@ -47,7 +47,7 @@ class GpuWeights:
 
     @property
     def bytes_per_step(self) -> int:
-        """How much memory a step reads of them: of an embedding that is not the head too, only some rows."""
+        """Bytes of the weights that a step reads; of an embedding that is not also the head, only some rows."""
         read: list[Tensor | None] = [self.norm, self.head]
         for layer in self.layers:
             for field in fields(layer):
@@ -87,7 +87,7 @@ def moved(weights: Weights, config: NetworkConfig, *, device: torch.device, dtyp
             mlp_norm=move(layer.mlp_norm),
             gate_up=matrix(layer.gate_up),
             down=matrix(layer.down),
-            # the CPU's has them once per head
+            # the CPU's weights have them once per head
             query_norm=None if norms is None else move(norms[0]),
             key_norm=None if norms is None else move(norms[config.heads]),
         )

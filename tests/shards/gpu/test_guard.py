@@ -36,9 +36,9 @@ def test_what_fits_exactly_is_let_through() -> None:
         ({"slots": np.array([11 * 64, 0, 1])}, "a slot is 704, and there are 704"),
         ({"wanted": np.array([0, 3])}, "a token that is wanted is 3"),
         ({"targets": np.array([3, 5])}, "a row that remembers is 5, and there are 5"),
-        ({"ahead": ((0, 4),)}, "token 0 of 3 is said to be in row 4 of 4"),
+        ({"ahead": ((0, 4),)}, "token 0 of 3 refers to row 4 of 4"),
         ({"ahead": ((3, 0),)}, "token 3 of 3 is said to be"),
-        ({"rows": (Row(0, 1, 129, (2, 9)),)}, "a context of 129 tokens is said to lie in 2 blocks"),
+        ({"rows": (Row(0, 1, 129, (2, 9)),)}, "a context of 129 tokens does not fit into 2 blocks"),
     ],
 )
 def test_what_lies_beyond_is_refused_before_a_kernel_meets_it(changes: dict[str, object], hint: str) -> None:
