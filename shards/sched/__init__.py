@@ -1,1 +1,1 @@
-"""What is admitted and what the next step computes: pure decisions. Torch-free."""
+"""Admission and the plan of the next step: pure decisions. Torch-free."""

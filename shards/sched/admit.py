@@ -1,4 +1,4 @@
-"""Who may start, and who makes room for it. Pure and torch-free."""
+"""Decides which waiting sequences start, and which running ones are preempted for them. Pure and torch-free."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from shards.sched.room import Claim, Room
 
 LOOKAHEAD = 8
-"""How many waiting sequences for which blocks are lacking are looked past, in one step."""
+"""Waiting sequences without enough blocks that admission looks past in one step."""
 
 MOST_OVERTAKEN = 64
-"""How often a sequence that does not fit may be overtaken before everybody behind it waits too."""
+"""How often a sequence that does not fit may be overtaken before all sequences behind it wait too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A sequence that wants to start. `rank` is the given one; `claim` is asked only if it is its turn."""
+    """A sequence that wants to start. `rank` is the given one; `claim` is called only when it is its turn."""
 
     id: int
     rank: int
@@ -26,7 +26,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A running sequence that may be preempted by whoever has a better given rank than `rank`, its own given one."""
+    """A running sequence that a sequence of better given rank may preempt. `rank` is its own given rank."""
 
     id: int
     rank: int
@@ -35,7 +35,7 @@ class Victim:
 
 @dataclass(slots=True)
 class Admission:
-    """Ids of those who start now, of those preempted for them, and of those who were overtaken."""
+    """Ids of the sequences that start now, of those preempted for them, and of those that were overtaken."""
 
     admitted: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
@@ -43,12 +43,12 @@ class Admission:
 
 
 def admit(waiting: Iterable[Waiting], room: Room, *, slots: int, victims: Iterable[Victim] = ()) -> Admission:
-    """Start the sequences of `waiting` (in the order in which they are to be served) for which there is room.
+    """Start the sequences of `waiting` (in order of service) for which there is room.
 
-    Where a slot or blocks are lacking, running sequences of a strictly worse rank are preempted, the worst rank first
-    and in it the youngest, but only if that suffices. Nobody preempts in turn whom it gave way to, so it cannot
-    go round in circles. One that does not fit may be overtaken, but only MOST_OVERTAKEN times, so a large one is not
-    starved by small ones. `waiting` is read only as far as needed.
+    If a slot or blocks are lacking, running sequences of a strictly worse rank are preempted, worst rank first and
+    within it the youngest, but only if that suffices. A preempted sequence cannot preempt the one that replaced it, so
+    there are no cycles. A sequence that does not fit may be overtaken, but only MOST_OVERTAKEN times, so that small
+    sequences do not starve a large one. `waiting` is read only as far as needed.
     """
     desk = _Desk(room, slots, sorted(victims, key=lambda one: (-one.rank, -one.arrival)))
     blocked: list[Waiting] = []
@@ -84,7 +84,7 @@ class _Desk:
         return self._slots > 0 or bool(self._victims)
 
     def serve(self, one: Waiting) -> str:
-        """Start `one` if that is possible."""
+        """Start `one` if possible; returns the outcome."""
         weaker = [victim for victim in self._victims if victim.rank > one.rank]
         if self._slots <= 0 and not weaker:
             return _LACKS_SLOT

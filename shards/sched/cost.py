@@ -1,17 +1,17 @@
-"""How long a step takes: a small model, fitted while the engine runs. Torch-free."""
+"""The duration of a step: a small model, fitted while the engine runs. Torch-free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 _KEPT_SHARE = 0.98
-"""Of what was learnt, per further step: about the last 50 steps count."""
+"""Share of the information that is kept per further step: about the last 50 steps count."""
 
 _PRIOR_WEIGHT = 0.05
-"""Of the prior, in steps: a tie-break between costs that the steps seen could not tell apart."""
+"""Weight of the prior, in steps: decides between costs that the observed steps cannot separate."""
 
 _WARM_STEPS = 8
-"""Before these, a step far from the prediction is believed; later it is an outlier (a page fault, a busy machine)."""
+"""After so many steps one far from the prediction is an outlier (a page fault, a busy machine); before it counts."""
 
 _OUTLIER = 4.0
 
@@ -25,7 +25,7 @@ _SWEEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step computes, as far as its time depends on it.
+    """The quantities of a step that determine its time.
 
     `tokens`: all new tokens. `pairs`: over prefilled tokens, the positions that each attends to. `decode_context`: the
     positions that decoding rows attend to.
@@ -50,8 +50,8 @@ class CostModel:
     """Seconds of a step = fixed + per token + per attended pair + per position of decode context, none negative.
 
     Least squares over recent steps, each weighted by its own duration (a decode step of 2 ms counts as much as a
-    prefill step of 200 ms), pulled weakly towards a prior, solved by a few sweeps of projected coordinate descent. Of
-    the prior only the ratios count: how fast the machine is as a whole, the steps themselves say.
+    prefill step of 200 ms), pulled weakly towards a prior, solved by a few sweeps of projected coordinate descent. Only
+    the ratios of the prior count: the overall speed of the machine comes from the observed steps.
     """
 
     def __init__(self, prior: tuple[float, float, float, float] = (2e-3, 1e-4, 1e-9, 1e-8)) -> None:
@@ -68,12 +68,12 @@ class CostModel:
 
     @property
     def prefill_s_per_token(self) -> float:
-        """Marginal cost of a prompt token near the beginning of a context; 0 before anything was measured."""
+        """Marginal cost of a prompt token near the beginning of a context; 0 before the first measurement."""
         return self._costs[1] if self._steps else 0.0
 
     @property
     def most_share(self) -> float:
-        """Of the time that a step may take, how much may be planned for: the rest is for what cannot be foreseen."""
+        """The share of a step's time that may be planned; the rest is a margin for unpredicted costs."""
         return 1.0 / (1.0 + _MARGIN * self._spread)
 
     def predict_s(self, shape: StepShape) -> float:
@@ -86,9 +86,7 @@ class CostModel:
         return token * shape.tokens + pair * shape.pairs + decode * shape.decode_context
 
     def observe(self, shape: StepShape, elapsed_s: float, *, steps: int = 1) -> None:
-        """Learn that `shape` took `elapsed_s`, in so many `steps` in a row; a duration that is not positive says
-        nothing.
-        """
+        """Learn that `shape` took `elapsed_s`, in `steps` consecutive steps. Durations of 0 or less are ignored."""
         if not elapsed_s > 0:
             return
         if self._steps >= _WARM_STEPS:
@@ -114,17 +112,17 @@ class CostModel:
                 prior = pace * usual
                 products = self._products[row]
                 others = sum(products[i] * cost for i, cost in enumerate(self._costs) if i != row)
-                # the prior in units of itself: an error of 100 % weighs as much as one of a step
+                # the prior in units of itself: an error of 100 % weighs as much as an error of one step
                 pull = _PRIOR_WEIGHT / (prior * prior)
                 best = (self._targets[row] - others + pull * prior) / (products[row] + pull)
                 self._costs[row] = max(0.0, best)
 
     def _pace(self) -> float:
-        """How much slower than the prior the machine is: by so much it has to be multiplied to fit the steps best."""
-        said = sum(prior * target for prior, target in zip(self._prior, self._targets, strict=True))
+        """The factor on the prior that fits the observed steps best."""
+        fitted = sum(prior * target for prior, target in zip(self._prior, self._targets, strict=True))
         squared = sum(
-            one * other * product
-            for one, row in zip(self._prior, self._products, strict=True)
-            for other, product in zip(self._prior, row, strict=True)
+            left * right * product
+            for left, row in zip(self._prior, self._products, strict=True)
+            for right, product in zip(self._prior, row, strict=True)
         )
-        return said / squared
+        return fitted / squared

@@ -1,4 +1,4 @@
-"""How many guessed tokens a step should verify. Pure and torch-free."""
+"""The number of guessed tokens that a step should verify. Pure and torch-free."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import NamedTuple
 from shards.sched.cost import CostModel, StepShape
 
 MOST_DRAFTED = 16
-"""Guessed tokens of one sequence in one step: behind more than these even a good guess seldom holds."""
+"""Most guessed tokens of one sequence in one step: beyond this even a good guess is seldom right."""
 
 CAUTION = 1.5
-"""So many times its cost a guessed token must be worth: the first one of a row costs more than the next, which the
-model does not know."""
+"""A guessed token must gain this many times its cost: the first one of a row costs more than the next, which the model
+does not know."""
 
 FEW_ROWS = 8
 LEAST_SHARE = 0.66
-"""Beyond few rows a step waits for what it computes, and a guessed token takes at least this share of what a row takes
-on average. The model cannot tell rows from the rest of a step while their number stays the same. Seen at 8 rows: 0.66
-with the bundled model, 0.4 with the shape of Qwen3-0.6B in int8."""
+"""Beyond few rows a step is bound by computation, and a guessed token takes at least this share of a row's average
+time. The model cannot separate rows from the rest of a step while their number stays the same. Observed at 8 rows:
+0.66 with the bundled model, 0.4 with the shape of Qwen3-0.6B in int8."""
 
 
 class Prospect(NamedTuple):
-    """A decoding sequence that has a guess: the next token is right with probability `first`, each one behind a right
-    one with `later`. At most `most` of them may be verified, behind `computed_tokens` and the token that is certain.
+    """A decoding sequence with a guess: the next token is right with probability `first`, and each later one, behind a
+    right one, with `later`. At most `most` of them may be verified, behind `computed_tokens` and the certain token.
     """
 
     id: int
@@ -35,13 +35,13 @@ class Prospect(NamedTuple):
 
 
 def draft_lengths(prospects: Iterable[Prospect], *, rows: int, context_tokens: int, cost: CostModel) -> dict[int, int]:
-    """How many guessed tokens of each sequence to verify, by its id; who is not named verifies none.
+    """The number of guessed tokens to verify for each sequence, by its id; a sequence without an entry verifies none.
 
-    As many as raise the expected tokens per second of a step that decodes `rows` sequences with `context_tokens` of
-    context together, and nothing else. A guessed token counts as `CAUTION` more rows; a prompt token, which prefill
-    computes with many others, costs much less. Where rows are many, `LEAST_SHARE` bounds it from below. The n-th one is
-    worth the chance that all up to it are right. The best of all sequences come first, as long as their tokens per
-    second are above those of the step with all before them, which is where the quotient has its maximum.
+    The numbers maximise the expected tokens per second of a step that only decodes `rows` sequences with
+    `context_tokens` of context in total. A guessed token counts as `CAUTION` more rows; a prompt token, which prefill
+    computes with many others, costs much less. If there are many rows, `LEAST_SHARE` is a lower bound. The n-th guess
+    is worth the probability that all guesses up to it are right. The best guesses of all sequences are taken first, as
+    long as their tokens per second exceed those of the step with all guesses before; that maximises the quotient.
     """
     tokens, seconds = float(rows), cost.predict_s(StepShape(rows, 0.0, context_tokens))
     least_s = LEAST_SHARE * max(0.0, 1.0 - FEW_ROWS / rows) * seconds / rows
@@ -64,7 +64,7 @@ def draft_lengths(prospects: Iterable[Prospect], *, rows: int, context_tokens: i
 
 
 _NEXT_TO_NOTHING_S = 1e-12
-"""A token that is said to cost nothing."""
+"""A lower bound of the time of a token, in case the model predicts none."""
 
 
 def _token_s(one: Prospect, cost: CostModel, least_s: float) -> float:

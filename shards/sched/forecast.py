@@ -1,4 +1,4 @@
-"""When requests that have not drawn yet will draw: the queue, priced by the cost model. Pure and torch-free."""
+"""Predicts the first token of requests that have not drawn: the queue, priced by the cost model. Pure, torch-free."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pending(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """What decodes meanwhile: `context_tokens` over all `rows`; `steps_left` of each row, at the most."""
+    """The sequences that decode meanwhile: `context_tokens` over all `rows`; `steps_left` of each row, at most."""
 
     rows: int = 0
     context_tokens: int = 0
@@ -37,11 +37,11 @@ class Decoding(NamedTuple):
 def predict_ttft_s(
     pending: Iterable[Pending], decoding: Decoding, *, cost: CostModel, limits: StepLimits, free_slots: int
 ) -> dict[Hashable, float]:
-    """Seconds from now until each request is expected to draw its first token. O(n log n).
+    """Predicted seconds from now until each request draws its first token. O(n log n).
 
-    Better ranks come first, in a rank the short prompts, then the long ones, `lanes` of them side by side. Per step
-    there is what decoding leaves of `step_s`. Who lacks a slot waits until enough of those who decode must have ended.
-    Blocks are taken to be there.
+    Better ranks come first; within a rank the short prompts, then the long ones, `lanes` of them side by side. Each
+    step has the part of `step_s` that decoding leaves. A request without a slot waits until enough decoding sequences
+    must have ended. Blocks are assumed to be available.
     """
     pace = _Pace(cost, limits, decoding)
     slots = _Slots(decoding, free_slots, pace)
@@ -59,7 +59,7 @@ def predict_ttft_s(
 
 
 def _ends_s(works_s: Sequence[float], limits: StepLimits) -> list[float]:
-    """When each of `works_s`, in the order of arrival, is done, in seconds of prefill from the first one's start."""
+    """The end of each of `works_s`, in order of arrival, in seconds of prefill since the first one's start."""
     ends_s = [0.0] * len(works_s)
     now_s = 0.0
     long: list[int] = []
@@ -69,7 +69,7 @@ def _ends_s(works_s: Sequence[float], limits: StepLimits) -> list[float]:
             ends_s[place] = now_s
         else:
             long.append(place)
-    # who shares the lanes advances at the same speed: `served_s` is how far each has come that was there all along
+    # all lanes advance at the same speed: `served_s` is the progress of a lane that was open all along
     lanes: list[tuple[float, int]] = []
     served_s = 0.0
     entering = iter(long)
@@ -86,22 +86,22 @@ def _ends_s(works_s: Sequence[float], limits: StepLimits) -> list[float]:
 
 
 class _Pace:
-    """How long prefill takes beside decoding."""
+    """The duration of prefill beside decoding."""
 
     def __init__(self, cost: CostModel, limits: StepLimits, decoding: Decoding) -> None:
         self.base_s = cost.predict_s(StepShape(decoding.rows, 0.0, decoding.context_tokens))
-        # where decoding leaves nothing, each step still computes a unit
+        # if decoding leaves no time, each step still computes a unit
         least_s = cost.marginal_s(prefill_shape(0, limits.unit_tokens))
         self._share_s = max(limits.step_s - self.base_s, least_s, 1e-6)
 
     def seconds(self, work_s: float) -> float:
-        """How long steps take that hold `work_s` of prefill."""
+        """The duration of the steps that hold `work_s` of prefill."""
         steps = int(work_s / self._share_s)
         return steps * (self.base_s + self._share_s) + self.base_s + (work_s - steps * self._share_s)
 
 
 class _Slots:
-    """When the next slot falls free, as they are taken in order."""
+    """The times at which slots become free, as they are taken in order."""
 
     def __init__(self, decoding: Decoding, free: int, pace: _Pace) -> None:
         self._step_s = pace.base_s
@@ -110,7 +110,7 @@ class _Slots:
         self._asked = 0
 
     def wait_s(self) -> float:
-        """Seconds until the next one in the queue has a slot."""
+        """Seconds until the next request in the queue has a slot."""
         place = self._asked - self._free
         self._asked += 1
         if place < 0 or not self._ends:

@@ -1,4 +1,4 @@
-"""What an engine can take, and why it refuses what it cannot. Torch-free."""
+"""The limits of an engine, and the reasons for its rejections. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MOST_STOP_CHARACTERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not taken: `message` for people, `cause` for machines."""
+    """The reason why a request is rejected: `message` for people, `cause` for machines."""
 
     message: str
     cause: Cause = Cause.INVALID
 
     def ends(self, submission: Submission) -> list[Finished]:
-        """How `submission` ends by it: every choice of it."""
+        """The end of every choice of `submission`."""
         reason, tokens = FinishReason.REJECTED, submission.prompt_tokens
         return [
             Finished(submission.key, choice, reason, tokens, 0, 0, message=self.message, cause=self.cause)
@@ -36,9 +36,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The sizes that a request is measured against.
+    """The sizes against which a request is checked.
 
-    `has_tokenizer` says whether stop strings can be watched for, `shapes_answers` whether grammars are understood.
+    `has_tokenizer`: stop strings can be detected. `shapes_answers`: grammars are supported.
     """
 
     vocabulary: int
@@ -48,7 +48,7 @@ class Limits:
     shapes_answers: bool = False
 
     def refusal(self, submission: Submission) -> Refusal | None:
-        """Why `submission` can never be served; None if it can."""
+        """The reason why `submission` can never be served; None if it can."""
         message = next(self._objections(submission), None)
         if message:
             return Refusal(message)
@@ -59,12 +59,12 @@ class Limits:
         return Refusal(message, Cause.CONTEXT) if message else None
 
     def piece_refusal(self, token_ids: bytes, *, missing_tokens: int) -> Refusal | None:
-        """Why `token_ids` cannot continue a prompt that lacks `missing_tokens`; None if they can."""
+        """The reason why `token_ids` cannot continue a prompt that lacks `missing_tokens`; None if they can."""
         if len(token_ids) % TOKEN_BYTES:
-            return Refusal(f"{len(token_ids)} bytes are no whole number of tokens")
+            return Refusal(f"{len(token_ids)} bytes are not a whole number of tokens")
         excess = len(token_ids) // TOKEN_BYTES - missing_tokens
         if excess > 0:
-            return Refusal(f"{excess} tokens more than prompt_tokens announced have come")
+            return Refusal(f"{excess} more tokens than the announced prompt_tokens have arrived")
         largest = int(np.frombuffer(token_ids, dtype="<u4").max(initial=0))
         if largest >= self.vocabulary:
             return Refusal(f"the prompt has token {largest}, and the vocabulary has {self.vocabulary}")
@@ -116,18 +116,18 @@ class Limits:
         if sampling.stop and not self.has_tokenizer:
             yield "this shard has no tokenizer and cannot watch for stop strings; use stop_token_ids"
         if len(sampling.stop) > MOST_STOP_STRINGS:
-            yield f"there are {len(sampling.stop)} stop strings; at most {MOST_STOP_STRINGS} are watched for"
+            yield f"there are {len(sampling.stop)} stop strings; at most {MOST_STOP_STRINGS} are supported"
         if not all(0 < len(stop) <= MOST_STOP_CHARACTERS for stop in sampling.stop):
             yield f"a stop string is empty or longer than {MOST_STOP_CHARACTERS} characters"
 
 
 def peak_blocks(prompt_tokens: int, max_new_tokens: int) -> int:
-    """The most blocks that a sequence can come to hold. Its last token is drawn, never computed."""
+    """The most blocks that a sequence can hold. Its last token is drawn, never computed."""
     return blocks_for(prompt_tokens + max_new_tokens - 1)
 
 
 def _number_objections(sampling: SamplingParams) -> Iterator[str]:
-    # written so that NaN fails them
+    # written so that NaN fails
     if not 0 <= sampling.temperature < math.inf:
         yield f"temperature is {sampling.temperature}; it must be 0 or more"
     if not 0 < sampling.top_p <= 1:

@@ -1,4 +1,4 @@
-"""What the next step computes. Pure and torch-free."""
+"""The plan of the next step. Pure and torch-free."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from shards.sched.cost import CostModel, StepShape, prefill_shape
 _NO_SLICE = 1 << 40
 
 _LESSER_SHARE = 0.25
-"""Of a step's time, for the first units of lanes of a worse rank: where a unit is dear, ranks would mean nothing."""
+"""Share of a step's time for first units of lanes of a worse rank: with expensive units, ranks would lose effect."""
 
 
 class Work(NamedTuple):
     """One sequence with tokens to compute, as the scheduler sees it; `rank` is the effective one.
 
-    `ready_tokens` can be computed now: whole units, or what ends the prompt. `rest_tokens`: all that its prompt still
-    lacks, arrived or not. `next_block` names what it would compute first, and `may_follow` says that it could take
-    that block from the cache instead if another sequence computes it in this step. Behind the token of one that
-    `is_decoding` so many `drafted_tokens` could be verified.
+    `ready_tokens` can be computed now: whole units, or the end of the prompt. `rest_tokens`: all that its prompt still
+    lacks, arrived or not. `next_block` names the block that it would compute first, and `may_follow` means that it can
+    take that block from the cache instead if another sequence computes it in this step. Up to `drafted_tokens` could be
+    verified behind the token of a sequence that `is_decoding`.
     """
 
     id: int
@@ -41,10 +41,9 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """`step_s`: the time that a step should take. `lanes`: how many long prompts are prefilled side by side.
-
-    `chunk_tokens`: most of one prompt in one step. `batch_tokens`: most prefill in one step beyond what somebody gets
-    whatever the time says. Chunks end at a multiple of `unit_tokens` of their prompt, or where it ends.
+    """`step_s`: target duration of a step. `lanes`: long prompts that are prefilled side by side.
+    `chunk_tokens`: most tokens of one prompt in one step. `batch_tokens`: most prefill tokens in one step, besides the
+    unconditional grants. Chunks end at a multiple of `unit_tokens` of their prompt, or at its end.
     """
 
     step_s: float = 0.05
@@ -55,22 +54,23 @@ class StepLimits:
 
 
 def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict[int, int]:
-    """How many tokens each sequence computes in this step, by its id; who is not named waits.
+    """The tokens that each sequence computes in this step, by its id; a sequence without an entry waits.
 
-    Short are the prompts that half a step finishes. In order of rank and then arrival:
+    Short prompts are those that half a step finishes. In order of rank and then arrival:
 
     1. Each decoding sequence gets its one token.
-    2. The first long prompt gets a unit and the first short one all that it lacks, whatever the time says: so there is
+    2. The first long prompt gets a unit and the first short one all that it lacks, whatever the time: so there is
        always progress.
-    3. Drafted tokens are verified, as far as the time goes; or half of `step_s` if decoding alone takes longer.
-    4. Short prompts of the best rank get all that they lack, as far as the time goes.
-    5. The next long prompts get a unit each, up to `lanes` of them, as far as the time goes, or a quarter of it where
-       their rank is worse than the first one's.
-    6. What is left goes to the ranks in order: to short prompts first, then unit by unit in turn to the lanes.
+    3. Drafted tokens are verified within the remaining time, or within half of `step_s` if decoding alone exceeds it.
+    4. Short prompts of the best rank get all that they lack, within the remaining time.
+    5. The next long prompts get a unit each, up to `lanes` of them, within the remaining time, or within a quarter of
+       it if their rank is worse than the first one's.
+    6. The rest goes to the ranks in order: to short prompts first, then unit by unit in turn to the lanes.
 
     Bound: a step is expected to take at most `step_s`, or (if that is more) decoding, one unit and half of `step_s`.
-    The first short prompt is always computed in the next step to begin: it waits for no more than the step that runs.
-    A sequence whose next block another one computes in this step steps back, to find it in the cache.
+    The first short prompt is always computed in the next step: it waits only for the running step.
+
+    A sequence whose next block another sequence computes in this step waits, to find the block in the cache.
     """
     decoding, prefilling = _split(work)
     chunks = _Chunks(cost, limits, sum(one.computed_tokens + 1 for one in decoding), len(decoding))
@@ -96,7 +96,7 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
 
 
 def shape_of(work: Iterable[Work], plan: dict[int, int]) -> StepShape:
-    """What `plan` costs, in the cost model's terms."""
+    """The shape of `plan`, for the cost model."""
     shape, decoding, context = StepShape(), 0, 0
     for one in work:
         tokens = plan.get(one.id, 0)
@@ -118,7 +118,7 @@ def _split(work: Iterable[Work]) -> tuple[list[Work], list[Work]]:
 
 
 class _Chunks:
-    """The prefill of one step while it is handed out."""
+    """The prefill of one step while it is distributed."""
 
     def __init__(self, cost: CostModel, limits: StepLimits, decode_context: int, decoding: int) -> None:
         self._cost, self._limits = cost, limits
@@ -128,7 +128,7 @@ class _Chunks:
         self.tokens: dict[int, int] = {}
 
     def divide(self, prefilling: Iterable[Work]) -> tuple[list[Work], list[Work]]:
-        """Those that half a step finishes, and the others."""
+        """The prompts that half a step finishes, and the others."""
         short: list[Work] = []
         long: list[Work] = []
         for one in prefilling:
@@ -136,7 +136,7 @@ class _Chunks:
         return short, long
 
     def open(self, one: Work, *, whatever: bool = False) -> bool:
-        """Grant `one` its first unit if that can be afforded, or `whatever` it costs. False if it gets nothing."""
+        """Grant `one` its first unit if there is time, or at any cost if `whatever`. False if it gets nothing."""
         unit = self._next_unit(one)
         if self._steps_back(one) or not (whatever or self._affords(one, unit)):
             return False
@@ -144,9 +144,9 @@ class _Chunks:
         return True
 
     def open_lanes(self, candidates: Iterable[Work], most: int, *, best_rank: int) -> list[Work]:
-        """The first `most` of `candidates` that get a unit; of the time, ranks worse than `best_rank` get a quarter.
+        """The first `most` of `candidates` that get a unit; ranks worse than `best_rank` share a quarter of the time.
 
-        The first for which the time is short ends it: cheaper ones behind it would keep it waiting.
+        The first candidate without enough time ends it: otherwise cheaper ones behind it would keep it waiting.
         """
         lanes: list[Work] = []
         lesser_s = _LESSER_SHARE * self._left_s
@@ -161,16 +161,16 @@ class _Chunks:
         return lanes
 
     def grant_whole(self, one: Work, *, whatever: bool = False) -> bool:
-        """Grant all that is ready if that can be afforded, or `whatever` it costs. False if it gets nothing now."""
+        """Grant all that is ready if there is time, or at any cost if `whatever`. False if it gets nothing now."""
         if one.id in self.tokens or not (whatever or self._affords(one, one.ready_tokens)) or self._steps_back(one):
             return False
         self._grant(one, one.ready_tokens)
         return True
 
     def verify(self, decoding: Iterable[Work]) -> dict[Hashable, int]:
-        """Grant drafted tokens, by the id of who decodes, from the time that is left.
+        """Grant drafted tokens from the remaining time, by the id of their sequence.
 
-        Where decoding alone takes all of it, from half of a step's time less the prefill that was granted.
+        If decoding alone takes all of it, from half of a step's time less the granted prefill.
         """
         room_s = self._left_s if self._left_s > 0 else self._limits.step_s / 2 - self._granted_s
         drafts: dict[Hashable, int] = {}
@@ -184,19 +184,19 @@ class _Chunks:
         return drafts
 
     def share(self, lanes: list[Work]) -> None:
-        """Hand what is left of the time to `lanes`, a unit each in turn."""
+        """Distribute the remaining time over `lanes`, a unit each in turn."""
         open_lanes = lanes
         while open_lanes:
             open_lanes = [one for one in open_lanes if self._extend(one)]
 
     def _is_short(self, one: Work) -> bool:
-        """All that its prompt lacks is here, no bound forbids it in one step, and it takes half of one at most."""
+        """Has the rest of its prompt arrived, may it be computed in one step, and does it take at most half a step?"""
         if not one.rest_tokens == one.ready_tokens <= min(self._limits.chunk_tokens, one.slice_tokens or _NO_SLICE):
             return False
         return self._cost.marginal_s(prefill_shape(one.computed_tokens, one.rest_tokens)) <= self._limits.step_s / 2
 
     def _extend(self, one: Work) -> bool:
-        """Grant one more unit, if `one` may have it and it can be afforded."""
+        """Grant one more unit, if `one` may have it and there is time."""
         unit = self._next_unit(one)
         most = min(self._limits.chunk_tokens, one.slice_tokens or _NO_SLICE)
         if not unit or self.tokens[one.id] + unit > most or not self._affords(one, unit):

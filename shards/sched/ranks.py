@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def effective_rank(rank: int, waited_s: float, ageing_s: float) -> int:
-    """`rank` (0 is served first), better by one for each `ageing_s` of waiting, but never better than 0.
+    """`rank` (0 is served first), improved by one for each `ageing_s` of waiting, but never better than 0.
 
-    It ends at 0 and not below, so that what is given as 0 never falls behind by being new: among equals age decides,
-    and who has waited longest goes first. So nobody starves and the best rank waits for nobody younger.
+    It stops at 0, so that a request given rank 0 never falls behind because it is new: among equal ranks age decides,
+    and the longest waiting goes first. So no request starves, and rank 0 never waits for a younger request.
     """
     if rank <= 0:
         return rank

@@ -1,4 +1,4 @@
-"""Whether running sequences can ever want more blocks than there are: the peak, in closed form. Torch-free."""
+"""Proves that running sequences never need more blocks than there are: their peak, in closed form. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 from shards.kv.keys import BLOCK_TOKENS
 
 _NEVER = 1 << 40
-"""A step that no sequence lives to see."""
+"""A step that no sequence lives to reach."""
 
 
 class Claim(NamedTuple):
-    """What one sequence holds and how it may grow.
+    """The blocks that one sequence holds, and how it may grow.
 
-    After t more steps it has KV of at most min(next_tokens + t - 1, final_tokens) positions. One that is `is_steady`
-    draws a token in every step, so it is gone `lag` steps after final_tokens - next_tokens + 1 of them; another may
-    take any time. The lag is 1 where a step is planned before the one before it was collected.
+    After t more steps it has KV of at most min(next_tokens + t - 1, final_tokens) positions. A sequence that
+    `is_steady` draws a token in every step, so it has ended `lag` steps after final_tokens - next_tokens + 1 of them;
+    another sequence may take any time. The lag is 1 if a step is planned before the previous one is collected.
     """
 
     blocks: tuple[int, ...]
@@ -31,25 +31,25 @@ class Claim(NamedTuple):
 
     @property
     def steps_left(self) -> int:
-        """After how many more steps its blocks are released at the latest."""
+        """The number of further steps after which its blocks are released at the latest."""
         return self.final_tokens - self.next_tokens + 1 + self.lag if self.is_steady else _NEVER
 
 
 class Room:
-    """The sequences that run, and whether another may join them. `blocks`: all that they hold or could get.
+    """The running sequences, and whether another one may join them. `blocks`: all that they hold or can get.
 
-    Theorem: if everybody who decodes moves in every step and whoever joins `fits`, no sequence ever finds the pool
-    without a block for its next token. Proof: let U(t) count the blocks wanted t steps from now by those who may then
-    still live, as `peak_blocks` does. A step turns U(t) into at most U(t + 1): who decodes has moved one step towards
-    its end; who prefills stays below its bound for t + 1, and is bounded by less once it decodes. To share a cached
-    block adds it to one table in place of a block that was wanted; to end early only takes away. So the peak over all
-    t >= 1 never rises but by joining, and U(1) is what the next step wants.
+    Theorem: if every decoding sequence advances in every step and every joining one `fits`, no sequence ever finds the
+    pool without a block for its next token. Proof: let U(t) count the blocks needed t steps from now by the sequences
+    that may then still run, as `peak_blocks` does. A step turns U(t) into at most U(t + 1): a decoding sequence has
+    moved one step towards its end; a prefilling one stays below its bound for t + 1, and has a lower bound once it
+    decodes. Sharing a cached block adds it to one table in place of a block that was needed; an early end only
+    subtracts. So the peak over all t >= 1 never rises except by joining, and U(1) is the need of the next step.
 
-    Who verifies a draft may move by several tokens, which the proof does not cover; so nobody drafts unless the room
-    `is_sound_at_any_pace`.
+    A sequence that verifies a draft may advance by several tokens, which the proof does not cover. So drafts are
+    allowed only if the room `is_sound_at_any_pace`.
 
-    Decoding sequences free their blocks at known times, so this admits more than the sum of all peaks would; between
-    two ends everybody only grows, so the ends are the only times to look at (as LightLLM does).
+    Decoding sequences free their blocks at known times, so this admits more than the sum of all peaks would. Between
+    two ends every sequence only grows, so only the ends must be checked (as LightLLM does).
     """
 
     def __init__(self, blocks: int, claims: Mapping[int, Claim]) -> None:
@@ -60,25 +60,25 @@ class Room:
 
     @property
     def peak_blocks(self) -> int:
-        """The most blocks that the claims can come to want at once."""
+        """The most blocks that the claims can need at once."""
         return peak_blocks(list(self._claims.values()))
 
     @property
     def is_sound(self) -> bool:
-        """Can everybody finish?"""
+        """Can every sequence finish?"""
         return self.peak_blocks <= self._blocks
 
     @property
     def is_sound_at_any_pace(self) -> bool:
-        """Can everybody finish, even if some draw several tokens in a step and others none?
+        """Can every sequence finish, even if some draw several tokens in a step and others none?
 
-        Then the room is sound after any such step too: nobody ever wants more than what is counted here.
+        Then the room is sound after any such step too: no sequence ever needs more than is counted here.
         """
-        claims = [one._replace(next_tokens=one.final_tokens, is_steady=False) for one in self._claims.values()]
+        claims = [claim._replace(next_tokens=claim.final_tokens, is_steady=False) for claim in self._claims.values()]
         return peak_blocks(claims) <= self._blocks
 
     def fits(self, claim: Claim) -> bool:
-        """Could `claim` join so that everybody can finish?"""
+        """Can `claim` join so that every sequence can still finish?"""
         return peak_blocks([*self._claims.values(), claim]) <= self._blocks
 
     def add(self, id: int, claim: Claim) -> None:  # noqa: A002
@@ -86,16 +86,16 @@ class Room:
         self._claims[id] = claim
 
     def without(self, id: int) -> Room:  # noqa: A002
-        """The room as it would be if `id` left."""
+        """The room as it would be without `id`."""
         return Room(self._blocks, {other: claim for other, claim in self._claims.items() if other != id})
 
 
 def peak_blocks(claims: Sequence[Claim]) -> int:
-    """The most blocks that `claims` can come to want at once. O(n log n + n^2), the latter in numpy: 0.1 ms for 64."""
+    """The most blocks that `claims` can need at once. O(n log n + n^2), the latter in numpy: 0.1 ms for 64."""
     if not claims:
         return 0
     ordered = sorted(claims, key=lambda claim: -claim.steps_left)
-    # of what it shares, a sequence counts only what is not counted for one that lives longer
+    # a sequence counts shared blocks only if no longer-living sequence counts them
     counted_elsewhere = [own - len(claim.blocks) for own, claim in zip(_own_blocks(ordered), ordered, strict=True)]
     columns = [(claim.next_tokens, claim.final_tokens, claim.steps_left) for claim in ordered]
     first, final, left = np.array(columns, dtype=np.int64).T[:, :, None]
@@ -106,7 +106,7 @@ def peak_blocks(claims: Sequence[Claim]) -> int:
 
 
 def _own_blocks(ordered: Sequence[Claim]) -> list[int]:
-    """For each claim how many of its blocks none before it holds. Tables that share anything share a beginning."""
+    """For each claim the number of blocks that no earlier claim holds. Tables can only share a beginning."""
     roots = Counter(claim.blocks[0] for claim in ordered if claim.blocks)
     seen: set[int] = set()
     own: list[int] = []

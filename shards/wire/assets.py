@@ -1,4 +1,4 @@
-"""A model's own files, as pieces for the wire."""
+"""A model's files, as pieces for the wire."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shards.wire import limits
 from shards.wire.v1 import shard_pb2 as wire
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "chat_template.jinja")
-"""What a router needs to speak for a model. A checkpoint may lack some of them."""
+"""The files that a router needs to use a model. A checkpoint may lack some of them."""
 
 
 async def asset_pieces(folder: Path) -> AsyncIterator[wire.AssetPiece]:
-    """Those of FILES that are in `folder`, one after the other; reading happens off the event loop."""
+    """The existing FILES of `folder`, one after the other; they are read off the event loop."""
     for name in FILES:
         path = folder / name
         if not path.is_file():

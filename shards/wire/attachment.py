@@ -1,4 +1,4 @@
-"""One router's stream as the shard sees it: its requests, and what waits to be sent to it."""
+"""One router's stream as the shard sees it: its requests, and the messages queued for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shards.wire.outbox import Outbox
 from shards.wire.v1 import shard_pb2 as wire
 
 FRESH_S = 1.0
-"""A load that did not change is said again this often, so that a router can tell idle from gone."""
+"""An unchanged load is sent again this often, so that a router can tell idle from gone."""
 
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request between its Submit and the end of its last choice. `fault` is why the server cancelled it."""
+    """A request between its Submit and the end of its last choice. `fault` is the reason if the server cancelled it."""
 
     choices_left: int
     fault: Fault | None = None
@@ -28,16 +28,16 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why the shard ends a stream."""
+    """The reason why the shard ends a stream."""
 
     code: grpc.StatusCode
     message: str
 
 
 class Attachment:
-    """Who attached, what it asked for and what it is still to be told. Lives on one event loop.
+    """One attached router: its requests, and its unsent messages. Lives on one event loop.
 
-    `verdict` is done once the shard has had enough of this router; then nothing is queued any more.
+    `verdict` is done once the shard has decided to end this stream; then nothing is queued any more.
     """
 
     def __init__(self, stream: int, epoch: int, *, limit_bytes: int, clock: Callable[[], float]) -> None:
@@ -55,18 +55,18 @@ class Attachment:
 
     @property
     def is_quiet(self) -> bool:
-        """Has everything ended that the router asked for, and was it told? What is being written is not told yet."""
+        """Have all requests ended, and has everything been sent? A message that is being written is not sent yet."""
         return not (self.requests or self.outbox.queued_bytes or self.is_writing)
 
     def welcome(self, facts: Facts, snapshot: tuple[CacheEvent, ...]) -> None:
-        """Queue the first report and what the cache holds; from now on every step is heard."""
+        """Queue the first report and the cache's contents; every later step is reported."""
         self._push(wire.StepReport(epoch=self.epoch, welcome=facts.welcome(snapshot)))
         for piece in translate.cache_pieces(snapshot):
             self._push(wire.StepReport(epoch=self.epoch, cache=[translate.cache_event(piece)]))
         self.is_listening = True
 
     def hear(self, items: Iterable[translate.Item], *, step: int, load: Load) -> None:
-        """Queue what one step did for this router; nothing if it did nothing."""
+        """Queue the effects of one step on this router; nothing if there are none."""
         settled = [self._settle(item) if isinstance(item, Finished) else item for item in items]
         if not settled or not self.is_listening:
             return
@@ -77,7 +77,7 @@ class Attachment:
             self._push(report)
 
     def refresh(self, *, step: int, load: Load, interval_s: float) -> None:
-        """Queue the newest `load` by itself if this router's is older than `interval_s` and not known to be true."""
+        """Queue the newest `load` by itself if this router's is older than `interval_s` and may be out of date."""
         now = self._clock()
         if not self.is_listening:
             return
@@ -89,7 +89,7 @@ class Attachment:
         self._push(wire.StepReport(epoch=self.epoch, step=step, load=translate.load(load)))
 
     def refuse(self, submission: Submission, fault: Fault, *, step: int) -> None:
-        """Queue the rejection of a request that the engine never saw."""
+        """Queue the rejection of a request that was not passed to the engine."""
         rejected = Finished(submission.key, 0, FinishReason.REJECTED, 0, 0, 0, message=fault.message, cause=fault.cause)
         ends = [translate.finished(replace(rejected, choice=choice)) for choice in range(submission.ends)]
         self._push(wire.StepReport(epoch=self.epoch, step=step, finished=ends))
@@ -101,13 +101,13 @@ class Attachment:
             self._push(wire.StepReport(epoch=self.epoch, answers=[answer]))
 
     def end(self, code: grpc.StatusCode, message: str) -> None:
-        """Give the stream up. The first verdict stands."""
+        """End the stream. The first verdict stands."""
         if not self.verdict.done():
             self.outbox.clear()
             self.verdict.set_result(Verdict(code, message))
 
     def check(self) -> None:
-        """Raise AssertionError if a request is left that has ended."""
+        """Raise AssertionError if an ended request is still listed."""
         self.outbox.check()
         assert all(request.choices_left > 0 for request in self.requests.values()), "an ended request is left"
 

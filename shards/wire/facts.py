@@ -1,4 +1,4 @@
-"""What a shard says of itself, and why it will not serve a request."""
+"""A shard's description of itself, and its reasons for rejecting a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shards.wire.v1 import shard_pb2 as wire
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a shard says of itself when a router attaches."""
+    """A shard's description of itself for a router that attaches."""
 
     shard: str
     model: str
@@ -25,7 +25,7 @@ class Facts:
     shapes_answers: bool = False
 
     def welcome(self, snapshot: tuple[CacheEvent, ...]) -> wire.Welcome:
-        """These facts for the wire; `snapshot` is what will follow."""
+        """These facts for the wire; `snapshot` is the cache that will follow."""
         return wire.Welcome(
             shard=self.shard,
             model=self.model,
@@ -45,7 +45,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a request is rejected by the server, before or beside the engine."""
+    """The reason why the server, not the engine, rejects a request."""
 
     cause: Cause
     message: str

@@ -1,9 +1,9 @@
-"""Sizes on the link that both ends keep to, and the gRPC settings that go with them."""
+"""Size limits that both ends of the link keep, and the matching gRPC settings."""
 
 from __future__ import annotations
 
 MESSAGE_BYTES = 1 << 20
-"""No message on the link is larger; gRPC itself refuses one that is, at both ends."""
+"""The largest message on the link; gRPC itself refuses larger ones, at both ends."""
 
 PROMPT_PIECE_BYTES = 64 << 10
 """Token ids in one `Prompt` message: small enough that many prompts share a stream fairly."""
@@ -12,22 +12,22 @@ ASSET_PIECE_BYTES = 256 << 10
 """Content of one `AssetPiece`."""
 
 CACHE_PIECE_KEYS = 8192
-"""Keys in one cache event: whoever stores them does so in one go, on an event loop."""
+"""Keys in one cache event: the receiver stores them at once, on an event loop."""
 
 PIN_PIECE_KEYS = 65536
 """Keys in one `Pin`: 512 KiB, four million tokens."""
 
 PIN_NAME_CHARACTERS = 512
-"""Of a pin's name."""
+"""The longest name of a pin."""
 
 KEY_BYTES = 8
-"""Block keys travel as little-endian uint64."""
+"""Bytes of a block key on the wire: little-endian uint64."""
 
 TEXT_CHARACTERS = 4096
-"""Of a message for people; the rest is cut."""
+"""The longest message for people; the rest is cut."""
 
 MOST_GRAMMAR_CHARACTERS = 1 << 17
-"""Of what an answer must be: at four bytes each half of a message."""
+"""The longest grammar: at four bytes each, half of a message."""
 
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
@@ -36,7 +36,7 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Each channel connects anew: a shared subchannel would make a fresh attempt wait out the last one's backoff.
+    # Each channel connects anew: with a shared subchannel a new attempt would wait out the last one's backoff.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -48,6 +48,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # Two shards on one port would share its connections by chance; the second is to fail instead.
+    # Two shards on one port would share its connections at random; the second must fail instead.
     ("grpc.so_reuseport", 0),
 )

@@ -1,7 +1,7 @@
 """Whether and where this process sends its telemetry, by the standard environment variables of OpenTelemetry.
 
 Source: the OpenTelemetry specification, "Environment Variable Specification" and "OpenTelemetry Protocol Exporter".
-Nothing of OpenTelemetry is imported where nothing is to be sent.
+OpenTelemetry is imported only if something is to be sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BATCH_SPANS = 128
 
 
 class CannotExport(Exception):
-    """The environment asks for an export that this installation cannot do."""
+    """The environment asks for an export that this installation does not support."""
 
 
 def is_wanted(signal: Signal, environment: Mapping[str, str] = os.environ) -> bool:
@@ -65,7 +65,7 @@ def exporter_of(signal: Signal, environment: Mapping[str, str] = os.environ) -> 
 
 
 def resource_of(service: str, instance: str) -> Resource:
-    """Who reports: `service` and `instance`, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES say otherwise."""
+    """The reporting `service` and `instance`, which OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES can override."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     usual = Resource.create({"service.name": service, "service.instance.id": instance})
@@ -73,10 +73,10 @@ def resource_of(service: str, instance: str) -> Resource:
 
 
 def tracer_provider(service: str, instance: str) -> TracerProvider | None:
-    """What makes tracers and exports their spans in batches, from a thread of its own; None if nobody wants them.
+    """A provider that exports spans in batches, from a thread of its own; None if no export is configured.
 
     The sampler and the limits of the queue are those of OTEL_TRACES_SAMPLER and OTEL_BSP_*; spans beyond the limits
-    are dropped. Whoever gets it calls `shut_down`. Raises CannotExport.
+    are dropped. The caller must call `shut_down`. Raises CannotExport.
     """
     if not is_wanted("traces"):
         return None
@@ -90,10 +90,10 @@ def tracer_provider(service: str, instance: str) -> TracerProvider | None:
 
 
 def _batch_spans(environment: Mapping[str, str]) -> int | None:
-    """Spans in one export; None leaves it to the SDK, which reads what the environment says.
+    """Spans in one export; None leaves it to the SDK, which reads the environment.
 
-    Encoding one takes 40 us of the interpreter (two cores of a Xeon, 2026-11). Few at a time, so that no step of an
-    engine waits longer for the interpreter than the 5 ms after which Python hands it on anyway.
+    Encoding a span takes 40 us of the interpreter (two cores of a Xeon, 2026-11). Batches are small, so that no step
+    of an engine waits longer for the interpreter than the 5 ms after which Python hands it on anyway.
     """
     if any(environment.get(name) for name in ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "OTEL_BSP_MAX_QUEUE_SIZE")):
         return None
@@ -101,7 +101,7 @@ def _batch_spans(environment: Mapping[str, str]) -> int | None:
 
 
 def shut_down(provider: TracerProvider, patience_s: float = 5.0) -> None:
-    """Export what is left and end its thread; gives up after `patience_s` where nobody takes it. Blocks."""
+    """Export the remaining spans and end the thread; gives up after `patience_s` without a receiver. Blocks."""
     last = threading.Thread(target=provider.shutdown, daemon=True, name="last spans")
     last.start()
     last.join(patience_s)

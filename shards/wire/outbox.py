@@ -1,4 +1,4 @@
-"""Messages that wait for a stream to take them, counted in bytes."""
+"""Messages that are queued for a stream, counted in bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=Message)
 class Outbox(Generic[M]):
     """A queue of at most `limit_bytes` serialized bytes with one reader, all on one event loop.
 
-    `push` never waits: the writer is a step of the engine, and a slow reader is the reader's fault.
+    `push` never waits: the writer is a step of the engine, which must not wait for a slow reader.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -46,7 +46,7 @@ class Outbox(Generic[M]):
         return message
 
     def clear(self) -> None:
-        """Forget what is queued."""
+        """Drop the queued messages."""
         self._messages.clear()
         self.queued_bytes = 0
 

@@ -1,4 +1,4 @@
-"""The engine's nouns to wire messages and back. Pure; the packed columns are described in shard.proto."""
+"""Translation between the engine's nouns and wire messages. Pure; shard.proto describes the packed columns."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from shards.wire.v1 import shard_pb2 as wire
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds until a request is expected to draw its first token."""
+    """Predicted seconds until the first token of a request."""
 
     key: Hashable
     ttft_s: float
 
 
 _LOAD_BYTES = 128
-"""A Load takes less, whatever it says."""
+"""An upper bound of the size of a Load."""
 
 Item = Drawn | Progress | Prediction | Finished | CacheEvent
-"""What a StepReport is made of."""
+"""The parts of a StepReport."""
 
 
 class RequestKey(NamedTuple):
@@ -98,7 +98,7 @@ def unpack_keys(packed: bytes) -> tuple[int, ...]:
 
 
 def submission(submit: wire.Submit, key: Hashable, *, now_s: float) -> Submission:
-    """What the engine is asked to do by `submit`, which came at `now_s` of the engine's clock."""
+    """The engine's request for `submit`, which arrived at `now_s` of the engine's clock."""
     return Submission(
         key=key,
         prompt_tokens=submit.prompt_tokens,
@@ -114,7 +114,7 @@ def submission(submit: wire.Submit, key: Hashable, *, now_s: float) -> Submissio
 
 
 def sampling_params(sampling: wire.Sampling) -> SamplingParams:
-    """How tokens are to be drawn. A factor that nobody set (0 on the wire) is off."""
+    """The parameters of the draws. A factor that was not set (0 on the wire) is off."""
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p or 1.0,
@@ -135,12 +135,12 @@ def sampling_params(sampling: wire.Sampling) -> SamplingParams:
 
 
 def grammar(given: wire.Grammar) -> Grammar:
-    """What an answer is to be. A form that is newer than this shard is None: it is refused later, never ignored."""
+    """The grammar of an answer. An unknown form becomes None: it is rejected later, never ignored."""
     return Grammar(FORMS.get(given.form), given.text)
 
 
 def shares(report: Report) -> dict[int, list[Item]]:
-    """What each stream's own requests did in a step, tokens first; keys of requests must be RequestKeys."""
+    """The items of a step for each stream's own requests, tokens first. Keys of requests must be RequestKeys."""
     found: dict[int, list[Item]] = {}
     predictions = tuple(Prediction(key, seconds) for key, seconds in report.predictions.items())
     for items in (report.drawn, report.progress, predictions, report.finished):
@@ -190,7 +190,7 @@ def _step_report(items: Sequence[Item], epoch: int, step: int) -> wire.StepRepor
 
 
 def tokens(drawn: Sequence[Drawn]) -> wire.Tokens:
-    """`drawn` as columns; columns that say nothing (all choice 0, all one token) stay empty."""
+    """`drawn` as columns; columns with default values only (all choice 0, all one token) stay empty."""
     columns = wire.Tokens(
         request=[_request(item.key) for item in drawn],
         token_ids=pack_ids([token for item in drawn for token in item.token_ids]),
@@ -208,9 +208,9 @@ def drawn_of(columns: wire.Tokens) -> Iterator[tuple[int, Drawn]]:
     """The entries of `columns` as (request id, Drawn)."""
     token_ids = unpack_ids(columns.token_ids)
     logprobs: dict[int, list[TokenLogprobs]] = {}
-    for one in columns.logprobs:
-        top = tuple(zip(unpack_ids(one.top_token_ids), one.top_logprobs, strict=True))
-        logprobs.setdefault(one.entry, []).append(TokenLogprobs(one.logprob, top))
+    for found in columns.logprobs:
+        top = tuple(zip(unpack_ids(found.top_token_ids), found.top_logprobs, strict=True))
+        logprobs.setdefault(found.entry, []).append(TokenLogprobs(found.logprob, top))
     start = 0
     for entry, request in enumerate(columns.request):
         end = start + (columns.count[entry] if columns.count else 1)
