@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 NAME = "pointsman-reader"
-"""What clients call it."""
+"""The model's name for clients."""
 
 
 def weights() -> Path:

@@ -1,7 +1,7 @@
-"""Synthetic documents full of facts, with questions and the answers that are right.
+"""Synthetic documents full of facts, with questions and their right answers.
 
-Nothing here needs torch: the demonstration, the tests and the trainer all read the same generator. A document
-comes back from a seeded `random.Random`, so the same seed always gives the same text.
+Torch-free: the demonstration, the tests and the trainer all use the same generator. A document is drawn from a seeded
+`random.Random`, so the same seed always gives the same text.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ _WORDINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the sentence that answers it, and the short string a right answer must contain."""
+    """A question, the sentence that answers it, and the short string that a right answer must contain."""
 
     question: str
     answer: str
@@ -174,14 +174,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text and one question for each fact it states, in the order in which it states them."""
+    """A text and one question for each of its facts, in the order of the text."""
 
     text: str
     questions: tuple[Question, ...]
 
 
 def entities(split: Split) -> tuple[str, ...]:
-    """The names of the things that documents of this split speak of; the two splits share none."""
+    """The names of the things in documents of this split; the two splits share none."""
     return tuple(
         f"{name} {thing}"
         for i, name in enumerate(NAMES)
@@ -194,12 +194,12 @@ _ENTITIES: dict[Split, tuple[str, ...]] = {"train": entities("train"), "held-out
 
 
 def facts_within(tokens: int) -> int:
-    """How many facts a document may state so that it takes about, and not more than, so many tokens."""
+    """The number of facts with which a document takes about `tokens` tokens, and not more."""
     return max(1, int((tokens - _TOKENS_PER_TITLE) / _TOKENS_PER_FACT))
 
 
 def document(rng: random.Random, facts: int, split: Split = "held-out") -> Document:
-    """A document that states `facts` facts about things of the split, each answered by one question."""
+    """A document with `facts` facts about things of the split, each answered by one question."""
     title = f"{rng.choice(TITLES)} of the {rng.choice(REGIONS)} district"
     questions = [ask(attribute, entity, rng) for attribute, entity in _subjects(rng, facts, split)]
     rng.shuffle(questions)
@@ -212,7 +212,7 @@ def document(rng: random.Random, facts: int, split: Split = "held-out") -> Docum
 
 
 def ask(attribute: str, entity: str, rng: random.Random) -> Question:
-    """The question for one attribute of one thing, with a value drawn for it."""
+    """The question for one attribute of one thing, with a random value."""
     value = ATTRIBUTES[attribute](rng)
     asked = "Who" if attribute in _PEOPLE else "What"
     subject = f"{attribute} of the {entity}"
@@ -228,7 +228,7 @@ def reworded(question: Question, rng: random.Random) -> Question:
 
 
 def absent(rng: random.Random, about: Document, split: Split = "held-out") -> Question:
-    """A question that the document does not answer: mostly about a thing it does not name."""
+    """A question that the document does not answer: mostly about a thing that it does not name."""
     if about.questions and rng.random() < _UNSTATED_SHARE:
         stated = _subject(rng.choice(about.questions))[1]
         attributes = [name for name in ATTRIBUTES if f"The {name} of the {stated} is" not in about.text]
@@ -240,18 +240,18 @@ def absent(rng: random.Random, about: Document, split: Split = "held-out") -> Qu
 
 
 def small_talk(rng: random.Random) -> Question:
-    """Something that asks for no fact, such as a greeting; the answer says what the model is."""
-    said = rng.choice(SMALL_TALK)
+    """A message that asks for no fact, such as a greeting; the answer introduces the model."""
+    question = rng.choice(SMALL_TALK)
     if rng.random() < 0.4:
         words = " ".join(text.rstrip(".?!") for text in rng.choices(SMALL_TALK, k=rng.randrange(1, 6))).split()
         words += [_invented(rng).lower() for _ in range(rng.randrange(6))]
         rng.shuffle(words)
-        said = " ".join(words) + rng.choice(("", ".", "?", "!"))
-    return Question(question=said, answer=INTRODUCTION, needle=INTRODUCTION_NEEDLE)
+        question = " ".join(words) + rng.choice(("", ".", "?", "!"))
+    return Question(question=question, answer=INTRODUCTION, needle=INTRODUCTION_NEEDLE)
 
 
 def prompt(text: str, question: str) -> str:
-    """The user message the model was trained on: the document first, so that questions about it share a prefix."""
+    """The user message of the training: the document first, so that questions about it share a prefix."""
     return f"{text}\n\nQuestion: {question}"
 
 

@@ -1,7 +1,7 @@
 """Measures the bundled model on held-out documents: `python -m shards.bundled.evaluate`.
 
-Every question is answered by greedy decoding in transformers, in float32. Questions about one document share the
-document's key-value cache, as they do when a prefix cache serves them.
+Greedy decoding in transformers answers every question, in float32. Questions about one document share the document's
+key-value cache, as with a prefix cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Ask = Callable[[random.Random, Document], tuple[Chat, Question]]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many questions were asked, how many replies held the needle, and how many were the answer to the letter."""
+    """The number of questions, of replies that held the needle, and of replies that equal the answer to the letter."""
 
     asked: int
     right: int
@@ -53,32 +53,32 @@ class Answerer:
         self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def ids(self, chat: Chat) -> torch.Tensor:
-        """The prompt's token ids, ready for the assistant to speak."""
+        """The prompt's token ids, up to the beginning of the assistant's reply."""
         text = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         return torch.tensor([self.tokenizer(text, add_special_tokens=False).input_ids])
 
     @torch.no_grad()
     def replies(self, prompts: list[torch.Tensor]) -> list[str]:
-        """The replies to prompts, of which the shared beginning is computed once."""
+        """The replies to `prompts`; their shared beginning is computed once."""
         shared = _shared(prompts)
         cache = DynamicCache(config=self.model.config)
         self.model(prompts[0][:, :shared], past_key_values=cache)
-        said = []
+        replies = []
         for prompt in prompts:
             ids = self._reply(prompt[:, shared:], cache)
             cache.crop(shared - cache.get_seq_length())
-            said.append(str(self.tokenizer.decode(ids, skip_special_tokens=True)))
-        return said
+            replies.append(str(self.tokenizer.decode(ids, skip_special_tokens=True)))
+        return replies
 
     def _reply(self, unread: torch.Tensor, cache: DynamicCache) -> list[int]:
-        said: list[int] = []
-        while len(said) < LONGEST_ANSWER:
+        reply: list[int] = []
+        while len(reply) < LONGEST_ANSWER:
             logits = self.model(unread, past_key_values=cache).logits[:, -1]
-            said.append(int(logits.argmax()))
-            if said[-1] == self.model.config.eos_token_id:
+            reply.append(int(logits.argmax()))
+            if reply[-1] == self.model.config.eos_token_id:
                 break
-            unread = torch.tensor([said[-1:]])
-        return said
+            unread = torch.tensor([reply[-1:]])
+        return reply
 
 
 def _shared(prompts: list[torch.Tensor]) -> int:
@@ -100,7 +100,7 @@ def reworded(rng: random.Random, about: Document) -> tuple[Chat, Question]:
 
 
 def second_turn(rng: random.Random, about: Document) -> tuple[Chat, Question]:
-    """A question that follows another and its answer."""
+    """A question after another question and its answer."""
     first, second = rng.sample(about.questions, 2)
     chat = [
         {"role": "user", "content": documents.prompt(about.text, first.question)},
@@ -117,7 +117,7 @@ def absent(rng: random.Random, about: Document) -> tuple[Chat, Question]:
 
 
 def small_talk(rng: random.Random, _about: Document) -> tuple[Chat, Question]:
-    """A greeting or a request that is about no document."""
+    """A greeting, or a request that concerns no document."""
     talk = documents.small_talk(rng)
     return [{"role": "user", "content": talk.question}], talk
 
@@ -126,7 +126,7 @@ KINDS: tuple[Ask, ...] = (plain, reworded, second_turn, absent, small_talk)
 
 
 def score(answerer: Answerer, ask: Ask, length: int, questions: int, seed: int) -> Score:
-    """The answerer's score on held-out documents of up to so many tokens."""
+    """The answerer's score on held-out documents of up to `length` tokens."""
     rng = random.Random(f"{seed} {ask.__name__} {length}")
     asked = right = exact = tokens = 0
     while asked < questions:

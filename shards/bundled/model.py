@@ -1,8 +1,8 @@
 """The shape of the bundled model, and the weights from which its training starts.
 
-A small transformer takes most of its training to discover that it must match what precedes a token. Here the first
+A small transformer spends most of its training on discovering that it must match what precedes a token. Here the first
 layer starts with heads that look one token back and at the last few tokens, and the second layer starts with heads
-that match on what those found and copy what follows. Training keeps, sharpens or discards all of it.
+that match on the result and copy the following token. Training keeps, sharpens or discards all of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HIDDEN = 256
 LONGEST = 2560
 ROPE_THETA = 1_000_000.0
 
-# The residual stream at the start: a constant, this token, the token before it, the recent ones, the one to say.
+# The residual stream at the start: a constant, this token, the token before it, the recent ones, the one to predict.
 CONSTANT = 0
 THIS, BEFORE, RECENT, NEXT = slice(1, 48), slice(48, 64), slice(64, 96), slice(96, 128)
 
@@ -86,7 +86,7 @@ def _look_back(attention: torch.nn.Module, before: Tensor) -> None:
 
 
 def _match_and_copy(attention: torch.nn.Module, before: Tensor, spoken: Tensor) -> None:
-    """Heads 0 and 2 seek the place preceded by this token and by the same recent ones, and say what stands there."""
+    """Heads 0 and 2 find the place preceded by this token and by the same recent ones, and copy the token there."""
     query, key, value, output = (getattr(attention, f"{name}_proj").weight for name in "qkvo")
     still = [pair for pair in range(HEAD // 2) if float(_frequencies()[pair]) * LONGEST < 1.5]
     rows = still + [HEAD // 2 + pair for pair in still]

@@ -1,7 +1,7 @@
 """Trains the bundled model from nothing: `python -m shards.bundled.train --out DIR`.
 
-The run is fixed by its seed and counted in tokens, so a slower machine takes longer but arrives at the same recipe.
-It keeps its state in --work and goes on from there when started again.
+The run is determined by its seed and measured in tokens, so a slower machine takes longer but follows the same recipe.
+It keeps its state in --work and continues from there when started again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Part of the curriculum: until so many tokens, documents of so many facts in sequences this long.
+    """Part of the curriculum: until `until` tokens, documents of `facts` facts in sequences of `length` tokens.
 
-    `asides` is the share of turns that ask for no fact of the document, and `short` the share of batches that go back
-    to short sequences, without which long training forgets short documents.
+    `asides` is the share of turns that ask for no fact of the document, and `short` the share of batches that return
+    to short sequences; without these, long training forgets short documents.
     """
 
     until: int
@@ -73,12 +73,12 @@ REPORT_EVERY, KEEP_EVERY = 25, 200
 
 
 def stage_at(tokens: int) -> Stage:
-    """The stage of the curriculum after so many tokens."""
+    """The stage of the curriculum after `tokens` tokens."""
     return next((stage for stage in CURRICULUM if tokens < stage.until), CURRICULUM[-1])
 
 
 def conversation(rng: random.Random, stage: Stage, split: documents.Split = "train") -> list[Message]:
-    """A document and enough questions to fill the stage's length, with some talk that is about no fact."""
+    """A document and enough questions to fill the stage's length, with some small talk."""
     text = documents.document(rng, rng.randint(*stage.facts), split)
     wanted = stage.length // 25
     turns: list[Question] = []
@@ -113,34 +113,34 @@ def _aside(rng: random.Random, text: Document, split: documents.Split) -> Questi
 
 
 def encode(tokenizer: Tokenizer, messages: list[Message], length: int) -> tuple[list[int], list[bool]]:
-    """The ids of as many messages as fit the length, and which of them the assistant must say."""
+    """The ids of as many messages as fit the length, and a mask of those that belong to the assistant's answers."""
     marks = vocabulary.special_ids(tokenizer)
-    ids, said = [marks[vocabulary.BOS]], [False]
+    ids, is_answer = [marks[vocabulary.BOS]], [False]
     encodings = tokenizer.encode_batch([message.content for message in messages])
     for message, encoding in zip(messages, encodings, strict=True):
         ids += [marks[vocabulary.ROLES[message.role]], *encoding.ids, marks[vocabulary.END]]
-        said += [False] + [message.role == "assistant"] * (len(encoding.ids) + 1)
-    return ids[:length], said[:length]
+        is_answer += [False] + [message.role == "assistant"] * (len(encoding.ids) + 1)
+    return ids[:length], is_answer[:length]
 
 
 def batch(
     tokenizer: Tokenizer, rng: random.Random, stage: Stage, split: documents.Split = "train"
 ) -> tuple[Tensor, Tensor]:
-    """Sequences of the stage, padded to one length, and which tokens of them are answers."""
+    """Sequences of the stage, padded to one length, and a mask of their answers' tokens."""
     rows = [
         encode(tokenizer, conversation(rng, stage, split), stage.length)
         for _ in range(max(1, BATCH_TOKENS // stage.length))
     ]
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in rows])
-    said = torch.tensor([said + [False] * (longest - len(said)) for _, said in rows])
-    return ids, said
+    is_answer = torch.tensor([mask + [False] * (longest - len(mask)) for _, mask in rows])
+    return ids, is_answer
 
 
-def loss_of(net: LlamaForCausalLM, ids: Tensor, said: Tensor) -> Tensor:
-    """The mean loss on the answers, with a little of the loss on the rest of the text."""
+def loss_of(net: LlamaForCausalLM, ids: Tensor, is_answer: Tensor) -> Tensor:
+    """The mean loss on the answers, with a small part of the loss on the rest of the text."""
     hidden = net.model(ids[:, :-1]).last_hidden_state
-    targets, answers = ids[:, 1:], said[:, 1:]
+    targets, answers = ids[:, 1:], is_answer[:, 1:]
     plain = ~answers & (targets != 0) & (torch.rand(targets.shape) < PLAIN_SHARE)
     chosen = answers | plain
     each = functional.cross_entropy(net.lm_head(hidden[chosen]), targets[chosen], reduction="none")
@@ -150,14 +150,14 @@ def loss_of(net: LlamaForCausalLM, ids: Tensor, said: Tensor) -> Tensor:
 
 @torch.no_grad()
 def probe(net: LlamaForCausalLM, tokenizer: Tokenizer, facts: int, rounds: int = 2) -> float:
-    """The share of held-out answers of which every token comes first, which is what greedy decoding would say."""
+    """The share of held-out answers in which every token is the likeliest, as greedy decoding would draw it."""
     rng = random.Random(facts)
     right = asked = 0
     for _ in range(rounds):
-        ids, said = batch(tokenizer, rng, Stage(0, (facts, facts), min(facts * 13 + 420, 2400)), "held-out")
+        ids, is_answer = batch(tokenizer, rng, Stage(0, (facts, facts), min(facts * 13 + 420, 2400)), "held-out")
         guesses = net.lm_head(net.model(ids[:, :-1]).last_hidden_state).argmax(-1)
-        wrong = (guesses != ids[:, 1:]) & said[:, 1:]
-        ends = said[:, 1:] & (ids[:, 1:] == vocabulary.special_ids(tokenizer)[vocabulary.END])
+        wrong = (guesses != ids[:, 1:]) & is_answer[:, 1:]
+        ends = is_answer[:, 1:] & (ids[:, 1:] == vocabulary.special_ids(tokenizer)[vocabulary.END])
         for row_wrong, row_ends in zip(wrong.int(), ends, strict=True):
             counts = row_wrong.cumsum(0)[row_ends]
             missed = torch.diff(counts, prepend=torch.zeros(1, dtype=counts.dtype))
@@ -167,10 +167,10 @@ def probe(net: LlamaForCausalLM, tokenizer: Tokenizer, facts: int, rounds: int =
 
 
 def save(net: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write everything that a Hugging Face reader needs, each file whole or not at all."""
+    """Write all files of a Hugging Face checkpoint, each file completely or not at all."""
     fresh = folder / ".new"
     fresh.mkdir(parents=True, exist_ok=True)
-    net.config.rope_theta = model.ROPE_THETA  # also where readers older than rope_parameters look
+    net.config.rope_theta = model.ROPE_THETA  # also for readers that predate rope_parameters
     net.save_pretrained(fresh)
     tokens = {name: getattr(net.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (fresh / "generation_config.json").write_text(json.dumps({**tokens, "do_sample": False}, indent=2) + "\n")
@@ -192,7 +192,7 @@ def rate(tokens: int, step: int) -> float:
 
 
 class Run:
-    """A training run: the model, its optimizer and how far they have come."""
+    """A training run: the model, its optimizer and their progress."""
 
     def __init__(self) -> None:
         torch.manual_seed(SEED)
@@ -209,10 +209,10 @@ class Run:
         stage = stage_at(self.tokens)
         if rng.random() < stage.short:
             stage = replace(stage, facts=SHORT_FACTS, length=SHORT_LENGTH)
-        rows, said = batch(self.tokenizer, rng, stage)
+        rows, is_answer = batch(self.tokenizer, rng, stage)
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.tokens, self.step)
-        loss = loss_of(self.net, rows, said)
+        loss = loss_of(self.net, rows, is_answer)
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
@@ -221,14 +221,14 @@ class Run:
         return loss.item()
 
     def keep(self, work: Path) -> None:
-        """Write the run's state and its checkpoint so far."""
+        """Write the run's state and its present checkpoint."""
         state = {name: getattr(self, name).state_dict() for name in ("net", "optimizer")}
         torch.save(state | {"at": (self.tokens, self.step), "random": torch.get_rng_state()}, work / "state.new")
         (work / "state.new").replace(work / "state.pt")
         save(self.net, self.tokenizer, work / "weights")
 
     def resume(self, work: Path) -> None:
-        """Go on from the state in the folder, if there is one."""
+        """Continue from the state in the folder, if there is one."""
         if (work / "state.pt").exists():
             state = torch.load(work / "state.pt")
             self.net.load_state_dict(state["net"])
@@ -238,7 +238,7 @@ class Run:
 
 
 def train(out: Path, work: Path) -> None:
-    """Run the curriculum to its end and leave the checkpoint in `out`."""
+    """Run the curriculum to its end and write the checkpoint to `out`."""
     work.mkdir(parents=True, exist_ok=True)
     run = Run()
     run.resume(work)
@@ -261,10 +261,8 @@ def train(out: Path, work: Path) -> None:
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="where the finished checkpoint goes")
-    parser.add_argument(
-        "--work", type=Path, default=Path("bundled-training"), help="where the state of the run is kept"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the finished checkpoint")
+    parser.add_argument("--work", type=Path, default=Path("bundled-training"), help="folder for the state of the run")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -1,4 +1,4 @@
-"""The tokenizer of the bundled model: byte-level, so any text survives, and learned from the generator's words."""
+"""The tokenizer of the bundled model: byte-level, so it encodes any text, and trained on the generator's words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>
 SPECIAL = (PAD, BOS, END, *ROLES.values())
 SIZE = 1536
 
-# Each newline and each digit stands alone: no merge can cross a newline, so text cut there keeps its ids.
+# Each newline and each digit is a token of its own: no merge crosses a newline, so text cut there keeps its ids.
 _WORDS = r"\n| ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|[^\S\n]+(?!\S)|[^\S\n]"
 
 CHAT_TEMPLATE = (
@@ -40,7 +40,7 @@ CHAT_TEMPLATE = (
 
 
 def learn(seed: int, size: int = SIZE) -> Tokenizer:
-    """A tokenizer in which every word of the synthetic world is one token."""
+    """A tokenizer in which every word of the synthetic documents is one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -66,7 +66,7 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def save(tokenizer: Tokenizer, folder: Path, longest: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json, the chat template included."""
+    """Write tokenizer.json and tokenizer_config.json, with the chat template."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,1 +1,1 @@
-"""The network: what a step's tokens go through on their way to logits."""
+"""The network: computes logits from a step's tokens."""

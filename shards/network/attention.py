@@ -1,6 +1,6 @@
-"""Attention of one step's sequences over the cache, on the CPU: its meaning first, then the fast way.
+"""Attention of one step's sequences over the cache, on the CPU: first the reference, then the fast implementation.
 
-Five ways to compute one thing, by what a sequence brings (one thread, float32, head_dim 64, measured):
+Five ways to compute the same, depending on a sequence's new tokens (one thread, float32, head_dim 64, measured):
 
 - one token, float32: two small matrix products per extent and a softmax between. 20 us at 60 positions, where one
   call of scaled_dot_product_attention takes 30 us, and gathering pages into one batch costs 4 times as much at 500.
@@ -8,12 +8,12 @@ Five ways to compute one thing, by what a sequence brings (one thread, float32, 
   bfloat16 without hardware for it, at 256 positions: 0.2 ms, where every query head alone takes 3.4 ms, and two
   products 0.9 ms.
 - one token each of several sequences that begin with the same blocks: these once for all of them, then the rest of
-  each, joined by their log-sum-exps. Not where the batch must be exact, for it makes bits depend on neighbours.
+  each, joined by their log-sum-exps. Not if the batch must be exact, because bits would then depend on neighbours.
 - a few tokens, or a window: scaled_dot_product_attention with a mask, in tiles under a window.
 - many tokens over a long past: the past without a mask and the new tokens causally, joined by their log-sum-exps.
   15 to 25 % faster than a mask over everything, and no mask of tokens x context, which is 400 MB at 512 x 200k.
 
-Where a sequence brings more than one token, query heads that share a key head are a dimension of their own against keys
+If a sequence has more than one new token, query heads that share a key head are a dimension of their own against keys
 of stride 0. `enable_gqa` is not used: on the CPU it takes 2 to 8 times as long.
 """
 
@@ -32,20 +32,20 @@ from shards.kv.keys import BLOCK_TOKENS
 from shards.network.sharing import Shared, shared_prefixes
 
 _LARGEST_MASK = 1 << 17
-"""Elements of a mask from which a chunk is computed in two parts instead."""
+"""Elements of a mask from which on a chunk is computed in two parts instead."""
 
 _TILE_TOKENS = 256
 """Queries that share a mask under a window: few enough to waste little, many enough to keep the cores busy."""
 
 _LEAST_SPARED = 1 << 21
-"""Numbers of a layer's KV that need not be read again, from which one pass for several rows is faster: 1.2 times as
+"""Numbers of a layer's KV saved from repeated reads, from which on one pass for several rows is faster: 1.2 times as
 fast at 8 rows and 256 positions of 8 kv heads, 4 to 7 times at 8 to 32 rows and 2048; below, up to 2 times slower."""
 
 
 def attention_reference(
     queries: Tensor, batch: Batch, *, cache: KvCache, layer: int, window: int | None = None
 ) -> Tensor:
-    """Each token's mix of the values of its own sequence, up to itself. The truth that `PagedAttention` must match.
+    """For each token, the mix of the values of its own sequence, up to itself. The reference for `PagedAttention`.
 
     Shapes: `queries` and the result [tokens, heads, head_dim]; the cache holds the new tokens' keys and values already.
     A token at position p sees positions max(0, p - window + 1) to p. Scores are scaled by 1 / sqrt(head_dim).
@@ -66,7 +66,7 @@ def attention_reference(
 
 
 class PagedAttention:
-    """Attention for one step, for all layers that share `window`: what does not depend on the layer is done once."""
+    """Attention for one step, for all layers that share `window`: work that no layer changes is done once."""
 
     def __init__(self, batch: Batch, cache: KvCache, window: int | None) -> None:
         self._cache, self._window, self._is_exact = cache, window, batch.is_exact
@@ -86,7 +86,7 @@ class PagedAttention:
             self._place(row)
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-        """What `attention_reference` says, [tokens, heads, head_dim].
+        """The result of `attention_reference`, [tokens, heads, head_dim].
 
         `queries` [tokens, heads, head_dim]; `keys_values` [tokens, 2 * kv_heads, head_dim] are the new tokens' own,
         which the cache must hold already.
@@ -130,8 +130,9 @@ class PagedAttention:
         if self._cache.data.dtype == torch.float32 and not self._is_exact:
             self._tokens.append(_Token(row.start, tuple(self._cache.views(extent) for extent in extents)))
         else:
-            # sums that are cut where extents end would show in an exact batch
-            self._groups.append(_Group(row.start, (extents,) if self._is_exact else tuple((one,) for one in extents)))
+            # sums split at the ends of extents would be visible in an exact batch
+            pieces = (extents,) if self._is_exact else tuple((extent,) for extent in extents)
+            self._groups.append(_Group(row.start, pieces))
 
     def _place_tile(self, row: Row, offset: int, tokens: int) -> None:
         first = row.context_tokens - row.tokens + offset
@@ -169,7 +170,7 @@ class PagedAttention:
         out[group.token] = mixed.squeeze(1)
 
     def _attend_cascade(self, layer: int, cascade: _Cascade, queries: Tensor) -> Tensor:
-        """Queries [rows, kv_heads, group, head_dim], and the result."""
+        """Queries [rows, kv_heads, group, head_dim]; the result has the same shape."""
         rows, kv_heads, group, head_dim = queries.shape
         stacked = queries.transpose(0, 1).reshape(kv_heads, 1, rows * group, head_dim)
         past, past_weight = _mix_with_weight(stacked, *self._cache.read(layer, cascade.shared), causal=False)
@@ -194,7 +195,7 @@ class PagedAttention:
         return torch.lerp(past, own, own_share.to(past.dtype))
 
     def _mask(self, tokens: int, past: int, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores [tokens, past + tokens]; layers and tiles of the same shape share it."""
+        """The mask to add to the scores [tokens, past + tokens]; layers and tiles of the same shape share it."""
         if tokens == 1:
             return None
         mask = self._masks.get((tokens, past))
@@ -207,21 +208,21 @@ class PagedAttention:
 
 
 class _Token(NamedTuple):
-    """A sequence whose only new token is number `token` of the batch, and where what it sees lies."""
+    """A sequence whose only new token is number `token` of the batch, and the views of the positions that it sees."""
 
     token: int
     views: tuple[LayeredViews, ...]
 
 
 class _Group(NamedTuple):
-    """As `_Token`, for query heads as rows: `pieces` are computed one by one and joined, each from some extents."""
+    """Like `_Token`, for query heads as rows: `pieces` are computed one by one and joined, each from some extents."""
 
     token: int
     pieces: tuple[tuple[Extent, ...], ...]
 
 
 class _Cascade(NamedTuple):
-    """Tokens (an index) whose sequences begin with the same extents; `tails` is where each goes on."""
+    """Tokens (an index) whose sequences begin with the same extents; `tails` are the rests of each."""
 
     tokens: Tensor
     shared: tuple[Extent, ...]
@@ -238,7 +239,7 @@ class _Tile(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """All new tokens of a sequence, which see everything before them; `past` says where that lies."""
+    """All new tokens of a sequence, which see everything before them; `past` are the extents of that."""
 
     start: int
     tokens: int
@@ -268,7 +269,7 @@ def _mix(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool = False,
 
 
 def _mix_with_weight(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """As `_mix`, with the log-sum-exp of the scores [kv_heads, group, tokens], which the public function keeps back."""
+    """Like `_mix`, with the log-sum-exp of the scores [kv_heads, group, tokens], which the public function omits."""
     shape = (*queries.shape[:2], *keys.shape[1:])
     mixed, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         queries, keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape), 0.0, causal

@@ -1,4 +1,4 @@
-"""The shape of a network. Torch-free, and free of what reads it: a bare machine may make one from numbers."""
+"""The shape of a network. Torch-free, and free of file formats: it can be made from numbers without any library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Rope:
     """Rotary position embedding, named as in transformers' `rope_parameters`.
 
-    `original_positions` is the context length before scaling; `factor` is how much longer it became.
+    `original_positions` is the context length before scaling; `factor` is the ratio of the new length to it.
     """
 
     kind: str = "default"
@@ -28,9 +28,9 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """All that decides what a network computes, apart from its weights.
+    """Everything that determines what a network computes, except its weights.
 
-    `windows` has one entry per layer: how many positions, its own included, a token sees there; None is all.
+    `windows` has one entry per layer: the number of positions that a token sees there, including its own; None is all.
     """
 
     architecture: str
@@ -53,5 +53,5 @@ class NetworkConfig:
 
     @property
     def layers(self) -> int:
-        """How many decoder layers there are."""
+        """The number of decoder layers."""
         return len(self.windows)

@@ -16,9 +16,9 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 def read_config(folder: Path) -> NetworkConfig:
-    """The configuration of the checkpoint in `folder`; spellings of transformers 4 and 5 are understood.
+    """The configuration of the checkpoint in `folder`, in the spelling of transformers 4 or 5.
 
-    Raises UnsupportedCheckpoint for what the engine does not compute, BrokenCheckpoint for files it cannot read.
+    Raises UnsupportedCheckpoint for features that the engine does not support, BrokenCheckpoint for unreadable files.
     """
     config_path = folder / "config.json"
     # first of all, since other architectures have other fields
@@ -107,10 +107,10 @@ def _token_ids(value: int | list[int] | None) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Where an architecture differs from the others; numbers are what transformers takes where the file is silent."""
+    """The differences of an architecture from the others; numbers are transformers' defaults for missing entries."""
 
     qkv_bias: bool | None = None
-    """None: as `attention_bias` says, and then the output projection has one too."""
+    """None: as in `attention_bias`, and then the output projection has a bias too."""
     mlp_bias: bool = False
     query_key_norm: bool = False
     head_dim: int | None = None
@@ -158,7 +158,7 @@ def _network(raw: _Raw, architecture: str, family: _Family, eos_token_ids: froze
         output_bias=raw.attention_bias and family.qkv_bias is None,
         mlp_bias=raw.mlp_bias and family.mlp_bias,
         query_key_norm=family.query_key_norm,
-        # some name tokens that were added behind the last logit: nobody draws them
+        # some checkpoints name tokens beyond the last logit, which can never be drawn
         eos_token_ids=frozenset(token for token in eos_token_ids if 0 <= token < raw.vocab_size),
     )
 
@@ -216,7 +216,7 @@ def _rope(raw: _Raw) -> Rope:
     if rope.factor is None and kind in ("linear", "llama3"):
         raise BrokenCheckpoint(f"rope type {kind} needs a factor")
     if rope.factor is not None and rope.rope_type is None and rope.type is None:
-        raise BrokenCheckpoint(f"rope is to be scaled by {rope.factor:g}, and no rope type says how")
+        raise BrokenCheckpoint(f"rope is scaled by {rope.factor:g}, but no rope type is given")
     if kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
         raise BrokenCheckpoint("rope type llama3 needs a high_freq_factor above its low_freq_factor")
     return Rope(

@@ -1,4 +1,4 @@
-"""The decoder: a batch goes in, logits come out, and the cache holds the new tokens' keys and values."""
+"""The decoder: computes logits from a batch, and writes the new tokens' keys and values to the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shards.network.rope import RotaryEmbedding, Rotation, rotate_in_place
 
 
 class Decoder:
-    """A network of the Llama, Mistral, Qwen2 or Qwen3 family. It keeps nothing between steps: the cache does."""
+    """A network of the Llama, Mistral, Qwen2 or Qwen3 family. The cache holds all state between steps."""
 
     def __init__(self, config: NetworkConfig, weights: Weights) -> None:
         self.config, self.weights = config, weights
@@ -27,9 +27,9 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KvCache) -> Tensor:
-        """Logits, float32 [len(batch.logit_rows), vocab]; the keys and values of all new tokens are in `cache`.
+        """Logits, float32 [len(batch.logit_rows), vocab]; afterwards `cache` holds the new tokens' keys and values.
 
-        A row's logits depend on its own sequence only: not on its neighbours, nor on how the sequence was cut into
+        A row's logits depend only on its own sequence: not on its neighbours, nor on how the sequence was cut into
         steps or which blocks hold it, up to the rounding of a float.
         """
         hidden = functional.embedding(batch.token_ids, self.weights.embedding).to(self.weights.norm.dtype)
@@ -44,7 +44,7 @@ class Decoder:
                 return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
             mixed = attention[window].attend(index, queries, keys_values).flatten(1)
             if index == last:
-                # past the last attention no token needs another, so only those asked for go on
+                # past the last attention no token needs another, so only the wanted ones continue
                 hidden, mixed = hidden[batch.logit_rows], mixed[batch.logit_rows]
             hidden += layer.output(mixed)
             hidden += gated_mlp(normalize(hidden, layer.mlp_norm, self.config.rms_norm_eps), layer)

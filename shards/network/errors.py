@@ -1,10 +1,10 @@
-"""What can be wrong with a checkpoint, in words for the person who chose it."""
+"""Errors in a checkpoint, in words for the operator who selected it."""
 
 from __future__ import annotations
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be served. `message` says why, `hint` what to do about it."""
+    """A checkpoint cannot be served. `message` is the reason, `hint` the remedy."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(f"{message} ({hint})" if hint else message)
@@ -12,7 +12,7 @@ class CheckpointError(ValueError):
 
 
 class UnsupportedCheckpoint(CheckpointError):
-    """The checkpoint is sound, but of a kind that this engine does not compute."""
+    """The checkpoint is sound, but of a kind that this engine does not support."""
 
 
 class BrokenCheckpoint(CheckpointError):

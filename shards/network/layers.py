@@ -1,4 +1,4 @@
-"""The weights of a network and what a layer does with them, apart from attention."""
+"""The weights of a network and the computations of a layer, except attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class Linear(Protocol):
-    """A matrix [out, in], however it is stored, and perhaps a bias."""
+    """A matrix [out, in] in any storage format, and optionally a bias."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """`hidden` [..., in] times the matrix, plus the bias: [..., out]."""
@@ -21,7 +21,7 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DenseLinear:
-    """A matrix [out, in] as it is, in the dtype of what it multiplies."""
+    """A dense matrix [out, in], in the dtype of its input."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -32,17 +32,17 @@ class DenseLinear:
 
     @classmethod
     def of(cls, parts: Iterable[Tensor], bias: Tensor | None = None) -> DenseLinear:
-        """Of matrices [out, in], one below the other."""
+        """The layer of several matrices [out, in], stacked by rows."""
         matrices = list(parts)
         return cls(matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. What reads the same input is one matrix.
+    """One decoder layer. Matrices that read the same input are joined.
 
     `query_key_value` goes from hidden to (heads + 2 * kv_heads) * head_dim, `gate_up` to 2 * intermediate;
-    `query_key_norm` [heads + kv_heads, head_dim]: the norm weight of the queries and of the keys, once per head.
+    `query_key_norm` [heads + kv_heads, head_dim]: the norm weights of the queries and of the keys, once per head.
     """
 
     attention_norm: Tensor
@@ -70,7 +70,7 @@ def normalize(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def normalize_heads_in_place(heads: Tensor, weight: Tensor, eps: float) -> None:
-    """Each head of `heads` [tokens, heads, head_dim] is normalized on its own; `weight` is [heads, head_dim]."""
+    """Normalize each head of `heads` [tokens, heads, head_dim] on its own; `weight` is [heads, head_dim]."""
     normalized = functional.rms_norm(heads, weight.shape[-1:], None, eps)
     torch.mul(normalized, weight, out=heads)
 

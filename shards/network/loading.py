@@ -1,4 +1,4 @@
-"""Weights of a network: out of the safetensors files of a Hugging Face checkpoint, or random."""
+"""Weights of a network: from the safetensors files of a Hugging Face checkpoint, or random."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from shards.quant.int8 import Int8Linear
 DtypeChoice = Literal["auto", "float32", "bfloat16", "int8"]
 OnProgress = Callable[[int, int], None]
 MakeLinear = Callable[[Iterable[Tensor], Tensor | None], Linear]
-"""Makes one matrix of parts that lie one below the other, and a bias."""
+"""Makes one matrix from parts, stacked by rows, and a bias."""
 
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class _Source(Protocol):
-    """Where tensors come from, by the names that transformers gives them."""
+    """A source of tensors, by the names that transformers uses."""
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor called `name`, of this shape."""
@@ -39,10 +39,10 @@ def load_weights(
 ) -> Weights:
     """The weights of the checkpoint in `folder`.
 
-    `auto` is the checkpoint's own dtype, but float32 for float16, which CPUs compute slowly. `int8` quantises all
-    matrices as they are read, the head too; the embedding stays as with `auto`, activations are float32. `on_progress`
-    is called with the bytes of the files read so far and in all. Raises BrokenCheckpoint or UnsupportedCheckpoint,
-    naming the tensor.
+    `auto` is the checkpoint's own dtype, except float32 for float16, which CPUs compute slowly. `int8` quantises all
+    matrices as they are read, including the head; the embedding stays as with `auto`, activations are float32.
+    `on_progress` gets the bytes of the files read so far and the total. Raises BrokenCheckpoint or
+    UnsupportedCheckpoint with the tensor's name.
     """
     with ExitStack() as stack:
         files = _Files(_safetensors_of(folder), stack, on_progress)
@@ -57,14 +57,14 @@ def random_weights(
 ) -> Weights:
     """Weights drawn with `seed`, scaled so that activations stay near 1; for tests and benchmarks of speed.
 
-    With `is_int8` the same weights, quantised as `load_weights` does.
+    `is_int8` quantises the same weights as `load_weights` does.
     """
     source = _Random(torch.Generator().manual_seed(seed), dtype)
     return _weights(config, source, _form_of("int8" if is_int8 else "auto"))
 
 
 class _Form(NamedTuple):
-    """How weights are kept: what makes a matrix of its parts, and what is done to the norms."""
+    """The storage of weights: `linear` makes a matrix from its parts, and `norm` converts the norms."""
 
     linear: MakeLinear
     norm: Callable[[Tensor], Tensor]
@@ -164,7 +164,7 @@ class _Files:
         return tensor.to(self.dtype)
 
     def refuse_leftovers(self, config: NetworkConfig) -> None:
-        # old checkpoints carry rope's frequencies, and some a copy of the head that config.json says is tied
+        # old checkpoints contain rope's frequencies, and some a copy of a head that config.json declares tied
         known = {"lm_head.weight"} if config.tied_head else set()
         left = sorted(name for name in self._left - known if not name.endswith("rotary_emb.inv_freq"))
         if left:

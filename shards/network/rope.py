@@ -1,4 +1,4 @@
-"""Rotary position embedding: where a token stands, turned into angles.
+"""Rotary position embedding: turns a token's position into angles.
 
 Source: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071); the `llama3` and `linear` rules as in transformers.
 """
@@ -15,14 +15,14 @@ from shards.network.config import Rope
 
 
 class Rotation(NamedTuple):
-    """What `rotate_in_place` needs for a step's tokens. `cos` and `signed_sin` are [tokens, 1, head_dim]."""
+    """The angles of a step's tokens for `rotate_in_place`. `cos` and `signed_sin` are [tokens, 1, head_dim]."""
 
     cos: Tensor
     signed_sin: Tensor
 
 
 class RotaryEmbedding:
-    """Makes the rotations of one network's positions."""
+    """Makes the rotations for one network's positions."""
 
     def __init__(self, rope: Rope, head_dim: int) -> None:
         self.inverse_frequencies = inverse_frequencies(rope, head_dim)
@@ -38,7 +38,7 @@ class RotaryEmbedding:
 
 
 def rotate_in_place(heads: Tensor, rotation: Rotation) -> None:
-    """Every head of `heads` [tokens, heads, head_dim] is turned to its token's position.
+    """Rotate every head of `heads` [tokens, heads, head_dim] to its token's position.
 
     The two numbers of a pair are half a head apart, so exchanging halves is a roll; the sign is in the sine.
     """
@@ -59,7 +59,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def attention_factor(rope: Rope) -> float:
-    """What cosines and sines are multiplied by: 1 except for YaRN, which sharpens attention over long contexts."""
+    """The factor on cosines and sines: 1 except for YaRN, which sharpens attention over long contexts."""
     if rope.kind != "yarn":
         return 1.0
     if rope.attention_factor is not None:
@@ -74,7 +74,7 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
-    """Long waves are stretched by the factor, short ones kept, those between interpolated."""
+    """Stretch long waves by the factor, keep short ones, and interpolate between."""
     turns = rope.original_positions * frequencies / (2 * math.pi)
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)
@@ -82,7 +82,7 @@ def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, rope: Rope, head_dim: int) -> Tensor:
-    """Pairs that turn often within the original context are kept, the slow ones stretched, a ramp between."""
+    """Keep pairs that turn often within the original context, stretch the slow ones, with a ramp between."""
 
     def pair_turning(turns: float) -> float:
         return head_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -92,6 +92,6 @@ def _yarn(frequencies: Tensor, rope: Rope, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # a ramp of no width would divide by zero; transformers takes the same width
+        high += 0.001  # a ramp of width zero would divide by zero; transformers uses the same width
     stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies / rope.factor * stretched + frequencies * (1 - stretched)

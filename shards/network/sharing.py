@@ -1,4 +1,4 @@
-"""Which rows of a batch read the same blocks, so that these need be read only once."""
+"""Finds rows of a batch that read the same blocks, so that these are read only once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shards.exec.batch import Row
 
 FEWEST_BLOCKS = 4
-"""Rows that share less are not worth a second pass: a pass costs 20 us and more, as much as 60 positions do."""
+"""Least blocks that rows must share: a second pass costs at least 20 us, as much as 60 positions."""
 
 
 class Shared(NamedTuple):
@@ -21,7 +21,7 @@ class Shared(NamedTuple):
 
 
 def shared_prefixes(rows: Iterable[Row]) -> list[Shared]:
-    """Groups of at least two rows that draw and share at least FEWEST_BLOCKS blocks; no row is in two of them.
+    """Groups of at least two decoding rows that share at least FEWEST_BLOCKS blocks; no row is in two groups.
 
     A block is shared only together with all before it. Rows that differ within the first FEWEST_BLOCKS blocks are not
     grouped, so a short system prompt does not hide that some of them share a long document.
@@ -35,8 +35,8 @@ def shared_prefixes(rows: Iterable[Row]) -> list[Shared]:
 
 
 def _common(rows: list[Row]) -> int:
-    # what the smallest and the largest of some tuples have in common, all between them have too
+    # the common beginning of the smallest and the largest tuple is common to all tuples between them
     first, last = min(row.blocks for row in rows), max(row.blocks for row in rows)
-    # the last block is being written, so nobody shares it even if the rows are one and the same
+    # the last block is still being written, so it is never shared, even between identical rows
     longest = min(len(row.blocks) for row in rows) - 1
     return bisect_left(range(1, longest + 1), True, key=lambda count: first[:count] != last[:count])

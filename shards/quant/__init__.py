@@ -1,1 +1,1 @@
-"""Matrices in fewer bits: how they are stored, and how a batch is multiplied by them."""
+"""Matrices in fewer bits: their storage, and their multiplication with a batch."""

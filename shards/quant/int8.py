@@ -1,11 +1,11 @@
-"""Matrices in int8, for CPUs whose speed is that of their memory: half the bytes of bfloat16, and integer sums.
+"""Matrices in int8, for CPUs that are limited by memory bandwidth: half the bytes of bfloat16, and integer sums.
 
 Weights have one scale per output channel, activations one per row: the row's largest magnitude. So a row's result
-depends on that row alone. The sums are integers, hence exact in any order; and of the two ways to compute them (below)
-both give the same bits. A row alone, a row among others, with any number of threads: the same bits.
+depends on that row alone. The sums are integers, hence exact in any order, and both ways to compute them (below) give
+the same bits. A row alone, a row among others, with any number of threads: the same bits.
 
-torch's own dynamic quantisation (`quantized.linear_dynamic`) takes one activation scale from the whole batch: there an
-outlier in a neighbour's row raised the error of a row from 1 % to 27 %.
+torch's own dynamic quantisation (`quantized.linear_dynamic`) takes one activation scale from the whole batch: with it
+an outlier in a neighbour's row raised the error of a row from 1 % to 27 %.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 _LARGEST = 127
 _ZERO_POINT = 128
 _SMALLEST_ABSMAX = 1e-30
-"""Smaller magnitudes than this count as little or nothing; a row of zeros is divided by it."""
+"""Smaller magnitudes are treated as this; a row of zeros is divided by it."""
 
 _FEW_ELEMENTS = 1 << 18
-"""A packed product costs 50 us more per call, an unpacked one 0.15 us per 1024 elements as soon as there are two rows
-(one thread, AVX512-VNNI)."""
+"""Matrices with fewer elements are not packed: a packed product costs 50 us more per call, an unpacked one 0.15 us per
+1024 elements from two rows on (one thread, AVX512-VNNI)."""
 
 _PIECE_ROWS = 256
 """Rows that are quantised at once. Larger pieces leave holes in the heap: up to 1 GB for 0.6 G parameters at 4096."""
@@ -32,15 +32,15 @@ class Int8Linear:
     """`hidden` [..., in] times an int8 matrix [out, in], plus a bias [out]: float32 [..., out]; see `quantise`.
 
     Rows of `hidden` are rounded to 255 steps between their largest magnitude and its negative. A row of zeros gives
-    the bias; one with NaN or infinity gives no finite number, and its neighbours do not notice.
+    the bias; a row with NaN or infinity gives no finite number, without effect on other rows.
     """
 
     def __init__(self, matrix: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
-        """`matrix` int8 [out, in] without -128, `scales` float32 [out]: what its rows are to be multiplied by."""
+        """`matrix` int8 [out, in] without -128, `scales` float32 [out]: the factors of its rows."""
         self.out, self.inner = matrix.shape
         # a row is divided by its largest magnitude and multiplied by 127 before it is rounded
         self._scales, self._bias = scales / _LARGEST, bias
-        # a conversion cuts off, so half a step more rounds; the zero point makes what it cuts positive
+        # the conversion truncates, so adding half a step rounds; the zero point makes the value positive
         self._half_above = torch.tensor(_ZERO_POINT + 0.5)
         self._zero_points = torch.zeros(self.out, dtype=torch.int64)
         self.is_packed = matrix.numel() >= _FEW_ELEMENTS and packing_is_exact()
@@ -51,7 +51,7 @@ class Int8Linear:
 
     @classmethod
     def quantise(cls, parts: Iterable[Tensor], bias: Tensor | None = None) -> Int8Linear:
-        """Of matrices [out, in] one below the other, taken one by one, so that only one need be there in full."""
+        """Quantise matrices [out, in], stacked by rows. They are taken one by one, so only one must be in memory."""
         pieces = [quantise_rows(piece) for part in parts for piece in torch.split(part, _PIECE_ROWS)]
         matrix, scales = (torch.cat(column) for column in zip(*pieces, strict=True))
         pieces.clear()
@@ -62,7 +62,7 @@ class Int8Linear:
         rows = hidden.reshape(-1, self.inner).float()
         # the norm of infinite order is one operator, but takes 6 times as long at 8 rows of 3072
         largest = rows.abs().amax(-1, keepdim=True).clamp_min_(_SMALLEST_ABSMAX)
-        # in this order it is three operators, which at one row cost more than what they compute
+        # in this order it is three operators, whose overhead exceeds their work at one row
         numbers = torch.add(self._half_above, rows / largest, alpha=_LARGEST).to(torch.uint8)
         product = self._multiply(numbers)
         product = product.mul_(largest) if self._bias is None else torch.addcmul(self._bias, product, largest)
@@ -77,7 +77,7 @@ class Int8Linear:
 
 
 def quantise_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """`matrix` [out, in] as int8 and the scales float32 [out] that give it back, to half a scale."""
+    """`matrix` [out, in] as int8, and the float32 scales [out] that restore it within half a scale."""
     wide = matrix.float()
     scales = wide.abs().amax(-1).clamp_min_(_SMALLEST_ABSMAX) / _LARGEST
     return wide.div(scales.unsqueeze(-1)).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8), scales
@@ -86,8 +86,8 @@ def quantise_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def multiply_packed(numbers: Tensor, packed: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
     """(`numbers` - 128) times a matrix that `qlinear_prepack` packed, times `scales`, by oneDNN.
 
-    The one place that calls this operator of torch, which is made for compiled graphs and not documented elsewhere
-    than in aten/src/ATen/native/quantized/cpu/qlinear.cpp.
+    The only call of this torch operator, which is made for compiled graphs and documented only in
+    aten/src/ATen/native/quantized/cpu/qlinear.cpp.
     """
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         numbers, 1.0, _ZERO_POINT, packed, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
@@ -96,9 +96,9 @@ def multiply_packed(numbers: Tensor, packed: Tensor, scales: Tensor, zero_points
 
 
 def packing_is_exact() -> bool:
-    """Can this torch multiply packed int8 matrices on this CPU, and are the sums exact?
+    """Can this torch multiply packed int8 matrices on this CPU, with exact sums?
 
-    CPUs without VNNI may add pairs of products in 16 bits, which overflow at the extremes that are tried here.
+    CPUs without VNNI may add pairs of products in 16 bits, which overflow with the extremes that are tried here.
     """
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not has_onednn or not hasattr(torch.ops.onednn, "qlinear_pointwise"):

@@ -139,7 +139,7 @@ def test_an_architecture_with_other_fields_is_named_before_any_field_is_missed(t
         ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
         ({"rope_scaling": {"type": "linear", "factor": "two"}}, "rope parameters.*factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope parameters.*factor"),
-        ({"rope_scaling": {"factor": 2.0}}, "scaled by 2, and no rope type says how"),
+        ({"rope_scaling": {"factor": 2.0}}, "scaled by 2, but no rope type is given"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0}}, "high_freq_factor above"),
         ({"rope_theta": 1.0}, r"\$.rope_theta"),
         ({"num_hidden_layers": 0}, r"\$.num_hidden_layers"),
