@@ -1,4 +1,4 @@
-"""What one layer of the KV cache looks like to a kernel."""
+"""The layout of one layer of the KV cache, as kernels see it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from shards.kernels.launch import Gpu, require, require_shape
 # 64 positions x 128 dimensions of bf16 are 16 KiB in one piece: one tile of a kernel, one descriptor box on Hopper.
 BLOCK_TOKENS = 64
 
-# What a position's values are stored as, and the largest value that it can hold.
+# The storage types of a quantised cache, and the largest value of each.
 QUANTISED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def require_layer(kv: torch.Tensor, scales: torch.Tensor | None, gpu: Gpu) -> None:
-    """Raise ValueError unless these are one layer's view of a cache, and of its scales, that `gpu` can read.
+    """Raise ValueError unless these are one layer's views of a cache, and of its scales, that `gpu` can read.
 
-    kv [blocks, k|v, kv_heads, 64, dim], where one head's [64, dim] is in one piece: `cache[:, layer]`. scales [blocks,
-    k|v, kv_heads, 64] float32, one per token and head: there exactly where kv is int8 or float8_e4m3fn.
+    kv [blocks, k|v, kv_heads, 64, dim], with each head's [64, dim] contiguous: `cache[:, layer]`. scales [blocks,
+    k|v, kv_heads, 64] float32, one per token and head: present exactly if kv is int8 or float8_e4m3fn.
     """
     require(kv.dim() == 5, f"kv has {kv.dim()} dimensions, not [blocks, 2, kv_heads, {BLOCK_TOKENS}, dim]")
     blocks, _, heads, _, dim = kv.shape
@@ -32,6 +32,6 @@ def require_layer(kv: torch.Tensor, scales: torch.Tensor | None, gpu: Gpu) -> No
 
 
 def strides(kv: torch.Tensor, scales: torch.Tensor | None) -> tuple[int, ...]:
-    """Elements from block to block, from keys to values and from head to head: in kv, then in scales."""
+    """Strides in elements from block to block, from keys to values and from head to head: of kv, then of scales."""
     of_scales = (0, 0, 0) if scales is None else scales.stride()[:3]
     return (*kv.stride()[:3], *of_scales)

@@ -14,10 +14,10 @@ from shards.kernels.launch import Gpu, Launch, gpu_of, require
 
 
 def copy_blocks_reference(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
-    """Every `target[pairs[i, 1]]` becomes `source[pairs[i, 0]]`. The truth that `copy_blocks` must match.
+    """Every `target[pairs[i, 1]]` becomes `source[pairs[i, 0]]`. The reference for `copy_blocks`.
 
-    Shapes: source and target [blocks, ...], equal but in the number of blocks, contiguous, perhaps one tensor; pairs
-    [pairs, from|to]. No block is written twice and, within one tensor, none is both read and written.
+    Shapes: source and target [blocks, ...], equal except for the number of blocks, contiguous, may be one tensor; pairs
+    [pairs, from|to]. No block is written twice and, within one tensor, no block is both read and written.
     """
     target[pairs[:, 1].long()] = source[pairs[:, 0].long()]
 
@@ -40,7 +40,7 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor,
     require(source.dtype == target.dtype, f"blocks of {source.dtype} do not fit {target.dtype}")
     require(source.is_contiguous() and target.is_contiguous(), "a cache is not contiguous")
     require(pairs.dim() == 2 and pairs.shape[1] == 2 and pairs.is_contiguous(), "pairs are not [pairs, 2]")
-    # 32-bit words: one kernel for every type, and no floating-point bits to be changed on the way
+    # 32-bit words: one kernel for every type, and no conversion that could change floating-point bits
     read, write = (cache.view(cache.shape[0], -1).view(torch.int32) for cache in (source, target))
     words = read.shape[1]
     # 16 KiB a program: 128 bytes a thread, enough loads in flight to reach the memory's rate

@@ -1,4 +1,4 @@
-"""Lays the pages of one sequence side by side, in a floating type: what a dense attention kernel wants."""
+"""Copies the pages of one sequence side by side, in a floating type, as dense attention kernels need them."""
 
 # In Triton the constants of a kernel are upper case, and its parameters have no Python types.
 # ruff: noqa: N803
@@ -17,10 +17,10 @@ from shards.kernels.launch import Gpu, Launch, gpu_of, require
 def gather_pages_reference(
     kv: torch.Tensor, table: torch.Tensor, *, tokens: int, dtype: torch.dtype, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The first `tokens` keys and values of a sequence. The truth that `gather_pages` must match.
+    """The first `tokens` keys and values of a sequence. The reference for `gather_pages`.
 
-    Shapes: kv and scales are one layer of the cache, as `require_layer` says; table [pages] are the ids of the blocks
-    that hold positions 0.., 64.. and so on, integers; returned [k|v, kv_heads, tokens, dim] of `dtype`, a floating one.
+    Shapes: kv and scales are one layer of the cache, as in `require_layer`; table [pages] are the ids of the blocks
+    that hold positions 0.., 64.. and so on, integers; result [k|v, kv_heads, tokens, dim] of `dtype`, a floating type.
     """
     blocks = table[: -(-tokens // BLOCK_TOKENS)].long()
     pages = kv[blocks].float()
@@ -29,7 +29,7 @@ def gather_pages_reference(
     return pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :tokens].to(dtype)
 
 
-# contexts grow, and a table is any row of a wider one: compiled once for all
+# contexts grow, and a table is any row of a wider one: one compilation serves all
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["table"])
 def _gather_pages(
     kv,
@@ -76,7 +76,7 @@ def gather_pages(
     scales: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
-    """What `gather_pages_reference` gives. Raises ValueError for other shapes and for a table that is too short."""
+    """The result of `gather_pages_reference`. Raises ValueError for other shapes and for a table that is too short."""
     gpu = gpu or gpu_of(kv.device)
     require_layer(kv, scales, gpu)
     kv_heads, dim = kv.shape[2], kv.shape[4]

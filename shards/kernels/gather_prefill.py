@@ -1,7 +1,7 @@
-"""The same as `paged_prefill`, through the dense attention that torch ships: old context and new chunk apart, merged.
+"""The same as `paged_prefill`, with torch's dense attention: old context and new chunk separately, then merged.
 
-Its meaning is `paged_prefill_reference`. Gathering reads and writes the old context once, about a hundredth of the time
-that attention to it takes in a chunk of 8192 tokens.
+Its reference is `paged_prefill_reference`. Gathering reads and writes the old context once, about a hundredth of the
+time of attention to it in a chunk of 8192 tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shards.kernels.gather_pages import gather_pages
 from shards.kernels.launch import Gpu, gpu_of
 from shards.kernels.paged_prefill import PrefillPlan, require_prefill, visible
 
-# A mask has a byte for each pair of positions: up to here one call with a mask beats two calls and a merge.
+# A mask has a byte for each pair of positions: up to this many, one call with a mask beats two calls and a merge.
 MOST_MASKED_PAIRS = 1 << 22
 
 Dense = Literal["flash", "cudnn"]
@@ -34,10 +34,10 @@ def gather_prefill(
     dense: Dense = "flash",
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
-    """What `paged_prefill_reference` gives, rounded once per part. Raises ValueError for other shapes.
+    """The result of `paged_prefill_reference`, rounded once per part. Raises ValueError for other shapes.
 
-    new_tokens and context_tokens are the plan's, on the host. A window, or few enough pairs of positions, take one call
-    with a mask; else the old context and the causal chunk are two calls to `dense`, float32 only on the CPU.
+    new_tokens and context_tokens are the plan's, on the host. With a window, or with few enough pairs of positions, one
+    call uses a mask; else the old context and the causal chunk are two calls to `dense`, float32 only on the CPU.
     """
     gpu = gpu or gpu_of(query.device)
     require_prefill(query, kv, tables, plan)
@@ -55,7 +55,7 @@ def gather_prefill(
 
 
 def _masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
-    """[heads, new, dim]; each head of a group has the mask once, since the group is packed as rows."""
+    """[heads, new, dim]; the mask is repeated for each head of a group, since the group is packed as rows."""
     heads, new, dim = query.shape
     mask = visible(new, key.shape[1], window=window, device=query.device).repeat(heads // key.shape[0], 1)
     packed = query.reshape(key.shape[0], -1, dim)
@@ -64,10 +64,10 @@ def _masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window:
 
 
 def _merged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dense: Dense) -> torch.Tensor:
-    """[heads, new, dim] from all the old context and, causally, the new."""
+    """[heads, new, dim] from the whole old context and, causally, the new tokens."""
     heads, new, dim = query.shape
     kv_heads, old = key.shape[0], key.shape[1] - new
-    # only the chunk is repeated for the heads of a group: a causal mask cannot have them packed as rows
+    # only the chunk is repeated for the heads of a group: with a causal mask they cannot be packed as rows
     fresh = [x[:, old:].repeat_interleave(heads // kv_heads, dim=0) for x in (key, value)]
     out, logsumexp = _dense(query, *fresh, causal=True, dense=dense)
     if not old:
@@ -77,13 +77,13 @@ def _merged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dense: 
     return merge((before.reshape(out.shape), logsumexp_before.reshape(heads, new)), (out, logsumexp)).to(query.dtype)
 
 
-def merge(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def merge(left: tuple[torch.Tensor, torch.Tensor], right: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Attention over two disjoint sets of positions, from (result [..., dim], natural logsumexp [...]) over each.
 
     In float32. Source: Ye et al., "FlashInfer" (2024), section 2.2.
     """
-    weight = torch.sigmoid(one[1].float() - other[1].float())[..., None]
-    return one[0].float() * weight + other[0].float() * (1 - weight)
+    weight = torch.sigmoid(left[1].float() - right[1].float())[..., None]
+    return left[0].float() * weight + right[0].float() * (1 - weight)
 
 
 def _dense(

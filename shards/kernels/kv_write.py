@@ -1,4 +1,4 @@
-"""Rotates queries and keys, normalises them where the model does, and writes keys and values where they belong."""
+"""Rotates queries and keys, normalises them if the model does, and writes keys and values to the cache."""
 
 # In Triton the constants of a kernel are upper case, and its parameters have no Python types.
 # ruff: noqa: N803
@@ -18,7 +18,7 @@ from shards.kernels.launch import INTERPRETED, Gpu, Launch, gpu_of, require, req
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMSNorm of each head before it is rotated, as in Qwen3. query and key [dim]: its weights."""
+    """RMSNorm of each head before its rotation, as in Qwen3. query and key [dim]: its weights."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -42,12 +42,12 @@ def kv_write_reference(
     norm: HeadNorm | None = None,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Queries, normalised and rotated; keys, treated alike, and values are in the cache. What `kv_write` must match.
+    """Queries, normalised and rotated; writes keys, treated alike, and values to the cache. Reference for `kv_write`.
 
     Shapes: qkv is query [tokens, heads, dim] and key, value [tokens, kv_heads, dim]; places is positions [tokens] and
-    slots [tokens] (block * 64 + offset), integers; kv and scales are one layer of the cache, as `require_layer` says;
+    slots [tokens] (block * 64 + offset), integers; kv and scales are one layer of the cache, as in `require_layer`;
     returned [tokens, heads, dim]. All in float32, rounded once. A quantised value is value / scale, rounded to nearest
-    (int8: halves upwards), where scale is the largest magnitude of that token and head over what the type can hold.
+    (int8: halves upwards); scale is the largest magnitude of that token and head, divided by the largest of the type.
     """
     (query, key, value), (positions, slots) = qkv, places
     cos, sin = (table[positions.long()].float()[:, None] for table in (rotation.cos, rotation.sin))
@@ -69,9 +69,9 @@ def kv_write_reference(
 
 
 def quantise_reference(wide: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """What int8 or e4m3 keeps of float32 [..., dim], and the scales [...] to multiply it by again.
+    """float32 [..., dim] as int8 or e4m3, and the scales [...] by which to multiply it again.
 
-    The scale of zeros is 1: they have no magnitude to divide by.
+    The scale of zeros is 1, because dividing by their magnitude is impossible.
     """
     magnitude = wide.abs().amax(dim=-1)
     scale = torch.where(magnitude > 0, magnitude / QUANTISED[dtype], 1.0)
@@ -95,19 +95,19 @@ def _turned(at, weight, cos, sin, row_mask, mask, epsilon, DIM: tl.constexpr, HA
 @triton.jit
 def _on_the_grid(x):
     """x rounded to 4 significant bits, or to multiples of 2**-9 where e4m3 is subnormal; below 2**100."""
-    # Veltkamp's splitting, and float32's own spacing between 2**14 and 2**15
+    # Veltkamp's splitting, and the spacing of float32 between 2**14 and 2**15
     wide = x * 1048577.0
     return tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, wide - (wide - x))
 
 
 @triton.jit
 def _put(kv_at, scales_at, low, high, row_mask, mask, LARGEST: tl.constexpr, DIM: tl.constexpr):
-    """Both halves of heads are at `kv_at`, [heads, half], and their scales at `scales_at`, [heads, 1]."""
+    """Write both halves of heads to `kv_at`, [heads, half], and their scales to `scales_at`, [heads, 1]."""
     if LARGEST > 0:
         magnitude = tl.maximum(tl.max(tl.abs(low), axis=1), tl.max(tl.abs(high), axis=1))[:, None]
         scale = tl.where(magnitude > 0, magnitude / LARGEST, 1.0)
         tl.store(scales_at, scale, mask=row_mask)
-        # the quotient of the largest may round past what the type holds
+        # the quotient of the largest value may round beyond the range of the type
         low = tl.minimum(tl.maximum(low / scale, -LARGEST), LARGEST)
         high = tl.minimum(tl.maximum(high / scale, -LARGEST), LARGEST)
         if kv_at.dtype.element_ty == tl.int8:
@@ -201,10 +201,10 @@ def kv_write(
     scales: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
-    """What `kv_write_reference` gives and does. Raises ValueError for other shapes.
+    """The result and effect of `kv_write_reference`. Raises ValueError for other shapes.
 
-    query, key and value may be slices of one projection: only a token's [heads, dim] has to be in one piece. Two
-    tokens may share a slot only where nobody reads it: padding goes to a block that is set aside.
+    query, key and value may be slices of one projection: only a token's [heads, dim] must be contiguous. Two tokens may
+    share a slot only if it is never read: padding goes to the padding block.
     """
     (query, key, value), (positions, slots) = qkv, places
     gpu = gpu or gpu_of(query.device)

@@ -1,4 +1,4 @@
-"""How kernels reach a GPU, and the few words that all of them share."""
+"""Launching kernels on a GPU, and the helpers that all kernels share."""
 
 # In Triton the parameters of a kernel have no Python types.
 # mypy: allow-untyped-defs
@@ -31,13 +31,13 @@ def dot(a, b):
 
 @triton.jit
 def as_operand(tile, dtype):
-    """`tile` as an operand of `dot` beside one of type `dtype`; int8 and e4m3 fit into bf16 and fp16 exactly."""
+    """`tile` as an operand of `dot` beside an operand of type `dtype`; bf16 and fp16 hold int8 and e4m3 exactly."""
     return tile.to(tl.float32 if INTERPRETED else dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One start of one kernel: `arguments` in the order of its parameters, then its constants by name."""
+    """One launch of one kernel: `arguments` in the order of its parameters, then its constants by name."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -49,13 +49,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Where kernels run. `processors` is how many of them run side by side: what a persistent grid is sized by."""
+    """The device that kernels run on. `processors` is its number of multiprocessors, the size of a persistent grid."""
 
     chip: Chip
     processors: int
 
     def start(self, launch: Launch) -> None:
-        """Queue the kernel on the current stream; a grid with nothing in it is nothing to do."""
+        """Queue the kernel on the current stream; an empty grid does nothing."""
         if all(launch.grid):
             kernel = launch.kernel[launch.grid]
             kernel(*launch.arguments, **launch.constants, num_warps=launch.warps, num_stages=launch.stages)
@@ -66,9 +66,9 @@ INTERPRETER = Gpu(CHIPS["sm_90"], processors=3)
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """The GPU that holds tensors of this device; for the CPU, the interpreter.
+    """The GPU of tensors on this device; for the CPU, the interpreter.
 
-    Raises ValueError for the CPU where Triton is not interpreting.
+    Raises ValueError for the CPU if Triton is not interpreting.
     """
     if device.type == "cuda":
         return _cuda(torch.cuda.current_device() if device.index is None else device.index)
@@ -89,7 +89,7 @@ def _cuda(index: int) -> Gpu:
         warp_threads=target.warp_size,
         shared_bytes=properties["max_shared_mem"],
         registers=255 if is_nvidia else 512,
-        # Ada was the first of NVIDIA's to have it
+        # Ada was NVIDIA's first with e4m3
         has_e4m3=is_nvidia and target.arch >= 89,
     )
     return Gpu(CHIPS.get(chip.name, chip), properties["multiprocessor_count"])

@@ -1,4 +1,4 @@
-"""RMSNorm, with the residual stream added on the way."""
+"""RMSNorm, with the addition of the residual stream."""
 
 # In Triton the constants of a kernel are upper case, and its parameters have no Python types.
 # ruff: noqa: N803
@@ -16,7 +16,7 @@ from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
 def rms_norm_reference(
     hidden: torch.Tensor, weight: torch.Tensor, *, epsilon: float, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalised rows, and the residual stream to go on with. The truth that `rms_norm` must match.
+    """Normalised rows, and the new residual stream. The reference for `rms_norm`.
 
     Shapes: hidden, residual and both results [tokens, width] of one type; weight [width]. The stream is hidden +
     residual, rounded to that type; the norm is of the rounded sum, in float32 and rounded once.
@@ -53,9 +53,9 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `rms_norm_reference` gives. Raises ValueError for other shapes.
+    """The result of `rms_norm_reference`. Raises ValueError for other shapes.
 
-    Rows of hidden may lie apart; residual is contiguous. Without a residual the stream is `hidden` itself.
+    Rows of hidden need not be adjacent; residual is contiguous. Without a residual the stream is `hidden` itself.
     """
     gpu = gpu or gpu_of(hidden.device)
     require(hidden.dim() == 2 and hidden.stride(1) == 1, f"hidden is {list(hidden.shape)}, not rows [tokens, width]")

@@ -1,4 +1,4 @@
-"""What attention over pages has in common, whether a sequence brings one token or a chunk."""
+"""The common part of attention over pages, for sequences with one new token and for chunks."""
 
 # In Triton the constants of a kernel are upper case, and its parameters have no Python types.
 # ruff: noqa: N803
@@ -32,16 +32,16 @@ def attend_to_page(
     QUANTISED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """What is carried from page to page, one page on: (highest score, sum of weights, sum of values) per row.
+    """Advance the state (highest score, sum of weights, sum of values) per row by one page, and return it.
 
-    `at` [positions, dims] and `scales_at` [positions] are where the page's keys lie. `written` [positions] is where
-    anything does, `seen` [rows or 1, positions] what a row sees; on a page that is not MASKED all rows see all.
-    Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), in powers of 2.
+    `at` [positions, dims] and `scales_at` [positions] are the addresses of the page's keys. `written` [positions] masks
+    the positions with KV, `seen` [rows or 1, positions] those that a row sees; on a page without MASKED all rows see
+    all. Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), in powers of 2.
     """
     highest, total, sum_of_values = carried
     mask = (tl.arange(0, DIM_TILE) < DIM)[None, :]
     if MASKED:
-        # what lies behind the context is not written yet, and 0 * NaN is NaN
+        # positions behind the context are not written yet, and 0 * NaN is NaN
         mask = mask & written[:, None]
     key = as_operand(tl.load(at, mask=mask, other=0.0), q.dtype)
     value = as_operand(tl.load(at + kv_side, mask=mask, other=0.0), q.dtype)
@@ -51,7 +51,7 @@ def attend_to_page(
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(highest, tl.max(scores, axis=1))
-    # a row that has seen nothing yet: -inf - -inf is NaN
+    # for a row that has seen nothing yet, -inf - -inf would be NaN
     finite = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(scores - finite[:, None])
     fading = tl.exp2(highest - finite)
@@ -65,7 +65,7 @@ def attend_to_page(
 def constants_of(
     kv: torch.Tensor, *, group: int, rows: int, window: int | None, is_quantised: bool
 ) -> dict[str, int | bool]:
-    """The constants of both kernels: `group` heads share one of kv's, `rows` rows are worked on at once."""
+    """The constants of both kernels: `group` heads share one of kv's, and `rows` rows are processed at once."""
     return {
         "KV_HEADS": kv.shape[2],
         "GROUP": group,
@@ -79,11 +79,11 @@ def constants_of(
 
 
 def page_bytes(kv: torch.Tensor, element_size: int) -> int:
-    """How much shared memory one head's keys and values of one page take, as powers of 2."""
+    """Bytes of shared memory of one head's keys and values of one page, with dimensions rounded up to a power of 2."""
     tile: int = triton.next_power_of_2(kv.shape[4])
     return 2 * BLOCK_TOKENS * tile * element_size
 
 
 def score_scale(dim: int) -> float:
-    """What scores are multiplied with: powers of 2 are one instruction, powers of e two."""
+    """The factor on scores: powers of 2 are one instruction, powers of e two."""
     return math.log2(math.e) / math.sqrt(dim)

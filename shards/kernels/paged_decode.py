@@ -1,8 +1,8 @@
 """Attention of one new token per sequence over its pages, cut into splits of one fixed size.
 
-The size of a split does not depend on the batch, so neither does a result: alone and beside 63 others it is the same,
-bit for bit. A fixed number of programs takes splits from a list that is made on the GPU: the launch is the same for
-every batch, as CUDA graphs need, and one context of 128k beside many short ones keeps all processors busy.
+The size of a split does not depend on the batch, so a result does not either: alone and beside 63 others it is the
+same, bit for bit. A fixed number of programs takes splits from a list that is made on the GPU: the launch is the same
+for every batch, as CUDA graphs require, and one context of 128k beside many short ones keeps all processors busy.
 """
 
 # In Triton the constants of a kernel are upper case, and its parameters have no Python types.
@@ -28,10 +28,10 @@ from shards.kernels.paged import attend_to_page, constants_of, page_bytes, score
 # about 1 us to fill its pipeline; 8192 tokens of context in 8 heads are 128 splits: an H200 has 132 processors.
 SPLIT_TOKENS = 512
 
-# 8 KiB of partial results of 128 dimensions at once: what 4 warps load with 16 bytes a thread, four times.
+# 8 KiB of partial results of 128 dimensions at once: 4 warps load them with 16 bytes a thread, four times.
 MERGED_AT_ONCE = 16
 
-# The matrix units multiply 16 rows at least.
+# The matrix units multiply at least 16 rows.
 LEAST_ROWS = 16
 
 
@@ -44,12 +44,12 @@ def paged_decode_reference(
     window: int | None = None,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of each query over its own context. The truth that `paged_decode` must match.
+    """Attention of each query over its own context. The reference for `paged_decode`.
 
     Shapes: query [sequences, heads, dim], the last position of each context; kv and scales are one layer of the cache,
-    as `require_layer` says; tables [sequences, pages] block ids, context_tokens [sequences], both int32; returned like
-    query. A query sees the last `window` positions, its own included, or all; where there is no context the result is
-    0. Scores are scaled by 1 / sqrt(dim); heads of a group are neighbours. All in float32, rounded once.
+    as in `require_layer`; tables [sequences, pages] block ids, context_tokens [sequences], both int32; returned like
+    query. A query sees the last `window` positions, including its own, or all; without a context the result is 0.
+    Scores are scaled by 1 / sqrt(dim); heads of a group are neighbours. All in float32, rounded once.
     """
     out = torch.zeros_like(query)
     for sequence, context in enumerate(context_tokens.tolist()):
@@ -64,10 +64,10 @@ def paged_decode_reference(
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Which splits one step has, on the GPU, and room for what they give. Made once, refilled by `plan_decode`.
+    """The splits of one step, on the GPU, and room for their results. Made once, refilled by `plan_decode`.
 
-    splits [capacity, sequence|split] int32; first_splits [sequences + 1] int32, running sums of how many each sequence
-    has; partial [capacity, heads, dim] and logsumexp [capacity, heads] (base 2), float32.
+    splits [capacity, sequence|split] int32; first_splits [sequences + 1] int32, running sums of the splits per
+    sequence; partial [capacity, heads, dim] and logsumexp [capacity, heads] (base 2), float32.
     """
 
     splits: torch.Tensor
@@ -91,14 +91,14 @@ class DecodePlan:
 
 
 def splits_of(context_tokens: Iterable[int], *, window: int | None = None) -> int:
-    """How many splits these contexts have: what a plan needs room for, known on the host without asking the GPU."""
+    """The number of splits of these contexts: the room that a plan needs, computed on the host without the GPU."""
     return sum(
         triton.cdiv(context, SPLIT_TOKENS) - (max(0, context - window) // SPLIT_TOKENS if window else 0)
         for context in context_tokens
     )
 
 
-# how many there are changes from step to step: compiled once for all, not anew for 1 and for multiples of 16
+# the numbers change from step to step: one compilation serves all, instead of new ones for 1 and for multiples of 16
 @triton.jit(do_not_specialize=["sequences", "capacity"])
 def _plan(
     context_tokens,
@@ -186,7 +186,7 @@ def _attend_to_splits(
             tl.zeros([ROWS], tl.float32),
             tl.zeros([ROWS, DIM_TILE], tl.float32),
         )
-        # all ids at once: a load that waits for another load is not prefetched as far as one that does not
+        # all ids at once: a load that depends on another load is not prefetched as far as an independent one
         pages = split * (SPLIT // BLOCK) + tl.arange(0, SPLIT // BLOCK)
         blocks = tl.load(tables + sequence * table_length + pages, mask=pages * BLOCK < end, other=0)
         for page in range(start // BLOCK, tl.cdiv(end, BLOCK)):
@@ -248,7 +248,7 @@ def _merge_splits(
         total = total * fading + tl.sum(weights, axis=0)
         result = result * fading + tl.sum(weights[:, None] * parts, axis=0)
         highest = higher
-    # no split at all is a row of padding: it gives 0, which spoils nothing
+    # a row of padding has no split: its result is 0, which does no harm
     result /= tl.where(end > first, total, 1.0)
     tl.store(out + (sequence * HEADS + head) * DIM + dims, result.to(out.dtype.element_ty), mask=dims < DIM)
 
@@ -256,10 +256,11 @@ def _merge_splits(
 def plan_decode(
     plan: DecodePlan, context_tokens: torch.Tensor, *, contexts: Sequence[int] | None = None, gpu: Gpu | None = None
 ) -> None:
-    """`plan` lists the splits of these contexts [sequences] int32. Once per step: all layers share it.
+    """Fill `plan` with the splits of these contexts [sequences] int32. Once per step: all layers share it.
 
-    Splits beyond the plan's room would be read from beyond its memory. `contexts` are the same on the host: raises
-    ValueError if they have more. Without them, as under a graph, whoever fills context_tokens has asked `splits_of`.
+    Splits beyond the plan's room would be read from outside its memory. `contexts` are the same values on the host:
+    raises ValueError if they have more splits than the plan has room. Without them, as under a graph, the caller must
+    have checked with `splits_of`.
     """
     gpu = gpu or gpu_of(context_tokens.device)
     sequences = plan.first_splits.shape[0] - 1
@@ -286,16 +287,16 @@ def paged_decode(
     scales: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
-    """What `paged_decode_reference` gives with the plan's window. Raises ValueError for other shapes.
+    """The result of `paged_decode_reference` with the plan's window. Raises ValueError for other shapes.
 
-    `plan_decode` has filled `plan` from the same context_tokens. A sequence's [heads, dim] in query is in one piece.
+    `plan_decode` has filled `plan` from the same context_tokens. A sequence's [heads, dim] in query is contiguous.
     """
     gpu = gpu or gpu_of(query.device)
     require_layer(kv, scales, gpu)
     _require_matching(query, kv, tables, context_tokens, plan)
     (sequences, heads, dim), kv_heads = query.shape, kv.shape[2]
     out = query.new_empty(sequences, heads, dim)
-    # two pages under way while one is worked on, and as many programs beside each other as that leaves room for
+    # two pages in flight while one is processed, and as many concurrent programs as the remaining memory allows
     page = page_bytes(kv, kv.element_size())
     buffers = gpu.chip.fits(page, most=2)
     beside = gpu.chip.fits(buffers * page, most=4)

@@ -24,14 +24,14 @@ from shards.kernels.paged import attend_to_page, constants_of, page_bytes, score
 TILES = {"sm_90": (128, 8), "sm_100": (128, 8), "gfx942": (128, 4)}
 OTHER_TILES = (64, 8)
 
-# No matrix unit multiplies float32 exactly, and what is multiplied elsewhere has to be in registers.
+# No matrix unit multiplies float32 exactly, and operands of other units must be in registers.
 FLOAT32_TILE = (16, 4)
 MOST_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program works on: `rows` queries, for each token one of the `group` heads that share a KV head."""
+    """The work of one program: `rows` queries; for each token, the `group` heads that share a KV head."""
 
     rows: int
     warps: int
@@ -39,9 +39,9 @@ class Tile:
 
     @classmethod
     def of(cls, gpu: Gpu, *, group: int, dim: int, dtype: torch.dtype) -> Tile:
-        """The tile of queries of `dtype` with heads of `dim`. It depends on neither batch nor context.
+        """The tile for queries of `dtype` with heads of `dim`. It depends on neither batch nor context.
 
-        Raises ValueError for more heads in a group than a tile has rows.
+        Raises ValueError if a group has more heads than a tile has rows.
         """
         rows, warps = TILES.get(gpu.chip.name, OTHER_TILES)
         if dim > 128:
@@ -54,10 +54,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """What each program of a step works on, on the GPU; all layers share it.
+    """The work of each program of a step, on the GPU; all layers share it.
 
-    first_queries [sequences + 1] are running sums of the new tokens; context_tokens [sequences] count the new ones too;
-    tiles [tiles, sequence|first new token]: a program takes as many tokens from there as `tile` has rows for their
+    first_queries [sequences + 1] are running sums of the new tokens; context_tokens [sequences] include the new ones;
+    tiles [tiles, sequence|first new token]: from there a program takes as many tokens as `tile` has rows for their
     heads. All int32.
     """
 
@@ -76,11 +76,11 @@ def paged_prefill_reference(
     window: int | None = None,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of each new token over its context up to itself. The truth that `paged_prefill` must match.
+    """Attention of each new token over its context up to itself. The reference for `paged_prefill`.
 
     Shapes: query [tokens, heads, dim], the last positions of each sequence's context, one sequence after the other; kv
-    and scales are one layer of the cache, as `require_layer` says, the new tokens written already; tables [sequences,
-    pages] block ids, int32; returned like query. A token sees the last `window` positions, its own included, or all.
+    and scales are one layer of the cache, as in `require_layer`, with the new tokens written; tables [sequences,
+    pages] block ids, int32; returned like query. A token sees the last `window` positions, including its own, or all.
     Scores are scaled by 1 / sqrt(dim); heads of a group are neighbours. All in float32, rounded once.
     """
     out = torch.zeros_like(query)
@@ -100,7 +100,7 @@ def paged_prefill_reference(
 
 
 def visible(new_tokens: int, context_tokens: int, *, window: int | None, device: torch.device) -> torch.Tensor:
-    """Which positions [new_tokens, context_tokens] each of the last `new_tokens` sees, as bool."""
+    """The positions that each of the last `new_tokens` sees: bool [new_tokens, context_tokens]."""
     position = torch.arange(context_tokens - new_tokens, context_tokens, device=device)[:, None]
     past = position - torch.arange(context_tokens, device=device)
     return (past >= 0) & (past < (window or context_tokens))
@@ -109,7 +109,7 @@ def visible(new_tokens: int, context_tokens: int, *, window: int | None, device:
 def plan_prefill(
     new_tokens: Sequence[int], context_tokens: Sequence[int], *, tile: Tile, device: torch.device
 ) -> PrefillPlan:
-    """A plan for sequences with so many new tokens at the end of so much context.
+    """A plan for sequences with `new_tokens` new tokens each, at the end of `context_tokens` of context.
 
     Raises ValueError for more new tokens than context.
     """
@@ -119,7 +119,7 @@ def plan_prefill(
     starts = [
         (sequence, at) for sequence, (new, _) in enumerate(pairs) for at in range(0, new, tile.rows // tile.group)
     ]
-    # the longest first: they would otherwise run alone at the end
+    # the longest first: otherwise they would run alone at the end
     starts.sort(key=lambda tile: pairs[tile[0]][0] - pairs[tile[0]][1] - tile[1])
     sums = [sum(new_tokens[:end]) for end in range(len(new_tokens) + 1)]
     first_queries, contexts, tiles = (
@@ -150,8 +150,8 @@ def _attend(
     QUANTISED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """`attend_to_page` for one page of the table. `newest` [rows] is the last position that a row sees, `last` their
-    last.
+    """`attend_to_page` for one page of the table. `newest` [rows] is the last position that each row sees, `last` the
+    largest of them.
     """
     dims = tl.arange(0, DIM_TILE)
     offsets = tl.arange(0, BLOCK)
@@ -171,7 +171,7 @@ def _attend(
     )  # fmt: skip
 
 
-# tables are as wide as the longest context of a step: compiled once for all
+# tables are as wide as the longest context of a step: one compilation serves all widths
 @triton.jit(do_not_specialize=["table_length"])
 def _paged_prefill(
     query,
@@ -217,7 +217,7 @@ def _paged_prefill(
     at_token = (first_query + token).to(tl.int64)[:, None]
     at_row = (head * GROUP + rows % GROUP)[:, None] * DIM + dims[None, :]
     q = tl.load(query + at_token * query_token + at_row, mask=in_tile, other=0.0)
-    # rows without a token see what the last one does
+    # rows without a token see the same positions as the last token
     newest = context - new_tokens + tl.minimum(token, tl.minimum(start + tokens, new_tokens) - 1)
     last = tl.max(newest, axis=0)
     end = tl.cdiv(last + 1, BLOCK)
@@ -260,9 +260,9 @@ def paged_prefill(
     scales: torch.Tensor | None = None,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
-    """What `paged_prefill_reference` gives. Raises ValueError for other shapes.
+    """The result of `paged_prefill_reference`. Raises ValueError for other shapes.
 
-    A token's [heads, dim] in query is in one piece.
+    A token's [heads, dim] in query is contiguous.
     """
     gpu = gpu or gpu_of(query.device)
     require_layer(kv, scales, gpu)
@@ -276,14 +276,14 @@ def paged_prefill(
         *(query.stride(0), tables.stride(0), *strides(kv, scales), score_scale(dim)),
     )
     grid = (plan.tiles.shape[0] * kv_heads,)
-    # the page's id takes a stage too
+    # loading the page's id takes a stage too
     stages = 1 + gpu.chip.fits(page_bytes(kv, query.element_size()), most=2)
     gpu.start(Launch(_paged_prefill, grid, arguments, constants, warps=tile.warps, stages=stages))
     return out
 
 
 def require_prefill(query: torch.Tensor, kv: torch.Tensor, tables: torch.Tensor, plan: PrefillPlan) -> None:
-    """Raise ValueError unless these shapes belong together, as `paged_prefill_reference` says."""
+    """Raise ValueError unless these shapes fit together, as `paged_prefill_reference` requires."""
     heads, dim = query.shape[1:]
     require(dim == kv.shape[4], f"queries have {dim} dimensions and keys {kv.shape[4]}")
     require(heads == kv.shape[2] * plan.tile.group, f"{heads} heads are not {kv.shape[2]} groups of {plan.tile.group}")

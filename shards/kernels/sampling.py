@@ -1,8 +1,8 @@
 """Draws a token for each row of logits; a row's token depends on that row alone.
 
 Two steps: a threshold per row, from top-k, top-p and min-p, then the largest of logit / temperature + Gumbel noise
-above it, which is a draw from the softmax. Noise comes from Philox, keyed by (seed, position, token), so that neither
-the rows beside it nor their order change what a row draws.
+above it, which is a draw from the softmax. The noise comes from Philox, keyed by (seed, position, token), so that
+neither neighbouring rows nor their order change a row's draw.
 """
 
 # In Triton the constants of a kernel are upper case, and its parameters have no Python types.
@@ -20,15 +20,16 @@ import triton.language as tl
 
 from shards.kernels.launch import Gpu, Launch, gpu_of, require, require_shape
 
-# Philox gives 4 numbers a call: a tile of tokens has 4 quarters, one for each.
+# Philox gives 4 numbers per call: a tile of tokens has 4 quarters, one for each.
 QUARTER = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How each row is drawn, [rows] each: temperature, top_p and min_p float32; top_k int32; seed and position int64.
+    """Parameters of the draw of each row, [rows] each: temperature, top_p and min_p float32; top_k int32; seed and
+    position int64.
 
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. `truncated` says whether any row has any of them on.
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. `truncated`: any row has one of these on.
     """
 
     temperature: torch.Tensor
@@ -41,11 +42,11 @@ class Draw:
 
 
 def threshold_reference(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """The least logit [rows] float32 that each row may draw. The truth that `threshold` must match.
+    """The least logit [rows] float32 that each row may draw. The reference for `threshold`.
 
     Shapes: logits [rows, vocabulary], float32, float16 or bfloat16. Of the tokens sorted by probability at the row's
     temperature: the first top_k; of those, the fewest that have top_p of their mass; and none less likely than min_p
-    times the first. Ties are all kept, and at least one token is. -inf where nothing is on or the row is greedy.
+    times the first. All ties are kept, and at least one token. -inf if nothing is on or the row is greedy.
     """
     out = torch.full(logits.shape[:1], -math.inf, dtype=torch.float32, device=logits.device)
     for row, (wide, temperature) in enumerate(zip(logits.float(), draw.temperature.tolist(), strict=True)):
@@ -65,9 +66,9 @@ def threshold_reference(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
 
 
 def sample_reference(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """The tokens [rows] int64 that are drawn. The truth that `sample` must match.
+    """The drawn tokens [rows] int64. The reference for `sample`.
 
-    Of equals the lowest token id wins.
+    Of equal values the lowest token id wins.
     """
     wide, temperature = logits.float(), draw.temperature[:, None]
     noisy = wide / torch.where(temperature > 0, temperature, 1.0)
@@ -78,7 +79,7 @@ def sample_reference(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
 def gumbel_reference(seed: torch.Tensor, position: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Gumbel noise [rows, vocabulary] float32 of seeds and positions [rows].
 
-    Token t takes output q of Philox-4x32-10 with the seed as key and the counter (4096-tile of t * 1024 + t % 1024,
+    Token t uses output q of Philox-4x32-10 with the seed as key and the counter (4096-tile of t * 1024 + t % 1024,
     position's low half, its high half, 0), where q is t's quarter of its tile. Source: Salmon et al., "Parallel random
     numbers: as easy as 1, 2, 3" (2011).
     """
@@ -105,21 +106,21 @@ def _exponential_reference(uniform: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _in_order(wide):
-    """float32 as uint32 that sort alike; -0 is 0."""
+    """float32 as uint32 of the same order; -0 becomes 0."""
     bits = (wide + 0.0).to(tl.uint32, bitcast=True)
     return bits ^ tl.where(bits >= 0x80000000, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
 
 
 @triton.jit
 def _of_order(key):
-    """The float32 that `_in_order` made `key` of."""
+    """The float32 from which `_in_order` made `key`."""
     bits = key ^ tl.where(key >= 0x80000000, 0x80000000, 0xFFFFFFFF).to(tl.uint32)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _count_and_mass(row, vocabulary, least, highest, scale, TILE: tl.constexpr):
-    """How many of a row's logits are not below `least` in order, and the sum of exp2((logit - highest) * scale)."""
+    """The number of a row's logits not below `least` in order, and their sum of exp2((logit - highest) * scale)."""
     counts = tl.zeros([TILE], tl.int32)
     masses = tl.zeros([TILE], tl.float32)
     for start in range(0, vocabulary, TILE):
@@ -223,7 +224,7 @@ def _best_of_tiles(
         highest = tl.where(better, noisy, highest)
     top = tl.max(highest, axis=0)
     tl.store(best + at_row * tl.num_programs(1) + tile, top)
-    # the lowest token of equals, as in every order of reduction
+    # the lowest of equal tokens, so that the order of reduction does not matter
     tl.store(
         best_token + at_row * tl.num_programs(1) + tile,
         tl.min(tl.where(highest == top, where, 0x7FFFFFFF), axis=0),
@@ -242,12 +243,12 @@ def _best_of_rows(best, best_token, out, tiles, TILE: tl.constexpr):
 
 
 def threshold(logits: torch.Tensor, draw: Draw, *, gpu: Gpu | None = None) -> torch.Tensor:
-    """What `threshold_reference` gives, masses summed in float32. Raises ValueError for other shapes."""
+    """The result of `threshold_reference`, with masses summed in float32. Raises ValueError for other shapes."""
     gpu = gpu or gpu_of(logits.device)
     _require_rows(logits, draw)
     rows, vocabulary = logits.shape
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    # one program reads its row up to 66 times, from the cache: many loads in flight are all that counts
+    # one program reads its row up to 66 times, from the cache: only the number of loads in flight matters
     tile = min(8192, max(128, triton.next_power_of_2(vocabulary)))
     parameters = (draw.temperature, draw.top_k, draw.top_p, draw.min_p)
     arguments = (logits, *parameters, out, logits.stride(0), vocabulary)
@@ -256,7 +257,7 @@ def threshold(logits: torch.Tensor, draw: Draw, *, gpu: Gpu | None = None) -> to
 
 
 def sample(logits: torch.Tensor, draw: Draw, *, gpu: Gpu | None = None) -> torch.Tensor:
-    """What `sample_reference` gives. Rows may lie apart. Raises ValueError for other shapes."""
+    """The result of `sample_reference`. Rows need not be adjacent. Raises ValueError for other shapes."""
     gpu = gpu or gpu_of(logits.device)
     _require_rows(logits, draw)
     rows, vocabulary = logits.shape

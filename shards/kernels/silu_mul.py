@@ -14,7 +14,7 @@ from shards.kernels.launch import Gpu, Launch, gpu_of, require
 
 
 def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU of the first half of each row times its second half. The truth that `silu_mul` must match.
+    """SiLU of the first half of each row times its second half. The reference for `silu_mul`.
 
     Shapes: gate_up [tokens, 2 * inner]; returned [tokens, inner] of its type. Computed in float32, rounded once.
     """
@@ -35,14 +35,14 @@ def _silu_mul(gate_up, out, gate_up_token, inner, TILE: tl.constexpr):
 
 
 def silu_mul(gate_up: torch.Tensor, *, gpu: Gpu | None = None) -> torch.Tensor:
-    """What `silu_mul_reference` gives. Rows may lie apart. Raises ValueError for other shapes."""
+    """The result of `silu_mul_reference`. Rows need not be adjacent. Raises ValueError for other shapes."""
     gpu = gpu or gpu_of(gate_up.device)
     halved = gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0
     require(halved, f"gate_up is {list(gate_up.shape)}, not [tokens, 2 * inner]")
     require(gate_up.stride(1) == 1, "a row of gate_up is not in one piece")
     tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, inner)
-    # 1024 elements on 4 warps: 16 bytes a thread and operand, the widest load there is
+    # 1024 elements on 4 warps: 16 bytes a thread and operand, the widest load
     tile = min(1024, triton.next_power_of_2(inner))
     grid = (tokens, triton.cdiv(inner, tile))
     gpu.start(Launch(_silu_mul, grid, (gate_up, out, gate_up.stride(0), inner), {"TILE": tile}))

@@ -1,4 +1,4 @@
-"""What a chip can take: the limits that kernels are sized by and held against."""
+"""The limits of chips, by which kernels are sized and checked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Chip:
     """The limits of one kind of GPU. `backend`, `arch` and `warp_threads` are Triton's names for it.
 
-    `shared_bytes` is the most that one program may use; `registers` the most that one thread may (vector registers on
-    AMD, accumulators included). `has_e4m3` is whether it converts float8_e4m3fn in hardware.
+    `shared_bytes` is the most that one program may use; `registers` the most that one thread may use (vector registers
+    on AMD, including accumulators). `has_e4m3`: it converts float8_e4m3fn in hardware.
     """
 
     name: str
@@ -22,9 +22,9 @@ class Chip:
     has_e4m3: bool
 
     def fits(self, tile_bytes: int, most: int) -> int:
-        """How many tiles of this size fit beside each other, at least 1 and at most `most`.
+        """The number of tiles of this size that fit at the same time, at least 1 and at most `most`.
 
-        An eighth is left for what a kernel needs besides: layout changes and reductions.
+        An eighth is left for layout changes and reductions.
         """
         return max(1, min(most, self.shared_bytes * 7 // 8 // tile_bytes))
 
