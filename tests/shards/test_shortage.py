@@ -16,7 +16,7 @@ def test_a_containers_limit_bounds_the_memory(tmp_path: Path, limit: str, usable
 
 def test_more_than_there_can_ever_be_is_refused_before_the_system_promises_it() -> None:
     refuse_beyond(2**30, 2**30)
-    with pytest.raises(NotEnoughMemory, match=r"1.5 GiB of KV are asked for .* 1 GiB of memory"):
+    with pytest.raises(NotEnoughMemory, match=r"1.5 GiB of KV are configured, but .* 1 GiB of usable memory"):
         refuse_beyond(2**30, 3 * 2**29)
 
 

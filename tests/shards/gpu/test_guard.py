@@ -37,7 +37,7 @@ def test_what_fits_exactly_is_let_through() -> None:
         ({"wanted": np.array([0, 3])}, "a token that is wanted is 3"),
         ({"targets": np.array([3, 5])}, "a row that remembers is 5, and there are 5"),
         ({"ahead": ((0, 4),)}, "token 0 of 3 refers to row 4 of 4"),
-        ({"ahead": ((3, 0),)}, "token 3 of 3 is said to be"),
+        ({"ahead": ((3, 0),)}, "token 3 of 3 refers to row"),
         ({"rows": (Row(0, 1, 129, (2, 9)),)}, "a context of 129 tokens does not fit into 2 blocks"),
     ],
 )

@@ -81,7 +81,7 @@ def test_stop_strings_need_a_tokenizer():
 
 @pytest.mark.parametrize(
     ("piece", "hint"),
-    [(b"\0\0\0", "3 bytes"), (struct.pack("<I", 100), "token 100"), (struct.pack("<6I", *range(6)), "1 tokens more")],
+    [(b"\0\0\0", "3 bytes"), (struct.pack("<I", 100), "token 100"), (struct.pack("<6I", *range(6)), "1 more tokens")],
 )
 def test_a_piece_that_is_no_part_of_the_prompt_is_refused(piece, hint):
     refusal = LIMITS.piece_refusal(piece, missing_tokens=5)
