@@ -66,6 +66,18 @@ class Pinned:
     pinned: int
 
 
+@dataclass(frozen=True, slots=True)
+class EventAddress:
+    """Where data-parallel `rank` of an engine publishes its cache events, and where it repeats them.
+
+    Both are ZeroMQ addresses; `*` for a host is any address of the engine's machine.
+    """
+
+    rank: int
+    events: str
+    replay: str | None = None
+
+
 class CacheListener(Protocol):
     """Hears what a backend's cache holds, in order. The router's prefix index is one."""
 
@@ -145,4 +157,13 @@ class CacheKeeper(Protocol):
 
     async def clear_domain(self, domain: str) -> int:
         """Forget all that is cached of `domain`, pinned or not; how many blocks that was."""
+        ...
+
+
+@runtime_checkable
+class EventPublisher(Protocol):
+    """A backend that can be asked where it publishes cache events."""
+
+    async def event_addresses(self) -> tuple[EventAddress, ...]:
+        """One address for each rank; none if it publishes nothing or cannot say. Raises BackendFailed."""
         ...

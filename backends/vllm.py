@@ -7,6 +7,7 @@ that an adapter has, so completions it is. Four fields are the router's to say, 
 have KV fetched from anywhere. A closed connection aborts.
 
 Source: vLLM documentation, "OpenAI-Compatible Server", "Production Metrics", "Sleep Mode", "Automatic Prefix Caching".
+`/kv_event_sources` is a vLLM 0.32 that was looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backends.base import Load
+import msgspec
+
+from backends.base import EventAddress, Load
 from backends.http.client import decoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
@@ -57,6 +60,21 @@ class VLLM(OpenAICompatible):
         await self._learn_models()
         await self._take_report("/metrics", load_of)
 
+    async def event_addresses(self) -> tuple[EventAddress, ...]:
+        """What GET /kv_event_sources says, which vLLM 0.32 has; older servers answer 404."""
+        page = await self.client.get("/kv_event_sources")
+        if page.status == 404:
+            return ()
+        try:
+            sources = _SOURCES.decode(page.body) if page.status == 200 else {}
+        except msgspec.DecodeError as error:
+            raise BackendFailed(f"{self.name} answered nonsense when asked for its cache events") from error
+        return tuple(
+            EventAddress(rank, source.endpoint, source.replay_endpoint)
+            for rank, source in sorted(sources.items())
+            if source.enable_kv_cache_events and source.publisher == "zmq" and source.endpoint
+        )
+
     def _own_fields(self, request: Request) -> Mapping[str, Any]:
         return {
             "cache_salt": request.domain if self._options.cache_salt else None,
@@ -74,6 +92,18 @@ class VLLM(OpenAICompatible):
             self._may_sleep = False
         elif decoded(page, self.name, "whether it sleeps") == {"is_sleeping": True}:
             raise BackendFailed(f"{self.name} sleeps", hint="POST /wake_up wakes it")
+
+
+class _EventSource(msgspec.Struct):
+    """vLLM's KVEventsConfig of one rank, as it answers."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str | None = None
+    endpoint: str | None = None
+    replay_endpoint: str | None = None
+
+
+_SOURCES = msgspec.json.Decoder(dict[int, _EventSource])
 
 
 def load_of(page: bytes, asked_at: float) -> Load:

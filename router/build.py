@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
-from backends.base import Backend, CacheListener
+from backends.base import Backend, CacheListener, EventPublisher
 from backends.kinds import Surroundings
 from policies.health import HealthRules
 from policies.learning.answer_length import AnswerLengths
@@ -160,7 +160,12 @@ class _Membership(ClusterListener):
     gateway: Gateway
 
     def reached(self, backend: Backend) -> None:
-        self.gateway.feeds.join(backend.name, backend.pool, backend.address)
+        publisher = backend if isinstance(backend, EventPublisher) else None
+        self.gateway.feeds.join(backend.name, backend.pool, backend.address, publisher)
+
+    def health(self, backend: str, healthy: bool) -> None:
+        if healthy:
+            self.gateway.feeds.ask(backend)
 
     def changed(self, backend: str) -> None:  # noqa: ARG002 - it looks at all of them
         self.gateway.dispatcher.changed()

@@ -177,7 +177,11 @@ def check(file: SlaFile) -> None:
     Example:
       pointsman check sla.yaml
     """
+    from router.feeds.options import unheard
+
     config = started_with(file).config
+    for doubt in unheard(config.pools.values()):
+        print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201
     counts = (
         _counted(config.classes, "class", "classes"),
         _counted(config.rules, "rule", "rules"),

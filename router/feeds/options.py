@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
+from backends.base import EventAddress
 from policies.errors import ConfigError
 from policies.sla.config import Option, PoolSpec
 from router.feeds.sink import Source
@@ -15,6 +17,12 @@ FEED_OPTIONS = frozenset({"events", "events_engine", "events_ranks", "events_top
 """Options of a pool that are for feeds and not for its backends."""
 
 ENGINES = ("vllm", "sglang", "tensorrt_llm")
+OVER_ZMQ = frozenset({"vllm", "sglang"})
+ASKED = frozenset({"vllm"})
+"""Kinds of backends that can be asked where they publish."""
+
+NO_EVENTS = "none"
+"""What a pool writes for `events` whose backends are not to be listened to."""
 
 _MOST_RANKS = 256
 _SOCKET = re.compile(r"(?:tcp://(?:\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://.+)")
@@ -46,8 +54,8 @@ def feed_specs(pool: PoolSpec, backends: tuple[str, ...]) -> tuple[FeedSpec, ...
     `*` for a host is the backend's own, so that what is written here can be what the engine was started with. Rank r of
     `events_ranks` publishes r ports further. Raises ConfigError.
     """
-    if "events" not in pool.options:
-        stray = sorted(FEED_OPTIONS & set(pool.options))
+    if "events" not in pool.options or is_switched_off(pool):
+        stray = sorted((FEED_OPTIONS & set(pool.options)) - {"events"})
         if stray:
             raise ConfigError(f"{pool.name}: option {stray[0]!r} is of no use without events")
         return ()
@@ -68,6 +76,44 @@ def feed_specs(pool: PoolSpec, backends: tuple[str, ...]) -> tuple[FeedSpec, ...
         )
         for backend, at, again in zip(backends, events, replay, strict=True)
         for rank in range(ranks)
+    )
+
+
+def is_switched_off(pool: PoolSpec) -> bool:
+    """Does the pool say that its backends are not to be listened to, whatever they publish?"""
+    return pool.options.get("events") == NO_EVENTS
+
+
+def may_publish(pool: PoolSpec) -> str:
+    """The engine of `pool` if events of it come over ZeroMQ, or may; else nothing. Raises ConfigError."""
+    if is_switched_off(pool) or ("events" not in pool.options and pool.kind not in ASKED):
+        return ""
+    engine = _engine(pool)
+    return engine if engine in OVER_ZMQ else ""
+
+
+def unheard(pools: Iterable[PoolSpec]) -> list[str]:
+    """What keeps this router from hearing events of `pools`, a sentence for each pool. Raises ConfigError."""
+    if find_spec("zmq") is not None:
+        return []
+    return [
+        f"pool '{pool.name}': cache events of {engine} cannot be heard here, because pyzmq is not installed; "
+        "pip install 'pointsman[feeds]', or write events: none"
+        for pool in pools
+        if (engine := may_publish(pool))
+    ]
+
+
+def told_specs(backend: str, address: str, told: Iterable[EventAddress]) -> tuple[FeedSpec, ...]:
+    """The feeds of a vLLM at `address` that says itself where its ranks publish.
+
+    An address on no other machine than the engine's is left out if the engine is on another machine than this one.
+    """
+    host = _host(address)
+    return tuple(
+        FeedSpec(Source(backend, one.rank), "vllm", events, _reachable(one.replay, host) if one.replay else None)
+        for one in told
+        if 0 <= one.rank < _MOST_RANKS and (events := _reachable(one.events, host))
     )
 
 
@@ -127,6 +173,20 @@ def _host(address: str) -> str:
     netloc = urlsplit(address).netloc if "://" in address else address
     host, colon, port = netloc.rpartition(":")
     return host if colon and port.isdigit() else netloc
+
+
+def _reachable(endpoint: str, host: str) -> str | None:
+    """`endpoint` of an engine on `host`, as it is reached from here; None if it cannot be."""
+    if not _SOCKET.fullmatch(endpoint) or not endpoint.startswith("tcp://"):
+        return None
+    place, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if place in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - the engine listens there, not this router
+        return f"tcp://{host}:{port}"
+    return None if _is_loopback(place) and not _is_loopback(host) else endpoint
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "[::1]") or host.startswith("127.")
 
 
 def _offset(address: str, rank: int) -> str:

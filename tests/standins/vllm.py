@@ -25,6 +25,8 @@ class VLLMServer(OpenAIServer):
     waiting: int = 0
     usage_share: float = 0.25
     cached: set[str] = field(default_factory=set)
+    event_sources: dict[str, dict[str, Any]] | None = None
+    """By rank, as `--kv-events-config` has them; None: a version that does not tell."""
 
     def routes(self) -> Iterable[web.RouteDef]:
         return (
@@ -32,6 +34,7 @@ class VLLMServer(OpenAIServer):
             web.get("/health", self.health),
             web.get("/is_sleeping", self.tell_sleep),
             web.get("/metrics", self.metrics),
+            web.get("/kv_event_sources", self.tell_event_sources),
         )
 
     async def health(self, request: web.Request) -> web.Response:
@@ -41,6 +44,12 @@ class VLLMServer(OpenAIServer):
         if not self.has_sleep_mode:
             return web.json_response({"detail": "Not Found"}, status=404)
         return web.json_response({"is_sleeping": self.is_sleeping})
+
+    async def tell_event_sources(self, request: web.Request) -> web.Response:
+        if self.event_sources is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        usual = {"enable_kv_cache_events": True, "publisher": "zmq", "buffer_steps": 10000, "hwm": 100000}
+        return web.json_response({rank: usual | source for rank, source in self.event_sources.items()})
 
     async def metrics(self, request: web.Request) -> web.Response:
         labels = f'{{engine="0",model_name="{self.model}"}}'

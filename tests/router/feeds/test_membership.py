@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import struct
 
+import pytest
+
 from policies.sla.parse import parse
 from router.app import Router
 from router.cluster.names import found_name
@@ -12,7 +14,7 @@ from router.prompt_keys import PromptKeys
 from shards.kv.keys import block_keys, root_key
 from tests.golden.event_encoders import vllm_0_26
 from tests.router.feeds.engine import Engine
-from tests.router.feeds.publisher import a_publisher, subscribed, unsubscribed
+from tests.router.feeds.publisher import Publisher, a_publisher, subscribed, unsubscribed
 from tests.router.feeds.waiting import until
 from tests.standins.standin import running
 from tests.standins.vllm import VLLMServer
@@ -58,3 +60,65 @@ async def test_events_of_a_backend_that_announced_itself_are_in_the_index_until_
             registry.register(address, ttl_s=30)
             await until(lambda: name in gateway.beliefs.longest(PromptKeys(KEYS)))
             router.check()
+
+
+FOUND = """
+classes: {chat: {}}
+pools:
+  gpu: {kind: vllm, at: ["URL"], health: {probe_every: 20ms, failures: 1}OPTIONS}
+rules: [{class: chat}]
+server: {http: "127.0.0.1:0", grpc: off, drain: 10ms}
+"""
+
+
+def source_of(publisher: Publisher) -> dict[str, dict[str, str]]:
+    events, replay = (f"tcp://*:{at.rpartition(':')[2]}" for at in (publisher.events, publisher.replay))
+    return {"0": {"endpoint": events, "replay_endpoint": replay, "topic": "kv-events"}}
+
+
+async def test_a_vllm_that_says_where_it_publishes_is_heard_although_its_pool_names_no_events() -> None:
+    engine = Engine(vllm_0_26, random.Random(1), size=100, block_size=16)
+    async with a_publisher() as publisher, running(VLLMServer(event_sources=source_of(publisher))) as server:
+        await publisher.send(engine.publish(list(engine.run(("acme", PROMPT)))))
+        async with Router(parse(FOUND.replace("URL", server.url).replace("OPTIONS", ""))) as router:
+            beliefs = router.gateway.beliefs
+            await until(lambda: "gpu-0" in beliefs.longest(PromptKeys(KEYS)))
+            assert beliefs.longest(PromptKeys(KEYS))["gpu-0"].blocks == 2
+            router.check()
+
+
+async def test_a_vllm_that_comes_back_and_publishes_elsewhere_is_heard_there_and_its_former_blocks_are_forgotten() -> (
+    None
+):
+    engine, other = (Engine(vllm_0_26, random.Random(seed), size=100, block_size=16) for seed in (1, 2))
+    async with (
+        a_publisher() as before,
+        a_publisher() as after,
+        running(VLLMServer(event_sources=source_of(before))) as server,
+    ):
+        await before.send(engine.publish(list(engine.run(("acme", PROMPT)))))
+        async with Router(parse(FOUND.replace("URL", server.url).replace("OPTIONS", ""))) as router:
+            gateway = router.gateway
+            await until(lambda: "gpu-0" in gateway.beliefs.longest(PromptKeys(KEYS)))
+            server.is_ill = True
+            await until(lambda: not gateway.is_ready())
+            server.event_sources, server.is_ill = source_of(after), False
+            await unsubscribed(before)
+            await subscribed(after)
+            assert gateway.beliefs.longest(PromptKeys(KEYS)) == {}
+            await after.send(other.publish(list(other.run(("acme", PROMPT[:64])))))
+            await until(lambda: "gpu-0" in gateway.beliefs.longest(PromptKeys(KEYS)))
+            assert gateway.beliefs.longest(PromptKeys(KEYS))["gpu-0"].blocks == 1
+            assert [health.counts.batches for health in gateway.feeds.health()] == [1]
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["switched off", "a version that does not tell"])
+async def test_a_vllm_is_not_listened_to_where_that_is_switched_off_or_it_does_not_tell(written: bool) -> None:
+    async with a_publisher() as publisher:
+        sources = source_of(publisher) if written else None
+        async with running(VLLMServer(event_sources=sources)) as server:
+            options = ", options: {events: none}" if written else ""
+            async with Router(parse(FOUND.replace("URL", server.url).replace("OPTIONS", options))) as router:
+                await until(router.gateway.is_ready)
+                await router.gateway.feeds.asked()
+                assert router.gateway.feeds.health() == ()

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from backends.base import EventAddress
 from policies.errors import ConfigError
 from policies.sla.config import PoolSpec
-from router.feeds.options import backend_options, feed_specs
+from router.feeds.options import backend_options, feed_specs, told_specs, unheard
 from router.feeds.sink import Source
 
 
@@ -81,3 +82,50 @@ def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:
 def test_a_pool_of_another_kind_must_say_whose_events_they_are() -> None:
     with pytest.raises(ConfigError, match="events_engine"):
         feed_specs(a_pool(kind="openai_compatible", events="tcp://*:5557"), ("gpu-0",))
+
+
+@pytest.mark.parametrize(
+    ("address", "told", "heard"),
+    [
+        ("10.0.0.7:8000", "tcp://*:5557", "tcp://10.0.0.7:5557"),
+        ("http://gpu-7:8000/v1", "tcp://0.0.0.0:5557", "tcp://gpu-7:5557"),
+        ("http://[fd00::7]:8000", "tcp://[::]:5557", "tcp://[fd00::7]:5557"),
+        ("gpu-7:8000", "tcp://10.0.0.7:41234", "tcp://10.0.0.7:41234"),
+        ("127.0.0.1:8000", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5557"),
+        ("gpu-7:8000", "tcp://127.0.0.1:5557", None),
+        ("gpu-7:8000", "ipc:///tmp/events", None),
+        ("gpu-7:8000", "inproc://events", None),
+        ("gpu-7:8000", "nonsense", None),
+    ],
+)
+def test_where_an_engine_says_that_it_publishes_is_heard_at_its_own_host(
+    address: str, told: str, heard: str | None
+) -> None:
+    specs = told_specs("gpu-0", address, [EventAddress(1, told, "tcp://*:5558")])
+    assert [(spec.source, spec.engine, spec.events) for spec in specs] == (
+        [(Source("gpu-0", 1), "vllm", heard)] if heard else []
+    )
+
+
+def test_without_pyzmq_every_pool_is_named_whose_events_cannot_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = [
+        PoolSpec("a", kind="vllm", at=("http://here:1",)),
+        PoolSpec("b", kind="vllm", at=("http://here:2",), options={"events": "none"}),
+        PoolSpec("c", kind="openai_compatible", at=("http://here:3",)),
+        PoolSpec(
+            "d",
+            kind="openai_compatible",
+            at=("http://here:4",),
+            options={"events": "tcp://*:5557", "events_engine": "sglang"},
+        ),
+    ]
+    assert unheard(pools) == []
+    monkeypatch.setattr("router.feeds.options.find_spec", lambda _: None)
+    assert [line.split("'")[1] for line in unheard(pools)] == ["a", "d"]
+    assert "pointsman[feeds]" in unheard(pools)[0]
+
+
+def test_events_none_takes_no_other_option_of_events() -> None:
+    pool = PoolSpec("a", kind="vllm", at=("http://here:1",), options={"events": "none", "replay": "tcp://*:5558"})
+    with pytest.raises(ConfigError, match="replay"):
+        feed_specs(pool, ("a-0",))
