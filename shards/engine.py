@@ -113,7 +113,7 @@ class Engine:
     @property
     def next_deadline_s(self) -> float | None:
         """When the engine needs a step even without a call, on its clock; None if never."""
-        deadlines = [one.submission.deadline_s for one in self._roster.requests.values()]
+        deadlines = [request.submission.deadline_s for request in self._roster.requests.values()]
         deadlines += [self._scheduler.next_change_s, self._pool.pins.next_end_s]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -155,7 +155,7 @@ class Engine:
         refusal = self._limits.piece_refusal(token_ids, missing_tokens=missing)
         ahead = request.arrived_tokens + len(token_ids) // TOKEN_BYTES - request.computed_tokens
         if refusal is not None:
-            has_drawn = any(one.output for one in self._roster.sequences_of(request))
+            has_drawn = any(sequence.output for sequence in self._roster.sequences_of(request))
             reason = FinishReason.FAILED if has_drawn else FinishReason.REJECTED
             self._end(request, reason, message=refusal.message, cause=None if has_drawn else refusal.cause)
         elif ahead > self.options.window_tokens:
@@ -183,8 +183,8 @@ class Engine:
             return
         self._is_settled = False
         request.rank = request.rank if rank is None else rank
-        for one in self._roster.sequences_of(request):
-            one.table.rank = request.rank
+        for sequence in self._roster.sequences_of(request):
+            sequence.table.rank = request.rank
         request.is_paused = request.is_paused if paused is None else paused
         request.prefill_slice = request.prefill_slice if prefill_slice is None else prefill_slice or None
 
@@ -201,10 +201,10 @@ class Engine:
         Sequences that run there continue, and no longer share blocks.
         """
         cleared = self._pool.clear(domain)
-        parked = [one for one in self._roster.waiting.values() if one.table.is_parked]
-        for one in (*self._roster.running.values(), *parked):
-            if domain is None or one.table.domain == domain:
-                one.table.unchain()
+        parked = [sequence for sequence in self._roster.waiting.values() if sequence.table.is_parked]
+        for sequence in (*self._roster.running.values(), *parked):
+            if domain is None or sequence.table.domain == domain:
+                sequence.table.unchain()
         self._is_settled = False
         return cleared
 
@@ -252,7 +252,7 @@ class Engine:
 
     def check(self) -> None:
         """Assert the invariants of pool, sequences and requests."""
-        self._pool.check([one.table.ids for one in self._roster.running.values()])
+        self._pool.check([sequence.table.ids for sequence in self._roster.running.values()])
         self._scheduler.check()
         assert self._writers.keys() == self._roster.waiting.keys() | self._roster.running.keys(), "a writer is lost"
 
@@ -271,12 +271,12 @@ class Engine:
         table = BlockTable(self._pool, submission.domain, rank=submission.rank)
         unit_tokens, lag = self.options.unit_tokens, int(self._runs_ahead)
         may_draft = self._speculates and not sampler.remembers
-        one = Sequence(
+        sequence = Sequence(
             request, choice, arrival=self._arrivals, table=table, unit_tokens=unit_tokens, lag=lag, may_draft=may_draft
         )
         self._arrivals += 1
-        self._writers[one.arrival] = Writer(submission, sampler, self.model.tokenizer)
-        self._roster.enter(one)
+        self._writers[sequence.arrival] = Writer(submission, sampler, self.model.tokenizer)
+        self._roster.enter(sequence)
 
     def _shape(self, key: Hashable, outcome: Outcome) -> None:
         """Let the request `key` begin with its compiled grammar, or reject it if the grammar cannot be compiled."""
@@ -285,8 +285,8 @@ class Engine:
             self._end(request, FinishReason.REJECTED, message=str(outcome), cause=Cause.GRAMMAR)
             return
         request.awaits_grammar = False
-        for one in self._roster.sequences_of(request):
-            self._writers[one.arrival].sampler.guide = outcome.guide()
+        for sequence in self._roster.sequences_of(request):
+            self._writers[sequence.arrival].sampler.guide = outcome.guide()
 
     def _end_late(self, now_s: float) -> None:
         for request in list(self._roster.requests.values()):
@@ -295,20 +295,20 @@ class Engine:
                 self._end(request, FinishReason.DEADLINE, message="its deadline has passed")
 
     def _end(self, request: Request, reason: FinishReason, *, message: str = "", cause: Cause | None = None) -> None:
-        for one in self._roster.sequences_of(request):
-            self._finish(one, one.finished(reason, message=message, cause=cause))
+        for sequence in self._roster.sequences_of(request):
+            self._finish(sequence, sequence.finished(reason, message=message, cause=cause))
 
-    def _finish(self, one: Sequence, finished: Finished) -> None:
+    def _finish(self, sequence: Sequence, finished: Finished) -> None:
         self._finished.append(finished)
-        self._grammars.leave(one.request.key)
-        self._scheduler.finish(one)
-        del self._writers[one.arrival]
+        self._grammars.leave(sequence.request.key)
+        self._scheduler.finish(sequence)
+        del self._writers[sequence.arrival]
 
     def _submit(self, step: Step) -> _Due | None:
         """Start computing `step`; None if that failed."""
         started_s = self._clock()
         try:
-            flight = self._runner.submit(step.pieces, lambda one: self._writers[one.arrival].sampler)
+            flight = self._runner.submit(step.pieces, lambda sequence: self._writers[sequence.arrival].sampler)
         except Exception as error:  # noqa: BLE001 - an exception of the network must cost its own batch only
             self._fail_all(step, error)
             return None
@@ -345,35 +345,35 @@ class Engine:
             if piece.sequence.arrival in self._writers:
                 self._fail(piece.sequence, f"the step failed: {type(error).__name__}: {error}")
 
-    def _fail(self, one: Sequence, message: str) -> None:
-        one.table.distrust()
-        self._finish(one, one.finished(FinishReason.FAILED, message=message))
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        sequence.table.distrust()
+        self._finish(sequence, sequence.finished(FinishReason.FAILED, message=message))
 
     def _take(self, piece: Piece, samples: list[Sample | None]) -> Drawn | None:
         """Append drawn tokens up to the first that differs from the draft, and finish the sequence after its last."""
-        one, taken = piece.sequence, list[Sample]()
+        sequence, taken = piece.sequence, list[Sample]()
         for sampled, drafted in zip_longest(samples, piece.draft):
             if sampled is None:
-                self._fail(one, self._writers[one.arrival].objection)
+                self._fail(sequence, self._writers[sequence.arrival].objection)
                 break
             if taken:
-                self._scheduler.accept(one)
-            self._scheduler.store(one)
+                self._scheduler.accept(sequence)
+            self._scheduler.store(sequence)
             taken.append(sampled)
-            if not self._goes_on(one, sampled.token_id) or sampled.token_id != drafted:
+            if not self._goes_on(sequence, sampled.token_id) or sampled.token_id != drafted:
                 break
         logprobs = tuple(sampled.logprobs for sampled in taken if sampled.logprobs is not None)
         tokens = tuple(sampled.token_id for sampled in taken)
-        return Drawn(one.request.key, one.choice, tokens, logprobs) if taken else None
+        return Drawn(sequence.request.key, sequence.choice, tokens, logprobs) if taken else None
 
-    def _goes_on(self, one: Sequence, token_id: int) -> bool:
+    def _goes_on(self, sequence: Sequence, token_id: int) -> bool:
         """Append a drawn token; False if it was the last, and the sequence has finished."""
-        self._scheduler.take(one, token_id)
-        end = self._writers[one.arrival].note(token_id)
+        self._scheduler.take(sequence, token_id)
+        end = self._writers[sequence.arrival].note(token_id)
         if end is None:
-            self._scheduler.store(one)
+            self._scheduler.store(sequence)
         else:
-            self._finish(one, one.finished(end.reason, stop=end.stop))
+            self._finish(sequence, sequence.finished(end.reason, stop=end.stop))
         return end is None
 
     def _report(self, drawn: list[Drawn]) -> Report:

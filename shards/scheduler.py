@@ -64,13 +64,16 @@ class Scheduler:
         self.pool.pins.expire(now_s)
         self._admit(now_s)
         running = self.roster.running
-        for one in running.values():
-            if one.share():
-                self._note_progress(one)
-        ready = [one for one in running.values() if one.ready_tokens]
-        landed = [one for one in ready if one.table.is_landed] if self._is_copying else ready
+        for sequence in running.values():
+            if sequence.share():
+                self._note_progress(sequence)
+        ready = [sequence for sequence in running.values() if sequence.ready_tokens]
+        landed = [sequence for sequence in ready if sequence.table.is_landed] if self._is_copying else ready
         drafts = self._drafts(landed)
-        work = [one.work(self._rank(one, now_s), drafted_tokens=drafts.get(one.arrival, 0)) for one in landed]
+        work = [
+            sequence.work(self._rank(sequence, now_s), drafted_tokens=drafts.get(sequence.arrival, 0))
+            for sequence in landed
+        ]
         plan = plan_step(work, self.cost, self.options.step)
         pieces = [self._piece(running[arrival], tokens) for arrival, tokens in plan.items()]
         served = tuple(piece for piece in pieces if self._grow(piece))
@@ -89,33 +92,33 @@ class Scheduler:
         """When a running sequence next becomes preemptible again; None if none is protected or no sequence waits."""
         if not self.roster.waiting:
             return None
-        spared = (one.spared_s for one in self.roster.running.values() if one.spared_s is not None)
+        spared = (sequence.spared_s for sequence in self.roster.running.values() if sequence.spared_s is not None)
         ends = (spared_s + self.options.preempt_cooldown_s for spared_s in spared)
         return min((end_s for end_s in ends if end_s > self._stepped_s), default=None)
 
     def advance(self, piece: Piece) -> None:
         """Record that `piece` is computed, or will be before everything that is computed from now on."""
-        one = piece.sequence
-        one.computed_tokens = piece.known_stop
-        one.unseen += piece.draws
-        if not one.output:
-            self._note_progress(one)
+        sequence = piece.sequence
+        sequence.computed_tokens = piece.known_stop
+        sequence.unseen += piece.draws
+        if not sequence.output:
+            self._note_progress(sequence)
 
-    def store(self, one: Sequence) -> None:
-        """Cache the full blocks of `one`, as far as its tokens are known on the host."""
+    def store(self, sequence: Sequence) -> None:
+        """Cache the full blocks of `sequence`, as far as its tokens are known on the host."""
         # called twice for every row of every step, and almost always without effect
-        if one.computed_tokens // BLOCK_TOKENS > len(one.table.path):
-            one.table.store(one.block_tokens, computed_tokens=one.storable_tokens)
+        if sequence.computed_tokens // BLOCK_TOKENS > len(sequence.table.path):
+            sequence.table.store(sequence.block_tokens, computed_tokens=sequence.storable_tokens)
 
-    def take(self, one: Sequence, token_id: int) -> None:
-        """Record that `one` has drawn `token_id`, whether it still runs or waits to continue."""
-        one.unseen -= 1
-        one.append(token_id)
+    def take(self, sequence: Sequence, token_id: int) -> None:
+        """Record that `sequence` has drawn `token_id`, whether it still runs or waits to continue."""
+        sequence.unseen -= 1
+        sequence.append(token_id)
 
-    def accept(self, one: Sequence) -> None:
-        """The last token of `one` equals the draft: its KV exists, and one more token was drawn behind it."""
-        one.computed_tokens += 1
-        one.unseen += 1
+    def accept(self, sequence: Sequence) -> None:
+        """The last token of `sequence` equals the draft: its KV exists, and one more token was drawn behind it."""
+        sequence.computed_tokens += 1
+        sequence.unseen += 1
         self._accepted_tokens += 1
 
     def observe(self, step: Step, elapsed_s: float, *, steps: int = 1) -> None:
@@ -123,10 +126,10 @@ class Scheduler:
         self.cost.observe(step.shape, elapsed_s, steps=steps)
         self._drafted_tokens += sum(len(piece.draft) for piece in step.pieces)
 
-    def finish(self, one: Sequence) -> None:
-        """End `one`: free its blocks on the device and on the host."""
-        one.table.release()
-        self.roster.leave(one)
+    def finish(self, sequence: Sequence) -> None:
+        """End `sequence`: free its blocks on the device and on the host."""
+        sequence.table.release()
+        self.roster.leave(sequence)
 
     def load(self, step_s: float) -> Load:
         """The engine's load; its last step took `step_s`."""
@@ -134,7 +137,7 @@ class Scheduler:
             running=len(self.roster.running),
             waiting=len(self.roster.waiting),
             waiting_tokens=sum(
-                one.submission.prompt_tokens - one.computed_tokens for one in self.roster.requests.values()
+                request.submission.prompt_tokens - request.computed_tokens for request in self.roster.requests.values()
             ),
             blocks_total=self.pool.size,
             blocks_free=self.pool.available,
@@ -147,23 +150,29 @@ class Scheduler:
 
     def drain_progress(self) -> tuple[Progress, ...]:
         """The progress of all prompts that have advanced since the last call."""
-        progress = tuple(Progress(one.key, one.computed_tokens, one.cached_tokens) for one in self._moved.values())
+        progress = tuple(
+            Progress(request.key, request.computed_tokens, request.cached_tokens) for request in self._moved.values()
+        )
         self._moved.clear()
         return progress
 
     def predictions(self, now_s: float) -> dict[Hashable, float]:
         """Predicted seconds until the first token, by request key, for runnable requests that have not drawn yet."""
         running, waiting = self.roster.running, self.roster.waiting
-        decoding = [one for one in running.values() if one.is_decoding]
+        decoding = [sequence for sequence in running.values() if sequence.is_decoding]
         meanwhile = Decoding(
             rows=len(decoding),
-            context_tokens=sum(one.known_tokens for one in decoding),
+            context_tokens=sum(sequence.known_tokens for sequence in decoding),
             # as if all of it were on the device: a copy takes a step or two, much less than the lifetime
-            steps_left=tuple(one.claim()._replace(is_steady=True).steps_left for one in decoding),
+            steps_left=tuple(sequence.claim()._replace(is_steady=True).steps_left for sequence in decoding),
         )
-        pending = [self._pending(one, now_s) for one in (*running.values(), *waiting.values()) if not one.has_drawn]
+        pending = [
+            self._pending(sequence, now_s)
+            for sequence in (*running.values(), *waiting.values())
+            if not sequence.has_drawn
+        ]
         return predict_ttft_s(
-            (one for one in pending if one is not None),
+            (request for request in pending if request is not None),
             meanwhile,
             cost=self.cost,
             limits=self.options.step,
@@ -177,27 +186,32 @@ class Scheduler:
         assert len(running) <= self.options.max_running, "too many sequences run"
         assert self._room().is_sound, "running sequences could run out of blocks"
 
-    def _rank(self, one: Sequence, now_s: float) -> int:
-        return effective_rank(one.request.rank, now_s - one.request.arrived_s, self.options.ageing_s)
+    def _rank(self, sequence: Sequence, now_s: float) -> int:
+        return effective_rank(sequence.request.rank, now_s - sequence.request.arrived_s, self.options.ageing_s)
 
     def _room(self) -> Room:
         # pins and floors leave at least the guaranteed part of the pool to running sequences, now and at any time
-        return Room(self.pool.guaranteed, {arrival: one.claim() for arrival, one in self.roster.running.items()})
+        return Room(
+            self.pool.guaranteed, {arrival: sequence.claim() for arrival, sequence in self.roster.running.items()}
+        )
 
     def _admit(self, now_s: float) -> None:
         running, waiting = self.roster.running, self.roster.waiting
-        candidates = [one for one in waiting.values() if one.is_startable]
+        candidates = [sequence for sequence in waiting.values() if sequence.is_startable]
         if not candidates:
             return
         slots = self.options.max_running - len(running)
         victims = list(self._victims(now_s))
         worst = max((victim.rank for victim in victims), default=0)
         # measuring the room takes a tenth of a millisecond, and on a full engine the result is not used
-        if slots <= 0 and all(one.request.rank >= worst for one in candidates):
+        if slots <= 0 and all(sequence.request.rank >= worst for sequence in candidates):
             return
-        candidates.sort(key=lambda one: (self._rank(one, now_s), one.arrival))
+        candidates.sort(key=lambda sequence: (self._rank(sequence, now_s), sequence.arrival))
         admission = admit(
-            (Waiting(one.arrival, one.request.rank, partial(self._claim, one), one.overtaken) for one in candidates),
+            (
+                Waiting(sequence.arrival, sequence.request.rank, partial(self._claim, sequence), sequence.overtaken)
+                for sequence in candidates
+            ),
             self._room(),
             slots=slots,
             victims=victims,
@@ -210,44 +224,44 @@ class Scheduler:
             self._start(arrival, now_s)
 
     def _victims(self, now_s: float) -> Iterator[Victim]:
-        for one in self.roster.running.values():
-            request = one.request
-            is_spared = one.spared_s is not None and now_s - one.spared_s < self.options.preempt_cooldown_s
+        for sequence in self.roster.running.values():
+            request = sequence.request
+            is_spared = sequence.spared_s is not None and now_s - sequence.spared_s < self.options.preempt_cooldown_s
             if not is_spared and request.submission.preemptible and request.preemptions < self.options.most_preemptions:
-                yield Victim(one.arrival, request.rank, one.arrival)
+                yield Victim(sequence.arrival, request.rank, sequence.arrival)
 
-    def _claim(self, one: Sequence) -> Claim:
-        """The blocks that `one` would hold and need if it started now, with its cached prefix even if shared."""
-        claim = one.claim()
-        if one.table.is_parked:
+    def _claim(self, sequence: Sequence) -> Claim:
+        """The blocks that `sequence` would hold and need if it started now, with its cached prefix even if shared."""
+        claim = sequence.claim()
+        if sequence.table.is_parked:
             return claim._replace(is_steady=False)
-        blocks = tuple(cached.block for cached in one.look_up() if cached.block is not None)
+        blocks = tuple(cached.block for cached in sequence.look_up() if cached.block is not None)
         return claim._replace(blocks=blocks)
 
     def _start(self, arrival: int, now_s: float) -> None:
-        one = self.roster.start(arrival)
+        sequence = self.roster.start(arrival)
         # a sequence that was preempted, or had to wait until its rank improved, is not preempted at once
-        if one.request.preemptions or self._rank(one, now_s) < one.request.rank:
-            one.spared_s = now_s
-        if one.table.is_parked:
-            one.table.unpark()
+        if sequence.request.preemptions or self._rank(sequence, now_s) < sequence.request.rank:
+            sequence.spared_s = now_s
+        if sequence.table.is_parked:
+            sequence.table.unpark()
 
     def _preempt(self, arrival: int) -> None:
         """Let `arrival` wait again: its KV goes to host memory, or is dropped and computed again."""
-        one = self.roster.put_back(arrival)
-        one.request.preemptions += 1
-        if not (one.computed_tokens and one.table.park()):
-            one.start_over()
+        sequence = self.roster.put_back(arrival)
+        sequence.request.preemptions += 1
+        if not (sequence.computed_tokens and sequence.table.park()):
+            sequence.start_over()
 
     def _drafts(self, landed: Collection[Sequence]) -> dict[int, int]:
         """The number of guessed tokens to verify for each sequence, if there is time.
 
         Empty while a prompt is computed: it needs the time itself, and already shares the fixed cost of the step.
         """
-        prospects = [prospect for one in landed if (prospect := one.prospect) is not None]
-        if not prospects or any(not one.is_decoding for one in landed) or not self._may_hurry:
+        prospects = [prospect for sequence in landed if (prospect := sequence.prospect) is not None]
+        if not prospects or any(not sequence.is_decoding for sequence in landed) or not self._may_hurry:
             return {}
-        decoding = [one.computed_tokens + 1 for one in landed if one.is_decoding]
+        decoding = [sequence.computed_tokens + 1 for sequence in landed if sequence.is_decoding]
         return draft_lengths(prospects, rows=len(decoding), context_tokens=sum(decoding), cost=self.cost)
 
     @property
@@ -255,14 +269,20 @@ class Scheduler:
         """Could every running sequence have all its blocks at once? Then the order of their growth does not matter."""
         running, blocks = self.roster.running.values(), self.pool.guaranteed
         # the sum is an upper bound, since it counts shared blocks more than once, and it is 100 times as fast
-        return sum(one.request.peak_blocks for one in running) <= blocks or self._room().is_sound_at_any_pace
+        return sum(sequence.request.peak_blocks for sequence in running) <= blocks or self._room().is_sound_at_any_pace
 
-    def _piece(self, one: Sequence, tokens: int) -> Piece:
-        stop = one.computed_tokens + tokens
-        if one.drafter is None or stop <= one.known_tokens:
+    def _piece(self, sequence: Sequence, tokens: int) -> Piece:
+        stop = sequence.computed_tokens + tokens
+        if sequence.drafter is None or stop <= sequence.known_tokens:
             # logits are needed after the last known token
-            return Piece(one, one.computed_tokens, stop, draws=stop == one.known_tokens)
-        return Piece(one, one.computed_tokens, stop, draws=True, draft=one.drafter.draft(stop - one.known_tokens))
+            return Piece(sequence, sequence.computed_tokens, stop, draws=stop == sequence.known_tokens)
+        return Piece(
+            sequence,
+            sequence.computed_tokens,
+            stop,
+            draws=True,
+            draft=sequence.drafter.draft(stop - sequence.known_tokens),
+        )
 
     def _look_ahead(self, pieces: Iterable[Piece]) -> None:
         """Evict the blocks that the next step needs if it is like this one, so that copies to the host overlap."""
@@ -280,22 +300,24 @@ class Scheduler:
             return False
         return True
 
-    def _note_progress(self, one: Sequence) -> None:
-        request = one.request
-        computed = min(one.computed_tokens, request.submission.prompt_tokens)
+    def _note_progress(self, sequence: Sequence) -> None:
+        request = sequence.request
+        computed = min(sequence.computed_tokens, request.submission.prompt_tokens)
         if computed > request.computed_tokens:
             request.computed_tokens = computed
             self._moved[request.key] = request
-        if one.choice == 0 and not request.preemptions:
-            request.cached_tokens = one.cached_tokens
+        if sequence.choice == 0 and not request.preemptions:
+            request.cached_tokens = sequence.cached_tokens
 
-    def _pending(self, one: Sequence, now_s: float) -> Pending | None:
-        request = one.request
+    def _pending(self, sequence: Sequence, now_s: float) -> Pending | None:
+        request = sequence.request
         if request.is_held:
             return None
-        rest_tokens = request.submission.prompt_tokens - one.computed_tokens
-        rank = self._rank(one, now_s)
-        return Pending(request.key, rank, one.arrival, one.computed_tokens, rest_tokens, not self._runs(one))
+        rest_tokens = request.submission.prompt_tokens - sequence.computed_tokens
+        rank = self._rank(sequence, now_s)
+        return Pending(
+            request.key, rank, sequence.arrival, sequence.computed_tokens, rest_tokens, not self._runs(sequence)
+        )
 
-    def _runs(self, one: Sequence) -> bool:
-        return one.arrival in self.roster.running
+    def _runs(self, sequence: Sequence) -> bool:
+        return sequence.arrival in self.roster.running

@@ -72,20 +72,20 @@ class ShardTraces:
             return
         now_ns = self._wall_ns()
         for progress in report.progress:
-            one = self._open.get(progress.key)
-            if one is not None and not one.is_computing:
-                one.is_computing = True
+            traced = self._open.get(progress.key)
+            if traced is not None and not traced.is_computing:
+                traced.is_computing = True
                 cached = {"gen_ai.usage.cache_read.input_tokens": progress.cached_tokens}
-                one.prefill.add_event("computing", cached, now_ns)
+                traced.prefill.add_event("computing", cached, now_ns)
         for drawn in report.drawn:
-            one = self._open.get(drawn.key)
-            if one is not None and one.decode is None:
-                one.prefill.end(now_ns)
-                one.decode = self._tracer.start_span("decode", one.context, start_time=now_ns)
+            traced = self._open.get(drawn.key)
+            if traced is not None and traced.decode is None:
+                traced.prefill.end(now_ns)
+                traced.decode = self._tracer.start_span("decode", traced.context, start_time=now_ns)
         for end in report.finished:
-            one = self._open.get(end.key)
-            if one is not None:
-                self._finish(one, end, now_ns)
+            traced = self._open.get(end.key)
+            if traced is not None:
+                self._finish(traced, end, now_ns)
 
     def close(self) -> None:
         """Export the remaining spans. Blocks for five seconds at most."""
@@ -93,24 +93,24 @@ class ShardTraces:
 
     def check(self) -> None:
         """Raise AssertionError if an ended request is still open here."""
-        assert all(one.choices_left > 0 for one in self._open.values()), f"{self!r}: an ended request is left"
+        assert all(traced.choices_left > 0 for traced in self._open.values()), f"{self!r}: an ended request is left"
 
-    def _finish(self, one: _Open, end: Finished, now_ns: int) -> None:
-        one.choices_left -= 1
-        one.ends.append(end)
-        if one.choices_left:
+    def _finish(self, traced: _Open, end: Finished, now_ns: int) -> None:
+        traced.choices_left -= 1
+        traced.ends.append(end)
+        if traced.choices_left:
             return
         del self._open[end.key]
-        (one.decode or one.prefill).end(now_ns)
-        broken = next((end for end in one.ends if end.reason in _BROKEN), None)
+        (traced.decode or traced.prefill).end(now_ns)
+        broken = next((end for end in traced.ends if end.reason in _BROKEN), None)
         if broken is not None:
-            one.span.set_status(StatusCode.ERROR, broken.message or None)
-            one.span.set_attribute("error.type", broken.reason.value)
-        one.span.set_attributes(
+            traced.span.set_status(StatusCode.ERROR, broken.message or None)
+            traced.span.set_attribute("error.type", broken.reason.value)
+        traced.span.set_attributes(
             {
-                "gen_ai.usage.output_tokens": sum(end.output_tokens for end in one.ends),
+                "gen_ai.usage.output_tokens": sum(end.output_tokens for end in traced.ends),
                 "gen_ai.usage.cache_read.input_tokens": end.cached_tokens,
-                "gen_ai.response.finish_reasons": tuple(end.reason.value for end in one.ends),
+                "gen_ai.response.finish_reasons": tuple(end.reason.value for end in traced.ends),
             }
         )
-        one.span.end(now_ns)
+        traced.span.end(now_ns)

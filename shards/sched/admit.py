@@ -50,18 +50,18 @@ def admit(waiting: Iterable[Waiting], room: Room, *, slots: int, victims: Iterab
     there are no cycles. A sequence that does not fit may be overtaken, but only MOST_OVERTAKEN times, so that small
     sequences do not starve a large one. `waiting` is read only as far as needed.
     """
-    desk = _Desk(room, slots, sorted(victims, key=lambda one: (-one.rank, -one.arrival)))
+    desk = _Desk(room, slots, sorted(victims, key=lambda victim: (-victim.rank, -victim.arrival)))
     blocked: list[Waiting] = []
     overtaken: dict[int, None] = {}
     lacking = 0
-    for one in waiting if desk.may_start_anybody else ():
-        outcome = desk.serve(one)
+    for candidate in waiting if desk.may_start_anybody else ():
+        outcome = desk.serve(candidate)
         if outcome is _STARTED:
             overtaken.update(dict.fromkeys(other.id for other in blocked))
         else:
-            blocked.append(one)
+            blocked.append(candidate)
             lacking += outcome is _LACKS_BLOCKS
-        if one.overtaken >= MOST_OVERTAKEN and outcome is not _STARTED:
+        if candidate.overtaken >= MOST_OVERTAKEN and outcome is not _STARTED:
             break
         if lacking == LOOKAHEAD or not desk.may_start_anybody:
             break
@@ -83,31 +83,31 @@ class _Desk:
     def may_start_anybody(self) -> bool:
         return self._slots > 0 or bool(self._victims)
 
-    def serve(self, one: Waiting) -> str:
-        """Start `one` if possible; returns the outcome."""
-        weaker = [victim for victim in self._victims if victim.rank > one.rank]
+    def serve(self, candidate: Waiting) -> str:
+        """Start `candidate` if possible; returns the outcome."""
+        weaker = [victim for victim in self._victims if victim.rank > candidate.rank]
         if self._slots <= 0 and not weaker:
             return _LACKS_SLOT
-        claim = one.claim()
+        claim = candidate.claim()
         if self._slots > 0 and self._room.fits(claim):
-            self._start(one, claim)
+            self._start(candidate, claim)
             return _STARTED
         room = self._room
         for count, victim in enumerate(weaker, 1):
             room = room.without(victim.id)
             if self._slots + count > 0 and room.fits(claim):
                 self._preempt(weaker[:count], room)
-                self._start(one, claim)
+                self._start(candidate, claim)
                 return _STARTED
         return _LACKS_BLOCKS
 
-    def _start(self, one: Waiting, claim: Claim) -> None:
-        self._room.add(one.id, claim)
+    def _start(self, candidate: Waiting, claim: Claim) -> None:
+        self._room.add(candidate.id, claim)
         self._slots -= 1
-        self.admitted.append(one.id)
+        self.admitted.append(candidate.id)
 
     def _preempt(self, victims: Sequence[Victim], room: Room) -> None:
         self._room = room
         self._slots += len(victims)
-        self._victims = [one for one in self._victims if one not in victims]
-        self.preempted += [one.id for one in victims]
+        self._victims = [victim for victim in self._victims if victim not in victims]
+        self.preempted += [victim.id for victim in victims]

@@ -47,19 +47,24 @@ def draft_lengths(prospects: Iterable[Prospect], *, rows: int, context_tokens: i
     least_s = LEAST_SHARE * max(0.0, 1.0 - FEW_ROWS / rows) * seconds / rows
     lengths: dict[int, int] = {}
     open_ends = [
-        (-one.first / max(_token_s(one, cost, least_s), _NEXT_TO_NOTHING_S), one.id, one.first, one)
-        for one in prospects
-        if one.most > 0
+        (
+            -prospect.first / max(_token_s(prospect, cost, least_s), _NEXT_TO_NOTHING_S),
+            prospect.id,
+            prospect.first,
+            prospect,
+        )
+        for prospect in prospects
+        if prospect.most > 0
     ]
     heapify(open_ends)
     while open_ends:
-        rate, id_, chance, one = heappop(open_ends)
+        rate, id_, chance, prospect = heappop(open_ends)
         if -rate * seconds <= tokens:
             break
-        tokens, seconds = tokens + chance, seconds + _token_s(one, cost, least_s)
+        tokens, seconds = tokens + chance, seconds + _token_s(prospect, cost, least_s)
         lengths[id_] = lengths.get(id_, 0) + 1
-        if lengths[id_] < one.most:
-            heappush(open_ends, (rate * one.later, id_, chance * one.later, one))
+        if lengths[id_] < prospect.most:
+            heappush(open_ends, (rate * prospect.later, id_, chance * prospect.later, prospect))
     return lengths
 
 
@@ -67,5 +72,5 @@ _NEXT_TO_NOTHING_S = 1e-12
 """A lower bound of the time of a token, in case the model predicts none."""
 
 
-def _token_s(one: Prospect, cost: CostModel, least_s: float) -> float:
-    return CAUTION * max(least_s, cost.marginal_s(StepShape(1, 0.0, one.computed_tokens + 1)))
+def _token_s(prospect: Prospect, cost: CostModel, least_s: float) -> float:
+    return CAUTION * max(least_s, cost.marginal_s(StepShape(1, 0.0, prospect.computed_tokens + 1)))

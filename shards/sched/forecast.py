@@ -49,11 +49,13 @@ def predict_ttft_s(
     ahead_s = 0.0
     for _, group in groupby(sorted(pending, key=attrgetter("rank", "arrival")), key=attrgetter("rank")):
         same_rank = list(group)
-        works_s = [cost.marginal_s(prefill_shape(one.computed_tokens, one.rest_tokens)) for one in same_rank]
-        for one, work_s, end_s in zip(same_rank, works_s, _ends_s(works_s, limits), strict=True):
-            wait_s = slots.wait_s() if one.needs_slot else 0.0
+        works_s = [
+            cost.marginal_s(prefill_shape(request.computed_tokens, request.rest_tokens)) for request in same_rank
+        ]
+        for request, work_s, end_s in zip(same_rank, works_s, _ends_s(works_s, limits), strict=True):
+            wait_s = slots.wait_s() if request.needs_slot else 0.0
             seconds = max(pace.seconds(ahead_s + end_s), wait_s + pace.seconds(work_s))
-            predictions[one.key] = min(seconds, predictions.get(one.key, seconds))
+            predictions[request.key] = min(seconds, predictions.get(request.key, seconds))
         ahead_s += sum(works_s)
     return predictions
 

@@ -73,24 +73,24 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     A sequence whose next block another sequence computes in this step waits, to find the block in the cache.
     """
     decoding, prefilling = _split(work)
-    chunks = _Chunks(cost, limits, sum(one.computed_tokens + 1 for one in decoding), len(decoding))
+    chunks = _Chunks(cost, limits, sum(sequence.computed_tokens + 1 for sequence in decoding), len(decoding))
     prefilling.sort(key=attrgetter("rank", "arrival"))
     short, long = chunks.divide(prefilling)
-    lanes = [one for one in long[:1] if chunks.open(one, whatever=True)]
-    any(chunks.grant_whole(one, whatever=True) for one in short)
+    lanes = [sequence for sequence in long[:1] if chunks.open(sequence, whatever=True)]
+    any(chunks.grant_whole(sequence, whatever=True) for sequence in short)
     drafts = chunks.verify(decoding)
-    plan = {one.id: one.ready_tokens + drafts.get(one.id, 0) for one in decoding}
-    for one in short:
-        if one.rank == prefilling[0].rank:
-            chunks.grant_whole(one)
+    plan = {sequence.id: sequence.ready_tokens + drafts.get(sequence.id, 0) for sequence in decoding}
+    for sequence in short:
+        if sequence.rank == prefilling[0].rank:
+            chunks.grant_whole(sequence)
     if long:
         lanes += chunks.open_lanes(long[1:], limits.lanes - len(lanes), best_rank=long[0].rank)
     for _, group in groupby(prefilling, key=attrgetter("rank")):
-        same_rank = {one.id for one in group}
-        for one in short:
-            if one.id in same_rank:
-                chunks.grant_whole(one)
-        chunks.share([one for one in lanes if one.id in same_rank])
+        same_rank = {sequence.id for sequence in group}
+        for sequence in short:
+            if sequence.id in same_rank:
+                chunks.grant_whole(sequence)
+        chunks.share([sequence for sequence in lanes if sequence.id in same_rank])
     plan.update(chunks.tokens)
     return plan
 
@@ -98,22 +98,22 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
 def shape_of(work: Iterable[Work], plan: dict[int, int]) -> StepShape:
     """The shape of `plan`, for the cost model."""
     shape, decoding, context = StepShape(), 0, 0
-    for one in work:
-        tokens = plan.get(one.id, 0)
-        if one.is_decoding:
+    for sequence in work:
+        tokens = plan.get(sequence.id, 0)
+        if sequence.is_decoding:
             decoding += tokens
-            context += tokens * (one.computed_tokens + 1)
+            context += tokens * (sequence.computed_tokens + 1)
         elif tokens:
-            shape += prefill_shape(one.computed_tokens, tokens)
+            shape += prefill_shape(sequence.computed_tokens, tokens)
     return shape + StepShape(decoding, 0.0, context)
 
 
 def _split(work: Iterable[Work]) -> tuple[list[Work], list[Work]]:
     decoding: list[Work] = []
     prefilling: list[Work] = []
-    for one in work:
-        if one.ready_tokens > 0:
-            (decoding if one.is_decoding else prefilling).append(one)
+    for sequence in work:
+        if sequence.ready_tokens > 0:
+            (decoding if sequence.is_decoding else prefilling).append(sequence)
     return decoding, prefilling
 
 
@@ -131,16 +131,16 @@ class _Chunks:
         """The prompts that half a step finishes, and the others."""
         short: list[Work] = []
         long: list[Work] = []
-        for one in prefilling:
-            (short if self._is_short(one) else long).append(one)
+        for sequence in prefilling:
+            (short if self._is_short(sequence) else long).append(sequence)
         return short, long
 
-    def open(self, one: Work, *, whatever: bool = False) -> bool:
-        """Grant `one` its first unit if there is time, or at any cost if `whatever`. False if it gets nothing."""
-        unit = self._next_unit(one)
-        if self._steps_back(one) or not (whatever or self._affords(one, unit)):
+    def open(self, sequence: Work, *, whatever: bool = False) -> bool:
+        """Grant `sequence` its first unit if there is time, or at any cost if `whatever`. False if it gets nothing."""
+        unit = self._next_unit(sequence)
+        if self._steps_back(sequence) or not (whatever or self._affords(sequence, unit)):
             return False
-        self._grant(one, unit)
+        self._grant(sequence, unit)
         return True
 
     def open_lanes(self, candidates: Iterable[Work], most: int, *, best_rank: int) -> list[Work]:
@@ -150,21 +150,25 @@ class _Chunks:
         """
         lanes: list[Work] = []
         lesser_s = _LESSER_SHARE * self._left_s
-        for one in candidates:
-            unit = self._next_unit(one)
-            if one.rank > best_rank:
-                lesser_s -= self._seconds(one, unit)
-            if len(lanes) >= most or lesser_s < 0 or not self._affords(one, unit):
+        for sequence in candidates:
+            unit = self._next_unit(sequence)
+            if sequence.rank > best_rank:
+                lesser_s -= self._seconds(sequence, unit)
+            if len(lanes) >= most or lesser_s < 0 or not self._affords(sequence, unit):
                 break
-            if self.open(one):
-                lanes.append(one)
+            if self.open(sequence):
+                lanes.append(sequence)
         return lanes
 
-    def grant_whole(self, one: Work, *, whatever: bool = False) -> bool:
+    def grant_whole(self, sequence: Work, *, whatever: bool = False) -> bool:
         """Grant all that is ready if there is time, or at any cost if `whatever`. False if it gets nothing now."""
-        if one.id in self.tokens or not (whatever or self._affords(one, one.ready_tokens)) or self._steps_back(one):
+        if (
+            sequence.id in self.tokens
+            or not (whatever or self._affords(sequence, sequence.ready_tokens))
+            or self._steps_back(sequence)
+        ):
             return False
-        self._grant(one, one.ready_tokens)
+        self._grant(sequence, sequence.ready_tokens)
         return True
 
     def verify(self, decoding: Iterable[Work]) -> dict[Hashable, int]:
@@ -174,54 +178,61 @@ class _Chunks:
         """
         room_s = self._left_s if self._left_s > 0 else self._limits.step_s / 2 - self._granted_s
         drafts: dict[Hashable, int] = {}
-        for one in decoding:
-            token_s = self._cost.marginal_s(StepShape(1, 0.0, one.computed_tokens + 1))
-            tokens = one.drafted_tokens
+        for sequence in decoding:
+            token_s = self._cost.marginal_s(StepShape(1, 0.0, sequence.computed_tokens + 1))
+            tokens = sequence.drafted_tokens
             while tokens and tokens * token_s > room_s:
                 tokens -= 1
             room_s, self._left_s = room_s - tokens * token_s, self._left_s - tokens * token_s
-            drafts[one.id] = tokens
+            drafts[sequence.id] = tokens
         return drafts
 
     def share(self, lanes: list[Work]) -> None:
         """Distribute the remaining time over `lanes`, a unit each in turn."""
         open_lanes = lanes
         while open_lanes:
-            open_lanes = [one for one in open_lanes if self._extend(one)]
+            open_lanes = [sequence for sequence in open_lanes if self._extend(sequence)]
 
-    def _is_short(self, one: Work) -> bool:
+    def _is_short(self, sequence: Work) -> bool:
         """Has the rest of its prompt arrived, may it be computed in one step, and does it take at most half a step?"""
-        if not one.rest_tokens == one.ready_tokens <= min(self._limits.chunk_tokens, one.slice_tokens or _NO_SLICE):
+        if (
+            not sequence.rest_tokens
+            == sequence.ready_tokens
+            <= min(self._limits.chunk_tokens, sequence.slice_tokens or _NO_SLICE)
+        ):
             return False
-        return self._cost.marginal_s(prefill_shape(one.computed_tokens, one.rest_tokens)) <= self._limits.step_s / 2
+        return (
+            self._cost.marginal_s(prefill_shape(sequence.computed_tokens, sequence.rest_tokens))
+            <= self._limits.step_s / 2
+        )
 
-    def _extend(self, one: Work) -> bool:
-        """Grant one more unit, if `one` may have it and there is time."""
-        unit = self._next_unit(one)
-        most = min(self._limits.chunk_tokens, one.slice_tokens or _NO_SLICE)
-        if not unit or self.tokens[one.id] + unit > most or not self._affords(one, unit):
+    def _extend(self, sequence: Work) -> bool:
+        """Grant one more unit, if `sequence` may have it and there is time."""
+        unit = self._next_unit(sequence)
+        most = min(self._limits.chunk_tokens, sequence.slice_tokens or _NO_SLICE)
+        if not unit or self.tokens[sequence.id] + unit > most or not self._affords(sequence, unit):
             return False
-        self._grant(one, unit)
+        self._grant(sequence, unit)
         return True
 
-    def _next_unit(self, one: Work) -> int:
-        granted = self.tokens.get(one.id, 0)
+    def _next_unit(self, sequence: Work) -> int:
+        granted = self.tokens.get(sequence.id, 0)
         unit = self._limits.unit_tokens
-        return min(one.ready_tokens - granted, unit - (one.computed_tokens + granted) % unit)
+        return min(sequence.ready_tokens - granted, unit - (sequence.computed_tokens + granted) % unit)
 
-    def _affords(self, one: Work, tokens: int) -> bool:
-        return tokens <= self._left_tokens and self._seconds(one, tokens) <= self._left_s
+    def _affords(self, sequence: Work, tokens: int) -> bool:
+        return tokens <= self._left_tokens and self._seconds(sequence, tokens) <= self._left_s
 
-    def _seconds(self, one: Work, tokens: int) -> float:
-        return self._cost.marginal_s(prefill_shape(one.computed_tokens + self.tokens.get(one.id, 0), tokens))
+    def _seconds(self, sequence: Work, tokens: int) -> float:
+        return self._cost.marginal_s(prefill_shape(sequence.computed_tokens + self.tokens.get(sequence.id, 0), tokens))
 
-    def _steps_back(self, one: Work) -> bool:
-        return one.may_follow and one.next_block in self._taken_blocks
+    def _steps_back(self, sequence: Work) -> bool:
+        return sequence.may_follow and sequence.next_block in self._taken_blocks
 
-    def _grant(self, one: Work, tokens: int) -> None:
-        seconds = self._seconds(one, tokens)
+    def _grant(self, sequence: Work, tokens: int) -> None:
+        seconds = self._seconds(sequence, tokens)
         self._left_s, self._granted_s = self._left_s - seconds, self._granted_s + seconds
         self._left_tokens -= tokens
-        self.tokens[one.id] = self.tokens.get(one.id, 0) + tokens
-        if one.next_block is not None:
-            self._taken_blocks.add(one.next_block)
+        self.tokens[sequence.id] = self.tokens.get(sequence.id, 0) + tokens
+        if sequence.next_block is not None:
+            self._taken_blocks.add(sequence.next_block)
