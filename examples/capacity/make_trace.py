@@ -2,7 +2,7 @@
 
     python examples/capacity/make_trace.py > examples/capacity/trace.jsonl
 
-Made up, and the same each time. Chats of `assistant` begin with one system prompt and go on in turns; questions of
+Synthetic, and the same each time. Chats of `assistant` begin with one system prompt and continue in turns; questions of
 `search` each begin with one of 40 documents, the popular ones more often (Zipf); a few of its jobs ask for `batch`.
 """
 
@@ -20,7 +20,7 @@ SYSTEM_PROMPT = [1]
 
 
 def rate(minute: float) -> float:
-    """Requests a second; the rush lasts from the fourth minute to the sixth."""
+    """Requests per second; the rush lasts from the fourth minute to the sixth."""
     return 2.4 if 4 <= minute < 6 else 1.2
 
 

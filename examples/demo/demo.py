@@ -1,7 +1,7 @@
-"""A RAG service's day in a minute: one long document, many questions, two tenants, HTTP and gRPC.
+"""A RAG service in one minute: one long document, many questions, two tenants, HTTP and gRPC.
 
-Starts `pointsman up` on free ports, asks, checks every answer against what the document says, prints one table and ends
-with 0 if all was right: the answers, the cached tokens, the placement, and the wall between the tenants.
+Starts `pointsman up` on free ports, asks the questions, checks every answer against the document, and prints a table.
+Exits with 0 if everything is right: the answers, the cached tokens, the placement, and the separation of the tenants.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Asked:
-    """One question with its answer and what the router said about it."""
+    """One question with its answer and the router's report on it."""
 
     tenant: str
     lane: str
@@ -77,7 +77,7 @@ def free_port() -> int:
 
 @contextmanager
 def pointsman_up() -> Iterator[Ports]:
-    """`pointsman up` on the demo's SLA file, ready to answer; ended at the end."""
+    """`pointsman up` on the demo's SLA file, ready for requests; stopped on exit."""
     ports = Ports(free_port(), free_port())
     listen = ["--http", f"127.0.0.1:{ports.http}", "--grpc", f"127.0.0.1:{ports.grpc}"]
     command = [sys.executable, "-m", "router", "up", str(HERE / "sla.yaml"), *listen]
@@ -111,7 +111,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], ports: Ports) -> None:
 def ask_over_http(ports: Ports, tenant: str, text: str, question: Question) -> Asked:
     """Stream one answer through the official OpenAI client."""
     with openai.OpenAI(base_url=f"http://127.0.0.1:{ports.http}/v1", api_key=KEYS[tenant], max_retries=0) as client:
-        client.models.list()  # a client's first call imports half of itself; that is not the router's TTFT
+        client.models.list()  # a client's first call imports much of its code, which is not the router's TTFT
         started = time.perf_counter()
         raw = client.chat.completions.with_raw_response.create(
             model=MODEL,
@@ -183,7 +183,7 @@ def ask_over_grpc(ports: Ports, tenant: str, text: str, question: Question) -> A
 
 
 def ask_everything(ports: Ports, paper: Document, questions: list[Question]) -> list[Asked]:
-    """Each tenant asks the same questions about the same document, half of them over either lane."""
+    """Each tenant asks the same questions about the same document, half of them over HTTP and half over gRPC."""
     return [
         ask(ports, tenant, paper.text, question)
         for tenant in KEYS
@@ -200,27 +200,33 @@ def show(console: Console, asked: list[Asked]) -> None:
     for column in ("prompt", "cached", "TTFT ms", "tok/s"):
         table.add_column(column, justify="right")
     table.add_column("answer", overflow="fold")
-    for one in asked:
-        sign = "[green]✓[/]" if one.is_right else "[red]✗[/]"
-        numbers = (f"{one.prompt_tokens}", f"{one.cached_tokens}", f"{one.ttft_s * 1e3:.0f}", f"{one.tokens_per_s:.0f}")
-        table.add_row(one.tenant, one.service_class, one.lane, one.backend, *numbers, f"{sign} {one.answer}")
+    for turn in asked:
+        sign = "[green]✓[/]" if turn.is_right else "[red]✗[/]"
+        numbers = (
+            f"{turn.prompt_tokens}",
+            f"{turn.cached_tokens}",
+            f"{turn.ttft_s * 1e3:.0f}",
+            f"{turn.tokens_per_s:.0f}",
+        )
+        table.add_row(turn.tenant, turn.service_class, turn.lane, turn.backend, *numbers, f"{sign} {turn.answer}")
     console.print(table)
 
 
 def complaints(asked: list[Asked]) -> Iterator[str]:
-    """What is not as it must be."""
-    for one in asked:
-        if not one.is_right:
-            yield f"{one.tenant}: {one.question.question!r} was answered {one.answer!r}, not {one.question.answer!r}"
+    """The deviations from the expected results."""
+    for turn in asked:
+        if not turn.is_right:
+            question = turn.question
+            yield f"{turn.tenant}: {question.question!r} was answered {turn.answer!r}, not {question.answer!r}"
     for tenant in KEYS:
-        first, *later = [one for one in asked if one.tenant == tenant]
+        first, *later = [turn for turn in asked if turn.tenant == tenant]
         if first.cached_tokens:
             yield f"{tenant} found {first.cached_tokens} cached tokens before it had sent anything"
-        for one in later:
-            if one.cached_share < 0.9:
-                yield f"{tenant}: only {one.cached_share:.0%} of the prompt was cached"
-            if one.backend != first.backend:
-                yield f"{tenant}: went to {one.backend}, but its document is on {first.backend}"
+        for turn in later:
+            if turn.cached_share < 0.9:
+                yield f"{tenant}: only {turn.cached_share:.0%} of the prompt was cached"
+            if turn.backend != first.backend:
+                yield f"{tenant}: went to {turn.backend}, but its document is on {first.backend}"
 
 
 def main() -> int:
@@ -243,7 +249,9 @@ def main() -> int:
             "the tenants shared nothing."
         )
     if "--json" in sys.argv[1:]:
-        console.print_json(json.dumps([vars(one) | {"question": one.question.question} for one in asked], default=str))
+        console.print_json(
+            json.dumps([vars(turn) | {"question": turn.question.question} for turn in asked], default=str)
+        )
     return 1 if wrong else 0
 
 

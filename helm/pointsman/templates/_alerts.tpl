@@ -1,4 +1,4 @@
-{{/* Alerts on parts, as YAML. That a part is ill is a ticket; that its callers notice is a page. */}}
+{{/* Alerts on parts, as YAML. A broken part is a ticket; an effect on callers is a page. */}}
 {{- define "pointsman.partAlerts" -}}
 {{- $series := include "pointsman.series" . -}}
 {{- $refused := printf "pointsman_config_reloads_total{%s,result=\"refused\"}" $series -}}
@@ -9,13 +9,13 @@
   severity: page
   summary: no router is being scraped
 - alert: PointsmanPoolDown
-  # the pool is what stands before the number in a backend's name
+  # the pool is the part before the number in a backend's name
   expr: max by (pool) (label_replace(pointsman_backend_healthy{ {{- $series -}} }, "pool", "$1", "backend", "(.+)-[0-9]+")) == 0
   for: 2m
   severity: page
   summary: "the pool {{ "{{ $labels.pool }}" }} has no healthy backend"
 - alert: PointsmanBackendIll
-  # only one that was well in the last hour: of a pool that scales, some addresses have nobody behind them
+  # only backends that were healthy in the last hour: in a pool that scales, some addresses have no shard
   expr: max by (backend) (pointsman_backend_healthy{ {{- $series -}} }) == 0 and max by (backend) (max_over_time(pointsman_backend_healthy{ {{- $series -}} }[1h])) == 1
   for: 5m
   severity: ticket
@@ -29,23 +29,23 @@
   expr: histogram_quantile(0.99, sum by (pod, le) (rate(pointsman_event_loop_lag_seconds_bucket{ {{- $series -}} }[5m]))) > 0.1
   for: 10m
   severity: ticket
-  summary: "{{ "{{ $labels.pod }}" }} is {{ "{{ $value | humanizeDuration }}" }} late at whatever it does: add routers"
+  summary: "{{ "{{ $labels.pod }}" }} has an event loop lag of {{ "{{ $value | humanizeDuration }}" }}: add routers"
 - alert: PointsmanFileRefused
-  # a counter that appears with its first count has not increased: it is new
+  # increase() misses the first count of a new counter, so a counter that has just appeared also fires
   expr: increase({{ $refused }}[15m]) > 0 or ({{ $refused }} unless {{ $refused }} offset 15m) > 0
   for: 5m
   severity: ticket
-  summary: "{{ "{{ $labels.pod }}" }} refused a changed SLA file; the old one stays"
+  summary: "{{ "{{ $labels.pod }}" }} rejected a changed SLA file; the old one stays in use"
 - alert: PointsmanVersionsDiffer
   expr: count(count by (version) (pointsman_config_info{ {{- $series -}} } == 1)) > 1
   for: 10m
   severity: ticket
-  summary: routers decide by different versions of the SLA file
+  summary: routers use different versions of the SLA file
 - alert: PointsmanTaskFailed
   expr: increase({{ $failed }}[15m]) > 0 or ({{ $failed }} unless {{ $failed }} offset 15m) > 0
   for: 0m
   severity: ticket
-  summary: "a task of {{ "{{ $labels.pod }}" }} failed and was started again: a bug of ours"
+  summary: "a task of {{ "{{ $labels.pod }}" }} failed and was restarted: a bug in Pointsman"
 - alert: PointsmanPredictionsOff
   expr: histogram_quantile(0.5, sum by (backend, le) (rate(pointsman_ttft_prediction_error_bucket{ {{- $series -}} }[30m]))) > 0.5
   for: 30m

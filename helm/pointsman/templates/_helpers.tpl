@@ -12,7 +12,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What pods are selected by. Takes (list $ component). */}}
+{{/* The labels that select pods. Takes (list $ component). */}}
 {{- define "pointsman.selector" -}}
 app.kubernetes.io/name: {{ (index . 0).Chart.Name }}
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- printf "%s:%s" $image.repository (default (index . 0).Chart.AppVersion $image.tag) -}}
 {{- end -}}
 
-{{/* What every pod has: no token, no root, no privileges. Takes (list $ uid). */}}
+{{/* The security context of every pod: no token, no root, no privileges. Takes (list $ uid). */}}
 {{- define "pointsman.podSecurity" -}}
 {{- $root := index . 0 -}}
 {{- $uid := index . 1 -}}
@@ -62,7 +62,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Where a pod may run. Takes (list $ placement): `selector` as text, nodeSelector, tolerations, priorityClassName. */}}
+{{/* The placement of a pod. Takes (list $ placement): `selector` as text, nodeSelector, tolerations, priorityClassName. */}}
 {{- define "pointsman.placement" -}}
 {{- $root := index . 0 -}}
 {{- $placement := index . 1 -}}
@@ -90,7 +90,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* The Secret that has Redis' URL, or nothing where there is no Redis. */}}
+{{/* The Secret with Redis' URL, or nothing if there is no Redis. */}}
 {{- define "pointsman.redisSecret" -}}
 {{- if .Values.redis.existingSecret -}}
 {{- .Values.redis.existingSecret -}}

@@ -1,14 +1,14 @@
-{{/* Which series are this release's: the labels that the Prometheus operator gives to what a ServiceMonitor finds. */}}
+{{/* The labels of this release's series, as the Prometheus operator sets them for the targets of a ServiceMonitor. */}}
 {{- define "pointsman.series" -}}
 namespace="{{ .Release.Namespace }}",service="{{ include "pointsman.fullname" . }}-router"
 {{- end -}}
 
 {{/*
-What a pool of shards is scaled by, as a JSON list of {name, type, target, query}. Takes (list $ pool).
+The metrics by which a pool of shards is scaled, as a JSON list of {name, type, target, query}. Takes (list $ pool).
 
-Misses and waits say that there are too few shards, not that there are too many: at none of either they would have the pool
-shrink to its least, only to miss again. Requests in flight per shard keep it at the size that its load needs.
-A comparison drops what is no number (0/0 while nothing is asked), so that 0 stands there.
+Misses and waits show that there are too few shards, but not that there are too many: without either, the pool would shrink to
+its minimum and then miss again. Requests in flight per shard keep it at the size that its load needs.
+A comparison drops NaN (0/0 without requests), so that the query gives 0.
 */}}
 {{- define "pointsman.scalingMetrics" -}}
 {{- $series := include "pointsman.series" (index . 0) -}}
@@ -27,7 +27,7 @@ A comparison drops what is no number (0/0 while nothing is asked), so that 0 sta
 {{- end -}}
 
 {{- define "pointsman.scalingBehavior" -}}
-# a new shard starts with an empty cache, and one that goes takes its cache along: quick to add, slow to take away
+# a new shard starts with an empty cache, and a removed shard loses its cache: add quickly, remove slowly
 scaleUp:
   stabilizationWindowSeconds: 30
   policies: [{type: Percent, value: 100, periodSeconds: 60}, {type: Pods, value: 2, periodSeconds: 60}]
@@ -36,7 +36,7 @@ scaleDown:
   policies: [{type: Pods, value: 1, periodSeconds: 300}]
 {{- end -}}
 
-{{/* Upper bounds of the router's histograms, as they are written in `le`. */}}
+{{/* Upper bounds of the router's histograms, as written in `le`. */}}
 {{- define "pointsman.bounds" -}}
 {{- dict
   "ttft" (list "0.005" "0.01" "0.025" "0.05" "0.1" "0.25" "0.5" "1.0" "2.5" "5.0" "10.0" "20.0" "30.0" "60.0" "120.0")
@@ -46,8 +46,8 @@ scaleDown:
 
 {{/*
 The targets of all classes as a JSON list of {class, kind, key, said, budget, below, above, weight}: `kind` is ttft or tpot, `budget` the
-share that may be late, `below` and `above` the bounds around the target, `weight` how far it lies between them. A target beyond the
-last bound cannot be seen in the metrics and is left out.
+share that may be late, `below` and `above` the bounds around the target, `weight` its position between them. A target beyond the
+last bound is not visible in the metrics and is left out.
 */}}
 {{- define "pointsman.targets" -}}
 {{- $bounds := include "pointsman.bounds" . | fromJson -}}
@@ -75,8 +75,8 @@ last bound cannot be seen in the metrics and is left out.
 {{- end -}}
 
 {{/*
-Share of first tokens (or of token times) that came later than a class promised, over a window. Takes (list $ target window).
-Between two bounds the histogram is taken to rise in a straight line, as histogram_quantile takes it.
+Share of first tokens (or of token times) later than a class's target, over a window. Takes (list $ target window).
+Between two bounds the histogram is interpolated linearly, as in histogram_quantile.
 */}}
 {{- define "pointsman.lateShare" -}}
 {{- $target := index . 1 -}}
@@ -98,7 +98,7 @@ Between two bounds the histogram is taken to rise in a straight line, as histogr
 
 {{/*
 Burn rates worth an alert, from Google's SRE workbook, chapter 5: of a budget for 30 days, 2 % in an hour or 5 % in six hours page,
-10 % in a day or three days make a ticket. The short window ends the alert soon after the trouble ended.
+10 % in a day or three days make a ticket. The short window ends the alert soon after the problem ends.
 */}}
 {{- define "pointsman.burnRates" -}}
 {{- list
@@ -109,7 +109,7 @@ Burn rates worth an alert, from Google's SRE workbook, chapter 5: of a budget fo
   | toJson -}}
 {{- end -}}
 
-{{/* Where an alert is explained. Takes (list $ alert). */}}
+{{/* The URL of an alert's explanation. Takes (list $ alert). */}}
 {{- define "pointsman.runbook" -}}
 {{- with (index . 0).Values.monitoring.rules.runbook }}
 runbook_url: {{ printf "%s#%s" . (lower (index $ 1)) | quote }}

@@ -1,4 +1,4 @@
-{{/* One pool of shards with its defaults, as JSON. Takes (list $ entry). Not mergeOverwrite: that takes 0 for "not said". */}}
+{{/* One pool of shards with its defaults, as JSON. Takes (list $ entry). Not mergeOverwrite: it treats 0 as missing. */}}
 {{- define "pointsman.pool" -}}
 {{- $pool := deepCopy (index . 0).Values.shardDefaults -}}
 {{- range $key, $value := index . 1 -}}
@@ -27,7 +27,7 @@ pointsman/pool: {{ (index . 1).name }}
 SHARDS_{{ .name | upper | replace "-" "_" }}
 {{- end -}}
 
-{{/* Every address that a shard of the pool may have: where it scales, those that are not there yet count as ill until they are. */}}
+{{/* Every address that a shard of the pool may have. If the pool scales, shards that do not run yet count as unhealthy. */}}
 {{- define "pointsman.shardAddresses" -}}
 {{- $name := include "pointsman.shardName" . -}}
 {{- $pool := index . 1 -}}

@@ -1,4 +1,4 @@
-{{/* What the chart reads out of the SLA file. It is validated by `pointsman check`, not here. */}}
+{{/* The values that the chart reads from the SLA file. `pointsman check` validates the file, not the chart. */}}
 
 {{- define "pointsman.sla" -}}
 {{- $file := fromYaml .Values.sla -}}
@@ -14,13 +14,13 @@
 {{- mulf (float64 (regexFind "^[0-9.]+" $text)) (float64 (get $units (regexFind "[a-z]+$" $text))) -}}
 {{- end -}}
 
-{{/* How long the router drains: server.drain, 30 s without it. */}}
+{{/* The router's drain time: server.drain, or 30 s. */}}
 {{- define "pointsman.drainSeconds" -}}
 {{- $server := default dict (get (include "pointsman.sla" . | fromJson) "server") -}}
 {{- include "pointsman.seconds" (default "30s" (get $server "drain")) | float64 | ceil -}}
 {{- end -}}
 
-{{/* Changes with what the router reads only when it starts: pods are replaced for that, and for nothing else. */}}
+{{/* A checksum of the settings that the router reads only at its start: a change of these, and no other, replaces pods. */}}
 {{- define "pointsman.fixedChecksum" -}}
 {{- $file := include "pointsman.sla" . | fromJson -}}
 {{- $server := default dict (get $file "server") -}}
