@@ -1,4 +1,4 @@
-"""What the dashboard's memory costs each call: the board's two hooks, beside telemetry without it.
+"""Cost of the dashboard's memory per call: the board's two hooks, against telemetry without it.
 
 python benchmarks/board_cost.py
 """
@@ -22,7 +22,7 @@ DECISION = Decision(
 
 
 def seconds_per_call(telemetry: Telemetry) -> float:
-    """Of one call: its decision, its first and last token, its end."""
+    """Seconds of one call: its decision, its first and last token, its end."""
     keys = tuple(range(31))
     requests = [Request(str(n), "acme", "m", "acme", 2000, 100, "chat", block_keys=keys) for n in range(CALLS)]
     before = time.process_time()

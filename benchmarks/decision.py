@@ -1,14 +1,14 @@
-"""How long a decision takes: a prompt of 100k tokens, 100 backends, its block keys known, tokenizing apart.
+"""Duration of a decision: a prompt of 100k tokens, 100 backends, block keys given, without tokenizing.
 
-The router's own parts, put together as `pointsman up` does: the prefix index with half a million blocks, of which some
-backends hold some of this prompt; a cluster of backends that report load and cache and have requests under way, of two
-ranks; rules, filters, scores and pick. One decision is what happens synchronously: longest match, classify, view of
-all backends, decide, count it. Prompts differ, so that nothing is remembered from one decision to the next; every
-tenth is held by nobody.
+The router's own parts, assembled as in `pointsman up`: the prefix index with half a million blocks, with parts of the
+prompts on some backends; a cluster of backends that report load and cache and have requests of two ranks in flight;
+rules, filters, scores and pick. One decision is the synchronous part: longest match, classify, view of all backends,
+decide, count it. Prompts differ, so that nothing can be reused from one decision to the next; no backend holds any part
+of every tenth prompt.
 
-Times are those of the thread on a core, which do not count what other work on the machine takes, and on the clock,
-which do. The floor, measured in turn with it, is what no decision that looks at every block and at every backend can do
-without: one dict look-up per block and one call for each backend's load.
+Times are the thread's time on a core, which excludes other work on the machine, and the time on the clock, which
+includes it. The floor, measured in turn with it, is the least work of any decision that reads every block and every
+backend: one dict look-up per block and one call for each backend's load.
 
     python benchmarks/decision.py [--tokens 100000] [--backends 100] [--profile]
 """
@@ -53,7 +53,7 @@ DESCRIBED = Description(frozenset({MODEL}), 1_000_000, 128_000, speaks_tokens=Tr
 
 
 class Reporting(FakeBackend):
-    """Says what a shard says, without one."""
+    """Reports like a shard, without a shard."""
 
     def describe(self) -> Description | None:
         return DESCRIBED
@@ -75,7 +75,7 @@ class Bench:
         return a_request(tokens, ruling.service_class.name, ruling.rank)
 
     def decision(self, tokens: Tokens) -> tuple[ClusterView, Decision]:
-        """All of it."""
+        """The whole cache."""
         held = believed(tokens, PromptKeys(tokens.keys, MODEL), self.gateway)
         request = self.request(tokens, self.facts(tokens, held))
         gateway = self.gateway
@@ -92,7 +92,7 @@ def a_request(tokens: Tokens, service_class: str, rank: int, *, preemptible: boo
 
 
 def prepared(tokens: int, backends: int, rng: random.Random) -> Bench:
-    """A router in the middle of its work. `backends` are well, each with up to 24 requests."""
+    """A router under load. `backends` are healthy, each with up to 24 requests."""
     loads = [
         Load(rng.randint(1, 20), rng.randint(0, 3), rng.randint(0, 40_000), 600_000, 64, 2e-5, reported_at=0.99)
         for _ in range(backends)
@@ -118,7 +118,7 @@ def prepared(tokens: int, backends: int, rng: random.Random) -> Bench:
 
 
 def under_way(gateway: Gateway, name: str, rng: random.Random) -> None:
-    """One more request is at `name`; most have begun to answer, and some came after its last report."""
+    """Add a request at `name`; most have begun to answer, and some arrived after its last report."""
     tokens = Tokens(rng.choice([500, 4000, 60_000]), b"", ())
     rank = rng.randint(0, 2)
     flight = gateway.cluster.begin(name, a_request(tokens, "x", rank, preemptible=rank == 2), tokens.count)
@@ -136,7 +136,7 @@ def measured(work: Callable[[Tokens], object], prompts: list[Tokens], times: lis
 
 
 def parts(bench: Bench) -> dict[str, Callable[[Tokens], object]]:
-    """What is measured, by name; each does its part from scratch."""
+    """The measured parts, by name; each does its work from scratch."""
     gateway, config = bench.gateway, bench.gateway.config
     look_up = {key: 1 for prompt in bench.prompts for key in prompt.keys}.get
     reports = [member.backend.load for member in gateway.cluster._members.values()]

@@ -1,13 +1,13 @@
-"""Decoding on a CPU: our engine in bfloat16 and in int8 against `transformers` in bfloat16, side by side.
+"""Decoding on a CPU: this engine in bfloat16 and in int8 against `transformers` in bfloat16, side by side.
 
 The model has the shape of Qwen3-0.6B and random weights, so nothing is downloaded; all contestants read the same
-checkpoint. Each holds its sequences ready (their prompts are computed before the clock runs) and then draws some tokens
-for all of them, in turn; medians count: machines are noisy. Ours is the whole engine with scheduler and sampling;
-theirs is the network with its own cache, and argmax.
+checkpoint. Each prepares its sequences (their prompts are computed before the clock runs) and then draws some tokens
+for all of them, in turn; medians count, because machines are noisy. `pointsman` is the whole engine with scheduler and
+sampling; `transformers` is the network with its own cache, and argmax.
 
-Then the error of the log-probabilities against float32, of the same model and of the bundled one, whose greedy answers
-to questions about documents are compared too. llama-cpp-python takes part where it is installed and `--gguf` names a
-file of the same shape.
+Then the error of the log-probabilities against float32, of the same model and of the bundled one, and a comparison of
+the bundled model's greedy answers to questions about documents. llama-cpp-python takes part if it is installed and
+`--gguf` names a file of the same shape.
 
     python benchmarks/decode_cpu.py
     python benchmarks/decode_cpu.py --threads 2 --batches 1 --context 1024
@@ -58,10 +58,10 @@ DTYPES = ("bfloat16", "int8")
 
 
 class Contestant(Protocol):
-    """Sequences whose prompts are computed."""
+    """Sequences with computed prompts."""
 
     def draw(self, tokens: int) -> None:
-        """Draw `tokens` more for each of them."""
+        """Draw `tokens` more tokens for each sequence."""
         ...
 
 
@@ -100,7 +100,7 @@ class Theirs:
 
 
 class LlamaCpp:
-    """One sequence; its weights are whatever the file has, Q8_0 for a fair match."""
+    """One sequence; its weights are those of the file, Q8_0 for a fair comparison."""
 
     def __init__(self, gguf: Path, prompts: list[list[int]], threads: int) -> None:
         import llama_cpp
@@ -119,7 +119,7 @@ def some_prompts(count: int, tokens: int, vocabulary: int) -> list[list[int]]:
 
 
 def logprobs(model: Model, ids: list[int]) -> Tensor:
-    """Of every token that could follow each of `ids`."""
+    """Log-probabilities of every token that could follow each of `ids`."""
     blocks = -(-len(ids) // BLOCK_TOKENS)
     model.network.allocate(blocks)
     at, rows = torch.arange(len(ids)), (Row(0, len(ids), len(ids), tuple(range(blocks))),)
@@ -138,7 +138,7 @@ def report_errors(name: str, folder: Path, prompts: list[list[int]]) -> None:
 
 
 def report_answers(questions: int) -> None:
-    """How many questions about documents the bundled model answers right, by the dtype of its weights."""
+    """The number of questions about documents that the bundled model answers correctly, by the dtype of its weights."""
     tokenizer, rng = Tokenizer.from_file(str(weights() / "tokenizer.json")), random.Random(7)
     papers = [documents.document(rng, documents.facts_within(600)) for _ in range(questions)]
     asked = [(paper.text, rng.choice(paper.questions)) for paper in papers]
@@ -173,7 +173,7 @@ def answers(model: Model, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def measure(contestants: dict[str, Contestant], rounds: int, tokens: int) -> dict[str, float]:
-    """Median seconds per token of each, in rounds where one follows the other."""
+    """Median seconds per token of each contestant, in rounds in which they alternate."""
     for contestant in contestants.values():
         contestant.draw(2)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}

@@ -1,8 +1,8 @@
 """The engine on a CPU against `transformers`, same checkpoint, same requests, same process, float32, greedy.
 
-Prints output tokens per second of (1) our engine with all requests at once, (2) transformers' `generate`, one request
-after the other, (3) transformers' own continuous batching where it runs on a CPU, and the ratios; says whether all gave
-the same tokens. Rounds alternate, medians count: machines are noisy.
+Prints output tokens per second of (1) this engine with all requests at once, (2) transformers' `generate`, one request
+after the other, (3) transformers' own continuous batching if it runs on a CPU, and the ratios, and whether all gave the
+same tokens. Rounds alternate and medians count, because machines are noisy.
 
     python benchmarks/engine_cpu.py                                     # 64 chats: 256 tokens in, 128 out
     python benchmarks/engine_cpu.py --prompt-tokens 2000 --output-tokens 16    # RAG: prefill is nearly everything
@@ -54,7 +54,7 @@ class Run:
 
 
 def a_workload(requests: int, prompt_tokens: int, output_tokens: int, model: Path) -> Workload:
-    """Prompts of about `prompt_tokens`, every one another document, so that no cache helps anybody."""
+    """Prompts of about `prompt_tokens`, each from a different document, so that no cache has an effect."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     rng = random.Random(1)
     prompts = []
@@ -117,7 +117,7 @@ def run_continuous_batching(network: transformers.PreTrainedModel, work: Workloa
 
 
 def measure(rounds: int, contestants: dict[str, Callable[[], Run]]) -> dict[str, list[Run]]:
-    """`rounds` runs of each contestant, in turn; whoever fails is left out with its reason."""
+    """`rounds` runs of each contestant, in turn; a failing contestant is left out with its reason."""
     runs: dict[str, list[Run]] = {}
     for number in range(rounds):
         for name, contestant in contestants.items():

@@ -1,7 +1,7 @@
-"""What the fair queue costs beside a plain heap of the same size: push one, look at the first eight, take the first.
+"""Cost of the fair queue against a plain heap of the same size: push one, read the first eight, take the first.
 
-The heap looks at the first eight as heaps must: it pops them and pushes back those that are not taken. It knows one
-order and nothing of tenants, classes, ages or corrections. Times are medians of rounds that alternate.
+The heap reads the first eight in its only way: it pops them and pushes back those that are not taken. It has one order,
+and no tenants, classes, ages or corrections. Times are medians of alternating rounds.
 
     python benchmarks/fairness.py
 """
@@ -30,7 +30,7 @@ LOOKS = 8
 
 
 def tickets(tenants: int) -> Callable[[float], Ticket]:
-    """Makes tickets of any class and tenant; costs spread over four decades."""
+    """Makes tickets of random classes and tenants; costs spread over four decades."""
     rng, numbers = random.Random(1), count()
 
     def make(now: float) -> Ticket:
@@ -41,7 +41,7 @@ def tickets(tenants: int) -> Callable[[float], Ticket]:
 
 
 def fair(waiting: int, tenants: int) -> Callable[[int], float]:
-    """Seconds for some turns of a fair queue in which `waiting` tickets wait."""
+    """Seconds for some rounds of a fair queue with `waiting` tickets."""
     queue, make, now = FairQueue({one.name: one for one in CLASSES}, {}, 30.0), tickets(tenants), 0.0
     for _ in range(waiting):
         queue.push(make(now), now)

@@ -1,12 +1,12 @@
-"""What a request costs on its way through the router, against a bare aiohttp proxy: CPU and rate.
+"""Cost of a request in the router against a bare aiohttp proxy: CPU and rate.
 
-An engine that speaks OpenAI's API and costs little answers both, each gateway in a process of its own, in turns:
+A cheap engine with OpenAI's API answers both, each gateway in a process of its own, in turns:
 
     short     answers in one piece, 16 at once
     streams   answers of 33 events, one every 10 ms, 64 at once
 
-The bare proxy passes bytes on and knows nothing: no tenants, no policy, no metrics. CPU is that of the gateway's
-process, user and system, which says what other work on the machine does not blur as much as it does rates.
+The bare proxy only forwards bytes: no tenants, no policy, no metrics. CPU is the gateway process's time, user and
+system; other work on the machine distorts it less than it distorts rates.
 
     python benchmarks/gateway.py [--requests 2000] [--streams 500] [--rounds 3]
 """
@@ -54,7 +54,7 @@ def _event(delta: dict[str, str], **more: object) -> bytes:
 
 
 async def engine() -> None:
-    """Answer what is asked, without looking at it more than need be."""
+    """Answer each request with as little parsing as possible."""
     usage = {"prompt_tokens": 50, "completion_tokens": EVENTS, "total_tokens": 50 + EVENTS}
     message = {"role": "assistant", "content": "word " * EVENTS}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -84,7 +84,7 @@ async def engine() -> None:
 
 
 async def bare(to: str) -> None:
-    """Pass bytes on."""
+    """Forward bytes."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
 
         async def chat(request: web.Request) -> web.StreamResponse:
@@ -136,7 +136,7 @@ class Gateway:
         return cls(process, (await process.stdout.readline()).decode().strip())
 
     def cpu_s(self) -> float:
-        """User and system time that the process has used."""
+        """User and system time of the process."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -156,7 +156,7 @@ class Gateway:
         return (self.cpu_s() - before) / count * 1000, (time.perf_counter() - began) / count * 1000
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         self.process.kill()
         await self.process.wait()
 

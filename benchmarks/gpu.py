@@ -1,21 +1,21 @@
 """The engine's GPU side on one GPU in less than ten minutes, with nothing to download: weights are drawn at random.
 
-Checks every kernel against its reference and every way to run a step against the others, then measures: each figure
-stands beside what the hardware allows (a copy in device memory and a large matrix product, measured first), and beside
-torch's own attention and transformers' continuous batching on the same machine. A part that fails costs only itself:
-figures are saved as they come, what takes too long is ended, and after a kernel that breaks the device's context the
-rest goes on in a new process.
+Checks every kernel against its reference and every way to run a step against the others, then measures. Each figure is
+compared with the limit of the hardware (a copy in device memory and a large matrix product, measured first), and with
+torch's own attention and transformers' continuous batching on the same machine. A failing part affects only itself:
+figures are saved as they come, parts that take too long are ended, and after a kernel that breaks the device's context
+the rest continues in a new process.
 
-It needs torch, Triton, a C compiler, numpy, xxhash and tokenizers; transformers where it is to be compared.
+It needs torch, Triton, a C compiler, numpy, xxhash and tokenizers, and transformers for the comparison.
 In this order, each within ten minutes (compiled kernels are kept in ~/.triton):
 
     python benchmarks/gpu.py --dry-run                                          # does this script run? toy, no GPU
     python benchmarks/gpu.py --only kernels,checks --model Qwen3-0.6B,Llama-3.1-8B --json 1.json    # is it right?
     python benchmarks/gpu.py --only decode,prefill,tune --model Llama-3.1-8B --json 2.json          # is it fast?
     python benchmarks/gpu.py --only e2e --model Llama-3.1-8B,Qwen3-0.6B --json 3.json               # in the engine?
-    python benchmarks/gpu.py --json 3.json --resume                             # what is left of a run that ended
+    python benchmarks/gpu.py --json 3.json --resume                             # the rest of a run that ended
 
-Where pytest is, the kernels' own tests run on the GPU too, some minutes of compiling:
+If pytest is installed, the kernels' own tests run on the GPU too, with some minutes of compiling:
 
     python -m pytest -c /dev/null --rootdir . --import-mode importlib tests/shards/kernels --ignore-glob '*interpreted*'
 """
@@ -35,7 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# it runs from a bare checkout too: a machine with a GPU may have torch and Triton and nothing of ours installed
+# it also runs from a bare checkout: a machine with a GPU may have torch and Triton, but no installation of this project
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -60,9 +60,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts, by comma: {', '.join(PARTS)}")
     parser.add_argument("--model", default=",".join(MODELS), help=f"models, by comma: {', '.join(MODELS)}")
-    parser.add_argument("--minutes", type=float, default=9.0, help="what would end later than this is left out")
-    parser.add_argument("--json", type=Path, help="where the figures go; default: $OUT/gpu.json, if $OUT is set")
-    parser.add_argument("--resume", action="store_true", help="go on after what the file of --json holds")
+    parser.add_argument("--minutes", type=float, default=9.0, help="parts that would end later are left out")
+    parser.add_argument("--json", type=Path, help="file for the figures; default: $OUT/gpu.json, if $OUT is set")
+    parser.add_argument("--resume", action="store_true", help="continue after the contents of the file of --json")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes in Triton's interpreter, without a GPU")
     asked = parser.parse_args()
     asked.only, asked.model = asked.only.split(","), asked.model.split(",")
@@ -108,12 +108,12 @@ def run_parts(report: Any, machine: Any, asked: argparse.Namespace) -> None:
 
 
 def measure_of(module: str, name: str) -> Any:
-    """What measures, imported when its turn has come: what one part lacks costs no other."""
+    """The measuring function, imported when its turn comes, so that a missing module affects only its own part."""
     return getattr(importlib.import_module(f"benchmarks.gpu_parts.{module}"), name)
 
 
 def give_back(machine: Any) -> None:
-    """What one model held must not be missing to the next."""
+    """Free the memory of one model before the next."""
     import torch
 
     gc.collect()
@@ -129,14 +129,14 @@ def main() -> None:
     import torch
 
     if not asked.dry_run and not torch.cuda.is_available():
-        sys.exit("torch sees no GPU here, and this measures one; --dry-run tries the script itself without")
+        sys.exit("torch sees no GPU here, and this benchmark needs one; --dry-run tries the script without it")
     import triton
 
     from benchmarks.gpu_parts.machine import Machine
     from benchmarks.gpu_parts.report import HEADING, Poisoned, Report
 
     logging.basicConfig(level=logging.INFO, format="         %(message)s")
-    # a kernel that never ends cannot be interrupted: this says where, and ends the process; what was measured is saved
+    # a kernel that never ends cannot be interrupted: this reports where, and ends the process; the figures are saved
     faulthandler.dump_traceback_later(60 * asked.minutes + 15, exit=True)
     report = Report(deadline_s=time.monotonic() + 60 * asked.minutes, file=asked.json)
     if asked.resume:
@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def answers(asked: argparse.Namespace) -> bool:
-    """Does the device still? Once a kernel has read beyond its memory, every call fails."""
+    """Does the device still work? After a kernel has read outside its memory, every call fails."""
     import torch
 
     try:
@@ -175,7 +175,7 @@ def answers(asked: argparse.Namespace) -> bool:
 
 
 def go_on(asked: argparse.Namespace, deadline_s: float) -> None:
-    """This process becomes one that measures what is left in the time that is left."""
+    """Replace this process by one that measures the remaining parts in the remaining time."""
     faulthandler.cancel_dump_traceback_later()
     minutes = max(0.0, deadline_s - time.monotonic()) / 60
     command = [sys.executable, __file__, "--only", ",".join(asked.only), "--model", ",".join(asked.model)]

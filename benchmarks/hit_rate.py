@@ -3,10 +3,10 @@
     python benchmarks/hit_rate.py TRACE [--tokens 500k 2M] [--requests 12031]
 
 TRACE is Mooncake's conversation trace (kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl): one
-request a line, whose `hash_ids` name blocks of 512 tokens. It is replayed on a virtual clock through the whole router
-with the shipped policy; `--tokens` is what each shard's cache holds. Only the shards are simulated, and events of
-`exact` ones arrive at once. `spread` are the same shards with prompts dealt in turn, the ideal is one cache that
-forgets nothing.
+request per line; its `hash_ids` name blocks of 512 tokens. It is replayed on a virtual clock through the whole router
+with the shipped policy; `--tokens` is the cache size of each shard. Only the shards are simulated, and events of
+`exact` ones arrive at once. `spread` are the same shards with prompts distributed in turn; the ideal is one cache that
+never evicts.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Line(NamedTuple):
 
 
 class Blind(Beliefs):
-    """Believes nothing: a router without an index."""
+    """An index without entries: a router without an index."""
 
-    def longest(self, keys: Sequence[int]) -> Mapping[str, Match]:  # noqa: ARG002 - whatever it is asked
+    def longest(self, keys: Sequence[int]) -> Mapping[str, Match]:  # noqa: ARG002 - the answer does not depend on it
         return {}
 
 
@@ -65,7 +65,7 @@ def trace(path: Path, most: int) -> list[Line]:
 
 
 def ideal(lines: Sequence[Line]) -> float:
-    """The share of blocks that one infinite cache holds when they come."""
+    """The share of blocks that one infinite cache holds when they are requested."""
     cache = Cache("ideal", sys.maxsize)
     for line in lines:
         cache.take(block_keys(line.tokens, 0))
@@ -73,7 +73,7 @@ def ideal(lines: Sequence[Line]) -> float:
 
 
 def spread(lines: Sequence[Line], most_blocks: int) -> float:
-    """The same where prompts are dealt to the shards in turn."""
+    """The same if prompts are distributed to the shards in turn."""
     caches = [Cache(str(number), most_blocks) for number in range(SHARDS)]
     for number, line in enumerate(lines):
         caches[number % SHARDS].take(block_keys(line.tokens, 0))
@@ -81,7 +81,7 @@ def spread(lines: Sequence[Line], most_blocks: int) -> float:
 
 
 async def replay(lines: Sequence[Line], most_blocks: int, kind: str) -> tuple[float, int]:
-    """Hit rate, and requests that failed."""
+    """Hit rate, and the number of failed requests."""
     clock = asyncio.get_running_loop().time
     caches = [Cache(f"own-{number}", most_blocks) for number in range(SHARDS)]
     shards = [SimulatedShard(cache, tells=kind == "exact") for cache in caches]

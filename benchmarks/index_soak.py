@@ -1,14 +1,13 @@
-"""A day of cache events through the prefix index: memory stays where it is.
+"""A day of cache events in the prefix index: memory must stay constant.
 
-`--backends` send 100 events a second each for `--hours` of simulated time, as fast as they can be heard: stores of one
-to eight blocks that continue a prompt or begin one (half of them with a beginning that others have too), and what a
-backend has no room for leaves it oldest prompt first, leaf first. Now and then one restarts, each tenth time under a
-new name.
-In between prompts are looked up and touched, as decisions do. The index is far too small for all that is held, so that
-it is full for most of the day. Python's garbage collector is left as it is in a router: on, with its own thresholds.
+`--backends` send 100 events a second each for `--hours` of simulated time, as fast as they can be processed: stores of
+one to eight blocks that continue a prompt or begin one (half of them with a shared beginning), and evictions of blocks
+without room, oldest prompt first, leaf first. Now and then a backend restarts, each tenth time under a new name.
+In between, prompts are looked up and touched, as decisions do. The index is far too small for all held blocks, so that
+it is full for most of the day. Python's garbage collector has the settings of a router: on, with its own thresholds.
 
-One row for each 24th of the time: memory of the process (nothing is collected for the sample), what the index says it
-takes, the mean of all calls and the slowest one, and what the collector did. Times are those of the processor.
+One row for each 24th of the time: memory of the process (without a collection before the sample), the size that the
+index reports, the mean of all calls and the slowest one, and the work of the collector. Times are processor times.
 
     python benchmarks/index_soak.py                                   # 864 million events: hours
     python benchmarks/index_soak.py --backends 2 --bytes 1000000      # a whole day of two: some minutes
@@ -54,7 +53,7 @@ def resident_mib() -> float:
 
 @dataclass(slots=True)
 class Pauses:
-    """How often Python collected garbage, and its longest pause. Ask `gc` to call it."""
+    """Counts Python's garbage collections, and their longest pause. Register it with `gc`."""
 
     collections: int = 0
     longest_s: float = 0.0
@@ -94,7 +93,7 @@ class Engine:
 
 
 class Fleet:
-    """Engines, whose events `index` hears."""
+    """Engines that send their events to `index`."""
 
     def __init__(self, index: PrefixIndex, backends: int, seed: int) -> None:
         self.index, self.events = index, Meter()
@@ -104,7 +103,7 @@ class Fleet:
         self._popular = [self._keys(64) for _ in range(200)]
 
     def step(self) -> None:
-        """One store, the evictions that it takes, and each hundredth time a decision."""
+        """One store, the evictions that it causes, and each hundredth time a decision."""
         rng = self._rng
         one = rng.choice(self._engines)
         if rng.random() < 1e-4:

@@ -1,9 +1,9 @@
-"""A prompt of 200,000 tokens through router and link: what it does to the router's event loop, cold and warm.
+"""A prompt of 200,000 tokens through router and link: its effect on the router's event loop, cold and warm.
 
 Starts `pointsman up` with one shard on a tiny random model with a sliding window (so that the network costs little and
-everything around it shows), sends the prompt as text over HTTP, then again with another ending, while a second client
-asks for `/healthz` all the time. Prints TTFT, the event loop's worst lag as the router exports it, and what the second
-client saw.
+everything around it is visible), sends the prompt as text over HTTP, then again with another ending, while a second
+client requests `/healthz` all the time. Prints TTFT, the event loop's worst lag as the router exports it, and the
+second client's latencies.
 
     python benchmarks/long_prompt.py [--tokens 200000]
 """
@@ -95,7 +95,7 @@ def metric(name: str) -> float:
 
 
 class Bystander(threading.Thread):
-    """Asks for /healthz all the time and remembers how long each answer took."""
+    """Requests /healthz all the time and records how long each answer took."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

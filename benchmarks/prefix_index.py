@@ -1,16 +1,16 @@
 """The prefix index against a chained-key table and a token radix tree in pure Python.
 
 Loads `--blocks` blocks in documents of 200,000 tokens, each held by some of 100 backends, and looks prompts of the same
-length up: held whole by three backends, by all, to 8 and to 100 different depths, and by none. Where a dozen prompts
-are held by the same backends to the same depths, how many blocks have a set of holders says nothing of how deep they
-go, and the index must halve. Beside it in the same process: a dict from chained key to holders, walked and searched by
-halves, a radix tree over tokens, and what the answer alone costs, its depths known. Twice: each look-up made once
-before it is timed, and after 64 MiB were read, so that it finds nothing in the caches, not even Python's own code.
-`--tiers` puts one block into host memory, since then all depths
-are kept by tier. The tree holds `--tree-share` of the
-documents: it keeps the tokens themselves.
+length up: held whole by three backends, by all, to 8 and to 100 different depths, and by none. If a dozen prompts are
+held by the same backends to the same depths, the number of blocks with a set of holders does not determine their
+depths, and the index must search by halves. For comparison in the same process: a dict from chained key to holders,
+walked and searched by halves, a radix tree over tokens, and the cost of the answer alone, with its depths given. Twice:
+with each look-up made once before it is timed, and after reading 64 MiB, so that no cache holds anything, not even
+Python's own code. `--tiers` puts one block into host memory, since then all depths are kept by tier. The tree holds
+`--tree-share` of the documents: it keeps the tokens themselves.
 
-All times are those of the processor. A long life of events is in `index_soak.py`.
+
+All times are processor times. `index_soak.py` runs a long sequence of events.
 
     python benchmarks/prefix_index.py
     python benchmarks/prefix_index.py --blocks 1000000
@@ -48,7 +48,7 @@ def resident_bytes() -> int:
 
 @dataclass(frozen=True)
 class Document:
-    """200,000 tokens, the same each time they are asked for, and how many of their blocks each backend holds."""
+    """200,000 tokens, the same at each call, and the number of their blocks that each backend holds."""
 
     seed: int
     depths: dict[str, int]
@@ -63,7 +63,7 @@ class Document:
 
 
 class KeyedDict:
-    """The floor: chained key to a mask of holders in a dict, oldest first out left aside."""
+    """The floor: a dict from chained key to a mask of holders, without eviction of the oldest."""
 
     def __init__(self) -> None:
         self.masks: dict[int, int] = {}
@@ -75,7 +75,7 @@ class KeyedDict:
             masks[key] = masks.get(key, 0) | bit
 
     def walk(self, keys: Sequence[int]) -> dict[str, int]:
-        """Block by block, as long as anybody is left."""
+        """Block by block, until no backend is left."""
         alive, depths, get = -1, dict[int, int](), self.masks.get
         for depth, key in enumerate(keys):
             mask = get(key, 0) & alive
@@ -93,7 +93,7 @@ class KeyedDict:
         get, depths, seen, high = self.masks.get, dict[int, int](), 0, len(keys)
         while high:
             low = 0
-            # the deepest block that somebody holds whom we have not seen yet
+            # the deepest block held by a backend that was not seen yet
             while low < high:
                 middle = (low + high) // 2
                 if get(keys[middle], 0) & ~seen:
@@ -118,7 +118,7 @@ class KeyedDict:
 
 @dataclass(slots=True)
 class Node:
-    """An edge of the tree: tokens, who holds them, and what continues them by its first token."""
+    """An edge of the tree: tokens, their holders, and its continuations by first token."""
 
     tokens: bytes
     holders: int
@@ -126,7 +126,7 @@ class Node:
 
 
 class RadixTree:
-    """Token bytes, shared beginnings stored once; a node is split where prompts or holders part."""
+    """Token bytes, with shared beginnings stored once; a node is split where prompts or holders differ."""
 
     def __init__(self) -> None:
         self.root = Node(b"", 0)
@@ -165,7 +165,7 @@ class RadixTree:
 
 
 def common(one: bytes, other: bytes) -> int:
-    """How many bytes of whole tokens both begin with."""
+    """The number of bytes of whole tokens that both begin with."""
     if one == other:
         return len(one)
     low, high = 0, min(len(one), len(other)) // 4
@@ -179,13 +179,13 @@ def common(one: bytes, other: bytes) -> int:
 
 
 def documents(blocks: int) -> Iterator[Document]:
-    """As many as make `blocks`: most on one to three backends, a few special ones first."""
+    """Documents with `blocks` in total: most on one to three backends, a few special ones first."""
     rng = random.Random(1)
     everywhere = dict.fromkeys(BACKENDS, BLOCKS)
     yield Document(0, everywhere)
     yield Document(1, {name: BLOCKS - 300 * (place % 8) for place, name in enumerate(BACKENDS)})
     yield Document(2, {name: BLOCKS - 30 * place for place, name in enumerate(BACKENDS)})
-    # other backends than those of the two above go deepest, or the sets would be the same
+    # other backends than in the two documents above go deepest, or the sets would be the same
     for seed in range(3, 3 + ALIKE):
         yield Document(seed, {name: BLOCKS - 300 * (place // 13) for place, name in enumerate(BACKENDS)})
     for seed in range(3 + ALIKE, 3 + 2 * ALIKE):
@@ -201,7 +201,7 @@ def answered(depths: dict[str, int]) -> dict[str, Match]:
 
 
 def timed_ms(call: Callable[[], object]) -> float:
-    """Of the processor: other work on the machine must not look like a pause of ours."""
+    """Milliseconds of processor time, so that other work on the machine does not look like a pause."""
     started = time.process_time()
     call()
     return 1000 * (time.process_time() - started)
@@ -299,12 +299,12 @@ FLUSHED = np.zeros(2**23)
 
 
 def warmed(call: Callable[[], object]) -> None:
-    """Whoever is timed was just there."""
+    """Make each look-up once before it is timed."""
     call()
 
 
 def flush(_: Callable[[], object]) -> None:
-    """Read something larger than the caches, so that nobody finds in them what another just looked at."""
+    """Read more memory than the caches hold, so that they contain nothing of earlier look-ups."""
     FLUSHED.sum()
 
 

@@ -1,9 +1,9 @@
-"""What quotas cost a request and how far four replicas overshoot, beside a bare PING of the same Redis.
+"""Cost of quotas per request, and overshoot of four replicas, against a bare PING of the same Redis.
 
     python benchmarks/quota.py [--url redis://localhost:6379] [--requests 3000]
 
-Without --url it starts the Redis that the tests use. A request waits for one `reserve`; `settle` happens after it. The
-overshoot is of four guarded stores, a process each, that spend the tokens of one tenant as fast as they can.
+Without --url it starts the Redis of the tests. A request waits for one `reserve`; `settle` happens after it. The
+overshoot is that of four guarded stores, a process each, that spend the tokens of one tenant as fast as they can.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def latencies(url: str, count: int) -> None:
 
 
 async def spend(url: str, replica: int, limit: int, seconds: float) -> tuple[int, int]:
-    """Tokens that one replica lets in, and how often it asked only its share."""
+    """Tokens that one replica admits, and how often it used only its share."""
     descriptors = (Descriptor("overshoot", Limits(tokens_per_minute=limit)),)
     store = GuardedStore(RedisStore(url), clock=time.time, options=GuardOptions(replicas=REPLICAS))
     await store.start()
@@ -114,7 +114,7 @@ def overshoot(url: str, limit: int, seconds: float) -> None:
         process.join()
     elapsed = time.monotonic() - began
     tokens, local = (sum(column) for column in zip(*found, strict=True))
-    allowed = limit * (1 + elapsed / 60)  # what may come at once, and what came back meanwhile
+    allowed = limit * (1 + elapsed / 60)  # the burst, and the refill meanwhile
     over = max(0.0, tokens / allowed - 1)
     print(f"{REPLICAS} replicas, {limit:,} tokens a minute for {elapsed:.1f} s: let in {tokens:,} of {allowed:,.0f}")
     print(f"overshoot {over:.2%}, {local} answers from a local share")

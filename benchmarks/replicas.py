@@ -1,18 +1,18 @@
-"""What 1, 2, 4 and 8 routers that share a Redis hit in the caches of eight simulated shards, against one router alone.
+"""Hit rate of 1, 2, 4 and 8 routers with a shared Redis on the caches of eight simulated shards, against one router.
 
     python benchmarks/replicas.py [--routers 1 2 4 8] [--kinds learnt exact] [--ways shared stopped unshared] [--pace 1]
 
-Routers are whole gateways in one process on a real Redis (the one of the tests); each turn of a conversation goes to
-any of them, as a load balancer would deal it. Time is real; with a `--pace` of 10 it is ten times as fast for shards,
+Routers are whole gateways in one process on a real Redis (that of the tests); each turn of a conversation goes to
+any of them, as behind a load balancer. Time is real; a `--pace` of 10 makes it ten times as fast for shards,
 think times and the routers' clock, so that 150 s take 15, and the 15 ms between two exchanges with Redis are 150 ms,
-which is harder than life. `stopped`: Redis is killed for 60 of these seconds in the middle and comes back empty.
-`unshared` has no Redis. Shards report no load and, where they are `learnt`, no cache: only how much of an answered
+which is harder than reality. `stopped`: Redis is killed for 60 of these seconds in the middle and comes back empty.
+`unshared` has no Redis. Shards report no load and, if they are `learnt`, no cache: only how much of an answered
 prompt was cached.
 
-Time in which the process got no processor does not pass (`steady_loop.py`); `stalled` says how much that was. A router
-measures how long answers take, and what a machine's stalls add to that, times the pace, makes it spread prompts over
-shards: with `--count-stalls` hit rates depend on what else the machine does. `news late`: when the others heard what
-one router told, median and 99th percentile, in seconds of the shards.
+Time in which the process got no processor does not pass (`steady_loop.py`); `stalled` is its amount. A router
+measures how long answers take, and a machine's stalls, times the pace, add to that and make it spread prompts over
+shards: with `--count-stalls` hit rates depend on other work on the machine. `news late`: the delay of one router's
+messages at the others, median and 99th percentile, in seconds of the shards.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Turn(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What came of one run. `outage_rate` is the hit rate of what was asked while Redis was away, `late_s` how late
-    news were, `took_s` how long it ran, of which the process computed for `cpu_s`."""
+    """The result of one run. `outage_rate` is the hit rate of requests while Redis was away, `late_s` the delays of
+    messages, `took_s` the run's duration, of which the process computed for `cpu_s`."""
 
     rate: float
     outage_rate: float
@@ -87,7 +87,7 @@ def _filled(seed: int, blocks: int) -> bytes:
 async def run(
     turns: Sequence[Turn], routers: int, kind: str, *, pace: float, server: RedisServer | None, stop: bool
 ) -> Run:
-    """Deal `turns` to so many routers; `stop`: Redis is away in the middle."""
+    """Distribute `turns` over the routers; `stop`: Redis is away in the middle."""
     caches = [Cache(f"own-{number}", CACHE_BLOCKS, pace) for number in range(SHARDS)]
     dealer, middle_s = random.Random(5), turns[-1].at_s / 2
     outage = (middle_s - OUTAGE_S / 2, middle_s + OUTAGE_S / 2)
@@ -121,7 +121,7 @@ async def run(
 
 
 def _measure(gateway: Gateway, late_s: list[float]) -> None:
-    """Note how late `gateway` hears what others tell."""
+    """Record how late `gateway` receives the others' messages."""
     hear = gateway.beliefs.hear
 
     def timed(news: News, at: float) -> None:

@@ -1,20 +1,20 @@
-"""Where a request goes: the shipped policy against those of other routers, on real conversations and one virtual clock.
+"""Placement: the shipped policy against those of other routers, on real conversations and one virtual clock.
 
     python benchmarks/routing.py TRACE [--requests 4000] [--speed 2 4] [--backends 8] [--kind shard]
 
-TRACE is Mooncake's conversation trace (kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl), which
-comes `--speed` times as fast as it did. Everything but the policy is the same for all: the pipeline, the prefix index
-with exact events, the shards' scheduler, machines with an 8B model on an H200. So the figures are about decisions, not
-about anybody's program: each peer's rule is written here from what its documentation and source say of it, with its
-own constants, and reads what our router sees, which is fresher than what some of them see.
+TRACE is Mooncake's conversation trace (kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl), replayed
+at `--speed` times its speed. Everything but the policy is the same for all: the pipeline, the prefix index
+with exact events, the shards' scheduler, machines with an 8B model on an H200. So the figures compare decisions, not
+programs: each peer's rule is written here from its documentation and source, with its own constants, and reads this
+router's state, which is fresher than that of some peers.
 
 - SGLang's and SMG's `cache_aware` (2026-08): if the best holder's load is above 1.5 times the mean and 64 over it, the
   least loaded; else the longest match if that is more than 0.3 of the prompt; else the least loaded.
 - Dynamo's KV router: least of blocks to prefill there, less what is held, plus blocks that decode there.
-- llm-d's scorers: 3 for the share of the prompt that is held, 2 for a queue that is short among the candidates', 2 for
-  the share of KV that is free.
+- llm-d's scorers: 3 for the share of the prompt that is held, 2 for a short queue relative to the candidates', 2 for
+  the share of free KV.
 - The production stack's `loadaware`: share that is held, less load over the mean.
-- Least requests, and dealing in turn.
+- Least requests, and in turn.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ HEADS = "answered; TTFT mean, P50, P95, P99; ms a token P50, P95; whole P50, P95
 
 
 def load(backend: BackendView) -> int:
-    """Requests there, from everybody."""
+    """Requests there, from all routers."""
     return backend.running + backend.waiting
 
 
 def held(backend: BackendView) -> int:
-    """Tokens of the prompt that it is believed to hold."""
+    """Tokens of the prompt that the backend is believed to hold."""
     return backend.held_tokens or 0
 
 
 def ranked(values: Sequence[float]) -> list[float | None]:
-    """The best has 1, the worst 0."""
+    """The best gets 1, the worst 0."""
     low, high = min(values), max(values)
     return [(value - low) / (high - low) if high > low else 1.0 for value in values]
 
@@ -74,14 +74,14 @@ def sglang() -> Score:
     """SMG model_gateway/src/policies, `cache_aware`, with the defaults of its command line."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
-        loads = [load(one) for one in candidates]
+        loads = [load(backend) for backend in candidates]
         mean, most = statistics.fmean(loads), max(map(held, candidates))
         if most > 0.3 * request.prompt_tokens:
-            # of those that hold as much, the least loaded
-            best = min((one for one in candidates if held(one) == most), key=load)
+            # of backends that hold as much, the least loaded
+            best = min((backend for backend in candidates if held(backend) == most), key=load)
             if not (load(best) > 1.5 * mean and load(best) > mean + 64):
-                return [float(one is best) for one in candidates]
-        return ranked([-float(one) for one in loads])
+                return [float(backend is best) for backend in candidates]
+        return ranked([-float(there) for there in loads])
 
     return score
 
@@ -92,23 +92,23 @@ def dynamo(kv_tokens: int) -> Score:
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         incoming = request.prompt_tokens / BLOCK
 
-        def cost(one: BackendView) -> float:
-            prefill = max(0.0, one.waiting_tokens / BLOCK + incoming - held(one) / BLOCK)
-            decode = (kv_tokens - (one.free_tokens or 0)) / BLOCK
+        def cost(backend: BackendView) -> float:
+            prefill = max(0.0, backend.waiting_tokens / BLOCK + incoming - held(backend) / BLOCK)
+            decode = (kv_tokens - (backend.free_tokens or 0)) / BLOCK
             return prefill + decode + incoming
 
-        return ranked([-cost(one) for one in candidates])
+        return ranked([-cost(backend) for backend in candidates])
 
     return score
 
 
 def llm_d(kv_tokens: int) -> Score:
-    """llm-d's prefix, queue and KV scorers, 3 : 2 : 2, as its guides set them."""
+    """llm-d's prefix, queue and KV scorers, 3 : 2 : 2, as in its guides."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
-        prefix = [min(1.0, held(one) / max(1, request.prompt_tokens)) for one in candidates]
-        queue = ranked([-float(one.waiting) for one in candidates])
-        free = [(one.free_tokens or 0) / kv_tokens for one in candidates]
+        prefix = [min(1.0, held(backend) / max(1, request.prompt_tokens)) for backend in candidates]
+        queue = ranked([-float(backend.waiting) for backend in candidates])
+        free = [(backend.free_tokens or 0) / kv_tokens for backend in candidates]
         return [
             (3 * cached + 2 * (short or 0.0) + 2 * room) / 7
             for cached, short, room in zip(prefix, queue, free, strict=True)
@@ -121,18 +121,18 @@ def production_stack() -> Score:
     """production-stack `loadaware`: matched / prompt - (load - mean) / max(1, mean)."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
-        loads = [load(one) for one in candidates]
+        loads = [load(backend) for backend in candidates]
         mean = statistics.fmean(loads)
         return [
-            held(one) / max(1, request.prompt_tokens) - (there - mean) / max(1.0, mean)
-            for one, there in zip(candidates, loads, strict=True)
+            held(backend) / max(1, request.prompt_tokens) - (there - mean) / max(1.0, mean)
+            for backend, there in zip(candidates, loads, strict=True)
         ]
 
     return score
 
 
 def least_requests() -> Score:
-    return lambda _, candidates: ranked([-float(load(one)) for one in candidates])
+    return lambda _, candidates: ranked([-float(load(backend)) for backend in candidates])
 
 
 def sent_at_once(name: str, score: Score) -> Policy:
@@ -144,7 +144,7 @@ def sent_at_once(name: str, score: Score) -> Policy:
 
 
 def policies(machine: Machine) -> dict[str, Policy]:
-    """All that are compared, by what the table calls them."""
+    """All compared policies, by their names in the table."""
     peers = {
         "SMG, SGLang: cache_aware": sglang(),
         "Dynamo: KV cost": dynamo(machine.kv_tokens),
@@ -158,7 +158,7 @@ def policies(machine: Machine) -> dict[str, Policy]:
 
 
 def a_config(kind: str, policy: Policy) -> Config:
-    """One class without a promise, one pool, and `policy` as the default."""
+    """One class without a target, one pool, and `policy` as the default."""
     config = parse(FILE if kind == "shard" else FILE.replace("kind: shard, at: ['", f"kind: {kind}, at: ['http://"))
     return replace(config, policies={**config.policies, "default": policy})
 
@@ -204,12 +204,12 @@ def main() -> None:
             fleet = Fleet({"own": chosen.backends}, {"own": machine}, ())
             models = fleet.models(config)
             usual = usual_of(config, models)
-            arrivals = [settled(one, config, models, usual) for one in sped_up(coming, speed)]
+            arrivals = [settled(request, config, models, usual) for request in sped_up(coming, speed)]
             began = time.monotonic()
             run = simulate(config, fleet, arrivals, seed=chosen.seed)
-            works = [one.work for one in run.backends]
-            cached, computed = sum(one.cached_tokens for one in works), sum(one.prompt_tokens for one in works)
-            busy = [one.busy_s / run.seconds for one in works]
+            works = [backend.work for backend in run.backends]
+            cached, computed = sum(work.cached_tokens for work in works), sum(work.prompt_tokens for work in works)
+            busy = [work.busy_s / run.seconds for work in works]
             words = row(run.calls, cached / max(1, cached + computed), busy, time.monotonic() - began)
             print(f"{name:30}{words}", flush=True)
             gc.collect()

@@ -1,7 +1,7 @@
 """64 chats beside long prompts on a virtual clock: a budget of time per step against budgets of tokens.
 
 The engine's own scheduler (admission, prefix cache, plan, cost model fitted online) runs against a network that only
-costs time: Llama-3.1-8B in bfloat16 on one H200, from its rooflines (weights 3.5 ms a step, 17.7 us per prompt token,
+takes time: Llama-3.1-8B in bfloat16 on one H200, from its rooflines (weights 3.5 ms a step, 17.7 us per prompt token,
 1.17 us per prompt token and 1,000 tokens of context at 450 TFLOP/s of attention, 30.5 ns per token of decode context).
 No torch, no GPU. A chat is 1,000 tokens in and 1,000 out, and the next follows at once.
 
@@ -34,7 +34,7 @@ TOKEN_S = 17.7e-6
 PAIR_S = 1.17e-9
 CONTEXT_S = 131072 / 4.3e12
 PRIOR = (3e-3, 2e-5, 1e-9, 3e-8)
-"""What the cost model believes before its first step: the right order of magnitude, no more."""
+"""The cost model's prior before its first step: the right order of magnitude, no more."""
 
 BUDGET_S = 0.05
 VOCABULARY = 128_256
@@ -62,13 +62,13 @@ class Result:
 
 
 def true_cost_s(step: Step) -> float:
-    """What a step takes, noise apart. Decoding rows read the weights that the step reads anyway."""
+    """The duration of a step without noise. Decoding rows read the weights that the step reads anyway."""
     prefill = sum(piece.tokens for piece in step.pieces if not piece.sequence.is_decoding)
     return WEIGHTS_S + TOKEN_S * prefill + PAIR_S * step.shape.pairs + CONTEXT_S * step.shape.decode_context
 
 
 class Simulation:
-    """A scheduler, its clock and those who send to it."""
+    """A scheduler, its clock and its clients."""
 
     def __init__(self, options: EngineOptions, load: Load, result: Result) -> None:
         self.load, self.result = load, result
@@ -79,7 +79,7 @@ class Simulation:
         self._last_s: dict[int, float] = {}
 
     def submit(self, tokens: int, new_tokens: int, kind: str, arrived_s: float) -> None:
-        """A prompt of `tokens` that nobody has sent before."""
+        """A new prompt of `tokens`."""
         key = (kind, self._arrivals)
         request = Request(Submission(key, tokens, new_tokens), arrived_s=arrived_s)
         request.prompt += np.random.default_rng(self._arrivals).integers(VOCABULARY, size=tokens, dtype="<u4").tobytes()
@@ -87,12 +87,12 @@ class Simulation:
         self._arrivals += 1
 
     def chat(self) -> None:
-        """A chat begins, or goes on. The first ones are spread so that they do not end together."""
+        """A chat begins or continues. The first ones are spread so that they do not end together."""
         spread = self._rng.uniform(0.2, 1.0) if self._arrivals < self.load.chats else 1.0
         self.submit(self.load.chat_tokens, max(1, int(self.load.chat_tokens * spread)), "chat", self.now_s)
 
     def run(self) -> None:
-        """Until the clock shows what the load says."""
+        """Run until the clock reaches the end of the load."""
         for _ in range(self.load.chats):
             self.chat()
         next_long_s = 5.0
@@ -131,7 +131,7 @@ class Simulation:
 
 
 def simulate(name: str, options: EngineOptions, load: Load) -> Result:
-    """What `load` sees of an engine with `options`."""
+    """The results of `load` on an engine with `options`."""
     result, started_s = Result(name), time.perf_counter()
     Simulation(options, load, result).run()
     result.real_s = time.perf_counter() - started_s

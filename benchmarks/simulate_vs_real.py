@@ -1,16 +1,16 @@
-"""What `pointsman simulate` predicts against a router and shards by the wall clock: the same SLA file and requests.
+"""Predictions of `pointsman simulate` against a router and shards in real time: the same SLA file and requests.
 
     python benchmarks/simulate_vs_real.py [--shards 2] [--seconds 60] [--loads 0.5 0.9] [--rounds 1] [--computing]
 
-Router and shards are processes of their own; this one is the clients, over HTTP. The shards are `shards/` as a whole
-but for the arithmetic: a step sleeps as long as examples/capacity/l4-profile.yaml says, so that what else the machine
-does counts little. With `--computing` it is `pointsman up` with the bundled model on CPUs, and means something on a
+Router and shards are processes of their own; this process is the clients, over HTTP. The shards are complete `shards/`
+except for the arithmetic: a step sleeps as long as examples/capacity/l4-profile.yaml says, so that other work on the
+machine counts little. With `--computing` it is `pointsman up` with the bundled model on CPUs, which is meaningful on a
 quiet machine with a core for each shard, the router and the clients.
 
-Two predictions: with that profile itself (but for `--computing`), and with one that is made, as docs/capacity.md says,
-of what the router has learnt at a light load (`pointsman_backend_latency`). The simulator finds how many requests a
-second keep the shards busy for the wanted share of the time; each load runs on processes started anew, whose caches and
-whose router know nothing, as in the simulation.
+Two predictions: with that profile itself (except for `--computing`), and with a profile made, as docs/capacity.md
+describes, from the router's learnt latencies at a light load (`pointsman_backend_latency`). The simulator finds the
+request rate that keeps the shards busy for the wanted share of the time; each load runs on new processes with empty
+caches and an untrained router, as in the simulation.
 
 Prompts are 100 to 1,700 tokens, every other one a question behind one of 12 documents of 1,024 tokens; answers have 8
 to 96 tokens.
@@ -64,7 +64,7 @@ rules: [{{class: chat}}]
 
 @dataclass(frozen=True)
 class Scene:
-    """What is measured: an SLA file in `folder`, for shards at `addresses` that compute or sleep."""
+    """The measured scene: an SLA file in `folder`, for shards at `addresses` that compute or sleep."""
 
     folder: Path
     addresses: tuple[str, ...]
@@ -83,12 +83,12 @@ class Scene:
         )
 
     def machine(self) -> Machine | None:
-        """What each shard is, if it does not compute."""
+        """The profile of each shard, if it does not compute."""
         return None if self.is_computing else read_profile(L4, parse(self.file.read_text()))["own"]
 
 
 class SleepingNetwork:
-    """Computes nothing in the time that `speed` says, and draws one token over and over."""
+    """Computes nothing in the time given by `speed`, and draws one token over and over."""
 
     vocabulary, context_tokens, block_bytes = 4096, 4096, 2**20
 
@@ -96,10 +96,10 @@ class SleepingNetwork:
         self._speed = speed
 
     def allocate(self, blocks: int) -> None:
-        """There is no memory."""
+        """Allocate nothing."""
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits like any others, when they are due."""
+        """Constant logits, when they are due."""
         due_s = time.perf_counter() + self._seconds(batch)
         logits = torch.zeros(len(batch.logit_rows), self.vocabulary)
         logits[:, 300] = 1.0
@@ -128,7 +128,7 @@ def serve_sleeping(address: str) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: when it comes, what its prompt begins with (chunks by name), how long it and its answer are."""
+    """One request: its time, the beginning of its prompt (chunks by name), and the lengths of prompt and answer."""
 
     at_s: float
     prompt_tokens: int
@@ -144,14 +144,14 @@ class Asked:
         return ids + random.Random(-1 - self.number).choices(range(50, 400), k=self.prompt_tokens - len(ids))
 
     def line(self) -> str:
-        """It as a line of a trace."""
+        """The request as a line of a trace."""
         sizes = {"input_length": self.prompt_tokens, "output_length": self.new_tokens}
         return json.dumps({"timestamp": self.at_s * 1000, **sizes, "hash_ids": self.chunks})
 
 
 @dataclass
 class Heard:
-    """What one client heard, in seconds from when it was to ask."""
+    """One client's observations, in seconds from the planned time of its request."""
 
     first_s: float = 0.0
     last_s: float = 0.0
@@ -163,7 +163,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one load."""
+    """The result of one load."""
 
     ttft_s: tuple[float, float, float]
     tpot_s: tuple[float, float, float]
@@ -173,7 +173,7 @@ class Result:
 
 
 def asked(per_second: float, seconds: float, seed: int) -> list[Asked]:
-    """Requests at random times, `per_second` in the mean."""
+    """Requests at random times, `per_second` on average."""
     rng, at_s, made = random.Random(seed), 0.0, []
     while (at_s := at_s + rng.expovariate(per_second)) < seconds:
         number = len(made)
@@ -186,7 +186,7 @@ def asked(per_second: float, seconds: float, seed: int) -> list[Asked]:
 
 @asynccontextmanager
 async def up(scene: Scene) -> AsyncIterator[str]:
-    """Shards and a router as processes; where it serves HTTP. All shards are ready."""
+    """Shards and a router as processes; yields the HTTP address once all shards are ready."""
     url = f"http://127.0.0.1:{free_port()}"
     async with AsyncExitStack() as stack:
         if scene.is_computing:
@@ -196,14 +196,14 @@ async def up(scene: Scene) -> AsyncIterator[str]:
                 await stack.enter_async_context(a_process(__file__, "--serve", address))
             await stack.enter_async_context(a_process("-m", "router", "serve", str(scene.file), "--http", url[7:]))
         async with aiohttp.ClientSession() as session, asyncio.timeout(300):
-            while await ready(session, url) < len(scene.addresses):  # noqa: ASYNC110 - another process says so
+            while await ready(session, url) < len(scene.addresses):  # noqa: ASYNC110 - another process reports it
                 await asyncio.sleep(0.2)
         yield url
 
 
 @asynccontextmanager
 async def a_process(*command: str) -> AsyncIterator[None]:
-    """Python with `command`, from here on until the context is left."""
+    """Run Python with `command` until the context ends."""
     said = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes as long as it lives
     process = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, stdout=said, stderr=said)
     try:
@@ -219,7 +219,7 @@ async def a_process(*command: str) -> AsyncIterator[None]:
 
 
 async def ready(session: aiohttp.ClientSession, url: str) -> int:
-    """How many shards may get requests."""
+    """The number of shards that may get requests."""
     try:
         async with session.get(f"{url}/metrics") as reply:
             return len(re.findall(r"^pointsman_backend_healthy\{.*\} 1.0$", await reply.text(), re.MULTILINE))
@@ -228,14 +228,14 @@ async def ready(session: aiohttp.ClientSession, url: str) -> int:
 
 
 def free_port() -> int:
-    """A port that nobody uses."""
+    """A free port."""
     with closing(socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 async def measured(url: str, coming: Sequence[Asked]) -> list[Heard]:
-    """What clients hear who ask at their times, whatever became of those before them."""
+    """The observations of clients that send at their times, whatever happens to earlier requests."""
     began, heard = time.perf_counter(), [Heard() for _ in coming]
     # made before, so that it costs no client its time
     bodies = [body_of(one) for one in coming]
@@ -266,7 +266,7 @@ def body_of(one: Asked) -> bytes:
 
 
 def hear(line: bytes, told: Heard, at_s: float) -> None:
-    """One line of an answer came."""
+    """Process one line of an answer."""
     if not line.startswith(b"data: {"):
         return
     event = json.loads(line[6:])
@@ -289,7 +289,7 @@ async def learnt(url: str) -> dict[str, float]:
 
 
 def learnt_profile(told: dict[str, float], machine: Machine | None) -> dict[str, float]:
-    """A pool's entry in a profile, as docs/capacity.md says."""
+    """A pool's entry in a profile, as docs/capacity.md describes."""
     budget_s = machine.step_budget_s if machine else EngineOptions().step_s
     own = max(0.1, 1 - told["step_s"] / budget_s)
     kv_tokens = machine.kv_tokens if machine else kv_tokens_of_local_shards()
@@ -308,7 +308,7 @@ def learnt_profile(told: dict[str, float], machine: Machine | None) -> dict[str,
 
 
 def simulated(scene: Scene, profile: Path, coming: Sequence[Asked]) -> tuple[Result, float]:
-    """What `pointsman simulate` says of them, and the share of the time in which shards are busy."""
+    """The prediction of `pointsman simulate`, and the share of the time in which shards are busy."""
     trace = scene.folder / "trace.jsonl"
     trace.write_text("\n".join(one.line() for one in coming))
     command = [sys.executable, "-m", "router", "simulate", str(scene.file), "--trace", str(trace)]
@@ -323,7 +323,7 @@ def simulated(scene: Scene, profile: Path, coming: Sequence[Asked]) -> tuple[Res
 
 
 def rate_for(share: float, scene: Scene, profile: Path) -> float:
-    """Requests a second that keep the shards busy for this share of the time, found by halving."""
+    """The request rate that keeps the shards busy for this share of the time, found by halving."""
     low, high = 0.25, 32.0
     for _ in range(7):
         middle = (low * high) ** 0.5
@@ -333,7 +333,7 @@ def rate_for(share: float, scene: Scene, profile: Path) -> float:
 
 
 def result_of(coming: Sequence[Asked], heard: Sequence[Heard]) -> Result:
-    """What the clients heard, added up as the simulator adds up."""
+    """The clients' observations, summarised as the simulator does."""
     # a trace begins with its first request
     seconds = max(one.at_s + told.last_s for one, told in zip(coming, heard, strict=True)) - coming[0].at_s
     ttft = [told.first_s for told in heard]
@@ -350,7 +350,7 @@ def points(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def rows(result: Result) -> Iterator[tuple[str, float, str]]:
-    """Name, value, and how it is written."""
+    """Name, value and unit."""
     for name, values in (("TTFT", result.ttft_s), ("TPOT", result.tpot_s)):
         for point, value in zip(("P50", "P95", "P99"), values, strict=True):
             yield f"{name} {point}", value * 1000, "ms"
@@ -359,7 +359,7 @@ def rows(result: Result) -> Iterator[tuple[str, float, str]]:
 
 
 def show(title: str, seen: Result, predicted: dict[str, Result]) -> None:
-    """All of them, and what part of the seen each predicted."""
+    """All figures, and the ratio of each prediction to the measured value."""
     print(f"\n{title}: {seen.requests} requests")
     print(f"{'':14}{'measured':>12}" + "".join(f"{name:>14}{'ratio':>8}" for name in predicted))
     columns = [[value for _, value, _ in rows(one)] for one in predicted.values()]
@@ -369,15 +369,15 @@ def show(title: str, seen: Result, predicted: dict[str, Result]) -> None:
 
 
 def kv_tokens_of_local_shards() -> int:
-    """How many tokens of KV a shard with the bundled model has."""
+    """Tokens of KV that a shard with the bundled model has."""
     model = Model.load(weights(), name=MODEL)
     return EngineOptions(kv_bytes=2**29).blocks(model.network.block_bytes) * BLOCK_TOKENS
 
 
 async def profiles(scene: Scene, options: argparse.Namespace) -> dict[str, Path]:
-    """What simulations are told of the shards' speed: what it is, and what a router has learnt of it."""
+    """The speeds given to simulations: the profile itself, and the one that a router has learnt."""
     async with up(scene) as url:
-        # the first ones teach how fast it is at all
+        # the first requests only teach the router the speed
         await measured(url, asked(options.calm, 20.0, seed=1))
         await measured(url, asked(options.calm, options.seconds, seed=2))
         told = learnt_profile(await learnt(url), scene.machine())

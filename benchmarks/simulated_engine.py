@@ -2,9 +2,9 @@
 
     python benchmarks/simulated_engine.py [--requests 120] [--load 0.6] [--rounds 3]
 
-The shards' engine with the bundled model runs on a CPU, and its clock is the CPU time of this process, so that whatever
-else the machine does costs less; while it idles the clock jumps. A first round tells how long steps take; with that as
-its speed the simulated engine runs the requests of other rounds, which the real one runs too. Prompts are 100 to 1,800
+The shards' engine with the bundled model runs on a CPU, and its clock is the CPU time of this process, so that other
+work on the machine counts less; while it idles the clock jumps. A first round measures the duration of steps; with that
+speed the simulated engine runs the requests of other rounds, which the real one runs too. Prompts are 100 to 1,800
 tokens, every other one begins like three others; answers have 32.
 """
 
@@ -36,7 +36,7 @@ RUNNING = 16
 
 
 class Ask(NamedTuple):
-    """When it comes, and its prompt."""
+    """Its arrival, and its prompt."""
 
     at_s: float
     tokens: bytes
@@ -55,7 +55,7 @@ class Result(NamedTuple):
 
 
 class Clock:
-    """CPU time of this process, and what was jumped over."""
+    """CPU time of this process, plus the skipped idle time."""
 
     def __init__(self) -> None:
         self.jumped_s = -time.process_time()
@@ -84,7 +84,7 @@ def result_of(asks: list[Ask], first: dict[object, float], last: dict[object, fl
 
 
 def computed(model: Model, asks: list[Ask]) -> tuple[Result, Speed]:
-    """What the engine itself does, and how fast it says that it was."""
+    """The engine's results, and the speed that it reports."""
     clock, coming = Clock(), list(asks)
     engine = Engine(model, EngineOptions(kv_blocks=KV_TOKENS // 64, max_running=RUNNING), clock=clock)
     warm_up(engine)
@@ -118,7 +118,7 @@ def computed(model: Model, asks: list[Ask]) -> tuple[Result, Speed]:
 
 
 def fitted(steps: list[tuple[StepShape, float]]) -> Speed:
-    """Least squares over whole steps, scheduling and reporting included, each weighted by its own duration."""
+    """Least squares over whole steps, including scheduling and reporting, each weighted by its own duration."""
     features = np.array([(1.0, shape.tokens, shape.pairs, shape.decode_context) for shape, _ in steps])
     seconds = np.array([elapsed_s for _, elapsed_s in steps])
     costs = np.maximum(0.0, np.linalg.lstsq(features / seconds[:, None], np.ones(len(steps)), rcond=None)[0])
@@ -127,7 +127,7 @@ def fitted(steps: list[tuple[StepShape, float]]) -> Speed:
 
 
 def simulated(speed: Speed, asks: list[Ask]) -> Result:
-    """What the simulated engine does at that speed."""
+    """The simulated engine's results at that speed."""
     machine = Machine(speed, kv_tokens=KV_TOKENS, running=RUNNING)
     engine, now_s, coming = SimulatedEngine(machine, model="bundled"), 0.0, list(asks)
     first: dict[object, float] = {}
@@ -154,12 +154,12 @@ def quantiles(seconds: list[float]) -> list[float]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--requests", type=int, default=120)
-    options.add_argument("--load", type=float, default=0.4, help="requests a second, as a share of those it can do")
+    options.add_argument("--load", type=float, default=0.4, help="request rate, as a share of the engine's capacity")
     options.add_argument("--rounds", type=int, default=3)
     chosen = options.parse_args()
     use_threads(1)
     model = Model.load(weights())
-    # all at once: how many it can do in a second
+    # all at once: gives the capacity in requests per second
     flood, _ = computed(model, story(40, 1e6, seed=0))
     per_second = chosen.load * 40 / max(flood.ttft)
     _, speed = computed(model, story(chosen.requests, per_second, seed=1))

@@ -1,4 +1,4 @@
-"""Shards for benchmarks of placement: a cache of blocks, least recently used out first, and the time that prompts take.
+"""Shards for benchmarks of placement: a cache of blocks with LRU eviction, and the time that prompts take.
 
 Stand-ins: they compute nothing. Prompts are prefilled one after the other, answers drawn side by side.
 """
@@ -27,7 +27,7 @@ PREFILL_TOKENS_PER_S, STEP_S, FIXED_S = 16_000.0, 0.01, 0.02
 
 @dataclass
 class Cache:
-    """What one shard holds, and all that was asked of it. Those who `hear` are told of every change."""
+    """One shard's cache, and its statistics. Callbacks in `hear` get every change."""
 
     name: str
     most_blocks: int
@@ -39,12 +39,12 @@ class Cache:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def take(self, keys: Sequence[int]) -> int:
-        """How many of the first `keys` are there; all of them are from now on."""
+        """The number of first `keys` that are cached; afterwards all of them are."""
         hits = next((at for at, key in enumerate(keys) if key not in self.held), len(keys))
         self.hit_blocks += hits
         self.asked_blocks += len(keys)
         new = [key for key in keys if key not in self.held]
-        # of one prompt the last block is the first to go
+        # of one prompt the last block is evicted first
         for key in reversed(keys):
             self.held[key] = None
             self.held.move_to_end(key)
@@ -58,7 +58,7 @@ class Cache:
 
 @dataclass
 class SimulatedShard:
-    """One router's line to the shard that has `cache`. `tells`: it reports what it holds; else only what was cached."""
+    """One router's connection to the shard with `cache`. `tells`: it reports its cache; else only the cached tokens."""
 
     cache: Cache
     tells: bool
@@ -101,7 +101,7 @@ class SimulatedShard:
 
 @dataclass
 class SimulatedCaller:
-    """Asks for an answer to `tokens` (little-endian uint32), and reads it."""
+    """Requests an answer to `tokens` (little-endian uint32), and reads it."""
 
     id: str
     tokens: bytes

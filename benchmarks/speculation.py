@@ -1,14 +1,14 @@
 """Prompt lookup on a CPU: the engine with `speculate` auto against off, same weights, same requests, same process.
 
 Prints for each workload how many times as fast auto answers, in tokens per second of CPU time from the first submission
-to the last token of the last answer, and how many times as soon an answer is there on average; and how many tokens it
-drafted and accepted. With one thread that is what a clock shows where nothing
-else runs. Rounds alternate, medians count: machines are noisy. Then what a step costs that verifies 1, 2, 4 or 8
-drafted tokens for each sequence, against one without.
+to the last token of the last answer, and how many times as early an answer is complete on average; and how many tokens
+it drafted and accepted. With one thread, CPU time equals the clock if nothing else runs. Rounds alternate and medians
+count, because machines are noisy. Then the cost of a step that verifies 1, 2, 4 or 8 drafted tokens for each sequence,
+against a step without.
 
-Workloads: the bundled model, greedy, with a document's question (`rag`) and with what it says when it may not stop
-(`chat`); and networks that compute as usual but are told what to say (`scripted`): long passages of the prompt with
-something else between them (`quotes`), short ones (`phrases`), or nothing that was said before (`novel`).
+Workloads: the bundled model, greedy, with a document's question (`rag`) and with its output when it may not stop
+(`chat`); and networks that compute as usual but with scripted output (`scripted`): long passages of the prompt with
+something else between them (`quotes`), short ones (`phrases`), or nothing that occurred before (`novel`).
 
     python benchmarks/speculation.py                               # the bundled model, float32
     python benchmarks/speculation.py --qwen --tokens 48 --rounds 3 # Qwen3-0.6B's shape, random weights, int8
@@ -57,7 +57,7 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 QUOTED = {"quotes": 48, "phrases": 8, "novel": 0}
-"""Tokens of a passage before a script goes on elsewhere; 0: it never repeats."""
+"""Tokens of a passage before a script continues elsewhere; 0: it never repeats."""
 
 PASSAGE = 64
 """Tokens of a passage in a scripted prompt."""
@@ -65,7 +65,7 @@ PASSAGE = 64
 
 @dataclass(frozen=True)
 class Workload:
-    """`prompts(round)` are new ones each time, so that no cache helps; `quoted` is None where the model says itself."""
+    """`prompts(round)` are new each time, so that no cache helps; `quoted` is None if the model's own output counts."""
 
     name: str
     prompts: Callable[[int], list[list[int]]]
@@ -75,17 +75,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of CPU, per token until the last answer is there, and until an answer is there on average."""
+    """Seconds of CPU, per token until the last answer is complete, and until an answer is complete on average."""
 
     token_s: float
     answer_s: float
 
 
 class Scripted:
-    """A network that computes, and then is told what to say: behind each token its successor, as in the prompts.
+    """A network that computes, and then follows a script: after each token comes its successor, as in the prompts.
 
-    So a passage is quoted until at a multiple of `quoted` positions comes a token that may stand anywhere in the first
-    `prompt_tokens` of the vocabulary, which are the prompt's. If `quoted` is 0 all are of the whole vocabulary.
+    So it quotes a passage, until at a multiple of `quoted` positions a token follows that may be any of the first
+    `prompt_tokens` of the vocabulary, which are the prompt's. If `quoted` is 0, tokens are from the whole vocabulary.
     """
 
     def __init__(self, inner: PagedNetwork, quoted: int, prompt_tokens: int) -> None:
@@ -118,7 +118,7 @@ class Contestant:
         self.work = work
 
     def run(self, number: int) -> Timed:
-        """Answers all of a round's prompts, which come at once."""
+        """Answer all prompts of a round, which arrive at once."""
         prompts = self.work.prompts(number)
         sampling = SamplingParams(temperature=0.0, ignore_eos=True)
         started = time.process_time()
@@ -171,7 +171,7 @@ def spoken(requests: int, prompt_tokens: int, tokens: int, name: str) -> Workloa
 
 
 def scripted(requests: int, prompt_tokens: int, tokens: int, name: str) -> Workload:
-    """Prompts of passages in which each token is the last one's successor, as `Scripted` goes on."""
+    """Prompts of passages in which each token is the successor of the previous one, as `Scripted` continues."""
 
     def a_prompt(rng: random.Random) -> list[int]:
         starts = list(range(0, prompt_tokens, PASSAGE))
@@ -185,7 +185,7 @@ def scripted(requests: int, prompt_tokens: int, tokens: int, name: str) -> Workl
 
 
 def verify(network: PagedNetwork, rows: int, context: int, rounds: int) -> None:
-    """What drafted tokens cost, by the network alone."""
+    """The cost of drafted tokens in the network alone."""
     blocks = context // BLOCK_TOKENS + 1
     network.allocate(rows * blocks)
     batches = {drafted: a_batch(rows, context, 1 + drafted) for drafted in (0, 1, 2, 4, 8)}

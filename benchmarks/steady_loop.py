@@ -1,8 +1,8 @@
-"""An event loop whose clock stands still while the machine gives its process no time.
+"""An event loop whose clock stops while the machine gives its process no time.
 
-For benchmarks in which time is real: a process that is kept waiting for a processor finds all its timers late at once,
-which no router on a machine of its own would. What the process itself computes counts in full, and so does waiting for
-sockets, since nobody can tell why the other side was late.
+For benchmarks in real time: a process that is kept waiting for a processor finds all its timers late at once, which
+would not happen to a router on a machine of its own. The process's own computation counts in full, and so does waiting
+for sockets, since the reason for a late peer is unknown.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _NOISE_S = 0.0005
-"""A timer that is so late is no stall: the system's own timers are no better."""
+"""A timer that is late by less than this is no stall: the system's own timers are no better."""
 
 
 class SteadyLoop(asyncio.SelectorEventLoop):
-    """`stalled_s` is how long the clock stood still; with `counts_stalls` it goes on, and only that is measured."""
+    """`stalled_s` is how long the clock stood still; with `counts_stalls` it runs on, and stalls are only measured."""
 
     def __init__(self, *, counts_stalls: bool = False) -> None:
         self.stalled_s = 0.0
@@ -32,7 +32,7 @@ class SteadyLoop(asyncio.SelectorEventLoop):
 
 
 class _Watched(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    """Tells its loop of stalls: time that passed between two calls without being computed in, and beyond a timeout."""
+    """Reports stalls to its loop: time between two calls without computation, and beyond a timeout."""
 
     def __init__(self, loop: SteadyLoop) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _Watched(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
 
 
 def run_steadily(work: Coroutine[Any, Any, T], *, counts_stalls: bool = False) -> tuple[T, float]:
-    """What `work` returns, run to its end on a SteadyLoop, and for how long that was stalled."""
+    """The result of `work`, run to its end on a SteadyLoop, and the time that it was stalled."""
     loop = SteadyLoop(counts_stalls=counts_stalls)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(work), loop.stalled_s

@@ -1,8 +1,8 @@
-"""What holding answers to a schema costs: one engine on a CPU, the bundled model, the same requests with and without.
+"""Cost of constraining answers to a schema: one engine on a CPU, the bundled model, the same requests with and without.
 
-Prints output tokens per second of a batch where none, one, half and all answers have a schema, and what one mask costs
-for a vocabulary of this size and for a larger one. Rounds alternate, medians count. Seconds are those of the process on
-its core, so that other work on the machine does not count.
+Prints output tokens per second of a batch in which none, one, half and all answers have a schema, and the cost of one
+mask for a vocabulary of this size and for a larger one. Rounds alternate, medians count. Seconds are those of the
+process on its core, so that other work on the machine does not count.
 
     python benchmarks/structured_output.py                              # 32 sequences, 96 tokens each
     python benchmarks/structured_output.py --tokenizer tokenizer.json --eos 151645   # masks of a large vocabulary too
@@ -38,7 +38,7 @@ PROMPT_TOKENS = 128
 
 
 def a_schema(number: int) -> Grammar:
-    """A list of people that has no end before the answer's, so that every answer is equally long."""
+    """A list of people that ends only with the answer, so that every answer is equally long."""
     person = {
         "type": "object",
         "properties": {
@@ -54,7 +54,7 @@ def a_schema(number: int) -> Grammar:
 
 
 def tokens_per_s(model: Model, sequences: int, new: int, held: int, schemas: int) -> float:
-    """Output tokens per second while all `sequences` draw, of which `held` have one of so many schemas."""
+    """Output tokens per second while all `sequences` draw, of which `held` have one of several schemas."""
     engine = Engine(model, EngineOptions(max_running=sequences, kv_bytes=2**29))
     rng = random.Random(1)
     for key in range(sequences):
@@ -69,7 +69,7 @@ def tokens_per_s(model: Model, sequences: int, new: int, held: int, schemas: int
     started, drawn, left = time.process_time(), 0, sequences
     while left:
         report = engine.step()
-        # the first to begin are the first to end: what counts is the batch as long as it is whole
+        # the first to begin are the first to end: only the complete batch is measured
         left -= len(report.finished)
         if report.finished:
             break
@@ -113,7 +113,7 @@ def guided(compiler: Compiler, grammar: Grammar, vocabulary: int, eos: int, rows
 
 
 def print_masks(name: str, model: Model, rows: int) -> None:
-    """What sampling takes with and without a schema."""
+    """The time of sampling with and without a schema."""
     started = time.process_time()
     compiler = Compiler.of(model)
     assert compiler is not None
@@ -133,10 +133,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=96)
-    parser.add_argument("--schemas", type=int, default=4, help="how many different ones")
+    parser.add_argument("--schemas", type=int, default=4, help="number of different schemas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, to measure masks alone with")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, for a measurement of masks alone")
     parser.add_argument("--eos", type=int, default=0)
     asked = parser.parse_args()
     use_threads(asked.threads)

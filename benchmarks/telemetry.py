@@ -1,9 +1,9 @@
-"""What telemetry costs a request: nothing wanted, traces not sampled, traces sampled, the decision log.
+"""Cost of telemetry per request: off, traces not sampled, traces sampled, the decision log.
 
 A whole call through the pipeline (identify, classify, admit, decide, relay 33 pieces, settle, count) to a backend that
 answers from a script, without sockets, in turn with each setting. Spans go to an exporter that drops them, lines of the
-decision log to a file. Times are those of the process, its exporting threads included, in the quietest round. The
-hooks of tracing alone, where nobody traces, are measured by themselves: they are too small to be seen in a call.
+decision log to a file. Times are those of the process, including its exporting threads, in the quietest round. The
+hooks of tracing without a trace are measured separately: they are too small to be visible in a call.
 
     python benchmarks/telemetry.py [--calls 100] [--rounds 60]
 """
@@ -44,7 +44,7 @@ PIECES = 33
 
 
 class Dropping(SpanExporter):
-    """Takes spans and forgets them."""
+    """Takes spans and drops them."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:  # noqa: ARG002
         return SpanExportResult.SUCCESS
@@ -112,7 +112,7 @@ async def measured(gateway: Gateway, calls: int) -> float:
 
 
 def hooks_ns(rounds: int = 500) -> float:
-    """Nanoseconds for all that a call and its one prompt tell a trace that nobody wants."""
+    """Nanoseconds of all hooks of a call and its one prompt on a trace that is not sampled."""
     no_headers: Mapping[str, str] = {}
     decision, prompt = Decision("b0", "default"), Prompt()
     nobody: Any = None
@@ -127,7 +127,7 @@ def hooks_ns(rounds: int = 500) -> float:
                 with trace.sent(nobody, nobody) as attempt:
                     attempt.stamped(prompt)
                     attempt.finished("stop")
-            assert call.ids is None, "whoever is not traced need not be told of the end"
+            assert call.ids is None, "a call that is not traced needs no report of its end"
         best = min(best, (time.perf_counter_ns() - began_ns) / rounds)
     return best
 
@@ -155,7 +155,7 @@ def main() -> None:
     arguments = parser.parse_args()
     times = asyncio.run(compare(arguments.calls, arguments.rounds))
     off_s = min(times["nothing wanted"])
-    print(f"hooks of a call that nobody traces: {hooks_ns():.0f} ns, {hooks_ns() / off_s / 1e7:.2f} % of a call")
+    print(f"hooks of a call without a trace: {hooks_ns():.0f} ns, {hooks_ns() / off_s / 1e7:.2f} % of a call")
     print(f"{'microseconds of a call':24}{'best':>9}{'of nothing wanted':>19}")
     for name, seconds in times.items():
         print(f"{name:24}{1e6 * min(seconds):9.1f}{min(seconds) / off_s:18.2f}x")

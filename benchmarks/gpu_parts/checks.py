@@ -1,4 +1,4 @@
-"""Whether the ways to compute one thing give one result: graphs, running ahead, neighbours, and the CPU's decoder."""
+"""Checks that all ways to compute the same give the same: graphs, running ahead, neighbours, and the CPU's decoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shards.nouns import SamplingParams
 
 
 def check_steps(report: Report, machine: Machine, _: Sizes, name: str, config: NetworkConfig) -> None:
-    """Tokens that differ between two runs, of all; none may."""
+    """The share of tokens that differ between two runs; it must be 0."""
     rows, new, lengths = (24, 48, (70, 7, 300, 513)) if machine.is_gpu else (1, 3, (3,))
     prompts = some_prompts(config, [lengths[row % len(lengths)] + row for row in range(rows)])
     weights = some_weights(machine, config)
@@ -41,7 +41,7 @@ def check_steps(report: Report, machine: Machine, _: Sizes, name: str, config: N
         options = StepOptions(rows=max(8, rows), graphs=graphs)
         network = a_network(config, weights, blocks=blocks, options=options)
         for ahead in (0, 1):
-            # a dry run has no graphs to differ in
+            # a dry run has no graphs to compare
             if machine.is_gpu or not graphs:
                 runs[f"greedy, graphs {graphs}, {ahead} ahead"] = answers(network, prompts, new, ahead=ahead)
         runs[f"drawn, graphs {graphs}"] = answers(network, prompts, new, ahead=int(graphs), drawing=warm)
@@ -70,7 +70,7 @@ def check_engine(report: Report, machine: Machine, _: Sizes, name: str, config: 
         network = GpuNetwork.of(config, weights, options=StepOptions(rows=max(8, rows), graphs=graphs))
         engine = Engine(Model(name, network), replace(options, **changes))
         network.steps.cache.data.zero_()
-        # rows of all kinds beside each other: greedy, drawn on the device, and a few tokens that the host draws
+        # rows of all kinds together: greedy, drawn on the device, and a few tokens that the host draws
         kinds = (
             SamplingParams(ignore_eos=True),
             SamplingParams(ignore_eos=True, temperature=1.0, top_p=0.95, seed=3),

@@ -1,4 +1,4 @@
-"""Jobs for an engine, and whoever hands them over and notes what came back when."""
+"""Jobs for an engine, and a client that submits them and records when tokens arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shards.network.config import NetworkConfig
 from shards.nouns import FinishReason, SamplingParams, Submission
 
 PIECE_TOKENS = 16384
-"""How much of a prompt is handed over at once; the engine takes so much ahead of what it has computed, and no more."""
+"""Tokens of a prompt that are submitted at once; the engine accepts this much ahead of the computed tokens."""
 
 GREEDY = SamplingParams(ignore_eos=True)
 
@@ -40,7 +40,7 @@ class Job:
 
 
 class Clients:
-    """Submits jobs to an engine, at most `concurrency` at once, and notes when each token came."""
+    """Submits jobs to an engine, at most `concurrency` at once, and records when each token came."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self._names = engine, 0

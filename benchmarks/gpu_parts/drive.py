@@ -23,7 +23,7 @@ def a_network(
 ) -> GpuNetwork:
     network = GpuNetwork.of(config, weights, options=options)
     network.allocate(blocks)
-    # zeros: what was in this memory before may be no numbers
+    # zeros: the previous contents of this memory may not be numbers
     network.steps.cache.data.zero_()
     return network
 
@@ -47,9 +47,9 @@ def answers(
     drawing: Drawing | None = None,
     batch_tokens: int = 8192,
 ) -> list[list[int | None]]:
-    """What is drawn after `prompts`, whole prompts in each step as far as `batch_tokens` go, then all rows together.
+    """The tokens drawn after `prompts`: whole prompts in each step up to `batch_tokens`, then all rows together.
 
-    `ahead` 1 submits each step before the one before it is collected.
+    `ahead` 1 submits each step before the previous one is collected.
     """
     steps, first_block, tables = network.steps, 0, []
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""The engine on a GPU, from submission to the last token; and what others on this machine do with the same work."""
+"""The engine on a GPU, from submission to the last token, and other engines on this machine with the same work."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run_engine(report: Report, machine: Machine, sizes: Sizes, name: str, config
 
 
 def compare_running_ahead(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
-    """The first mix with steps that run ahead and with steps that are waited for."""
+    """The first mix with steps that run ahead, and with steps that are waited for."""
     weights = some_weights(machine, config)
     label, mix = next(iter(sizes.mixes.items()))
     rng = np.random.default_rng(2)
@@ -91,14 +91,14 @@ def compare_running_ahead(report: Report, machine: Machine, sizes: Sizes, name: 
         clients = Clients(Engine(Model(name, network), options))
         if machine.is_gpu:
             network.prepare(mix.concurrency)
-            # kernels of prefill are compiled, and the cost model learns
+            # compiles the kernels of prefill, and trains the cost model
             clients.run(jobs_of(config, mix, rng), mix.concurrency)
         again = [Job(job.prompt, job.new_tokens) for job in jobs]
         closed(report, clients, f"run_ahead {run_ahead}, {name}, {label}", again, mix.concurrency, floor)
 
 
 def warm_up(clients: Clients, machine: Machine, config: NetworkConfig) -> None:
-    """Kernels are compiled and the cost model taught before anything is timed."""
+    """Compile kernels and train the cost model before anything is timed."""
     rng = np.random.default_rng(0)
     lengths = (64, 513, 2000, 8192, 100) if machine.is_gpu else (3,)
     for length in lengths:
@@ -141,7 +141,7 @@ def chats_beside(
     config: NetworkConfig,
     rng: np.random.Generator,
 ) -> None:
-    """Chats that go on all the time; one long prompt comes; how long do chats wait between tokens meanwhile?"""
+    """The wait of continuous chats between tokens while one long prompt is computed."""
     long = a_job(config, sizes.long_tokens, sizes.answer_tokens, rng)
     prompt_tokens, new_tokens = sizes.chat_tokens
     chats = [a_job(config, prompt_tokens, new_tokens, rng) for _ in range(sizes.chats)]
@@ -200,8 +200,8 @@ def cold_warm_and_restored(
 
 
 def evict_all(engine: Engine) -> float:
-    """Seconds until all that is cached has left the device for the host: what a full pool does bit by bit."""
-    # no call of the engine's own: nobody else wants it
+    """Seconds until all cached blocks have left the device for the host, which a full pool does bit by bit."""
+    # not a method of the engine, because only this benchmark needs it
     pool, started = engine._pool, time.perf_counter()
     pool.make_room(pool.size)
     while pool._draining:
@@ -210,7 +210,7 @@ def evict_all(engine: Engine) -> float:
 
 
 def run_steps(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
-    """The same without an engine, with and without running ahead: what the engine's own work costs."""
+    """The same without an engine, with and without running ahead, to show the cost of the engine's own work."""
     weights = some_weights(machine, config)
     for label, mix in sizes.mixes.items():
         if mix.prompt_tokens[0] != mix.prompt_tokens[1]:
@@ -244,7 +244,7 @@ def run_steps(report: Report, machine: Machine, sizes: Sizes, name: str, config:
 
 
 def run_transformers(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
-    """transformers' continuous batching, random weights of the same shape, where it can be imported."""
+    """transformers' continuous batching, random weights of the same shape, if it can be imported."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -271,9 +271,9 @@ def run_transformers(report: Report, machine: Machine, sizes: Sizes, name: str, 
     known = inspect.signature(model.generate_batch).parameters
     options = {key: value for key, value in wanted.items() if key in known}
     if not machine.is_gpu and hasattr(transformers, "ContinuousBatchingConfig"):
-        # it would take all the memory that it finds
+        # without this it would take all free memory
         options["continuous_batching_config"] = transformers.ContinuousBatchingConfig(max_batch_tokens=64, num_blocks=8)
-    # the first time it captures graphs and keeps them
+    # the first run captures graphs and keeps them
     for is_warm in (False, True) if machine.is_gpu else (True,):
         prompts = some_prompts(config, [mix.prompt_tokens[0]] * mix.requests, seed=int(is_warm))
         synchronize(machine.device)

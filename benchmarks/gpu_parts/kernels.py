@@ -31,7 +31,7 @@ def check_kernels(report: Report, machine: Machine, sizes: Sizes) -> None:
     if gpu_of(machine.device).chip.has_e4m3:
         stored.append(torch.float8_e4m3fn)
     for number, shape in enumerate(sizes.heads):
-        # compiling takes seconds for each kernel and type: one shape has them all, the others only the model's
+        # compiling takes seconds for each kernel and type: one shape has all types, the others only the model's
         for kind in stored if number == 0 else stored[:1]:
             name = f"{shape[0]}/{shape[1]} heads of {shape[2]}, {str(kind).removeprefix('torch.')}"
             measure = partial(check_attention, report, machine, sizes, name, shape, kind)
@@ -41,7 +41,7 @@ def check_kernels(report: Report, machine: Machine, sizes: Sizes) -> None:
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to what is larger than 1."""
+    """The largest difference, relative to magnitudes above 1."""
     wide = expected.float()
     return ((actual.float() - wide).abs() / wide.abs().clamp(min=1)).max().item()
 
@@ -113,7 +113,7 @@ def check_write(report: Report, machine: Machine, name: str, shape: tuple[int, i
         made.append((queries, read))
     tolerance = TOLERANCE[machine.dtype]
     report.check(f"kv_write, queries, {name}", distance(made[0][0], made[1][0]), tolerance)
-    # a quotient half way between two steps may fall either way: one step of int8 is 1/127, one of e4m3 1/14
+    # a quotient half way between two steps may round either way: one step of int8 is 1/127, one of e4m3 1/14
     step = {torch.int8: 0.05, torch.float8_e4m3fn: 0.3}.get(kind, tolerance)
     report.check(f"kv_write, cache, {name}", distance(made[0][1], made[1][1]), step)
 
@@ -137,7 +137,7 @@ def check_rows(report: Report, machine: Machine) -> None:
 
 
 def check_sampling(report: Report, machine: Machine) -> None:
-    """Counts the rows that draw another token: rounding may decide a tie, one in a hundred at most."""
+    """Counts the rows that draw another token: rounding may decide a tie, in at most one row of a hundred."""
     device, (rows, vocabulary) = machine.device, (128, 151936) if machine.is_gpu else (4, 97)
     logits = (4 * torch.randn(rows, vocabulary, device=device)).to(machine.dtype)
     row = torch.arange(rows, device=device)

@@ -1,4 +1,4 @@
-"""The machine: what it is, what it can do at best, and how to time on it."""
+"""The machine: its identity, its measured limits, and timing on it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def seconds(work: Callable[[], object], device: torch.device, *, repeats: int = 
 
 
 def replayed(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """`work` without the host: as a graph on a GPU, itself elsewhere."""
+    """`work` without the host's share: as a graph on a GPU, unchanged elsewhere."""
     if device.type != "cuda":
         return work
     work()
@@ -73,7 +73,7 @@ def replayed(work: Callable[[], object], device: torch.device) -> Callable[[], o
 
     def replay() -> object:
         graph.replay()
-        # what it writes to has to live as long as it does
+        # the buffer that it writes to must live as long as the graph
         return results
 
     return replay

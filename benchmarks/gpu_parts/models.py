@@ -29,7 +29,7 @@ QWEN3_14B = replace(
     windows=(None,) * 40,
     tied_head=False,
 )
-# the published one has 131,072 positions; weights are random here, and 200k tokens are to be measured
+# the published model has 131,072 positions; weights are random here, and 200k tokens are to be measured
 LLAMA_31_8B = NetworkConfig(
     architecture="LlamaForCausalLM",
     vocab_size=128256,
@@ -60,7 +60,7 @@ TOY = replace(
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything. `mixes` by name: requests, (prompt, output) tokens or a range of both, concurrency."""
+    """The sizes of all parts. `mixes` by name: requests, (prompt, output) tokens or a range of both, concurrency."""
 
     heads: tuple[tuple[int, int, int], ...]
     contexts: tuple[int, ...]
@@ -126,7 +126,7 @@ DRY = Sizes(
 
 
 def linear_parameters(config: NetworkConfig) -> int:
-    """Of the layers: what each token is multiplied with, the head apart."""
+    """Weights of the layers that each token is multiplied with, without the head."""
     query, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     per_layer = config.hidden_size * (2 * query + both) + 3 * config.hidden_size * config.intermediate_size
     return config.layers * per_layer
@@ -137,11 +137,11 @@ def kv_bytes_per_token(config: NetworkConfig, itemsize: int) -> int:
 
 
 def prefill_flops(config: NetworkConfig, tokens: int) -> float:
-    """Of a whole prompt: causal attention counts the half that is computed."""
+    """Pairs of a whole prompt: causal attention counts the half that is computed."""
     return 2.0 * linear_parameters(config) * tokens + config.layers * attention_flops(config, tokens, tokens)
 
 
 def attention_flops(config: NetworkConfig, new_tokens: int, context_tokens: int) -> float:
-    """Of one layer, for the last `new_tokens` of a context."""
+    """Pairs of one layer, for the last `new_tokens` of a context."""
     pairs = new_tokens * context_tokens - new_tokens * (new_tokens - 1) / 2
     return 4.0 * config.heads * config.head_dim * pairs

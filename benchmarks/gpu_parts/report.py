@@ -1,4 +1,4 @@
-"""What was measured, printed and saved as it comes and kept for the table."""
+"""The figures, printed and saved as they come and kept for the table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = ("s", "ms")
 
 @dataclass(frozen=True)
 class Figure:
-    """`floor` is what the hardware allows, in the same unit; of times less is better, of rates more."""
+    """`floor` is the limit of the hardware, in the same unit; for times less is better, for rates more."""
 
     part: str
     name: str
@@ -29,7 +29,7 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """Achieved as a share of the floor: 1 is all that the hardware gives."""
+        """Achieved as a share of the floor: 1 is the hardware's limit."""
         if not self.floor or not self.achieved:
             return None
         return self.floor / self.achieved if self.unit in SECONDS else self.achieved / self.floor
@@ -44,19 +44,19 @@ HEADING = f"{'part':8} {'what':58} {'achieved':>10} {'floor':>10} {'unit':8} {'r
 
 
 class Poisoned(Exception):
-    """A kernel broke the device's context: nothing else runs in this process."""
+    """A kernel broke the device's context: nothing else can run in this process."""
 
 
 LEAST_LIMIT_S = 90.0
-"""However short a measurement should be, compiling may take so long before it."""
+"""Time allowed for compiling before a measurement, however short."""
 
 
 @dataclass
 class Report:
-    """Saved in `file` after each line, under `head`: whatever ends this process, what was measured is there.
+    """Saved in `file` after each line, under `head`, so that measured figures survive the end of the process.
 
-    `is_alive` says whether the device still answers. `tried` are the names of what was begun; what a process before
-    this one began is not begun again.
+    `is_alive` tells whether the device still works. `tried` are the names of the begun parts; parts that an earlier
+    process began are not begun again.
     """
 
     deadline_s: float
@@ -77,7 +77,7 @@ class Report:
         self.save()
 
     def check(self, name: str, error: float, tolerance: float) -> None:
-        """An error that is not a number fails too."""
+        """An error that is NaN fails too."""
         passed = error <= tolerance
         self.checks.append({"name": name, "error": error, "tolerance": tolerance, "passed": passed})
         print(f"{'ok' if passed else 'FAILED':8} {name:58} off by {error:.3g}, may be {tolerance:.3g}", flush=True)
@@ -85,9 +85,9 @@ class Report:
 
     @contextmanager
     def survive(self, name: str) -> Iterator[None]:
-        """Whatever goes wrong inside is printed and noted, and the next thing goes on.
+        """Print and record any error inside, and continue with the next part.
 
-        Raises Poisoned if in this process it cannot.
+        Raises Poisoned if this process cannot continue.
         """
         try:
             yield
@@ -118,14 +118,14 @@ class Report:
             measure()
 
     def save(self) -> None:
-        """What there is so far is in the file, whole."""
+        """Write all present figures to the file."""
         if self.file is not None:
             beside = self.file.with_name(self.file.name + ".new")
             beside.write_text(json.dumps(self.head | self.as_json(), indent=1))
             beside.replace(self.file)
 
     def resume(self) -> None:
-        """Go on after what the file holds."""
+        """Continue after the contents of the file."""
         if self.file is not None and self.file.exists():
             saved = json.loads(self.file.read_text())
             self.figures = [Figure(**{k: v for k, v in one.items() if k != "ratio"}) for one in saved["figures"]]
@@ -158,7 +158,7 @@ class Report:
 
 @contextmanager
 def limited(most_s: float) -> Iterator[None]:
-    """Raises TimeoutError inside after `most_s`, or when what it lies in has to end, whichever comes first."""
+    """Raise TimeoutError inside after `most_s`, or at the end of an enclosing limit, whichever comes first."""
 
     def ring(_: int, __: FrameType | None) -> None:
         raise TimeoutError(f"took more than {limit_s:.0f} s")
@@ -170,6 +170,6 @@ def limited(most_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # never 0, which would be no limit at all
+        # never 0, which would mean no limit
         signal.setitimer(signal.ITIMER_REAL, max(0.01, outer_s - time.monotonic() + started) if outer_s else 0)
         signal.signal(signal.SIGALRM, before)

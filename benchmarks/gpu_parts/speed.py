@@ -1,4 +1,4 @@
-"""Decode and prefill: the kernels by themselves, whole models, and torch's own attention beside them."""
+"""Decode and prefill: the kernels by themselves, whole models, and torch's own attention for comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shards.kernels.paged_decode import DecodePlan, paged_decode, plan_decode, s
 from shards.kernels.paged_prefill import Tile, paged_prefill, plan_prefill
 from shards.network.config import NetworkConfig
 
-# more than the cache of any chip holds: what is measured is memory
+# more than any chip's cache holds, so that memory is measured
 SPREAD_BYTES = 1 << 29
 
 
@@ -61,7 +61,7 @@ def decode_attention(report: Report, machine: Machine, sizes: Sizes, name: str, 
 def decode_work(
     machine: Machine, query: torch.Tensor, layers: int, context: int, kv_heads: int, *, gpu: Gpu | None = None
 ) -> Callable[[], list[torch.Tensor]]:
-    """Attention of all layers over pages in no order."""
+    """Attention of all layers over pages in random order."""
     (batch, heads, dim), device = query.shape, machine.device
     pages = -(-context // 64)
     kv = torch.randn(batch * pages, layers, 2, kv_heads, 64, dim, dtype=machine.dtype, device=device)
@@ -78,7 +78,7 @@ def decode_work(
 
 
 def decode_model(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
-    """Whole steps, one ahead of the host: what an engine could have at best."""
+    """Whole steps, one ahead of the host: the best case of an engine."""
     weights = some_weights(machine, config)
     itemsize = machine.dtype.itemsize
     fitting = [(batch, context) for batch, context in sizes.decode if context < config.max_positions]
@@ -155,7 +155,7 @@ def prefill_attention(report: Report, machine: Machine, sizes: Sizes, name: str,
 
 
 def prefill_model(report: Report, machine: Machine, sizes: Sizes, name: str, config: NetworkConfig) -> None:
-    """A whole prompt, chunk by chunk, as it would go with nothing beside it."""
+    """A whole prompt, chunk by chunk, with no other work."""
     fitting = [tokens for tokens in sizes.prefill_contexts if tokens <= config.max_positions]
     blocks = -(-max(fitting) // 64)
     network = a_network(config, some_weights(machine, config), blocks=blocks)

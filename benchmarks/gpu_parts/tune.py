@@ -1,4 +1,4 @@
-"""The same kernels in other sizes: what the constants beside them should be on this machine."""
+"""The same kernels in other sizes, to find the best constants for this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DECODE = [
     {"warps": 8, "beside": 2},
     {"warps": 2},
 ]
-"""What decode is tried with, beside how it is."""
+"""The settings tried for decode, besides the present ones."""
 
 PREFILL = ((128, 8, 2), (128, 8, 3), (128, 8, 4), (64, 4, 2), (64, 4, 3), (64, 8, 3), (128, 4, 3))
 """Rows, warps and stages."""
