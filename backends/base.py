@@ -78,6 +78,15 @@ class EventAddress:
     replay: str | None = None
 
 
+MOST_RANKS = 1024
+"""Of one server. A server that tells of more is broken."""
+
+
+def rank_name(server: str, rank: int) -> str:
+    """What data-parallel `rank` of the backend `server` is called in decisions and metrics; rank 0 is the server."""
+    return f"{server}/{rank}" if rank else server
+
+
 class CacheListener(Protocol):
     """Hears what a backend's cache holds, in order. The router's prefix index is one."""
 
@@ -137,6 +146,21 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Cancel what runs and let go of every connection and task."""
+        ...
+
+
+@runtime_checkable
+class Ranked(Protocol):
+    """A server that runs its model in several data-parallel ranks, each with a cache and a load of its own.
+
+    The backend itself is rank 0. It alone is started, probed and closed: its ranks share one server.
+    """
+
+    def ranks(self) -> Sequence[Backend]:
+        """The backends of ranks 1, 2, ... as the last probe told them; always the same object for the same rank.
+
+        Empty where there is one rank, or where the server chooses the rank itself.
+        """
         ...
 
 

@@ -6,7 +6,11 @@ The router's to say are `extra_key` and `cache_salt` (the tenant's cache domain)
 be fetched from (`bootstrap_*`). What is left in the middle is aborted by closing the connection and, since a proxy
 between may keep that to itself, by `POST /abort_request`.
 
-Source: SGLang documentation, "SGLang Native APIs", "Server Arguments", "Production Metrics".
+A server of several data-parallel ranks is told which one is to serve (`routed_dp_rank`, before 0.5.10
+`data_parallel_rank`, and a header for endpoints that do not read these). `/v1/loads` tells how many there are.
+
+Source: SGLang documentation, "SGLang Native APIs", "Server Arguments", "Production Metrics"; its pull requests #19268,
+#19832 and #38729 for ranks.
 """
 
 from __future__ import annotations
@@ -14,13 +18,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from backends.base import Load
+from backends.base import MOST_RANKS, Load
 from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.generate_answer import GenerateAnswer, flat_error
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
@@ -35,13 +39,15 @@ class SGLangOptions(OpenAIOptions):
 
     `cache_salt` keeps the KV of cache domains apart (since 0.5.3). `priority` sends the rank, for servers that run with
     `--enable-priority-scheduling`; there the higher value goes first unless `low_priority_first`, which is its
-    `--schedule-low-priority-values-first`. `abort`: also ask it to stop what was left.
+    `--schedule-low-priority-values-first`. `abort`: also ask it to stop what was left. `ranks`: so many data-parallel
+    ranks it has, where it does not tell; with 1 it chooses the rank itself, however many it has.
     """
 
     cache_salt: bool = True
     priority: bool = False
     low_priority_first: bool = False
     abort: bool = True
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] | None = None
 
 
 class SGLang(OpenAICompatible):
@@ -73,10 +79,10 @@ class SGLang(OpenAICompatible):
         await self._learn_models()
         if self._is_cumulative is None:
             await self._learn_streaming()
-        await self._take_report(self._loads_path, load_of)
-        if self._load.reported_at is None and self._loads_path != "/get_load":
+        await self._learn_loads()
+        if self._loads[0].reported_at is None and self._loads_path != "/get_load":
             self._loads_path = "/get_load"
-            await self._take_report(self._loads_path, load_of)
+            await self._learn_loads()
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body, or else its token ids to the native API."""
@@ -88,7 +94,7 @@ class SGLang(OpenAICompatible):
         body = {**generate_body(request, prompt.token_ids), **_given(own)}
         answer = GenerateAnswer(
             self.name,
-            is_cumulative=self._is_cumulative is not False,
+            is_cumulative=self._server._is_cumulative is not False,
             choices=request.sampling.choices,
             error_of=_error_in_stream,
         )
@@ -101,21 +107,31 @@ class SGLang(OpenAICompatible):
         return _busy_if_full(backend, error)
 
     def _own_fields(self, request: Request) -> Mapping[str, Any]:
-        rank = request.rank if self._options.low_priority_first else -request.rank
+        priority = request.rank if self._options.low_priority_first else -request.rank
+        rank = self.rank if self._is_ranked else None
         return {
             "extra_key": request.domain if self._options.cache_salt else None,
             "cache_salt": None,
-            "priority": rank if self._options.priority else None,
+            "priority": priority if self._options.priority else None,
             # several choices are a batch to SGLang, which some versions refuse under one id
             "rid": self._rid(request) if request.sampling.choices == 1 else None,
             "bootstrap_host": None,
             "bootstrap_port": None,
             "bootstrap_room": None,
+            "routed_dp_rank": rank,
+            "data_parallel_rank": rank,
         }
 
     def _rid(self, request: Request) -> str:
         """A name for one generation. All are of one length: /abort_request also stops what its `rid` is a prefix of."""
         return hashlib.blake2b(f"{request.id} {next(self._numbers)}".encode(), digest_size=16).hexdigest()
+
+    async def _learn_loads(self) -> None:
+        """Take one report for each rank, or one for all: where the server chooses, or is too old to be told."""
+        if self._options.ranks == 1 or (self._options.ranks is None and self._loads_path == "/get_load"):
+            await self._take_report(self._loads_path, load_of)
+        else:
+            await self._take_reports(self._loads_path, loads_of, ranks=self._options.ranks or 1)
 
     async def _learn_streaming(self) -> None:
         """Does each event repeat the whole text? One that was told to send pieces says so among its settings."""
@@ -157,9 +173,29 @@ def generate_body(request: Request, token_ids: bytes) -> dict[str, Any]:
 
 def load_of(page: bytes, asked_at: float) -> Load:
     """What `/v1/loads` or `/get_load` says, over all data-parallel ranks. Raises BackendFailed at nonsense."""
+    return _load(_ranks(page), asked_at)
+
+
+def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
+    """What `/v1/loads` or `/get_load` says of each data-parallel rank, in order. Raises BackendFailed at nonsense."""
+    try:
+        ranks = sorted(_ranks(page), key=lambda rank: int(rank.get("dp_rank", 0)))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BackendFailed("the loads are nonsense") from error
+    return tuple(_load([rank], asked_at) for rank in ranks[:MOST_RANKS])
+
+
+def _ranks(page: bytes) -> list[Any]:
     try:
         answer = msgspec.json.decode(page)
-        ranks = answer["loads"] if isinstance(answer, dict) else answer
+        return list(answer["loads"] if isinstance(answer, dict) else answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise BackendFailed("the loads are nonsense") from error
+
+
+def _load(ranks: Sequence[Any], asked_at: float) -> Load:
+    """What `ranks` report, summed. Raises BackendFailed at nonsense."""
+    try:
         waiting = sum(rank["num_waiting_reqs"] for rank in ranks)
         capacities = [rank.get("max_total_num_tokens") for rank in ranks]
         frees = [most - rank["num_used_tokens"] for most, rank in zip(capacities, ranks, strict=True) if most]
@@ -172,7 +208,7 @@ def load_of(page: bytes, asked_at: float) -> Load:
             max_requests=most or None,
             reported_at=asked_at,
         )
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise BackendFailed("the loads are nonsense") from error
 
 

@@ -49,7 +49,7 @@ class Tabby(OpenAICompatible):
             self._loaded = str(card["id"])
             parameters = card.get("parameters") or {}
             self._context_tokens = self._options.context_tokens or parameters.get("max_seq_len")
-            self._load = Load(max_requests=parameters.get("max_batch_size"))
+            self._loads = (Load(max_requests=parameters.get("max_batch_size")),)
         except (KeyError, TypeError, AttributeError) as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked which model is loaded") from error
         self._served = self._options.served or frozenset({self._loaded})

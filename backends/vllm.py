@@ -6,19 +6,24 @@ that an adapter has, so completions it is. Four fields are the router's to say, 
 `cache_salt` (the tenant's cache domain), `priority`, `request_id`, and `kv_transfer_params`, which would let a client
 have KV fetched from anywhere. A closed connection aborts.
 
-Source: vLLM documentation, "OpenAI-Compatible Server", "Production Metrics", "Sleep Mode", "Automatic Prefix Caching".
-`/kv_event_sources` is a vLLM 0.32 that was looked at.
+A server of several data-parallel engines is told by a header which one is to serve (since 0.11; older ones choose
+themselves). They are counted by the label `engine` of its metrics, and numbered in the order of these: a server that
+runs engines 4 to 7 of 8 calls them 0 to 3 in that header.
+
+Source: vLLM documentation, "OpenAI-Compatible Server", "Production Metrics", "Sleep Mode", "Automatic Prefix Caching",
+"Data Parallel Deployment". `/kv_event_sources` and the metrics of several engines are those of a vLLM 0.32.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from backends.base import EventAddress, Load
+from backends.base import MOST_RANKS, EventAddress, Load
 from backends.http.client import decoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
@@ -30,17 +35,24 @@ _WAITING = "vllm:num_requests_waiting"
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _CACHE = "vllm:cache_config_info"
 
+_FIRST_WITH_RANKS = (0, 11)
+"""The version that began to read which rank is to serve a request."""
+
+_VERSION = re.compile(rb'"version"\s*:\s*"v?(\d+)\.(\d+)')
+
 
 @dataclass(frozen=True, slots=True)
 class VLLMOptions(OpenAIOptions):
     """How to talk to vLLM.
 
     `cache_salt` keeps the KV of cache domains apart. `priority` sends the rank as priority (lower goes first), which
-    vLLM refuses unless it runs with `--scheduling-policy priority`.
+    vLLM refuses unless it runs with `--scheduling-policy priority`. `ranks`: so many data-parallel engines it has,
+    where its metrics do not tell; with 1 it chooses the engine itself, however many it has.
     """
 
     cache_salt: bool = True
     priority: bool = False
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] | None = None
 
 
 class VLLM(OpenAICompatible):
@@ -52,13 +64,19 @@ class VLLM(OpenAICompatible):
     own_paths = OpenAICompatible.own_paths | {"/v1/responses"}
     _options: VLLMOptions
     _may_sleep = True
+    _reads_ranks: bool | None = None
 
     async def probe(self) -> None:
-        """Learn models (adapters of LoRA among them) and load; raises BackendFailed if it is ill or sleeps."""
+        """Learn models (adapters of LoRA among them), ranks and load; raises BackendFailed if it is ill or sleeps."""
         await self._check_health()
         await self._check_awake()
         await self._learn_models()
-        await self._take_report("/metrics", load_of)
+        if self._reads_ranks is None:
+            self._reads_ranks = self._options.ranks != 1 and await self._is_new_enough()
+        if self._reads_ranks:
+            await self._take_reports("/metrics", loads_of, ranks=self._options.ranks or 1)
+        else:
+            await self._take_report("/metrics", load_of)
 
     async def event_addresses(self) -> tuple[EventAddress, ...]:
         """What GET /kv_event_sources says, which vLLM 0.32 has; older servers answer 404."""
@@ -70,8 +88,9 @@ class VLLM(OpenAICompatible):
         except msgspec.DecodeError as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its cache events") from error
         return tuple(
+            # numbered as ranks are in requests, which need not be the engine's own number
             EventAddress(rank, source.endpoint, source.replay_endpoint)
-            for rank, source in sorted(sources.items())
+            for rank, (_, source) in enumerate(sorted(sources.items()))
             if source.enable_kv_cache_events and source.publisher == "zmq" and source.endpoint
         )
 
@@ -82,6 +101,12 @@ class VLLM(OpenAICompatible):
             "kv_transfer_params": None,
             "request_id": None,
         }
+
+    async def _is_new_enough(self) -> bool:
+        """Does it read which rank is to serve? Believed also of a server that does not tell a version of vLLM's."""
+        page = await self.client.get("/version")
+        version = _VERSION.search(page.body) if page.status == 200 else None
+        return version is None or (int(version[1]), int(version[2])) >= _FIRST_WITH_RANKS
 
     async def _check_awake(self) -> None:
         """Raise BackendFailed if it sleeps. Only a server with sleep mode can be asked; any other is asked once."""
@@ -109,19 +134,36 @@ _SOURCES = msgspec.json.Decoder(dict[int, _EventSource])
 def load_of(page: bytes, asked_at: float) -> Load:
     """What vLLM's metrics say, over all data-parallel engines of the server. Waiting tokens are not among them."""
     metrics = Metrics(page, (_RUNNING, _WAITING, *_USAGE, _CACHE))
-    usage, capacity = metrics.mean(*_USAGE), _capacity_tokens(metrics)
+    return _load(metrics, _capacity_tokens(metrics), asked_at)
+
+
+def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
+    """What vLLM's metrics say of each data-parallel engine of the server, in order; empty if they name no engine."""
+    metrics = Metrics(page, (_RUNNING, _WAITING, *_USAGE, _CACHE))
+    labels = (*metrics.labels(_RUNNING), *metrics.labels(_CACHE))
+    engines = sorted({int(one["engine"]) for one in labels if one.get("engine", "").isdecimal()})
+    capacity = _capacity_tokens(metrics)
+    each = None if capacity is None else capacity // max(1, len(engines))
+    return tuple(_load(metrics, each, asked_at, engine=str(engine)) for engine in engines[:MOST_RANKS])
+
+
+def _load(metrics: Metrics, capacity: int | None, asked_at: float, **labels: str) -> Load:
+    usage = metrics.mean(*_USAGE, **labels)
     return Load(
-        running=whole(metrics.total(_RUNNING)),
-        waiting=whole(metrics.total(_WAITING)),
+        running=whole(metrics.total(_RUNNING, **labels)),
+        waiting=whole(metrics.total(_WAITING, **labels)),
         free_tokens=None if usage is None or capacity is None else round(capacity * (1 - min(1.0, usage))),
         reported_at=asked_at,
     )
 
 
 def _capacity_tokens(metrics: Metrics) -> int | None:
-    """Tokens of KV that all engines have room for; None if one does not tell."""
+    """Tokens of KV that all engines have room for; None if they do not tell.
+
+    Each engine tells its block size and the number of blocks of all engines together.
+    """
     try:
         sizes = [int(labels["block_size"]) * int(labels["num_gpu_blocks"]) for labels in metrics.labels(_CACHE)]
     except (KeyError, ValueError):
         return None
-    return sum(sizes) or None
+    return max(sizes, default=0) or None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from backends.base import rank_name
 from policies.nouns import BackendView, Capability
 from policies.prefix.cached_hints import Hint, from_ttft, from_usage
 from policies.prefix.index import PrefixIndex
@@ -25,20 +26,27 @@ class Beliefs:
     engines have feeds. `parity` compares what those tell with what the router computes: where both agree, events alone
     count for prompts of token ids; where they differ, what was learnt counts alone; before that is known, the better
     of both. Prompts of text match no events, so what was learnt counts for them at all backends with or without a feed.
-    `index` hears the events. What is sent and learnt here may be told to other routers, and what they tell is believed
-    as if it had happened here.
+    `is_candidate` says whether a request can be sent to a backend of this name: of a server whose data-parallel ranks
+    are no candidates it is believed what its ranks hold, each as likely as the others. `index` hears the events. What
+    is sent and learnt here may be told to other routers, and what they tell is believed as if it had happened here.
     """
 
-    def __init__(self, tells: Callable[[str], bool], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tells: Callable[[str], bool],
+        clock: Callable[[], float],
+        is_candidate: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self.index = PrefixIndex()
         self.parity = ParityMonitor(clock, holds=self._holds, is_live=self.is_live)
-        self._tells, self._clock = tells, clock
+        self._tells, self._clock, self._is_candidate = tells, clock, is_candidate
         self._speculation, self._residency = Speculation(), Residency()
-        # names in the index of backends that have feeds: (backend, rank) -> name, and the reverse
-        self._names: dict[tuple[str, int], str] = {}
-        self._backend_of: dict[str, str] = {}
-        self._ranks: dict[str, set[int]] = {}
-        self._live: dict[str, set[int]] = {}
+        # of servers that have feeds: the name of each rank -> its server, the names of all, and those that are live
+        self._server_of: dict[str, str] = {}
+        self._ranks: dict[str, set[str]] = {}
+        self._live: dict[str, set[str]] = {}
+        # the last rank of servers of which several are heard
+        self._last_rank: dict[str, tuple[int, str]] = {}
         self._exact: set[str] = set()
         self._tell: Callable[[Belief], None] = lambda _: None
         self._trust = 1.0
@@ -53,7 +61,7 @@ class Beliefs:
         if prompt.is_exact:
             told = self.index.longest(keys)
             if self._ranks:
-                prompt.told = told = self._joined(told)
+                prompt.told = told = self._joined(told) if self._last_rank else told
                 if broken := self.parity.broken(prompt.model):
                     told = {name: match for name, match in told.items() if name not in broken}
             learnt = self._residency.longest(keys, now, but=lambda name: self._is_told(name, prompt.model))
@@ -68,7 +76,7 @@ class Beliefs:
         # a prefix that is asked for is the last that the index forgets, however long ago it was told of
         self.index.touch(prompt.keys)
         self._tell(Sent(backend, self._speculation.sent(backend, prompt.keys, self._clock())))
-        if backend in self._ranks:
+        if backend in self._server_of:
             prompt.expected = self.parity.expect(backend, prompt, prompt.keys, prompt.told.get(backend))
 
     def ended(self, prompt: PromptKeys, flight: Flight, seen: BackendView) -> None:
@@ -149,56 +157,65 @@ class Beliefs:
         self._trust = trust
 
     def joined(self, backend: str, rank: int) -> str:
-        """The name in the index of one data-parallel rank of `backend`. Nobody chooses ranks: its hits are chances."""
-        name = self._names.get((backend, rank))
-        if name is None:
-            name = self._names[backend, rank] = f"{backend}/{rank}"
-            self._backend_of[name] = backend
-            self._ranks.setdefault(backend, set()).add(rank)
+        """The name in the index of one data-parallel rank of the server `backend`."""
+        name = rank_name(backend, rank)
+        self._server_of[name] = backend
+        self._ranks.setdefault(backend, set()).add(name)
+        if rank:
+            self._last_rank[backend] = max(self._last_rank.get(backend, (0, "")), (rank, name))
         return name
+
+    def holder(self, name: str) -> str:
+        """The backend that holds what events tell of `name`: that rank, or the server if it chooses ranks itself."""
+        server = self._server_of.get(name, name)
+        return server if self._chooses(server) else name
 
     def stored(self, name: str, keys: Sequence[int], tier: str = "device") -> None:
         """Events tell that the one who is called `name` in the index holds the blocks `keys`, parents first."""
         self.index.store(name, keys, tier)
-        self.parity.stored(self._backend_of[name], keys)
+        self.parity.stored(self.holder(name), keys)
 
     def evicted(self, name: str, keys: Sequence[int], tier: str = "device") -> None:
         """Events tell that these blocks left this tier."""
         self.index.evict(name, keys, tier)
-        self.parity.lost(self._backend_of[name], keys)
+        self.parity.lost(self.holder(name), keys)
 
     def emptied(self, name: str, *, is_empty: bool) -> None:
         """Events tell nothing any more of what `name` holds; if it `is_empty`, that is because it holds nothing."""
-        backend = self._backend_of[name]
+        backend = self.holder(name)
         self.index.clear(name)
         self.parity.cleared(backend)
-        if is_empty and len(self._ranks[backend]) == 1:
+        if is_empty and not self._chooses(backend):
             self._speculation.forget(backend)
             self._residency.restarted(backend)
 
     def trust(self, backend: str, rank: int, confidence: float) -> None:
         """What the feed of one rank of `backend` told is true with this probability; 1: it is live."""
-        self.index.trust(self.joined(backend, rank), confidence)
+        name = self.joined(backend, rank)
+        self.index.trust(name, confidence)
         live = self._live.setdefault(backend, set())
-        (live.add if confidence == 1.0 else live.discard)(rank)
+        (live.add if confidence == 1.0 else live.discard)(name)
 
     def is_live(self, backend: str) -> bool:
-        """Are the events of all ranks of `backend` heard, none of them missing?"""
-        ranks = self._ranks.get(backend)
-        # while one of them is not heard, what is told is only a part of it
-        return ranks is not None and ranks == self._live.get(backend)
+        """Are all events of `backend` heard, of all its ranks where it chooses among them?"""
+        server = self._server_of.get(backend)
+        if server is None:
+            return False
+        live = self._live.get(server, set())
+        # while one rank is not heard, what is told of a server that chooses among them is only a part of it
+        return live == self._ranks[server] if self._chooses(server) else backend in live
 
     def forget(self, backend: str) -> None:
         """`backend` is no longer there."""
         self.index.forget(backend)
-        for rank in self._ranks.pop(backend, ()):
-            name = self._names.pop((backend, rank))
-            del self._backend_of[name]
+        for name in self._ranks.pop(backend, ()):
+            del self._server_of[name]
             self.index.forget(name)
         self._speculation.forget(backend)
         self._residency.forget(backend)
         self._exact.discard(backend)
         self._live.pop(backend, None)
+        self._last_rank.pop(backend, None)
         self.parity.forget(backend)
 
     def check(self) -> None:
@@ -215,7 +232,12 @@ class Beliefs:
 
     def _holds(self, backend: str, key: int) -> bool:
         """Do events tell that `backend` holds the block `key` now, whatever comes before it?"""
-        return any(self._backend_of.get(name) == backend for name in self.index.longest((key,)))
+        return any(self.holder(name) == backend for name in self.index.longest((key,)))
+
+    def _chooses(self, server: str) -> bool:
+        """Does `server` choose the rank of a request itself? Where its last rank is a candidate, all are."""
+        last = self._last_rank.get(server)
+        return last is not None and not self._is_candidate(last[1])
 
     def _hear_learnt(self, news: Learnt, at: float) -> None:
         guess = self._residency.sent(news.backend, news.keys, at)
@@ -239,13 +261,15 @@ class Beliefs:
         return from_ttft(flight.ttft_s, cold_s=cold_s, warm_s=warm_s, warm_share=guess.known / max(1, guess.blocks))
 
     def _joined(self, told: Mapping[str, Match]) -> dict[str, Match]:
-        """Matches of ranks as one of their backend: the best, as likely as it is that the engine chooses its rank."""
+        """`told`, but of ranks among which their server chooses one match: the best, as likely as that rank is."""
         whole: dict[str, Match] = {}
         for name, match in told.items():
-            backend = self._backend_of.get(name, name)
-            ranks = len(self._ranks.get(backend, ())) or 1
-            one = match if ranks == 1 else match._replace(p_hit=match.p_hit / ranks)
-            known = whole.get(backend)
+            server = self._server_of.get(name, name)
+            if not self._chooses(server):
+                whole[name] = match
+                continue
+            one = match._replace(p_hit=match.p_hit / len(self._ranks[server]))
+            known = whole.get(server)
             if known is None or one.expected_blocks > known.expected_blocks:
-                whole[backend] = one
+                whole[server] = one
         return whole

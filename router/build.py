@@ -63,7 +63,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
     """The parts of a router for `config`, put together and not started."""
     base = _base(config, parts)
     cluster = _cluster(base, parts)
-    beliefs = Beliefs(cluster.tells_cache, base.clock)
+    beliefs = Beliefs(cluster.tells_cache, base.clock, cluster.__contains__)
     # what all backends are made with, also those that are found later
     around = Surroundings(listener=beliefs.index, on_load=cluster.changed, clock=base.clock, rng=base.rng)
     cluster.hold(parts["backends"](beliefs.index) if "backends" in parts else named_backends(config, around))

@@ -68,7 +68,7 @@ class FastChat(HttpBackend):
         status = decoded(await self.client.ask(Post("/worker_get_status", b"{}")), self.name, "its status")
         try:
             names = frozenset(map(str, status["model_names"]))
-            self._load = load_of(status, asked_at, self._options.max_requests)
+            self._loads = (load_of(status, asked_at, self._options.max_requests),)
         except (KeyError, TypeError, ValueError) as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its status") from error
         await self._learn_models(names)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import ipaddress
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from yarl import URL
 
-from backends.base import Description, Load
+from backends.base import Description, Load, rank_name
 from backends.http.client import ErrorOf, Exchange, HttpClient, HttpOptions, base_url, bearer
 from backends.http.errors import error_of
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Delta, Prompt, Request
+
+RANK_HEADER = "X-data-parallel-rank"
+"""Which data-parallel rank is to serve a request. Source: vLLM since 0.11 and SGLang since 0.5.10."""
 
 
 class Forward(NamedTuple):
@@ -35,7 +38,8 @@ class HttpBackend(ABC):
     """One server at `url` (http://host:port, with or without a trailing /v1).
 
     A kind says what to send (`exchange`) and how to look after it (`probe`, which learns `_served`, `_context_tokens`,
-    `_roots`, `_adapters` and `_load`). `options` are of the kind's `options_type`. `clock` dates the server's reports.
+    `_roots`, `_adapters` and `_loads`, one for each data-parallel rank). `options` are of the kind's `options_type`.
+    `clock` dates the server's reports.
     """
 
     kind: str
@@ -44,6 +48,8 @@ class HttpBackend(ABC):
     own_paths: ClassVar[frozenset[str]] = frozenset()
     """Endpoints of clients that the server has itself, so that a proxy may send their requests straight there."""
     _options: HttpOptions
+    rank = 0
+    _first: Self | None = None
 
     def __init__(
         self,
@@ -59,7 +65,8 @@ class HttpBackend(ABC):
         self.client = HttpClient(name, self.url, self._options, self._key_headers)
         self._served, self._context_tokens = self._options.served, self._options.context_tokens
         self._adapters: frozenset[str] = frozenset()
-        self._load = Load()
+        self._loads: tuple[Load, ...] = (Load(),)
+        self._others: list[Self] = []
         self._roots: Mapping[str, str] = {}
         self._known: tuple[object, ...] | None = None
         self._description: Description | None = None
@@ -85,7 +92,34 @@ class HttpBackend(ABC):
 
     def is_like(self, other: HttpBackend) -> bool:
         """Is it sent what `other` is sent, so that a proxy may take either?"""
-        return type(self) is type(other) and self._options == other._options
+        is_like = type(self) is type(other) and self._options == other._options
+        return is_like and self._rank_headers() == other._rank_headers()
+
+    def ranks(self) -> Sequence[Self]:
+        """The other ranks of the server, of which this is rank 0: as many as reported their load."""
+        while len(self._others) < len(self._loads) - 1:
+            self._others.append(self._rank(len(self._others) + 1))
+        return self._others[: len(self._loads) - 1]
+
+    def _rank(self, rank: int) -> Self:
+        name = rank_name(self.name, rank)
+        other = type(self)(name, self.url, pool=self.pool, options=self._options, clock=self._clock)
+        other.rank, other.client, other._first = rank, self.client, self
+        return other
+
+    def _rank_headers(self) -> Mapping[str, str]:
+        """What names the rank to the server; nothing where there is one."""
+        return {RANK_HEADER: str(self.rank)} if self._is_ranked else {}
+
+    @property
+    def _server(self) -> Self:
+        """Rank 0, which learns for all."""
+        return self._first or self
+
+    @property
+    def _is_ranked(self) -> bool:
+        """Has its server several ranks, so that each request names one?"""
+        return len(self._server._loads) > 1
 
     @property
     def open_requests(self) -> int:
@@ -94,6 +128,8 @@ class HttpBackend(ABC):
 
     def describe(self) -> Description | None:
         """The models that it was configured with, else those that it named itself; None until either is known."""
+        if self._first is not None:
+            return self._first.describe()
         # asked several times for each request, and changes with probes alone
         known = (self._served, self._context_tokens, self.capabilities, self._roots, self._adapters)
         if known != self._known:
@@ -122,9 +158,11 @@ class HttpBackend(ABC):
         return False
 
     def load(self) -> Load:
-        """The newest report; what was configured goes before what the server says."""
-        most = self._options.max_requests
-        return self._load if most is None else replace(self._load, max_requests=most)
+        """The newest report of this rank; what was configured goes before what the server says."""
+        most, loads = self._options.max_requests, self._server._loads
+        # a server that was started anew with fewer ranks reports nothing of this one
+        load = loads[self.rank] if self.rank < len(loads) else Load()
+        return load if most is None else replace(load, max_requests=most)
 
     def assets(self) -> Mapping[str, bytes]:
         """Nothing: the server keeps its files to itself."""
@@ -135,8 +173,9 @@ class HttpBackend(ABC):
         self.client.session()
 
     async def close(self) -> None:
-        """Close every connection, which cancels what runs."""
-        await self.client.close()
+        """Close every connection, which cancels what runs. Rank 0 does so for all."""
+        if self._first is None:
+            await self.client.close()
 
     @staticmethod
     def _key_headers(key: str) -> Mapping[str, str]:
@@ -154,13 +193,17 @@ class HttpBackend(ABC):
 
         A server without such a page makes no reports; one whose page fails keeps its last, which grows old.
         """
+        await self._take_reports(path, lambda page, asked_at: (read(page, asked_at),), ranks=1)
+
+    async def _take_reports(self, path: str, read: Callable[[bytes, float], tuple[Load, ...]], *, ranks: int) -> None:
+        """As `_take_report`, with one Load for each rank. Where the page says nothing, there are so many `ranks`."""
         asked_at = self._clock()
         try:
             page = await self.client.get(path)
             if page.status == 200:
-                self._load = read(page.body, asked_at)
+                self._loads = read(page.body, asked_at) or (Load(),) * ranks
             elif page.status == 404:
-                self._load = Load()
+                self._loads = (Load(),) * ranks
         except BackendFailed:
             return
 
@@ -175,14 +218,16 @@ class HttpBackend(ABC):
     def forward(self, request: Request, path: str) -> Forward:  # noqa: ARG002 - kinds that have own fields look at it
         """What a proxy that sends the client's own body to `path` has to change."""
         fields = {"model": self._backends_name(request)}
-        return Forward(self.client.headers, fields, error_of, self._options.idle_s)
+        headers = {**self.client.headers, **self._rank_headers()}
+        return Forward(headers, fields, error_of, self._options.idle_s)
 
     def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         """Stream the answer; closing the iterator closes the connection.
 
         Raises BackendFailed, BackendRefused, InvalidRequest, ContextExceeded, Overloaded, DeadlineExceeded.
         """
-        return self.client.stream(self.exchange(request, prompt), prompt.headers, request.deadline_s)
+        headers = {**prompt.headers, **self._rank_headers()}
+        return self.client.stream(self.exchange(request, prompt), headers, request.deadline_s)
 
     def _backends_name(self, request: Request) -> str:
         """What the server calls the model of `request`."""

@@ -66,7 +66,7 @@ class LlamaCpp(OpenAICompatible):
         if not self._is_native:
             return
         await self._take_report("/metrics", self._metrics_load)
-        if self._load.reported_at is None:
+        if self._loads[0].reported_at is None:
             # it was started without --metrics
             await self._take_report("/slots", load_of_slots)
 

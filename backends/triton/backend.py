@@ -147,7 +147,7 @@ class TritonServer(HttpBackend):
         except BackendFailed:
             return
         if page.status == 200:
-            self._load = load_of(page.body, asked_at)
+            self._loads = (load_of(page.body, asked_at),)
 
 
 _USUAL = Signature({"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"}, frozenset({"text_output"}))

@@ -7,21 +7,22 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
-from backends.base import Backend
+from backends.base import Backend, Ranked
 from policies.errors import BackendFailed
 from policies.health import Health, HealthRules
 from policies.learning.cost import Peers, prior_of
 from policies.nouns import ClusterView, Request
 from router.cluster.flights import Flight, Traffic
-from router.cluster.listener import ClusterListener
+from router.cluster.listener import ClusterListener, Listeners
 from router.cluster.member import Member
+from router.cluster.probes import Probes
 from router.cluster.served_model import ServedModel, served_model
-from router.supervise import supervise
+from router.cluster.server import Server
 
 _log = logging.getLogger("pointsman.cluster")
 
@@ -32,6 +33,8 @@ CLOSING_S = 5.0
 class Cluster:
     """Owns the backends and the tasks that probe them. An async context manager.
 
+    A server that turns out to run its model in several data-parallel ranks becomes one backend for each of them. They
+    come and go with what the server tells, are probed as one, and share health, draining and weight.
     `rules` say when a backend is ill; `pool_rules` have others for some pools. Who wants to know what happens listens.
     """
 
@@ -49,8 +52,8 @@ class Cluster:
         self._peers: WeakValueDictionary[tuple[str, str], Peers] = WeakValueDictionary()
         self._members: dict[str, Member] = {}
         self._flying: dict[Flight, Member] = {}
-        self._listeners: list[ClusterListener] = []
-        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._listeners = Listeners()
+        self._probes = Probes(self.probe, self._listeners.reached)
         self._is_open = False
         self._serving: set[str] = set()
         self._health_changed = asyncio.Event()
@@ -66,31 +69,29 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         self._is_open = True
         for name, member in self._members.items():
-            self._say_health(name, False)
+            self._listeners.health(name, False)
             await member.backend.start()
-        for member in self._members.values():
-            self._begin_probing(member)
+        # a first probe may add ranks
+        for member in tuple(self._members.values()):
+            self._probes.begin(member.backend, member.health.rules)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._is_open = False
-        probes, self._probes = list(self._probes.values()), {}
-        for probe in probes:
-            probe.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
+        await self._probes.close()
         for member in self._members.values():
             await member.backend.close()
 
     def listen(self, listener: ClusterListener) -> None:
         """Let `listener` hear what happens from now on."""
-        self._listeners.append(listener)
+        self._listeners.add(listener)
 
     def hold(self, backends: Iterable[Backend]) -> None:
         """Have these from the beginning; for a cluster that is not entered yet."""
         assert not self._is_open, "the cluster is open: add them"
         for backend in backends:
             assert backend.name not in self._members, f"two backends are called {backend.name}"
-            self._members[backend.name] = self._member(backend, is_cold=False)
+            self._members[backend.name] = self._member(backend, self._server(backend, is_cold=False))
 
     def traffic(self) -> dict[str, Traffic]:
         """What this router has at each backend where it has anything."""
@@ -109,29 +110,27 @@ class Cluster:
         name = backend.name
         assert self._is_open, "the cluster is not open"
         assert name not in self._members, f"two backends are called {name}"
-        member = self._members[name] = self._member(backend, is_cold=is_cold)
-        self._say_health(name, False)
+        member = self._members[name] = self._member(backend, self._server(backend, is_cold=is_cold))
+        self._listeners.health(name, False)
         await backend.start()
-        self._begin_probing(member)
+        self._probes.begin(member.backend, member.health.rules)
 
     async def remove(self, name: str, *, within_s: float) -> None:
-        """Give `name` no new requests, let those there end within `within_s`, then close and forget it.
+        """Give the server `name` no new requests, let those there end within `within_s`, then close and forget it.
 
         Requests that it still has then fail, and are tried elsewhere if their clients have seen nothing. If this is
         cancelled while requests may still end, the backend stays.
         """
-        member = self._members[name]
-        member.is_leaving = True
+        server = self._members[name].server
         # who waits for room there has to look elsewhere
-        self.changed(name)
+        self._leave(server, True)
         try:
-            await self._landed(member, within_s)
+            await self._landed(server, within_s)
         except asyncio.CancelledError:
-            member.is_leaving = False
-            self.changed(name)
+            self._leave(server, False)
             raise
         # from here on there is no way back: whoever cancels this waits for the end all the same
-        closing = asyncio.create_task(self._let_go(member), name=f"closing {name}")
+        closing = asyncio.create_task(self._let_go(server), name=f"closing {name}")
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
@@ -144,7 +143,10 @@ class Cluster:
             assert not member.flights, f"{name} still has {len(member.flights)} requests of this router"
             member.check()
         assert not self._flying, f"{len(self._flying)} requests are at backends that were removed"
-        assert not self._is_open or self._probes.keys() == self._members.keys(), "a backend is probed twice, or never"
+        servers = {member.server.ranks[0] for member in self._members.values()}
+        assert not self._is_open or set(self._probes.names()) == servers, "a server is probed twice, or never"
+        ranks = [name for server in {member.server for member in self._members.values()} for name in server.ranks]
+        assert sorted(ranks) == sorted(self._members), "a rank is lost, or belongs to nothing"
         assert self._serving <= self._members.keys(), "a backend that is gone serves"
 
     @property
@@ -173,20 +175,25 @@ class Cluster:
         """How many requests this router has at `name`."""
         return len(self._members[name].flights)
 
+    def server_of(self, name: str) -> Server:
+        """What the backend `name` shares with the other data-parallel ranks of its server."""
+        return self._members[name].server
+
     def drain(self, name: str, draining: bool = True) -> None:
-        """Give `name` no new requests, or, with False, give it some again."""
-        self._members[name].is_kept_out = draining
-        self.changed(name)
+        """Give the server of `name` no new requests, or, with False, give it some again."""
+        server = self._members[name].server
+        server.is_kept_out = draining
+        self._changed_at(server)
 
     def weigh(self, name: str, weight: float) -> None:
-        """Give `name` a share of the load like `weight`, beside others' weights of 1."""
-        self._members[name].weight = weight
-        self.changed(name)
+        """Give each rank of the server of `name` a share of the load like `weight`, beside others' weights of 1."""
+        server = self._members[name].server
+        server.weight = weight
+        self._changed_at(server)
 
     def changed(self, name: str) -> None:
         """`name` may have got room: say so to all that listen."""
-        for listener in self._listeners:
-            listener.changed(name)
+        self._listeners.changed(name)
 
     def view(
         self,
@@ -260,7 +267,7 @@ class Cluster:
         member = self._members[name]
         flight = member.begin(request, uncached_tokens, now=self._clock(), is_first_try=is_first_try)
         self._flying[flight] = member
-        self._say_in_flight(member)
+        self._listeners.in_flight(member.backend.name, len(member.flights))
         return flight
 
     def end(self, flight: Flight, failure: BaseException | None = None) -> None:
@@ -268,8 +275,8 @@ class Cluster:
         member, name = self._flying.pop(flight), flight.backend
         member.end(flight, failure, now=self._clock())
         if self._members.get(name) is member:
-            self._say_in_flight(member)
-            self._say_learnt(member)
+            self._listeners.in_flight(member.backend.name, len(member.flights))
+            member.tell_learnt(self._listeners)
         # of one that was removed meanwhile nobody asks what was learnt there, but the router has room for one more
         self.changed(name)
 
@@ -284,11 +291,12 @@ class Cluster:
         self.end(flight)
 
     async def probe(self, name: str) -> bool:
-        """Ask one backend now whether it is well; may it get requests?"""
-        member = self._members[name]
+        """Ask the server of one backend now whether it is well; may it get requests?"""
+        server = self._members[name].server
+        member = self._members[server.ranks[0]]
         timeout_s = member.health.rules.probe_timeout_s
         failure: BackendFailed | None = None
-        report = member.backend.load()
+        reports = [(one, one.backend.load()) for one in self._ranks(server)]
         try:
             async with asyncio.timeout(timeout_s):
                 await member.backend.probe()
@@ -296,97 +304,95 @@ class Cluster:
             failure = BackendFailed(f"no answer to a probe in {timeout_s} s")
         except BackendFailed as error:
             failure = error
+        if failure is None and isinstance(member.backend, Ranked):
+            self._follow_ranks(server, member.backend.ranks())
         member.probed(failure, now=self._clock())
-        if member.backend.load() != report:
-            # who waits for room may have waited for this report
-            self.changed(name)
+        for one, report in reports:
+            if one.backend.load() != report:
+                # who waits for room may have waited for this report
+                self.changed(one.backend.name)
         return member.health.may_serve
 
-    def _member(self, backend: Backend, *, is_cold: bool) -> Member:
+    def _server(self, backend: Backend, *, is_cold: bool) -> Server:
         rules = self._pool_rules.get(backend.pool, self._rules)
-        health = Health(rules, self._rng, is_cold=is_cold)
+        return Server(Health(rules, self._rng, is_cold=is_cold))
+
+    def _member(self, backend: Backend, server: Server) -> Member:
+        server.ranks.append(backend.name)
         peers = self._peers.setdefault((backend.pool, backend.kind), Peers(prior_of(backend.kind)))
-        return Member(backend, health, peers=peers, on_predicted=self._say_predicted, on_health=self._tell)
+        return Member(backend, server, peers=peers, on_predicted=self._listeners.predicted, on_health=self._tell)
 
-    def _begin_probing(self, member: Member) -> None:
-        name = member.backend.name
-        work = supervise(f"probe of {name}", lambda: self._keep_probing(member))
-        self._probes[name] = asyncio.create_task(work, name=f"probe of {name}")
+    def _ranks(self, server: Server) -> list[Member]:
+        return [self._members[name] for name in server.ranks]
 
-    async def _keep_probing(self, member: Member) -> None:
-        rules, reached = member.health.rules, False
-        while True:
-            await self.probe(member.backend.name)
-            if not reached and member.backend.describe() is not None:
-                reached = True
-                for listener in self._listeners:
-                    listener.reached(member.backend)
-            await asyncio.sleep(rules.probe_every_s if reached else rules.first_probe_every_s)
+    def _follow_ranks(self, server: Server, others: Sequence[Backend]) -> None:
+        """Have the ranks 1, 2, ... of `server` that it tells of, and no others."""
+        known = server.ranks[1:]
+        for backend in others[len(known) :]:
+            assert backend.name not in self._members, f"two backends are called {backend.name}"
+            member = self._members[backend.name] = self._member(backend, server)
+            member.is_leaving = self._members[server.ranks[0]].is_leaving
+            self._listeners.health(backend.name, server.health.may_serve)
+            if server.health.may_serve:
+                self._serving.add(backend.name)
+            self.changed(backend.name)
+        for name in known[len(others) :]:
+            # it was started anew with fewer: what a rank had that is gone is lost
+            self._forget(self._members[name])
+        if len(others) != len(known):
+            _log.info("%s has %d data-parallel ranks", server.ranks[0], len(others) + 1)
 
     def _tell(self, member: Member) -> None:
-        """`member` may get requests now, or no longer, or more of them."""
-        name, serves = member.backend.name, member.health.may_serve
-        if self._members.get(name) is not member:
+        """The server of `member` may get requests now, or no longer, or more of them."""
+        server, serves = member.server, member.health.may_serve
+        if not server.ranks:
+            # it was removed
             return
-        if serves != (name in self._serving):
-            if serves:
-                self._serving.add(name)
-            else:
-                self._serving.discard(name)
-                if not member.is_leaving:
-                    _log.warning("%s is ill: %s", name, member.health.reason)
+        if serves != (server.ranks[0] in self._serving):
+            (self._serving.update if serves else self._serving.difference_update)(server.ranks)
+            if not serves and not member.is_leaving:
+                _log.warning("%s is ill: %s", server.ranks[0], member.health.reason)
             self._health_changed.set()
-            self._say_health(name, serves)
-        self.changed(name)
+            for name in server.ranks:
+                self._listeners.health(name, serves)
+        self._changed_at(server)
 
-    def _say_health(self, name: str, healthy: bool) -> None:
-        for listener in self._listeners:
-            listener.health(name, healthy)
+    def _changed_at(self, server: Server) -> None:
+        for name in server.ranks:
+            self.changed(name)
 
-    def _say_in_flight(self, member: Member) -> None:
-        for listener in self._listeners:
-            listener.in_flight(member.backend.name, len(member.flights))
+    def _leave(self, server: Server, is_leaving: bool) -> None:
+        for member in self._ranks(server):
+            member.is_leaving = is_leaving
+        self._changed_at(server)
 
-    def _say_learnt(self, member: Member) -> None:
-        learnt = (member.model.snapshot(), member.adaptive_limit)
-        if learnt != member.told:
-            # ten gauges, and an answer that came whole teaches nothing
-            member.told = learnt
-            for listener in self._listeners:
-                listener.learnt(member.backend.name, *learnt)
-        load = member.backend.load()
-        if load.drafted_tokens:
-            for listener in self._listeners:
-                listener.drafted(member.backend.name, load.drafted_tokens, load.accepted_tokens or 0)
-
-    def _say_predicted(self, name: str, predicted_s: float, seen_s: float) -> None:
-        for listener in self._listeners:
-            listener.predicted(name, predicted_s, seen_s)
-
-    async def _landed(self, member: Member, within_s: float) -> None:
-        """Return when nothing is at `member` any more, or after `within_s`."""
+    async def _landed(self, server: Server, within_s: float) -> None:
+        """Return when nothing is at `server` any more, or after `within_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while member.flights:
-                    member.landed.clear()
-                    await member.landed.wait()
+                for member in self._ranks(server):
+                    while member.flights:
+                        member.landed.clear()
+                        await member.landed.wait()
 
-    async def _let_go(self, member: Member) -> None:
-        name = member.backend.name
-        probe = self._probes.pop(name, None)
-        if probe is not None:
-            probe.cancel()
-            await asyncio.gather(probe, return_exceptions=True)
+    async def _let_go(self, server: Server) -> None:
+        name = server.ranks[0]
+        await self._probes.end(name)
         try:
             async with asyncio.timeout(CLOSING_S):
-                await member.backend.close()
+                await self._members[name].backend.close()
         except Exception:  # noqa: BLE001 - whatever a backend does on its way out, it goes
             _log.exception("%s did not close well", name)
         # whoever was cut off there notices now, and counts against it for the last time
-        await self._landed(member, CLOSING_S)
+        await self._landed(server, CLOSING_S)
+        for member in self._ranks(server):
+            self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        name = member.backend.name
         del self._members[name]
+        member.server.ranks.remove(name)
         self._serving.discard(name)
         self._health_changed.set()
-        for listener in self._listeners:
-            listener.gone(name)
+        self._listeners.gone(name)
         self.changed(name)

@@ -36,3 +36,54 @@ class ClusterListener:
 
     def drafted(self, backend: str, tokens: int, accepted: int) -> None:
         """Since its start it has guessed and verified so many `tokens`, of which `accepted` were drawn."""
+
+
+class Listeners(ClusterListener):
+    """Tells all that listen, in the order in which they began to."""
+
+    def __init__(self) -> None:
+        self._all: list[ClusterListener] = []
+
+    def add(self, listener: ClusterListener) -> None:
+        """Let `listener` hear what happens from now on."""
+        self._all.append(listener)
+
+    def reached(self, backend: Backend) -> None:
+        """See ClusterListener."""
+        for one in self._all:
+            one.reached(backend)
+
+    def gone(self, backend: str) -> None:
+        """See ClusterListener."""
+        for one in self._all:
+            one.gone(backend)
+
+    def health(self, backend: str, healthy: bool) -> None:
+        """See ClusterListener."""
+        for one in self._all:
+            one.health(backend, healthy)
+
+    def changed(self, backend: str) -> None:
+        """See ClusterListener."""
+        for one in self._all:
+            one.changed(backend)
+
+    def in_flight(self, backend: str, count: int) -> None:
+        """See ClusterListener."""
+        for one in self._all:
+            one.in_flight(backend, count)
+
+    def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
+        """See ClusterListener."""
+        for one in self._all:
+            one.predicted(backend, predicted_s, seen_s)
+
+    def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
+        """See ClusterListener."""
+        for one in self._all:
+            one.learnt(backend, latency, adaptive_limit)
+
+    def drafted(self, backend: str, tokens: int, accepted: int) -> None:
+        """See ClusterListener."""
+        for one in self._all:
+            one.drafted(backend, tokens, accepted)

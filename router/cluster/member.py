@@ -15,6 +15,8 @@ from policies.learning.concurrency import AdaptiveLimit
 from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.nouns import BackendView, Request
 from router.cluster.flights import Flight, Flights, Seen, Traffic
+from router.cluster.listener import ClusterListener
+from router.cluster.server import Server
 
 _NOTHING = Description(models=frozenset())
 """What a backend says that was never reached."""
@@ -25,23 +27,19 @@ _LEAST_STEPS = 4
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One backend of a cluster. `health` knows whether it is well, `model` how fast it is, `limit` how many requests it
-        takes.
+    """One backend of a cluster: a server, or one data-parallel rank of it. `server` is what it shares with the other
+    ranks, `model` knows how fast it is, `limit` how many requests it takes.
 
-        The limit counts only where the backend does not tell its own, and what other routers have there, `elsewhere`,
-    only where it does not tell how much it has to do. `is_kept_out`: its operators want no new requests there;
-    `is_leaving`: it is about to be removed. `trial` is the one request that it may have while it is on trial.
+    The limit counts only where the backend does not tell its own, and what other routers have there, `elsewhere`, only
+    where it does not tell how much it has to do. `is_leaving`: it is about to be removed.
 
     `on_predicted` hears of each first token at which backend it came, in how many seconds it had been predicted, and in
     how many it came; `on_health` that it may get requests now, or no longer, or more of them.
     """
 
     backend: Backend
-    health: Health = field(default_factory=lambda: Health(HealthRules(), random.Random()))
-    weight: float = 1.0
-    is_kept_out: bool = False
+    server: Server = field(default_factory=lambda: Server(Health(HealthRules(), random.Random())))
     is_leaving: bool = False
-    trial: Flight | None = None
     landed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request there has ended."""
     flights: Flights = field(default_factory=Flights)
@@ -59,6 +57,11 @@ class Member:
         self.model = LatencyModel(self.peers or Peers(prior_of(self.backend.kind)))
 
     @property
+    def health(self) -> Health:
+        """Whether its server is well."""
+        return self.server.health
+
+    @property
     def healthy(self) -> bool:
         """May it get requests, as far as health goes?"""
         return self.health.may_serve and self.backend.describe() is not None
@@ -66,7 +69,7 @@ class Member:
     @property
     def draining(self) -> bool:
         """Is it to get no new requests: its operators say so, its discovery, or it does itself?"""
-        return self.is_kept_out or self.is_leaving or self.backend.load().draining
+        return self.server.is_kept_out or self.is_leaving or self.backend.load().draining
 
     @property
     def adaptive_limit(self) -> int | None:
@@ -103,7 +106,7 @@ class Member:
         waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
         # what others have there keeps nobody from one request of their own: without any nothing is learnt of the limit
         adaptive_limit = max(self.limit.limit, running + waiting - len(flights) + 1)
-        health = self.health
+        server, health = self.server, self.server.health
         share = health.share(now)
         return BackendView(
             name=self.backend.name,
@@ -111,7 +114,7 @@ class Member:
             kind=self.backend.kind,
             models=said.models,
             healthy=(health.is_well or health.is_on_trial) and description is not None,
-            draining=self.is_kept_out or self.is_leaving or load.draining,
+            draining=server.is_kept_out or self.is_leaving or load.draining,
             running=running,
             waiting=waiting,
             waiting_tokens=waiting_tokens + unseen_tokens,
@@ -121,7 +124,7 @@ class Member:
             held_tokens=held_tokens,
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
             capabilities=said.capabilities,
-            weight=self.weight * share,
+            weight=server.weight * share,
             latency=latency,
             queue_s=latency.queue_s(ahead),
             adaptive_limit=adaptive_limit if load.max_requests is None else None,
@@ -159,8 +162,8 @@ class Member:
             is_silent=description is not None and description.may_answer_whole and not request.stream,
         )
         self.flights.begin(flight)
-        if self.health.is_on_trial and self.trial is None:
-            self.trial = flight
+        if self.health.is_on_trial and self.server.trial is None:
+            self.server.trial = flight
         return flight
 
     def end(self, flight: Flight, failure: BaseException | None, *, now: float) -> None:
@@ -185,11 +188,22 @@ class Member:
         # whoever warms up has room for more each time
         self._tell(before, also=self.health.share(now) < 1.0)
 
+    def tell_learnt(self, listener: ClusterListener) -> None:
+        """Tell `listener` what is known of its speed by now, if that has changed."""
+        learnt = (self.model.snapshot(), self.adaptive_limit)
+        if learnt != self.told:
+            # ten gauges, and an answer that came whole teaches nothing
+            self.told = learnt
+            listener.learnt(self.backend.name, *learnt)
+        load = self.backend.load()
+        if load.drafted_tokens:
+            listener.drafted(self.backend.name, load.drafted_tokens, load.accepted_tokens or 0)
+
     def check(self) -> None:
         """Prove what its parts can prove of themselves."""
         for part in (self.flights, self.limit, self.model, self.health):
             part.check()
-        assert self.trial is None or self.health.is_on_trial, "a request is on trial, and its backend is not"
+        assert self.server.trial is None or self.health.is_on_trial, "a request is on trial, and its backend is not"
 
     @property
     def _reports_cache(self) -> bool:
@@ -199,13 +213,13 @@ class Member:
     def _may_take(self, share: float, load: Load) -> int:
         """How many more requests it may get from here while it is on trial, or warms up to its `share`."""
         if self.health.is_on_trial:
-            return 0 if self.trial else 1
+            return 0 if self.server.trial else 1
         most = self.limit.limit if load.max_requests is None else load.max_requests
         return max(0, math.ceil(most * share) - len(self.flights))
 
     def _hear_first(self, flight: Flight) -> None:
         """The first piece of its answer came."""
-        if flight is self.trial and flight.first_at is not None:
+        if flight is self.server.trial and flight.first_at is not None:
             before = self.health.may_serve, self.health.is_well
             self.health.answered(flight.first_at)
             self._tell(before)
@@ -214,9 +228,9 @@ class Member:
     def _judge(self, flight: Flight, failure: BaseException | None, now: float) -> None:
         """What the end of `flight` says of its health. While it is on trial that request alone says anything."""
         before = self.health.may_serve, self.health.is_well
-        is_trial = flight is self.trial
+        is_trial = flight is self.server.trial
         if is_trial:
-            self.trial = None
+            self.server.trial = None
         if is_trial or not self.health.is_on_trial:
             if failure is None:
                 self.health.request_ended(now)
@@ -226,7 +240,7 @@ class Member:
 
     def _tell(self, before: tuple[bool, bool], *, also: bool = False) -> None:
         if not self.health.is_on_trial:
-            self.trial = None
+            self.server.trial = None
         if also or before != (self.health.may_serve, self.health.is_well):
             self.on_health(self)
 

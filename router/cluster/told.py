@@ -42,7 +42,12 @@ def without_places(text: str) -> str:
 def shown_name(backend: str) -> str:
     """The name of `backend` for clients: of one that was found at an address, a hash of that stands in its place.
 
-    The hash is short: it tells backends apart, and many addresses have the same.
+    The hash is short: it tells backends apart, and many addresses have the same. A data-parallel rank stays.
     """
     pool, at, address = backend.partition("@")
-    return f"{pool}{at}{hashlib.blake2b(address.encode(), digest_size=2).hexdigest()}" if at else backend
+    if not at:
+        return backend
+    server, slash, rank = address.rpartition("/")
+    if not (slash and rank.isdecimal()):
+        server, slash, rank = address, "", ""
+    return f"{pool}{at}{hashlib.blake2b(server.encode(), digest_size=2).hexdigest()}{slash}{rank}"

@@ -79,9 +79,13 @@ class TenantRow:
 class BackendRow:
     """One backend. `state` is well, draining, ill or unreached; `hit_share` the cached part of the prompts that it
     answered in the window; `queue_s` what a prompt sent now would wait; `prefill_per_s` tokens. None: nobody knows.
+    It is data-parallel `rank` of the `ranks` that its `server` runs.
     """
 
     name: str
+    server: str
+    rank: int
+    ranks: int
     pool: str
     kind: str
     models: tuple[str, ...]

@@ -62,7 +62,7 @@ async def snapshot(gateway: Gateway, since: int = 0) -> Snapshot:
         indexed_blocks=len(gateway.beliefs.index),
         classes=tuple(_class_row(one, gateway, now) for one in config.classes.values()),
         tenants=tuple(_with_shares(list(tenants))),
-        backends=tuple(_backend_row(view, gateway, now) for view in gateway.cluster.view(now).backends),
+        backends=tuple(_backend_rows(gateway, now)),
         revision=board.revision,
         decisions=tuple(_decision_row(row, unix - now) for row in board.rows(since)),
         prefixes=tuple(_prefix_row(one, unix) for one in nsmallest(_MOST_PREFIXES, prefixes, key=_urgency)),
@@ -177,10 +177,23 @@ def _with_shares(rows: list[TenantRow]) -> Iterator[TenantRow]:
         yield replace(row, share=share, entitled=row.weight / weights if row.name in active else None)
 
 
+def _backend_rows(gateway: Gateway, now: float) -> Iterator[BackendRow]:
+    """All backends, the ranks of a server behind one another."""
+    views = {view.name: view for view in gateway.cluster.view(now).backends}
+    for name in views:
+        ranks = gateway.cluster.server_of(name).ranks
+        if name == ranks[0]:
+            yield from (_backend_row(views[rank], gateway, now) for rank in ranks)
+
+
 def _backend_row(view: BackendView, gateway: Gateway, now: float) -> BackendRow:
     minute, load = gateway.board.of_backend(view.name, now), gateway.cluster.backend(view.name).load()
+    ranks = gateway.cluster.server_of(view.name).ranks
     return BackendRow(
         name=view.name,
+        server=ranks[0],
+        rank=ranks.index(view.name),
+        ranks=len(ranks),
         pool=view.pool,
         kind=view.kind,
         models=tuple(sorted(view.models)),

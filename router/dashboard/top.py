@@ -173,7 +173,8 @@ def _backend(one: BackendRow) -> Row:
     load = (str(one.running), "-" if one.most is None else str(one.most), str(one.waiting))
     rest = (_share(used), _share(one.hit_share), _seconds(one.queue_s), f"{one.weight:g}", _counts(one.outcomes))
     state = one.state + (" and draining" if one.draining and one.state != "draining" else "")
-    return one.name, f"{_sign(one.state)} {state}", *load, *rest
+    name = f"{one.server} rank {one.rank}" if one.ranks > 1 else one.name
+    return name, f"{_sign(one.state)} {state}", *load, *rest
 
 
 def _decision(one: DecisionRow) -> Row:

@@ -76,7 +76,7 @@ class FoldingSink:
             return
         if event.block_tokens > cache.block_tokens:
             cache.block_tokens = event.block_tokens
-            self._beliefs.parity.block_tokens(source.backend, event.block_tokens)
+            self._beliefs.parity.block_tokens(self._beliefs.holder(cache.name), event.block_tokens)
         size = len(event.token_ids) // len(event.hashes)
         for folder, model in self._folders(source, cache, event.adapter):
             changes = folder.store(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from backends.base import rank_name
 from backends.events.nouns import CacheEvent
 
 
@@ -16,7 +17,7 @@ class Source:
     rank: int = 0
 
     def __str__(self) -> str:
-        return f"{self.backend}/{self.rank}" if self.rank else self.backend
+        return rank_name(self.backend, self.rank)
 
 
 class EventSink(Protocol):

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from policies.sla.config import PoolSpec
 from policies.suggest import did_you_mean
@@ -135,8 +134,8 @@ def _pool(gateway: Gateway, name: str) -> PoolSpec:
 
 async def _read(request: web.Request, kind: type[T]) -> T:
     try:
-        return decode_json(await request.read(), kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(await request.read(), type=kind)
+    except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body cannot be understood: {error}") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.base import Load
-from backends.sglang import SGLang, SGLangOptions, generate_body, load_of
+from backends.sglang import SGLang, SGLangOptions, generate_body, load_of, loads_of
 from policies.errors import BackendFailed, ContextExceeded, Overloaded
 from policies.nouns import Prompt, Sampling, Usage
 from tests.backends.parts import a_prompt, a_request, everything, text_of
@@ -38,7 +38,14 @@ async def a_backend(server: SGLangServer | None = None, **options: Any) -> Async
 
 
 async def test_the_body_goes_through_whole_and_the_routers_fields_are_the_routers() -> None:
-    forged = {"rid": "x", "priority": 9, "extra_key": "e", "cache_salt": "s", "bootstrap_host": "h"}
+    forged = {
+        "rid": "x",
+        "priority": 9,
+        "extra_key": "e",
+        "cache_salt": "s",
+        "bootstrap_host": "h",
+        "routed_dp_rank": 1,
+    }
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "separate_reasoning": False}
     async with a_backend() as (backend, server):
         await everything(backend, a_request(domain="acme", rank=2), Prompt(body={**body, **forged}))
@@ -166,6 +173,37 @@ def test_the_older_page_counts_those_that_wait_among_its_requests() -> None:
 def test_loads_that_are_nonsense_are_told(page: bytes) -> None:
     with pytest.raises(BackendFailed):
         load_of(page, 0.0)
+    with pytest.raises(BackendFailed):
+        loads_of(page, 0.0)
+
+
+def test_loads_are_told_of_each_rank_in_their_order() -> None:
+    page = json.dumps({"loads": [{**RANK, "dp_rank": 1, "num_running_reqs": 7}, RANK]}).encode()
+    assert [load.running for load in loads_of(page, 2.0)] == [3, 7]
+
+
+@pytest.mark.parametrize("body", [{"model": "m", "messages": []}, None])
+async def test_each_rank_is_a_backend_and_the_server_hears_which_one_it_is(body: dict[str, Any] | None) -> None:
+    async with a_backend(SGLangServer(ranks=2)) as (backend, server):
+        (second,) = backend.ranks()
+        assert second.name == "s/1"
+        for one in (backend, second):
+            await everything(one, prompt=a_prompt(body=body))
+        for rank, seen in enumerate(server.received):
+            assert (seen.body["routed_dp_rank"], seen.body["data_parallel_rank"]) == (rank, rank)
+            assert seen.headers["x-data-parallel-rank"] == str(rank)
+
+
+@pytest.mark.parametrize(
+    ("server", "options"), [(SGLangServer(ranks=2), {"ranks": 1}), (SGLangServer(ranks=2, has_loads=False), {})]
+)
+async def test_a_server_that_chooses_the_rank_or_is_too_old_is_told_none(
+    server: SGLangServer, options: dict[str, Any]
+) -> None:
+    async with a_backend(server, **options) as (backend, _):
+        assert backend.ranks() == []
+        await everything(backend, a_request())
+        assert not {"routed_dp_rank", "data_parallel_rank"} & server.received[0].body.keys()
 
 
 @pytest.mark.parametrize("has_loads", [True, False])

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from backends.base import Load
-from backends.vllm import VLLM, VLLMOptions, load_of
+from backends.base import Load, Ranked
+from backends.vllm import VLLM, VLLMOptions, load_of, loads_of
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Prompt, Usage
 from tests.backends.parts import a_prompt, a_request, everything, text_of
 from tests.standins.standin import TEXT, running
 from tests.standins.vllm import BLOCK_SIZE, BLOCKS, VLLMServer
 
-# As vLLM 0.11 prints it, with two data-parallel engines.
+# As vLLM 0.32 prints it, with two data-parallel engines of 1,000 blocks each: each tells how many both have together.
 PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 3.0
@@ -28,8 +28,8 @@ vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"}
 vllm:kv_cache_usage_perc{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"} 0.5
 vllm:kv_cache_usage_perc{engine="1",model_name="meta-llama/Llama-3.1-8B-Instruct"} 0.25
 # TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="1000",sliding_window="None"} 1.0
-vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="1",num_gpu_blocks="1000",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="2000",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="1",num_gpu_blocks="2000",sliding_window="None"} 1.0
 """
 OLD_PAGE = b"""vllm:num_requests_running{model_name="m"} 1.0
 vllm:num_requests_waiting{model_name="m"} 0.0
@@ -92,10 +92,11 @@ async def test_tenants_do_not_find_each_others_prompts_in_the_cache() -> None:
     async with a_backend() as (backend, _):
         cached = []
         for domain in ("a", "a", "b"):
-            usage = (await everything(backend, a_request(domain=domain)))[-1].usage
+            body = {"model": "m", "messages": [{"role": "user", "content": "x" * 40}]}
+            usage = (await everything(backend, a_request(domain=domain), Prompt(body=body)))[-1].usage
             assert usage is not None
             cached.append(usage.cached_tokens)
-    assert cached == [0, 5, 0]
+    assert cached == [0, 2 * BLOCK_SIZE, 0]
 
 
 @pytest.mark.parametrize("body", [None, {"model": "m", "prompt": [72, 105]}])
@@ -123,6 +124,14 @@ async def test_adapters_are_models_and_may_have_other_names_here() -> None:
 
 def test_metrics_of_all_engines_make_one_load() -> None:
     assert load_of(PAGE, 9.0) == Load(running=5, waiting=7, free_tokens=20000, reported_at=9.0)
+
+
+def test_metrics_tell_the_load_of_each_engine() -> None:
+    assert loads_of(PAGE, 9.0) == (
+        Load(running=3, waiting=7, free_tokens=8000, reported_at=9.0),
+        Load(running=2, waiting=0, free_tokens=12000, reported_at=9.0),
+    )
+    assert loads_of(b"", 9.0) == ()
 
 
 def test_metrics_of_older_versions_are_read_and_what_they_lack_is_unknown() -> None:
@@ -173,3 +182,81 @@ async def test_refusals_have_vllms_words_and_our_errors() -> None:
     assert type(await failure(VLLMServer(context_tokens=9))) is ContextExceeded
     busy = await failure(VLLMServer(is_busy=True))
     assert (type(busy), busy.retry_after_s) == (Overloaded, 3.0)
+
+
+def ranks_of(backend: VLLM) -> list[str]:
+    assert isinstance(backend, Ranked)
+    return [one.name for one in backend.ranks()]
+
+
+@pytest.mark.parametrize("first_engine", [0, 4])
+async def test_each_rank_that_the_server_tells_of_is_a_backend_and_the_server_hears_which_one_it_is(
+    first_engine: int,
+) -> None:
+    async with a_backend(VLLMServer(ranks=4, first_engine=first_engine), max_requests=8) as (backend, server):
+        assert ranks_of(backend) == [], "before the first probe nothing is known"
+        await backend.probe()
+        assert ranks_of(backend) == ["v/1", "v/2", "v/3"]
+        third = backend.ranks()[2]
+        assert third is backend.ranks()[2]
+        assert (third.pool, third.address, third.describe()) == ("p", backend.address, backend.describe())
+        server.engines[3].running = 5
+        await backend.probe()
+        assert (backend.load().running, third.load().running, third.load().max_requests) == (0, 5, 8)
+        await everything(backend, a_request())
+        await everything(third, a_request())
+        assert [seen.headers["x-data-parallel-rank"] for seen in server.received] == ["0", "3"]
+        assert [engine.served for engine in server.engines] == [1, 0, 0, 1]
+        await third.close()
+        await everything(backend, a_request())
+
+
+@pytest.mark.parametrize(
+    ("server", "options"),
+    [
+        (VLLMServer(), {}),
+        (VLLMServer(ranks=2, version="0.10.2"), {}),
+        (VLLMServer(ranks=2), {"ranks": 1}),
+        (VLLMServer(has_metrics=False), {}),
+    ],
+    ids=["one", "too old", "switched off", "without metrics"],
+)
+async def test_a_server_that_has_one_rank_or_chooses_it_is_told_none(
+    server: VLLMServer, options: dict[str, Any]
+) -> None:
+    async with a_backend(server, **options) as (backend, _):
+        await backend.probe()
+        assert ranks_of(backend) == []
+        await everything(backend, a_request())
+        assert "x-data-parallel-rank" not in server.received[0].headers
+
+
+async def test_ranks_are_configured_where_the_server_does_not_tell_and_what_it_tells_goes_before() -> None:
+    async with a_backend(VLLMServer(ranks=2, has_metrics=False), ranks=2) as (backend, server):
+        await backend.probe()
+        assert ranks_of(backend) == ["v/1"]
+        server.has_metrics, server.ranks, server.engines = True, 1, server.engines[:1]
+        await backend.probe()
+        assert ranks_of(backend) == []
+        await everything(backend, a_request())
+        assert "x-data-parallel-rank" not in server.received[0].headers
+
+
+async def test_a_rank_of_a_server_that_was_started_anew_with_fewer_reports_nothing() -> None:
+    async with a_backend(VLLMServer(ranks=2)) as (backend, server):
+        await backend.probe()
+        second = backend.ranks()[0]
+        server.ranks, server.engines = 1, server.engines[:1]
+        await backend.probe()
+        assert (second.load(), ranks_of(backend)) == (Load(), [])
+
+
+async def test_a_proxy_is_told_the_rank_too_and_may_not_take_another_rank_instead() -> None:
+    async with a_backend(VLLMServer(ranks=3)) as (backend, server), a_backend(server) as (other, _):
+        await backend.probe()
+        await other.probe()
+        (first, second), (elsewhere, _) = backend.ranks(), other.ranks()
+        assert first.forward(a_request(), "/v1/completions").headers["X-data-parallel-rank"] == "1"
+        assert first.is_like(elsewhere)
+        assert not first.is_like(second)
+        assert not first.is_like(backend)

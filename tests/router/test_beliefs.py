@@ -28,12 +28,13 @@ class Stage:
     """Beliefs of one backend, and flights to it on a clock that the test moves."""
 
     tells: bool = False
+    candidates: tuple[str, ...] = ()
     now: float = 1000.0
     beliefs: Beliefs = field(init=False)
     cluster: Cluster = field(init=False)
 
     def __post_init__(self) -> None:
-        self.beliefs = Beliefs(lambda _: self.tells, lambda: self.now)
+        self.beliefs = Beliefs(lambda _: self.tells, lambda: self.now, lambda name: name in self.candidates)
         self.cluster = Cluster([FakeBackend("a")], clock=lambda: self.now)
 
     def answer(
@@ -64,8 +65,8 @@ class Stage:
         self.beliefs.longest(prompt)
         flight = self.cluster.begin("a", a_request(prompt_tokens=len(ids) // 4), len(ids) // 4)
         self.beliefs.sent("a", prompt)
-        self.beliefs.evicted("a/0", evicted)
-        self.beliefs.stored("a/0", told)
+        self.beliefs.evicted("a", evicted)
+        self.beliefs.stored("a", told)
         flight.heard(Delta(text="x"), self.now)
         flight.heard(Delta(finish_reason="stop", usage=usage), self.now)
         self.cluster.end(flight)
@@ -197,7 +198,7 @@ def test_events_that_come_late_or_were_missed_say_nothing_against_the_tokenizer(
             stage.now += 10
         else:
             stage.now += 1
-            stage.beliefs.stored("a/0", keys)
+            stage.beliefs.stored("a", keys)
         stage.beliefs.parity.tick()
         stage.beliefs.trust("a", 0, 1.0)
     assert stage.beliefs.parity.proven("") == {"a"}
@@ -225,10 +226,10 @@ def test_hits_that_an_engine_denies_again_and_again_break_its_feed_but_not_what_
     stage.ask(keys, ids, told=keys, usage=Usage(640, 1, 0))
     stage.ask(keys, ids, told=(), usage=Usage(640, 1, 576))
     for _ in range(12):
-        stage.beliefs.stored("a/0", keys)
+        stage.beliefs.stored("a", keys)
         stage.ask(keys, ids, told=(), usage=Usage(640, 1, 0), evicted=keys)
     assert not stage.beliefs.parity.broken("")
-    stage.beliefs.stored("a/0", keys)
+    stage.beliefs.stored("a", keys)
     for _ in range(8):
         stage.ask(keys, ids, told=(), usage=Usage(640, 1, 0))
     assert stage.beliefs.parity.broken("") == {"a"}
@@ -239,9 +240,9 @@ def test_an_engine_that_restarted_holds_nothing_of_what_was_learnt() -> None:
     feed(stage)
     stage.answer()
     assert stage.expected() > 8
-    stage.beliefs.emptied("a/0", is_empty=False)
+    stage.beliefs.emptied("a", is_empty=False)
     assert stage.expected() > 8
-    stage.beliefs.emptied("a/0", is_empty=True)
+    stage.beliefs.emptied("a", is_empty=True)
     assert stage.expected() == 0
 
 
@@ -257,6 +258,33 @@ def test_a_backend_of_which_one_rank_is_not_heard_teaches_by_its_answers_whichev
         assert stage.expected() > 8
     stage.beliefs.trust("a", 0, 1.0)
     assert stage.expected() == 0
+
+
+def test_ranks_that_can_be_chosen_are_believed_each_by_itself() -> None:
+    stage = Stage(candidates=("a", "a/1"))
+    stage.beliefs.index.store(stage.beliefs.joined("a", 1), KEYS)
+    stage.beliefs.index.store(stage.beliefs.joined("a", 0), KEYS[:3])
+    found = stage.beliefs.longest(PromptKeys(KEYS))
+    assert {name: (one.blocks, one.p_hit) for name, one in found.items()} == {"a": (3, 1.0), "a/1": (10, 1.0)}
+    stage.candidates = ("a",)
+    assert {name: one.p_hit for name, one in stage.beliefs.longest(PromptKeys(KEYS)).items()} == {"a": 0.5}
+    stage.beliefs.forget("a")
+    assert not stage.beliefs.longest(PromptKeys(KEYS))
+
+
+def test_a_rank_that_is_not_heard_teaches_by_its_answers_and_the_others_do_not() -> None:
+    stage = Stage(candidates=("a", "a/1"))
+    feed(stage)
+    prove(stage)
+    stage.answer()
+    stage.now += 60
+    stage.beliefs.trust("a", 0, 0.0)
+    stage.beliefs.trust("a", 1, 1.0)
+    assert stage.expected() > 8
+    stage.beliefs.trust("a", 0, 1.0)
+    assert stage.expected() == 0
+    stage.beliefs.trust("a", 1, 0.0)
+    assert stage.expected() == 0, "whether the other rank is heard says nothing of this one"
 
 
 def test_a_backend_below_a_path_is_believed_under_its_own_name() -> None:

@@ -20,6 +20,7 @@ class SGLangServer(OpenAIServer):
 
     is_incremental: bool = False
     has_loads: bool = True
+    ranks: int = 1
     waiting: int = 0
     aborted: list[str] = field(default_factory=list)
     running: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
@@ -44,8 +45,7 @@ class SGLangServer(OpenAIServer):
     async def loads(self, request: web.Request) -> web.Response:
         if not self.has_loads:
             return web.json_response({"detail": "Not Found"}, status=404)
-        rank = {
-            "dp_rank": 0,
+        load = {
             "num_running_reqs": self.open_requests,
             "num_waiting_reqs": self.waiting,
             "num_used_tokens": 1000,
@@ -54,13 +54,13 @@ class SGLangServer(OpenAIServer):
             "token_usage": 0.0625,
             "max_running_requests": 48,
         }
-        return web.json_response({"timestamp": "2026-01-01T00:00:00+00:00", "version": "0.5.8", "loads": [rank]})
+        loads = [{"dp_rank": rank, **load} for rank in range(self.ranks)]
+        return web.json_response({"timestamp": "2026-01-01T00:00:00+00:00", "version": "0.5.8", "loads": loads})
 
     async def load(self, request: web.Request) -> web.Response:
         requests = self.open_requests + self.waiting
-        return web.json_response(
-            [{"dp_rank": 0, "num_reqs": requests, "num_waiting_reqs": self.waiting, "num_tokens": 1000}]
-        )
+        load = {"num_reqs": requests, "num_waiting_reqs": self.waiting, "num_tokens": 1000}
+        return web.json_response([{"dp_rank": rank, **load} for rank in range(self.ranks)])
 
     async def abort(self, request: web.Request) -> web.Response:
         """Stop all whose id begins with `rid`."""

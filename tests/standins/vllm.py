@@ -1,13 +1,19 @@
-"""A vLLM server, built from its documentation (OpenAI-Compatible Server, Production Metrics, Sleep Mode) as of 0.24."""
+"""A vLLM server, built from its documentation (OpenAI-Compatible Server, Production Metrics, Sleep Mode, Data Parallel
+Deployment) as of 0.24, and from what a real one of 0.32 with two data-parallel engines answered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
+from tests.standins.block_cache import BlockCache
 from tests.standins.openai_compatible import OpenAIServer
 from tests.standins.standin import serve
 
@@ -15,8 +21,34 @@ BLOCK_SIZE, BLOCKS = 16, 1000
 
 
 @dataclass(eq=False)
+class Rank:
+    """One data-parallel engine: its cache, and what it has to do. It computes one prompt after the other."""
+
+    cache: BlockCache
+    running: int = 0
+    served: int = 0
+    computing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(eq=False)
+class Place:
+    """Where a request is served: how many of its tokens have yet to be computed there."""
+
+    rank: Rank
+    uncached: int = 0
+    cached: int = 0
+
+
+_PLACE: ContextVar[Place] = ContextVar("place")
+
+
+@dataclass(eq=False)
 class VLLMServer(OpenAIServer):
-    """vLLM: OpenAI's API, LoRA adapters, salts of its prefix cache, priorities, sleep mode, metrics."""
+    """vLLM: OpenAI's API, LoRA adapters, salts of its prefix cache, priorities, sleep mode, metrics.
+
+    It runs so many data-parallel `ranks` of `blocks` each. A request goes to the one that its header names, or to the
+    next in turn; `reads_ranks` is what versions before 0.11 do not. `prefill_s_per_token` is the time of a prompt.
+    """
 
     adapters: tuple[str, ...] = ()
     has_priorities: bool = False
@@ -24,9 +56,18 @@ class VLLMServer(OpenAIServer):
     is_sleeping: bool = False
     waiting: int = 0
     usage_share: float = 0.25
-    cached: set[str] = field(default_factory=set)
     event_sources: dict[str, dict[str, Any]] | None = None
     """By rank, as `--kv-events-config` has them; None: a version that does not tell."""
+    ranks: int = 1
+    first_engine: int = 0
+    blocks: int = BLOCKS
+    prefill_s_per_token: float = 0.0
+    version: str = "0.32.0"
+    has_metrics: bool = True
+
+    def __post_init__(self) -> None:
+        self.engines = [Rank(BlockCache(self.blocks, BLOCK_SIZE)) for _ in range(self.ranks)]
+        self._turns = itertools.count()
 
     def routes(self) -> Iterable[web.RouteDef]:
         return (
@@ -35,6 +76,7 @@ class VLLMServer(OpenAIServer):
             web.get("/is_sleeping", self.tell_sleep),
             web.get("/metrics", self.metrics),
             web.get("/kv_event_sources", self.tell_event_sources),
+            web.get("/version", self.tell_version),
         )
 
     async def health(self, request: web.Request) -> web.Response:
@@ -51,22 +93,57 @@ class VLLMServer(OpenAIServer):
         usual = {"enable_kv_cache_events": True, "publisher": "zmq", "buffer_steps": 10000, "hwm": 100000}
         return web.json_response({rank: usual | source for rank, source in self.event_sources.items()})
 
+    async def tell_version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
+
     async def metrics(self, request: web.Request) -> web.Response:
-        labels = f'{{engine="0",model_name="{self.model}"}}'
-        return web.Response(
-            text=f"""# HELP vllm:num_requests_running Number of requests in model execution batches.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{labels} {float(self.open_requests)}
-# TYPE vllm:num_requests_waiting gauge
-vllm:num_requests_waiting{labels} {float(self.waiting)}
-# TYPE vllm:kv_cache_usage_perc gauge
-vllm:kv_cache_usage_perc{labels} {self.usage_share}
-# TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{{block_size="{BLOCK_SIZE}",cache_dtype="auto",engine="0",num_gpu_blocks="{BLOCKS}"}} 1.0
-# TYPE vllm:time_to_first_token_seconds histogram
-vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.001",model_name="{self.model}"}} 0.0
-"""
-        )
+        """What each engine has to do. The number of blocks is that of all engines together, as vLLM prints it."""
+        if not self.has_metrics:
+            return web.Response(status=404)
+        lines = [
+            "# HELP vllm:num_requests_running Number of requests in model execution batches.",
+            "# TYPE vllm:num_requests_running gauge",
+        ]
+        for number, one in enumerate(self.engines, self.first_engine):
+            labels = f'{{engine="{number}",model_name="{self.model}"}}'
+            cache = f'block_size="{BLOCK_SIZE}",cache_dtype="auto",engine="{number}"'
+            lines += [
+                f"vllm:num_requests_running{labels} {float(one.running)}",
+                f"vllm:num_requests_waiting{labels} {float(self.waiting)}",
+                f"vllm:kv_cache_usage_perc{labels} {self.usage_share}",
+                f"vllm:prefix_cache_queries_total{labels} {float(one.cache.queries)}",
+                f"vllm:prefix_cache_hits_total{labels} {float(one.cache.hits)}",
+                f'vllm:cache_config_info{{{cache},num_gpu_blocks="{self.blocks * self.ranks}"}} 1.0',
+                f'vllm:time_to_first_token_seconds_bucket{{engine="{number}",le="0.001",model_name="m"}} 0.0',
+            ]
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        asked = request.headers.get("X-data-parallel-rank", "")
+        reads_ranks = self.version not in ("0.9.2", "0.10.2")
+        rank = int(asked) if asked.isdecimal() and reads_ranks else next(self._turns) % self.ranks
+        if rank >= self.ranks:
+            return self.error(400, f"data_parallel_rank {rank} is out of range [0, {self.ranks}).")
+        _PLACE.set(Place(self.engines[rank]))
+        return await super().complete(request)
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        rank = _PLACE.get().rank
+        rank.running += 1
+        rank.served += 1
+        try:
+            with super().generating():
+                yield
+        finally:
+            rank.running -= 1
+
+    async def pieces(self, most: int | None) -> AsyncIterator[str]:
+        place = _PLACE.get()
+        async with place.rank.computing:
+            await asyncio.sleep(place.uncached * self.prefill_s_per_token)
+        async for piece in super().pieces(most):
+            yield piece
 
     async def list_models(self, request: web.Request) -> web.Response:
         adapters = [{"id": name, "object": "model", "parent": self.model} for name in self.adapters]
@@ -86,14 +163,33 @@ vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.001",model_name="{self
     def refusal(self, body: Mapping[str, Any], prompt_tokens: int) -> web.Response | None:
         if body.get("priority") and not self.has_priorities:
             return self.error(400, "Got priority, but Priority scheduling is not enabled.")
-        return super().refusal(body, prompt_tokens)
+        refusal = super().refusal(body, prompt_tokens)
+        if refusal is None and ("messages" in body or "prompt" in body):
+            place, tokens = _PLACE.get(), _tokens(body)
+            place.cached = place.rank.cache.query(tokens, body.get("cache_salt") or "", self._adapter(body))
+            place.uncached = len(tokens) - place.cached
+        return refusal
+
+    def _adapter(self, body: Mapping[str, Any]) -> str:
+        return body["model"] if body["model"] in self.adapters else ""
 
     def usage(self, body: Mapping[str, Any], prompt_tokens: int, drawn: int) -> dict[str, Any]:
-        """As OpenAI's; a prompt is found in the cache by those who share its salt."""
-        key = repr((body.get("cache_salt"), body.get("messages") or body.get("prompt")))
-        cached = prompt_tokens if key in self.cached else self.cached_tokens
-        self.cached.add(key)
-        return super().usage(body, prompt_tokens, drawn) | {"prompt_tokens_details": {"cached_tokens": cached}}
+        """As OpenAI's; a prompt is found in the cache of its rank by those who share its salt and adapter."""
+        place, answer = _PLACE.get(), self.text[:drawn].encode()
+        place.rank.cache.store((*_tokens(body), *answer), body.get("cache_salt") or "", self._adapter(body))
+        return super().usage(body, prompt_tokens, drawn) | {"prompt_tokens_details": {"cached_tokens": place.cached}}
+
+
+def _tokens(body: Mapping[str, Any]) -> list[int]:
+    """A byte of a prompt is one of its tokens."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return list(prompt.encode())
+    if prompt is not None:
+        return list(prompt)
+    contents = (message.get("content") or "" for message in body["messages"])
+    parts = (content if isinstance(content, list) else [{"text": content}] for content in contents)
+    return list("".join(part.get("text", "") for every in parts for part in every).encode())
 
 
 if __name__ == "__main__":

@@ -102,13 +102,16 @@ export function backends(now, change) {
       element.name = one.name;
       element.isUsed = !one.draining;
       button.textContent = element.isUsed ? "drain" : "undrain";
-      button.setAttribute("aria-label", `${button.textContent} ${one.name}`);
-      weight.setAttribute("aria-label", `weight of ${one.name}`);
+      button.setAttribute("aria-label", `${button.textContent} ${one.server}`);
+      weight.setAttribute("aria-label", `weight of ${one.server}`);
+      // the ranks of a server are drained and weighed together
+      button.hidden = weight.hidden = one.rank > 0;
       if (document.activeElement !== weight) weight.value = one.weight;
       const used = one.total_tokens ? 1 - one.free_tokens / one.total_tokens : null;
       const isNew = element.children.length === 0;
       return [
-        [h("strong", {}, one.name), h("small", {}, one.pool === one.kind ? one.kind : `${one.pool}, ${one.kind}`)],
+        [h("strong", {}, one.name), h("small", {}, one.rank ? `rank ${one.rank} of ${one.server}`
+          : `${one.pool === one.kind ? one.kind : `${one.pool}, ${one.kind}`}${one.ranks > 1 ? `, rank 0 of ${one.ranks}` : ""}`)],
         [sign(one.state), h("small", {}, one.draining && one.state !== "draining" ? "and draining" : "")],
         [h("span", { class: "meter" }, bar(one.most ? one.running / one.most : 0, { width: 70, bad: one.waiting > 0 }),
           `${count(one.running)}${one.most ? ` of ${count(one.most)}` : ""}`), h("small", {}, one.waiting ? `${count(one.waiting)} wait there` : `${count(one.in_flight)} of this router`)],

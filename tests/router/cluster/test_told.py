@@ -181,3 +181,5 @@ def test_what_a_client_can_help_keeps_its_words_and_what_it_cannot_does_not() ->
 def test_names_of_the_file_stay_and_those_of_found_backends_differ() -> None:
     assert shown_name("own-0") == "own-0"
     assert shown_name("own@10.0.0.5:7001") != shown_name("own@10.0.0.6:7001")
+    assert shown_name("own@10.0.0.5:7001/3") == shown_name("own@10.0.0.5:7001") + "/3", "a data-parallel rank"
+    assert shown_name("own@10.0.0.5:7001/llm") != shown_name("own@10.0.0.5:7001")

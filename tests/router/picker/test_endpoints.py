@@ -11,6 +11,8 @@ from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.vllm import VLLM, VLLMOptions
 from policies.nouns import Decision
 from router.picker.endpoints import Reach
+from tests.standins.standin import running
+from tests.standins.vllm import VLLMServer
 
 CHAT = "/v1/chat/completions"
 
@@ -54,3 +56,14 @@ def test_an_address_of_version_6_is_allowed_with_and_without_its_port_and_bracke
     there = a_vllm("b0", "[2001:DB8:0::1]")
     for subset, reason in ((allowed, None), ("2001:db8::2", "not_in_subset")):
         assert Reach(CHAT, frozenset({subset}), {"b0": there}.__getitem__).unfit("b0") == reason
+
+
+async def test_ranks_of_one_server_are_one_endpoint_and_only_the_same_rank_stands_behind_the_chosen_one() -> None:
+    async with running(VLLMServer(ranks=2)) as server, running(VLLMServer(ranks=2)) as another:
+        ranked = [VLLM(name, one.url, pool="p") for name, one in (("b0", server), ("b1", another))]
+        for one in ranked:
+            await one.probe()
+        (b0, b1), (second, fourth) = ranked, [one.ranks()[0] for one in ranked]
+        assert offered(second, b0, b1, fourth) == ["b0/1", "b1/1"]
+        for one in ranked:
+            await one.close()
