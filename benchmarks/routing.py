@@ -186,7 +186,7 @@ def main() -> None:
     options.add_argument("--speed", type=float, nargs="+", default=[4.0])
     options.add_argument("--backends", type=int, default=8)
     options.add_argument("--kind", default="shard", help="how the machines plan: shard, or vllm")
-    options.add_argument("--only", help="policies whose names contain this")
+    options.add_argument("--only", help="only policies with this in their name")
     options.add_argument("--seed", type=int, default=0)
     chosen = options.parse_args()
     machine = Machine() if chosen.kind == "shard" else Machine(ranks=False)

@@ -1,4 +1,4 @@
-"""An event loop whose clock stops while the machine gives its process no time.
+"""An event loop with a clock that stops while the machine gives its process no time.
 
 For benchmarks in real time: a process that is kept waiting for a processor finds all its timers late at once, which
 would not happen to a router on a machine of its own. The process's own computation counts in full, and so does waiting

@@ -121,7 +121,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The part of a prompt whose KV exists; `cached_tokens` of it were found in the cache."""
+    """The part of a prompt that has KV; `cached_tokens` of it were found in the cache."""
 
     key: Hashable
     computed_tokens: int

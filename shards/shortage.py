@@ -1,4 +1,4 @@
-"""Memory shortages, reported in words for the operator who configured the size."""
+"""Memory shortages, reported in words for the operator that configured the size."""
 
 from __future__ import annotations
 

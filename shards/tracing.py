@@ -50,7 +50,7 @@ class ShardTraces:
         return f"<ShardTraces {len(self._open)} open>"
 
     def begin(self, submission: Submission, traceparent: str) -> None:
-        """Begin a request whose parent span in the router is `traceparent` (W3C; empty if it has none)."""
+        """Begin a request with the router's span `traceparent` as its parent (W3C; empty if it has none)."""
         parent = _CONTEXT.extract({"traceparent": traceparent}, Context())
         attributes = {
             "pointsman.rank": submission.rank,

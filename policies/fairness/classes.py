@@ -85,7 +85,7 @@ class Turns:
         return Turns(standings, self.ageing_s, VirtualTime(self.clock.slack_s, self.clock.reached))
 
     def rank_of(self, name: str, oldest_at: float | None, now: float) -> int:
-        """The effective rank of a class whose oldest ticket arrived at `oldest_at`; its own rank without tickets."""
+        """The effective rank of a class, if its oldest ticket arrived at `oldest_at`; its own rank without tickets."""
         rank = self.standings[name].rank
         return rank if oldest_at is None else effective_rank(rank, now - oldest_at, self.ageing_s)
 

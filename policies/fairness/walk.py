@@ -12,8 +12,8 @@ from policies.fairness.ticket import Ticket
 class Walk:
     """The order in which `TenantQueues` would serve its tickets if each were taken in its turn. Changes nothing there.
 
-    A step costs the logarithm of the steps so far: the tenants are in order already, and a tenant whose ticket was
-    passed moves to the place of its next ticket. Valid until the queues change.
+    A step costs the logarithm of the steps so far: the tenants are in order already, and after its ticket was passed
+    a tenant moves to the place of its next ticket. Valid until the queues change.
     """
 
     def __init__(self, queues: TenantQueues) -> None:

@@ -87,7 +87,7 @@ class Latency(msgspec.Struct, frozen=True):
         return queue_s + self.prefill_s(uncached, cached)
 
     def tpot_s(self, batch: float = 1.0, context_tokens: float = 0.0) -> float:
-        """Seconds of one decode step of `batch` sequences whose contexts have `context_tokens` in total."""
+        """Seconds of one decode step of `batch` sequences with contexts of `context_tokens` in total."""
         return self.step_s + self.sequence_s * batch + self.context_s * context_tokens
 
     def answer_s(self, uncached: float, cached: float, new_tokens: float, *, batch: float = 1.0) -> float:
@@ -136,7 +136,7 @@ class Peers:
         return self.prefill.observations + self.decode.observations
 
     def latency(self, prefill: float, decode: float) -> Latency:
-        """The Latency of a backend whose times are `prefill` and `decode` times the shared ones."""
+        """The Latency of a backend with times of `prefill` and `decode` times the shared ones."""
         fixed_s, token_s, pair_s, queue, convoy = self.prefill.values
         step_s, sequence_s, context_s = self.decode.values
         return Latency(

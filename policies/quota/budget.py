@@ -203,7 +203,7 @@ class Settlement(enum.StrEnum):
 
 
 def descriptors(tenant: Tenant, model: str, key: Descriptor | None = None) -> tuple[Descriptor, ...]:
-    """The descriptors whose limits a request of `tenant` to `model`, with that `key`, must keep, all of them."""
+    """The descriptors of a request of `tenant` to `model`, with that `key`; it must keep the limits of all of them."""
     found = [Descriptor(tenant.name, tenant.limits)]
     if model in tenant.model_limits:
         found.append(Descriptor(tenant.name, tenant.model_limits[model], model))
@@ -225,7 +225,7 @@ def meters(descriptors: Sequence[Descriptor]) -> tuple[Meter, ...]:
 
 
 def standing_of(levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Standing:
-    """The quota of a caller whose meters have these levels."""
+    """The quota of a caller with meters at these levels."""
     tightest: dict[Resource, Allowance] = {}
     for meter, level in levels:
         found = meter.allowance(level, now_ms=now_ms)

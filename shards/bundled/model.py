@@ -46,7 +46,7 @@ def config(vocabulary: int, bos: int, eos: int, pad: int) -> LlamaConfig:
 
 
 def fresh(shape: LlamaConfig) -> LlamaForCausalLM:
-    """An untrained model whose first two layers start near an induction circuit."""
+    """An untrained model; its first two layers start near an induction circuit."""
     model = LlamaForCausalLM(shape)
     with torch.no_grad():
         embedding = model.model.embed_tokens.weight

@@ -25,7 +25,7 @@ class Row:
 class Batch:
     """Token ids and positions [tokens], places of their KV (`slots` [tokens]: block * 64 + offset), and sequences.
 
-    `logit_rows` [wanted] are the indices of the tokens whose logits are needed. All tensors are int64. If `is_exact`,
+    `logit_rows` [wanted] are the indices of the tokens that need logits. All tensors are int64. If `is_exact`,
     the bits of the result may depend on shapes, but not on which blocks hold the KV, nor on how often it was computed.
     `ahead` are pairs (token, place): only the device knows this token, the `place`-th that it drew in its last batch.
     """

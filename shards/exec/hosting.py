@@ -12,7 +12,7 @@ from shards.shortage import gib, memory_for
 def host_copier(network: Network, host_bytes: int, copier_of: Callable[[BlockMemory], Copier]) -> Copier | None:
     """A copier for as many blocks of `network` as `host_bytes` hold; None if they hold none.
 
-    Raises ValueError for a network whose KV cannot be moved, NotEnoughMemory if the system has too little.
+    Raises ValueError for a network with KV that cannot be moved, NotEnoughMemory if the system has too little.
     """
     slots = host_bytes // network.block_bytes
     if not slots:

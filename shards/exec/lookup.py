@@ -11,7 +11,7 @@ GRAM_TOKENS = 3
 Gram = tuple[int, ...]
 
 _FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
-"""Odd numbers whose products fill 32 bits (from xxHash and MurmurHash3)."""
+"""Odd numbers with products that fill 32 bits (from xxHash and MurmurHash3)."""
 
 _BITS = 32
 _LEAST_BITS = 6

@@ -41,7 +41,7 @@ class Network(Protocol):
 
 @runtime_checkable
 class HostedNetwork(Protocol):
-    """A network whose KV can be moved to host memory and back."""
+    """A network with KV that can be moved to host memory and back."""
 
     def host_memory(self, slots: int) -> BlockMemory:
         """Host memory for `slots` blocks, bound to the allocated memory; once, after `allocate`."""

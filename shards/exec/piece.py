@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
     @property
     def logits(self) -> int:
-        """The number of its tokens whose logits are needed; they are the last ones."""
+        """The number of its tokens that need logits; they are the last ones."""
         return 1 + len(self.draft) if self.draws else 0
 
     @property

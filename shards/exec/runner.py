@@ -45,7 +45,7 @@ class Runner:
 
     A network that can draw does so for every sampler without a table over the vocabulary (`Sampler.needs_host`); the
     place where one answer is drawn never changes. If one row needs the host, the whole step is drawn before the next.
-    A `deterministic` runner computes each sequence on its own, in pieces whose sizes depend only on their position:
+    A `deterministic` runner computes each sequence on its own, in pieces with sizes that depend only on their position:
     then the same operations on the same shapes give the same bits, whatever else is in the step.
     """
 

@@ -23,7 +23,7 @@ CANDIDATES = 128
 """Top-k and top-p first examine this many of the likeliest tokens: sorting whole vocabularies would be slow."""
 
 _MORE_CANDIDATES = 16
-"""Factor on the candidates for rows whose top-p or top-k reaches further."""
+"""Factor on the candidates for rows with a top-p or top-k that reaches further."""
 
 _UNIFORM_STEP = 2.0**-24
 """Resolution of the random number: the finest that float32 has over all of [0, 1)."""

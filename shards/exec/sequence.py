@@ -114,7 +114,7 @@ class Sequence:
 
     @property
     def storable_tokens(self) -> int:
-        """The number of computed tokens that may be cached: none whose value the host does not know."""
+        """The number of computed tokens that may be cached: none with a value that the host does not know."""
         prompt_tokens = self._prompt_tokens
         most = min(self.computed_tokens, self.seen_tokens)
         return most if self.unit_tokens == BLOCK_TOKENS else min(most, prompt_tokens - prompt_tokens % self.unit_tokens)

@@ -51,7 +51,7 @@ class Prefills:
 class Inputs:
     """One step on the device: integers [tokens], first those of `decodes`, then those of each of `prefills`.
 
-    `wanted` [wanted] are the indices of the tokens whose logits are needed; None means all of them.
+    `wanted` [wanted] are the indices of the tokens that need logits; None means all of them.
     """
 
     token_ids: Tensor

@@ -10,8 +10,8 @@ class FreeBlocks:
     """The free ids of 0 .. size-1 as sorted, disjoint extents that never touch.
 
     A sequence with consecutive blocks is one extent of memory, which a CPU reads without gathering. So `take`
-    continues behind a given block if possible, and otherwise starts in the middle of the largest extent, whose
-    beginning is left to the sequence that grows towards it.
+    continues behind a given block if possible, and otherwise starts in the middle of the largest extent. The
+    beginning of that is left to the sequence that grows towards it.
     """
 
     def __init__(self, size: int) -> None:

@@ -70,7 +70,7 @@ class HostTier:
         self._cached[slot] = cached
 
     def hold(self, slot: int) -> None:
-        """Add a hold on `slot`, whose block is cached."""
+        """Add a hold on `slot`; its block must be cached."""
         cached = self._cached[slot]
         self._doubles.pop(cached, None)
         self._idle.remove(cached)

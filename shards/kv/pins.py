@@ -26,8 +26,8 @@ class _Pin:
 class Pins:
     """Pins by name, on at most `most` blocks of `prefix`; a block stays until the last pin on it has ended.
 
-    A pin on a block also pins its parent, so that a prefix stays whole. `settle` is called with each block whose first
-    pin began, or whose last pin ended.
+    A pin on a block also pins its parent, so that a prefix stays whole. `settle` is called with each block after
+    its first pin began, or its last pin ended.
     """
 
     def __init__(self, most: int, prefix: PrefixCache, settle: Callable[[CachedBlock], None]) -> None:

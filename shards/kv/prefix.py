@@ -39,7 +39,7 @@ class CachedBlock:
 class PrefixCache:
     """Finds cached blocks by domain, parent and tokens, all compared exactly.
 
-    A key only leads to a candidate, since xxh3 does not resist an adversary. A block whose key is taken by other tokens
+    A key only leads to a candidate, since xxh3 does not resist an adversary. A block with a key taken by other tokens
     is a miss and is not cached, and nothing can be cached or found behind it.
 
     The parent of a cached block is cached, and the parent of a block on the device is on the device; `check()` proves

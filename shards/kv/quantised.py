@@ -33,7 +33,7 @@ def kv_dtype_of(name: str, *, computed: torch.dtype) -> torch.dtype:
 
 
 def make_cache(config: NetworkConfig, blocks: int, *, dtype: torch.dtype, computed: torch.dtype) -> KvCache:
-    """Memory for `blocks` blocks whose KV is stored as `dtype` and read as `computed`."""
+    """Memory for `blocks` blocks, with KV stored as `dtype` and read as `computed`."""
     if dtype in QUANTISED:
         return QuantisedKvCache(config, blocks, dtype=dtype, computed=computed)
     return KvCache(config, blocks, dtype=dtype)

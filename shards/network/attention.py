@@ -208,7 +208,7 @@ class PagedAttention:
 
 
 class _Token(NamedTuple):
-    """A sequence whose only new token is number `token` of the batch, and the views of the positions that it sees."""
+    """A sequence with one new token, number `token` of the batch, and the views of the positions that it sees."""
 
     token: int
     views: tuple[LayeredViews, ...]
@@ -222,7 +222,7 @@ class _Group(NamedTuple):
 
 
 class _Cascade(NamedTuple):
-    """Tokens (an index) whose sequences begin with the same extents; `tails` are the rests of each."""
+    """Tokens (an index) of sequences that begin with the same extents; `tails` are the rests of each."""
 
     tokens: Tensor
     shared: tuple[Extent, ...]

@@ -1,4 +1,4 @@
-"""Errors in a checkpoint, in words for the operator who selected it."""
+"""Errors in a checkpoint, in words for the operator that selected it."""
 
 from __future__ import annotations
 

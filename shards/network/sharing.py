@@ -14,7 +14,7 @@ FEWEST_BLOCKS = 4
 
 
 class Shared(NamedTuple):
-    """Rows of one token each, whose first `blocks` blocks are the same and full."""
+    """Rows of one token each, with the same first `blocks` blocks, all full."""
 
     rows: tuple[Row, ...]
     blocks: int

@@ -62,7 +62,7 @@ class Int8Linear:
         rows = hidden.reshape(-1, self.inner).float()
         # the norm of infinite order is one operator, but takes 6 times as long at 8 rows of 3072
         largest = rows.abs().amax(-1, keepdim=True).clamp_min_(_SMALLEST_ABSMAX)
-        # in this order it is three operators, whose overhead exceeds their work at one row
+        # in this order it is three operators, and their overhead exceeds their work at one row
         numbers = torch.add(self._half_above, rows / largest, alpha=_LARGEST).to(torch.uint8)
         product = self._multiply(numbers)
         product = product.mul_(largest) if self._bias is None else torch.addcmul(self._bias, product, largest)

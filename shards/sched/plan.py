@@ -70,7 +70,7 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     Bound: a step is expected to take at most `step_s`, or (if that is more) decoding, one unit and half of `step_s`.
     The first short prompt is always computed in the next step: it waits only for the running step.
 
-    A sequence whose next block another sequence computes in this step waits, to find the block in the cache.
+    A sequence waits if another one computes its next block in this step, to find the block in the cache.
     """
     decoding, prefilling = _split(work)
     chunks = _Chunks(cost, limits, sum(sequence.computed_tokens + 1 for sequence in decoding), len(decoding))
