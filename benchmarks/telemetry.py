@@ -115,7 +115,7 @@ def hooks_ns(rounds: int = 500) -> float:
     """Nanoseconds of all hooks of a call and its one prompt on a trace that is not sampled."""
     no_headers: Mapping[str, str] = {}
     decision, prompt = Decision("b0", "default"), Prompt()
-    nobody: Any = None
+    nothing: Any = None
     best = float("inf")
     for _ in range(400):
         began_ns = time.perf_counter_ns()
@@ -123,8 +123,8 @@ def hooks_ns(rounds: int = 500) -> float:
             call = Untraced(no_headers)
             with call.prompt() as trace:
                 with trace.queue():
-                    trace.decided(nobody, nobody, decision, began_at=0.0)
-                with trace.sent(nobody, nobody) as attempt:
+                    trace.decided(nothing, nothing, decision, began_at=0.0)
+                with trace.sent(nothing, nothing) as attempt:
                     attempt.stamped(prompt)
                     attempt.finished("stop")
             assert call.ids is None, "a call that is not traced needs no report of its end"
