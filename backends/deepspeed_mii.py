@@ -11,24 +11,16 @@ Source: DeepSpeed-MII's main branch, mii/entrypoints/openai_api_server.py, mii/b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from backends.http.client import Exchange
 from backends.http.unsupported import refuse_unsupported
-from backends.openai.compatible import OpenAICompatible, OpenAIOptions
+from backends.openai.compatible import OpenAICompatible
 from policies.errors import ContextExceeded, InvalidRequest
 from policies.nouns import Capability, Prompt, Request
 
 _KNOWS = ("temperature", "top_p", "top_k", "min_new_tokens", "stop", "choices")
 _SKIPPED = ("tools", "response_format")
-
-
-@dataclass(frozen=True, slots=True)
-class DeepSpeedMIIOptions(OpenAIOptions):
-    """How to talk to DeepSpeed-MII. Only streams are known to stop."""
-
-    always_stream: bool = True
 
 
 class DeepSpeedMII(OpenAICompatible):
@@ -37,9 +29,10 @@ class DeepSpeedMII(OpenAICompatible):
     kind = "deepspeed_mii"
     # what goes there depends on the client's body
     own_paths = frozenset()
-    options_type = DeepSpeedMIIOptions
     # who asks for usage is to get the estimate
     _passes_on = False
+    # only streams are known to stop
+    _always_streams = True
     capabilities = frozenset({Capability.CHOICES})
 
     async def probe(self) -> None:

@@ -242,7 +242,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
 
     `raw` are bytes of the answer itself, where the client speaks the backend's dialect: they go on as they are, and
     text and message are not read out of them. `tokens` is how many were drawn for it, where neither text nor ids tell.
-    `is_whole`: it is all of an answer, and when it comes says nothing of when its first token was there.
+    `is_whole`: it is all of an answer, and when it comes says nothing of when its first token was there; the `tokens`
+    of the first such Delta are those of all choices, 0 where the backend does not tell.
     """
 
     text: str = ""

@@ -65,8 +65,12 @@ class OpenAIAnswer(EventAnswer):
         if self._is_streamed or self.is_over:
             yield from super().end()
             return
-        for delta in self.hear(bytes(self._whole)):
-            yield replace(delta, is_whole=True)
+        deltas = list(self.hear(bytes(self._whole)))
+        told = 0 if self._usage is None else self._usage.completion_tokens
+        for delta in deltas:
+            yield replace(delta, is_whole=True, tokens=told)
+            # the first has them all, whichever choice they are of
+            told = 0
         yield from self._close()
 
     def _read(self, data: bytes) -> Iterator[Delta]:

@@ -38,10 +38,9 @@ class OpenAIAPIOptions(OpenAIOptions):
     """How to talk to OpenAI.
 
     `organization` and `project` say who pays there. Its models are asked for every `asks_every_s` at most: it is
-    not ours to probe as often as a server of our own. That leaving an answer in one piece stops it is not documented.
+    not ours to probe as often as a server of our own.
     """
 
-    always_stream: bool = True
     organization: str | None = None
     project: str | None = None
     asks_every_s: float = 30.0

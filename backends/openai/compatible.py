@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,17 +10,11 @@ from backends.http.backend import Forward, HttpBackend
 from backends.http.client import Answer, Exchange, HttpOptions, decoded
 from backends.http.errors import error_of
 from backends.openai.answer import OpenAIAnswer
-from backends.openai.passed import Ear, GatheredWhole, PassedStream, PassedWhole
+from backends.openai.passed import Ear, PassedStream, PassedWhole
 from backends.openai.pooled import POOLED, PooledAnswer, pooled_post
 from backends.openai.prompt import own_bytes, post_of
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Capability, Prompt, Request
-
-STREAM_EVERY_S = 1.0
-"""What is asked whole tells nothing of its first token: so often an answer is streamed, whatever the client asked."""
-
-_NEVER_STREAMED = frozenset({"prompt_logprobs", "use_beam_search", "best_of"})
-"""Beside the first vLLM refuses to stream; of several beams the best is known at their end."""
 
 RARE = frozenset({Capability.SUFFIX, Capability.PROMPT_LOGPROBS})
 """What many servers of completions take and pass over in silence."""
@@ -34,11 +27,9 @@ SLOWEST_TOKEN_S = 0.05
 class OpenAIOptions(HttpOptions):
     """How to talk to a server that speaks OpenAI's dialect.
 
-    `always_stream` streams from it whatever the client asked, for servers that a closed connection stops only then.
     `takes_token_ids`: its completions accept a prompt of ids.
     """
 
-    always_stream: bool = False
     takes_token_ids: bool = True
 
 
@@ -53,7 +44,8 @@ class OpenAICompatible(HttpBackend):
     own_paths = frozenset({"/v1/chat/completions", "/v1/completions", *POOLED})
     _passes_on: ClassVar[bool] = True
     """Its answers are what clients of the dialect expect, and may go to them as they are."""
-    _streamed_at = -math.inf
+    _always_streams: ClassVar[bool] = False
+    """A closed connection stops it in a stream only, and its answers are written anew in any case."""
 
     async def probe(self) -> None:
         """Ask for the models; raises BackendFailed if they do not come."""
@@ -83,7 +75,7 @@ class OpenAICompatible(HttpBackend):
             request,
             prompt,
             model=self._backends_name(request),
-            is_streamed=self._streams(body, is_wanted=is_wanted),
+            is_streamed=is_wanted or self._always_streams,
             takes_token_ids=self._options.takes_token_ids,
             own=own,
         )
@@ -93,21 +85,13 @@ class OpenAICompatible(HttpBackend):
             return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
         is_renamed = own.get("model", self._backends_name(request)) != body["model"]
         ear = Ear(self.name, request, shown_model=body["model"] if is_renamed else None)
-        passed = _passed(ear, body, is_wanted=is_wanted, is_streamed=post.is_streamed)
+        shows_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        passed: Answer = PassedStream(ear, shows_usage=shows_usage) if is_wanted else PassedWhole(ear)
         return Exchange(post, passed, self._error_of, quiet_s=quiet_s)
 
     @property
     def _may_answer_whole(self) -> bool:
-        return not self._options.always_stream
-
-    def _streams(self, body: Mapping[str, Any], *, is_wanted: bool) -> bool:
-        """Is the answer to `body` streamed from the server? One a second is, so that the first token's time is seen."""
-        now = self._clock()
-        is_due = now - self._streamed_at >= STREAM_EVERY_S and body.keys().isdisjoint(_NEVER_STREAMED)
-        if is_wanted or self._options.always_stream or is_due:
-            self._streamed_at = now
-            return True
-        return False
+        return not self._always_streams
 
     @staticmethod
     def _error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
@@ -142,10 +126,3 @@ def _of_whole_models(roots: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
     """Model -> its checkpoint, of (root, parent) by model; an adapter reads text as the model that it is of."""
     found = {name: roots.get(parent, (None, None))[0] if parent else root for name, (root, parent) in roots.items()}
     return {name: root for name, root in found.items() if isinstance(root, str) and root}
-
-
-def _passed(ear: Ear, body: Mapping[str, Any], *, is_wanted: bool, is_streamed: bool) -> Answer:
-    """What gives the answer back as the client wants it, streamed if `is_wanted`, from how it comes."""
-    if is_wanted:
-        return PassedStream(ear, shows_usage=bool((body.get("stream_options") or {}).get("include_usage")))
-    return GatheredWhole(ear) if is_streamed else PassedWhole(ear)

@@ -16,11 +16,10 @@ from backends.http.errors import error_in_stream
 from backends.http.json_members import ABSENT, with_members
 from backends.http.nonsense import MISSHAPEN, nonsense, not_asked_for
 from backends.http.passed_blocks import PassedBlocks
-from backends.http.sse import SseBlocks, block_of, data_in
+from backends.http.sse import block_of
 from backends.http.whole_body import WholeBody
 from backends.openai.answer import BROKEN, DONE
 from backends.openai.chunks import FINISHES, usage_of
-from backends.openai.gathered import Gathered
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
 
@@ -116,6 +115,11 @@ class Ear:
         self._pieces += chunk.pieces
         return chunk
 
+    @property
+    def told_tokens(self) -> int:
+        """Tokens of the completion, as the server told; 0 if it did not."""
+        return 0 if self._usage is None else self._usage.completion_tokens
+
     def usage(self) -> Usage:
         """What the server told, or what was heard."""
         return self._usage or Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._pieces)
@@ -168,69 +172,16 @@ class PassedWhole(WholeBody):
             raise nonsense(self._backend, whole)
         changes = self._ear.shown(chunk)
         body = with_members(whole, changes) if changes else whole
-        return list(_in_one_piece(body, chunk.finishes, self._ear.usage(), is_whole=True))
+        return list(_in_one_piece(body, chunk.finishes, self._ear))
 
 
-class GatheredWhole:
-    """Fed with a stream, gives Deltas that say how it goes, and at its end the one answer that its chunks add up to.
-
-    They are at most `limit_bytes` long.
-    """
-
-    def __init__(self, ear: Ear, *, limit_bytes: int = 256 << 20) -> None:
-        self.is_over = False
-        self._ear, self._blocks, self._gathered = ear, SseBlocks(), Gathered()
-        self._left_bytes = self._limit_bytes = limit_bytes
-
-    def __repr__(self) -> str:
-        return f"<GatheredWhole {self._ear!r}, {'over' if self.is_over else 'open'}>"
-
-    def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
-        pieces = 0
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            raise BackendFailed(f"{self._ear.backend} answered more than {self._limit_bytes} bytes")
-        for block in self._blocks.feed(data):
-            said = data_in(block)
-            if said is None or self.is_over:
-                continue
-            if said == DONE:
-                self.is_over = True
-            else:
-                pieces += self._gather(said)
-        if pieces:
-            yield Delta(tokens=pieces)
-        if self.is_over:
-            if not self._gathered.choices:
-                raise BackendFailed(f"{self._ear.backend} ended its stream without an answer")
-            finishes = self._gathered.finishes()
-            yield from _in_one_piece(self._gathered.body(), finishes, self._ear.usage(), is_whole=False)
-
-    def end(self) -> Iterator[Delta]:
-        """Nothing more. Raises BackendFailed if the end came too early."""
-        if not self.is_over:
-            raise BackendFailed(f"{self._ear.backend} ended its stream without [DONE]")
-        return iter(())
-
-    def _gather(self, said: bytes) -> int:
-        """Add one more chunk; how many choices it adds to."""
-        chunk = self._ear.hear(said)
-        try:
-            self._gathered.add(msgspec.json.decode(said) | self._ear.shown(chunk))
-        except MISSHAPEN as error:
-            raise nonsense(self._ear.backend, said) from error
-        return chunk.pieces
-
-
-def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], usage: Usage, *, is_whole: bool) -> Iterator[Delta]:
+def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], ear: Ear) -> Iterator[Delta]:
     ends: list[tuple[int, str | None]] = [*finishes] or [(0, None)]
     (choice, finish), *others = ends
-    tokens = usage.completion_tokens if is_whole else 0
-    yield Delta(body=body, choice=choice, finish_reason=finish, is_whole=is_whole, tokens=tokens)
+    yield Delta(body=body, choice=choice, finish_reason=finish, is_whole=True, tokens=ear.told_tokens)
     for other, reason in others:
         yield Delta(choice=other, finish_reason=reason)
-    yield Delta(usage=usage)
+    yield Delta(usage=ear.usage())
 
 
 def _rewritten(data: bytes, chunk: Chunk, changes: Mapping[str, Any]) -> bytes:

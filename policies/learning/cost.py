@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -208,8 +208,35 @@ class LatencyModel:
 
         A duration that is not positive and finite is ignored.
         """
-        if not _is_duration(seconds):
-            return
+        self._observe(seconds, self._first_token(work, ahead))
+
+    def observe_decode(self, batch: float, context_tokens: float, seconds_per_step: float) -> None:
+        """Learn the duration of a step in which `batch` sequences decoded `context_tokens` of context, on average."""
+        self._observe(seconds_per_step, self._steps(1.0, batch, context_tokens))
+
+    def observe_whole(
+        self, work: Work, ahead: Ahead, seconds: float, *, steps: float, batch: float, context_tokens: float
+    ) -> None:
+        """Learn that an answer in one piece took `seconds`: prefill as in `observe_ttft`, then `steps` steps of decode
+        as in `observe_decode`.
+
+        The error is divided between prefill and decode. Answers of different lengths tell the two apart.
+        """
+        parts = (self._first_token(work, ahead), self._steps(steps, batch, context_tokens))
+        self._observe(seconds, *(part for part in parts if part.usual_s > 0.0))
+
+    def check(self) -> None:
+        """Assert that every coefficient is a positive number within its bounds."""
+        for fit in (self._peers.prefill, self._peers.decode, self._prefill, self._decode):
+            fit.check()
+
+    def _observe(self, seconds: float, *parts: _Part) -> None:
+        if _is_duration(seconds):
+            _learn(parts, seconds)
+            self._snapshot = None
+
+    def _first_token(self, work: Work, ahead: Ahead) -> _Part:
+        """The estimated seconds to a first token, by coefficient."""
         fixed_s, token_s, pair_s, queue, convoy = self._peers.prefill.values
         alike_tokens_s, alike_pairs_s = queue * token_s * ahead.alike.tokens, queue * pair_s * ahead.alike.pairs
         beyond_tokens_s, beyond_pairs_s = convoy * token_s * ahead.beyond.tokens, convoy * pair_s * ahead.beyond.pairs
@@ -219,38 +246,47 @@ class LatencyModel:
             pair_s * work.pairs + alike_pairs_s + beyond_pairs_s,
         )
         waits = (alike_tokens_s + alike_pairs_s, beyond_tokens_s + beyond_pairs_s)
-        _learn(self._peers.prefill, self._prefill, (*costs, *waits), sum(costs), seconds)
-        self._snapshot = None
+        return _Part(self._peers.prefill, self._prefill, (*costs, *waits), sum(costs))
 
-    def observe_decode(self, batch: float, context_tokens: float, seconds_per_step: float) -> None:
-        """Learn the duration of a step in which `batch` sequences decoded `context_tokens` of context, on average."""
-        if not _is_duration(seconds_per_step):
-            return
+    def _steps(self, steps: float, batch: float, context_tokens: float) -> _Part:
+        """The estimated seconds of `steps` steps of decode, by coefficient."""
         step_s, sequence_s, context_s = self._peers.decode.values
-        costs = (step_s, sequence_s * batch, context_s * context_tokens)
-        _learn(self._peers.decode, self._decode, costs, sum(costs), seconds_per_step)
-        self._snapshot = None
-
-    def check(self) -> None:
-        """Assert that every coefficient is a positive number within its bounds."""
-        for fit in (self._peers.prefill, self._peers.decode, self._prefill, self._decode):
-            fit.check()
+        costs = (steps * step_s, steps * sequence_s * batch, steps * context_s * context_tokens)
+        return _Part(self._peers.decode, self._decode, costs, sum(costs))
 
 
-def _learn(common: RecursiveFit, pace: RecursiveFit, parts: Sequence[float], usual_s: float, seconds: float) -> None:
-    """Update the shared coefficients and one backend's pace after `usual_s`, the shared estimate, took `seconds`.
-    `parts` are the seconds of `usual_s` that depend on each shared coefficient.
-
-    Each fit treats the variance of the other as noise: a Kalman filter of both, without their correlation.
+class _Part(NamedTuple):
+    """One part of an estimated duration: `usual_s` seconds by the shared coefficients (`common`), times the `pace` of
+    the backend. `on` are the seconds of `usual_s` that depend on each shared coefficient.
     """
-    error = math.log(seconds) - math.log(usual_s * pace.values[0])
-    shares = [part / usual_s for part in parts]
-    own, others = pace.variance((1.0,)), common.variance(shares)
-    common.learn(shares, error, beside=own)
-    pace.learn((1.0,), error, beside=others)
-    back = _LEVELLED * math.log(pace.first_values[0] / pace.values[0])
-    pace.shift([back])
-    common.shift([-back] * _COSTS)
+
+    common: RecursiveFit
+    pace: RecursiveFit
+    on: tuple[float, ...]
+    usual_s: float
+
+
+def _learn(parts: tuple[_Part, ...], seconds: float) -> None:
+    """Update the shared coefficients and the pace of each of `parts` after a duration of `seconds` in all.
+
+    Each fit treats the variance of the others as noise: a Kalman filter of all, without their correlation.
+    """
+    usual_s = sum(part.usual_s * part.pace.values[0] for part in parts)
+    error = math.log(seconds) - math.log(usual_s)
+    updates: list[tuple[RecursiveFit, tuple[float, ...], float, float]] = []
+    for part in parts:
+        scale = part.pace.values[0] / usual_s
+        weight = part.usual_s * scale
+        for fit, shares in ((part.common, tuple(scale * second for second in part.on)), (part.pace, (weight,))):
+            updates.append((fit, shares, weight, fit.variance(shares)))
+    variance = sum(own for *_, own in updates)
+    for fit, shares, weight, own in updates:
+        fit.learn(shares, error, beside=max(0.0, variance - own), weight=weight)
+    for part in parts:
+        back = _LEVELLED * part.usual_s / sum(other.usual_s for other in parts)
+        back *= math.log(part.pace.first_values[0] / part.pace.values[0])
+        part.pace.shift([back])
+        part.common.shift([-back] * _COSTS)
 
 
 def _pace(factor: float, spread: float) -> Prior:

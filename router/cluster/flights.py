@@ -21,7 +21,9 @@ class Flight:
     `ahead` is the prefill that was in front of it when it was sent, `crowd` the requests there, itself included, and
     `own_crowd` those of this router among them.
     `is_first_try`: no other backend was tried before. `on_first` is called when the first piece of its answer arrives.
-    `is_silent`: it may be answered in one piece, so that nobody sees when its prompt is computed.
+    `is_silent`: it may be answered in one piece, so that nobody sees when its prompt is computed. `began_at`: when it
+    began to decode, as far as was seen or is presumed; `whole_tokens`: how many tokens its server says that an answer
+    in one piece had, 0 where it does not say.
     """
 
     backend: str
@@ -45,6 +47,8 @@ class Flight:
     first_tokens: int = 0
     drawn_tokens: int = 0
     usage: Usage | None = None
+    whole_tokens: int = 0
+    began_at: float | None = None
     began_with: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -75,8 +79,10 @@ class Flight:
         self.usage = delta.usage or self.usage
         if not self.answered:
             self.answered = True
-            self.book.answer(self, now)
-            if not delta.is_whole:
+            self.book.answer(self, now, is_whole=delta.is_whole)
+            if delta.is_whole:
+                self.whole_tokens = delta.tokens
+            else:
                 self.first_at, self.first_tokens = now, tokens
                 self.on_first(self)
         if tokens:
@@ -191,15 +197,14 @@ class Flights:
             rank.preemptible_requests += 1
             rank.preemptible_tokens += flight.uncached_tokens
 
-    def answer(self, flight: Flight, now: float) -> None:
-        """The first piece of `flight`'s answer came at `now`, or is presumed to have: its prompt is computed."""
+    def answer(self, flight: Flight, now: float, *, is_whole: bool = False) -> None:
+        """The first piece of `flight`'s answer came at `now`, or all of it: its prompt is computed."""
         self.presume(now)
         if flight.is_waiting:
             self._begin_decoding(flight, now)
-        else:
+        elif not is_whole:
             # its company counts from what was seen on, not from what was presumed
-            self._count(now)
-            flight.began_with = (self._decoding_s, self._context_s)
+            self._note_beginning(flight, now)
 
     def presume(self, now: float) -> None:
         """Whose first token nobody will see counts as decoding from when it was predicted on, if that is past."""
@@ -217,7 +222,12 @@ class Flights:
         self._count_waiting(flight, -1)
         self._decoding += flight.request.sampling.choices
         self._context_tokens += flight.request.prompt_tokens * flight.request.sampling.choices
-        flight.began_with = (self._decoding_s, self._context_s)
+        self._note_beginning(flight, now)
+
+    def _note_beginning(self, flight: Flight, now: float) -> None:
+        """Remember what there was when `flight` began to decode."""
+        self._count(now)
+        flight.began_at, flight.began_with = now, (self._decoding_s, self._context_s)
 
     def grow(self, flight: Flight, tokens: int) -> None:
         """`flight` drew `tokens`."""
@@ -270,12 +280,14 @@ class Flights:
     def company(self, flight: Flight, now: float) -> tuple[float, float]:
         """Sequences that decoded while `flight` did, itself included, and the tokens of their contexts: the means.
 
-        For one that was answered and is still open.
+        For one that was answered and is still open; those of this moment where it was answered only now.
         """
         self.presume(now)
         self._count(now)
-        assert flight.first_at is not None, "it decodes nothing yet"
-        seconds = max(1e-9, now - flight.first_at)
+        assert flight.began_at is not None, "it decodes nothing yet"
+        seconds = now - flight.began_at
+        if seconds <= 0.0:
+            return float(self._decoding), float(self._context_tokens)
         decoding_s, context_s = flight.began_with
         return (self._decoding_s - decoding_s) / seconds, (self._context_s - context_s) / seconds
 

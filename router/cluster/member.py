@@ -173,7 +173,9 @@ class Member:
             self.limit.refuse()
         elif flight.is_first_try and not isinstance(failure, Exception):
             self._learn_decode(flight, now)
-            if failure is None and not self._reports_cache:
+            if failure is None and flight.whole_tokens:
+                self._learn_whole(flight, now)
+            elif failure is None and not self._reports_cache:
                 self._learn_late(flight)
         self.flights.end(flight, now)
         self.landed.set()
@@ -293,25 +295,54 @@ class Member:
         one_piece = flight.last_at == flight.first_at and flight.later_tokens > 0
         if flight.first_at is None or one_piece or self._was_crowded(flight):
             return
-        prompt_tokens, told = flight.request.prompt_tokens, flight.usage.cached_tokens if flight.usage else 0
-        uncached = max(1, min(flight.uncached_tokens, prompt_tokens - told))
-        self.model.observe_ttft(prefill_work(uncached, max(0, prompt_tokens - uncached)), flight.ahead, flight.ttft_s)
+        self.model.observe_ttft(prefill_work(*_computed(flight)), flight.ahead, flight.ttft_s)
+
+    def _learn_whole(self, flight: Flight, now: float) -> None:
+        """Nobody saw its first token; how long all of it took tells of both, prompt and answer."""
+        steps = max(0.0, flight.whole_tokens / flight.request.sampling.choices - 1)
+        uncached, cached = _computed(flight)
+        batch, context_tokens = self._company(flight, now)
+        took_s, latency = now - flight.sent_at, self.model.snapshot()
+        if self.adaptive_limit is not None:
+            # beside those that decode with it, and without any in front of it
+            idle_s = latency.prefill_s(uncached, cached) + steps * latency.tpot_s(batch, context_tokens)
+            self.limit.observe(took_s / idle_s, flight.crowd)
+        if not self._was_crowded(flight):
+            self.model.observe_whole(
+                prefill_work(uncached, cached),
+                flight.ahead,
+                took_s,
+                steps=steps,
+                batch=batch,
+                context_tokens=context_tokens,
+            )
 
     def _learn_decode(self, flight: Flight, now: float) -> None:
         steps = flight.later_tokens / flight.request.sampling.choices
         if steps < _LEAST_STEPS or flight.first_at is None or flight.last_at is None:
             return
+        self.model.observe_decode(*self._company(flight, now), (flight.last_at - flight.first_at) / steps)
+
+    def _company(self, flight: Flight, now: float) -> tuple[float, float]:
+        """Sequences that decoded beside `flight`, itself included, and the tokens of their contexts: the means."""
         batch, context_tokens = self.flights.company(flight, now)
         # requests of other routers: as many as are reported beyond ours, with contexts like ours
         others = max(0, (self.backend.load().running or 0) - len(self.flights))
         scale = 1.0 + others / max(1.0, batch)
-        self.model.observe_decode(batch * scale, context_tokens * scale, (flight.last_at - flight.first_at) / steps)
+        return batch * scale, context_tokens * scale
 
     def _was_crowded(self, flight: Flight) -> bool:
         """Was it sent among so many that a queue which nobody sees may have delayed it? Those of others do not count:
         where they never leave, nothing would ever be learnt.
         """
         return self.adaptive_limit is not None and self.limit.is_crowded(flight.own_crowd)
+
+
+def _computed(flight: Flight) -> tuple[int, int]:
+    """How many tokens of the prompt were computed and how many were cached, as far as the end of `flight` tells."""
+    prompt_tokens, told = flight.request.prompt_tokens, flight.usage.cached_tokens if flight.usage else 0
+    uncached = max(1, min(flight.uncached_tokens, prompt_tokens - told))
+    return uncached, max(0, prompt_tokens - uncached)
 
 
 def _of_equals(work: Work, prompts: int, tokens: float) -> Ahead:

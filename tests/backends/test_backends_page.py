@@ -35,7 +35,7 @@ def test_every_kind_is_in_the_tables() -> None:
 def test_every_option_of_a_kind_is_told(kind: str) -> None:
     of_all = {field.name for field in fields(HttpOptions)} - IN_THE_FILE_ITSELF
     options = {field.name for field in fields(OVER_HTTP[kind].options_type)} - of_all - IN_THE_FILE_ITSELF
-    inherited = {"always_stream", "takes_token_ids"} if kind != "openai_compatible" else set()
+    inherited = {"takes_token_ids"} if kind != "openai_compatible" else set()
     assert [name for name in options - inherited if f"`{name}`" not in SECTIONS[kind]] == []
     assert [name for name in of_all if f"`{name}`" not in PAGE] == []
 

@@ -36,10 +36,10 @@ def test_the_file_and_the_catalogue_know_the_same_kinds() -> None:
 
 
 def test_options_are_read_from_text() -> None:
-    options = {"always_stream": "false", "connect_s": "2.5", "max_requests": "8", "served": ("m",)}
+    options = {"takes_token_ids": "false", "connect_s": "2.5", "max_requests": "8", "served": ("m",)}
     backend = make("openai_compatible", a_place(options=options, key="k", models={"a": "b"}), Surroundings())
     assert isinstance(backend, OpenAICompatible)
-    assert (backend._options.always_stream, backend._options.connect_s) == (False, 2.5)
+    assert (backend._options.takes_token_ids, backend._options.connect_s) == (False, 2.5)
     assert (backend._options.key, backend._options.models, backend.load().max_requests) == ("k", {"a": "b"}, 8)
     assert backend._options.served == {"m"}
 

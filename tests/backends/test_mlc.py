@@ -36,8 +36,6 @@ async def test_two_requests_of_one_user_do_not_meet_in_the_engine() -> None:
         "model": "m",
         "messages": MESSAGES,
         "max_tokens": 9,
-        "stream": True,
-        "stream_options": {"include_usage": True},
     }
 
 

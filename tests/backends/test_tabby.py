@@ -43,8 +43,6 @@ async def test_a_body_goes_through_whole_but_for_two_words_that_tabby_spells_oth
         "user": "u",
         "response_format": {"type": "json"},
         "stop": ["x", 2],
-        "stream": True,
-        "stream_options": {"include_usage": True},
     }
 
 

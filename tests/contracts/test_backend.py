@@ -18,6 +18,8 @@ from tests.contracts.stage import Stage
 from tests.shards.attached import eventually
 from tests.standins.standin import TEXT
 
+STREAMED = a_request(stream=True)
+
 
 @pytest.fixture(params=list(STAGES))
 async def stage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stage]:
@@ -41,7 +43,7 @@ def test_every_kind_is_held_to_this() -> None:
 
 
 async def test_an_answer_streams_until_it_is_finished_and_ends_with_usage(stage: Stage) -> None:
-    deltas = await everything(stage.backend, prompt=stage.prompt)
+    deltas = await everything(stage.backend, STREAMED, stage.prompt)
     assert text_of(deltas) == TEXT
     assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
     assert [delta.usage is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
@@ -52,18 +54,18 @@ async def test_an_answer_streams_until_it_is_finished_and_ends_with_usage(stage:
 
 
 async def test_no_piece_of_text_has_half_a_character(stage: Stage) -> None:
-    assert all("\ufffd" not in delta.text for delta in await everything(stage.backend, prompt=stage.prompt))
+    assert all("\ufffd" not in delta.text for delta in await everything(stage.backend, STREAMED, stage.prompt))
 
 
 async def test_progress_comes_alone(stage: Stage) -> None:
-    for delta in await everything(stage.backend, prompt=stage.prompt):
+    for delta in await everything(stage.backend, STREAMED, stage.prompt):
         if delta.computed_tokens is not None:
             assert (delta.text, delta.token_ids, delta.finish_reason, delta.usage) == ("", (), None, None)
 
 
 async def test_closing_in_the_middle_cancels_down_to_the_end(stage: Stage) -> None:
     stage.hang()
-    async with aclosing(stage.backend.generate(a_request(), stage.prompt)) as deltas:
+    async with aclosing(stage.backend.generate(STREAMED, stage.prompt)) as deltas:
         await anext(deltas)
         assert stage.open_behind > 0
     await eventually(lambda: stage.open_behind == 0)
@@ -71,7 +73,7 @@ async def test_closing_in_the_middle_cancels_down_to_the_end(stage: Stage) -> No
 
 async def test_cancelling_the_reader_cancels_down_to_the_end(stage: Stage) -> None:
     stage.hang()
-    asking = asyncio.create_task(everything(stage.backend, prompt=stage.prompt))
+    asking = asyncio.create_task(everything(stage.backend, STREAMED, stage.prompt))
     await eventually(lambda: stage.open_behind > 0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -81,14 +83,14 @@ async def test_cancelling_the_reader_cancels_down_to_the_end(stage: Stage) -> No
 
 async def test_closing_before_the_first_piece_leaves_nothing_open(stage: Stage) -> None:
     stage.hang()
-    async with aclosing(stage.backend.generate(a_request(), stage.prompt)):
+    async with aclosing(stage.backend.generate(STREAMED, stage.prompt)):
         pass
     assert stage.open_behind == 0
 
 
 async def test_closing_the_backend_ends_what_runs(stage: Stage) -> None:
     stage.hang()
-    asking = asyncio.create_task(everything(stage.backend, prompt=stage.prompt))
+    asking = asyncio.create_task(everything(stage.backend, STREAMED, stage.prompt))
     await eventually(lambda: stage.open_behind > 0)
     await stage.backend.close()
     with pytest.raises(BackendFailed):
@@ -107,7 +109,7 @@ async def test_a_refusal_is_not_tried_elsewhere(stage: Stage) -> None:
 
 async def test_two_answers_at_once_do_not_mix(stage: Stage) -> None:
     both = await asyncio.gather(
-        everything(stage.backend, prompt=stage.prompt), everything(stage.backend, prompt=stage.prompt)
+        everything(stage.backend, STREAMED, stage.prompt), everything(stage.backend, STREAMED, stage.prompt)
     )
     assert [text_of(deltas) for deltas in both] == [TEXT, TEXT]
 

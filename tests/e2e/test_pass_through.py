@@ -166,20 +166,15 @@ async def test_an_answer_in_one_piece_is_the_engines_own() -> None:
     engine = Engine()
     body = b'{"model":"m", "messages":[{"role":"user","content":"a"}]}'
     async with a_house(engine) as house:
-        gathered = json.loads(await house.answer(body))
-        assert await house.answer(body) == WHOLE
+        for _ in range(2):
+            assert await house.answer(body) == WHOLE
         assert house.counted("completion") == 4
         account = {"tenant": "acme", "service_class": "chat"}
         registry = house.router.gateway.telemetry.registry
         assert registry.get_sample_value("pointsman_requests_total", account | {"outcome": "finished"}) == 2
-        # the second told nobody when its first token was there
-        assert registry.get_sample_value("pointsman_ttft_seconds_count", account) == 1
-    # once a second it is streamed all the same, and nothing that the engine said is lost
-    assert [json.loads(raw).get("stream") for raw, _ in engine.received] == [True, None]
-    assert engine.received[1][0] == body
-    message = {"role": "assistant", "content": "Grüße", "odd": [1.0]}
-    assert gathered["choices"] == [{"index": 0, "message": message, "finish_reason": "stop"}]
-    assert (gathered["id"], gathered["timings"], gathered["usage"]["completion_tokens"]) == ("x", {"a": 1000}, 2)
+        # no answer told when its first token was there
+        assert not registry.get_sample_value("pointsman_ttft_seconds_count", account)
+    assert [raw for raw, _ in engine.received] == [body] * 2
 
 
 async def test_a_model_of_another_name_is_all_that_changes() -> None:

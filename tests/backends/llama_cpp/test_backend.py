@@ -43,8 +43,6 @@ async def test_a_body_goes_through_whole_but_for_the_slot_which_may_be_anothers(
         "grammar": "root ::= [a-z]+",
         "user": "u",
         "repeat_penalty": 1.2,
-        "stream": True,
-        "stream_options": {"include_usage": True},
     }
 
 

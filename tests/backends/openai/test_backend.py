@@ -54,8 +54,6 @@ async def test_words_of_open_models_are_left_out_or_respelt() -> None:
         ],
         "max_completion_tokens": 50,
         "tools": [{"type": "function", "function": {"name": "f"}}],
-        "stream": True,
-        "stream_options": {"include_usage": True},
     }
 
 

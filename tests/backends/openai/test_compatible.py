@@ -50,6 +50,7 @@ async def test_the_clients_own_body_goes_out_with_only_model_and_stream_changed(
         "user": "u",
         "metadata": {"a": [1, None]},
         "vendor_field": {"deep": [1.5, "é"]},
+        "stream": True,
         "stream_options": {"continuous_usage_stats": False},
     }
     async with an_upstream() as upstream, a_backend(upstream, models={"mine": "theirs"}, key="secret") as backend:
@@ -58,7 +59,7 @@ async def test_the_clients_own_body_goes_out_with_only_model_and_stream_changed(
         path, sent, headers = upstream.received[0]
     options = {"continuous_usage_stats": False, "include_usage": True}
     assert path == "/v1/chat/completions"
-    assert sent == {**body, "model": "theirs", "stream": True, "stream_options": options}
+    assert sent == {**body, "model": "theirs", "stream_options": options}
     assert headers["authorization"] == "Bearer secret"
     assert headers["traceparent"] == "00-1-2-01"
     assert body["model"] == "mine", "the client's body is left as it was"
@@ -121,46 +122,18 @@ async def test_usage_that_nobody_tells_is_estimated() -> None:
         assert (await everything(backend, a_request(prompt_tokens=9)))[-1] == Delta(usage=Usage(9, 2))
 
 
-async def test_a_whole_answer_is_asked_for_where_the_client_did_and_the_backend_may() -> None:
+async def test_what_was_asked_whole_is_asked_whole_of_the_server_however_often() -> None:
     message = {"role": "assistant", "content": "Hi", "refusal": None, "tool_calls": [{"id": "c"}]}
-    answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
+    usage = {"prompt_tokens": 3, "completion_tokens": 7}
+    answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
     async with an_upstream(whole=json.dumps(answer).encode()) as upstream, a_backend(upstream) as backend:
-        streamed, whole = [
-            await everything(backend, prompt=Prompt(body={"model": "m", "messages": []})) for _ in range(2)
-        ]
-        assert [sent.get("stream") for _, sent, _ in upstream.received] == [True, None]
-    assert streamed == [Delta(text="Hello"), Delta(finish_reason="stop"), Delta(usage=Usage(5, 1))]
-    assert whole == [
-        Delta(text="Hi", finish_reason="stop", message={"tool_calls": [{"id": "c"}]}, is_whole=True),
-        Delta(usage=Usage(prompt_tokens=3)),
-    ]
-
-
-@pytest.mark.parametrize("field", [{"prompt_logprobs": 1}, {"use_beam_search": True}, {"best_of": 2}])
-async def test_what_servers_refuse_to_stream_is_not_streamed_for_our_sake(field: dict[str, Any]) -> None:
-    body = {"model": "m", "messages": [], **field}
-    async with an_upstream(whole=b'{"choices": [{"message": {"content": "Hi"}}]}') as upstream:
-        async with a_backend(upstream) as backend:
-            assert text_of(await everything(backend, prompt=Prompt(body=body))) == "Hi"
-        assert upstream.received[0][1] == body
-
-
-async def test_once_a_second_a_whole_answer_is_streamed_all_the_same_unless_others_are() -> None:
-    now = [0.0]
-    async with an_upstream(whole=b'{"choices": [{"message": {"content": "Hi"}}]}') as upstream:
-        backend = OpenAICompatible("up", upstream.url, pool="p", clock=lambda: now[0])
-        for at, asks in ((0.0, False), (0.9, False), (1.0, False), (1.5, True), (2.0, False), (2.5, False)):
-            now[0] = at
-            await everything(backend, prompt=Prompt(body={"model": "m", "messages": [], "stream": asks}))
-        await backend.close()
-    assert [sent["stream"] for _, sent, _ in upstream.received] == [True, False, True, True, False, True]
-
-
-async def test_a_server_that_only_streams_stop_may_always_stream() -> None:
-    async with an_upstream() as upstream, a_backend(upstream, always_stream=True) as backend:
-        for _ in range(2):
-            await everything(backend, prompt=Prompt(body={"model": "m", "messages": []}))
-        assert [sent["stream"] for _, sent, _ in upstream.received] == [True, True]
+        for _ in range(3):
+            assert await everything(backend, prompt=Prompt(body={"model": "m", "messages": []})) == [
+                Delta(text="Hi", finish_reason="stop", message={"tool_calls": [{"id": "c"}]}, is_whole=True, tokens=7),
+                Delta(usage=Usage(3, 7)),
+            ]
+        assert [sent for _, sent, _ in upstream.received] == [{"model": "m", "messages": []}] * 3
+        assert backend.describe() is None or backend.describe().may_answer_whole  # type: ignore[union-attr]
 
 
 async def test_token_ids_become_a_completion_where_there_is_no_body() -> None:
@@ -175,7 +148,8 @@ async def test_token_ids_become_a_completion_where_there_is_no_body() -> None:
             logit_bias={3: 1.0},
             top_logprobs=2,
         )
-        await everything(backend, a_request(max_new_tokens=9, sampling=sampling), Prompt(b"\x01\0\0\0\x02\0\0\0"))
+        asked = a_request(max_new_tokens=9, sampling=sampling, stream=True)
+        await everything(backend, asked, Prompt(b"\x01\0\0\0\x02\0\0\0"))
         path, sent, _ = upstream.received[0]
     assert path == "/v1/completions"
     assert sent == {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from backends.http.client import Answer
 from backends.http.passed_blocks import MOST_HELD_BYTES
 from backends.openai.answer import OpenAIAnswer
-from backends.openai.passed import Ear, GatheredWhole, PassedStream, PassedWhole
+from backends.openai.passed import Ear, PassedStream, PassedWhole
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta, Sampling, Usage
 from tests.backends.parts import a_request
@@ -142,12 +142,9 @@ def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(betwe
         (b'data: {"choices":[{"delta":{"x":' + b"[" * 9999 + b"]" * 9999 + b"}}]}\n\n", BackendFailed, "nonsense"),
     ],
 )
-@pytest.mark.parametrize("answer", [a_stream, lambda: GatheredWhole(Ear("up", a_request()))])
-def test_an_error_in_the_stream_is_raised_and_never_passed_on(
-    bad: bytes, kind: type[ExpectedError], told: str, answer: Any
-) -> None:
+def test_an_error_in_the_stream_is_raised_and_never_passed_on(bad: bytes, kind: type[ExpectedError], told: str) -> None:
     with pytest.raises(ExpectedError, match=told) as failure:
-        heard(answer(), [PIECE, bad])
+        heard(a_stream(), [PIECE, bad])
     assert type(failure.value) is kind
 
 
@@ -162,9 +159,8 @@ def test_what_came_before_an_error_goes_out_only_to_who_has_seen_something() -> 
 
 
 def test_a_stream_that_ends_too_early_has_failed() -> None:
-    for answer in (a_stream(), GatheredWhole(Ear("up", a_request()))):
-        with pytest.raises(BackendFailed, match="without"):
-            heard(answer, [PIECE])
+    with pytest.raises(BackendFailed, match="without"):
+        heard(a_stream(), [PIECE])
 
 
 WHOLE = (
@@ -198,120 +194,20 @@ def test_a_whole_answer_has_a_bound() -> None:
         heard(PassedWhole(Ear("up", a_request()), limit_bytes=10), [b"x" * 11])
 
 
-def test_a_streamed_answer_that_is_to_come_whole_has_a_bound() -> None:
-    with pytest.raises(BackendFailed, match="more than 10 bytes"):
-        heard(GatheredWhole(Ear("up", a_request()), limit_bytes=10), [PIECE])
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        said(tool_calls=["no call"]),
-        said(tool_calls=[{"index": 0, "function": 5}, {"index": 0, "function": {"arguments": "a"}}, 5]),
-        event({"choices": [{"index": 0, "delta": {}, "logprobs": {"content": [1]}}]})
-        + event({"choices": [{"index": 0, "delta": {}, "logprobs": {"content": 5}}]}),
-    ],
-)
-def test_chunks_that_do_not_add_up_are_nonsense(bad: bytes) -> None:
-    with pytest.raises(BackendFailed, match="nonsense"):
-        heard(GatheredWhole(Ear("up", a_request())), [PIECE, bad, DONE])
-
-
-def test_tool_calls_add_up_where_a_server_says_null_for_none() -> None:
-    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    nothing: dict[str, Any] = {"content": None, "reasoning_content": None}
-    pieces = [
-        said(**nothing, role="assistant", tool_calls=None),
-        said(**nothing, tool_calls=[call]),
-        said(**nothing, tool_calls=None),
-        said(None, "tool_calls"),
-        DONE,
-    ]
-    body = next(delta.body for delta in heard(GatheredWhole(Ear("up", a_request())), pieces) if delta.body)
-    (choice,) = json.loads(body)["choices"]
-    assert choice["message"]["tool_calls"] == [{"id": "c", "type": "function", "function": call["function"]}]
-
-
-def test_lists_that_come_in_pieces_add_up_like_texts() -> None:
-    first = {"index": 0, "delta": {"content": "a", "annotations": [1], "details": []}, "token_ids": [5]}
-    chunks = [
-        {"prompt_token_ids": [1, 2], "choices": [{**first, "logprobs": None}]},
-        {"choices": [{"index": 0, "delta": {"content": "b", "details": [{"n": 1}]}, "token_ids": [6, 7]}]},
-        {"choices": [{"index": 0, "delta": {"annotations": [2]}, "token_ids": None, "finish_reason": "stop"}]},
-    ]
-    deltas = heard(GatheredWhole(Ear("up", a_request())), [*map(event, chunks), DONE])
-    (body,) = [json.loads(delta.body) for delta in deltas if delta.body]
-    (choice,) = body["choices"]
-    assert (body["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [5, 6, 7])
-    assert choice["message"] == {"role": "assistant", "content": "ab", "annotations": [1, 2], "details": [{"n": 1}]}
-
-
-def test_blocks_of_thinking_that_are_told_anew_are_not_told_twice() -> None:
-    one, two = {"type": "thinking", "signature": "1"}, {"type": "thinking", "signature": "2"}
-    pieces = [said(thinking_blocks=[one]), said("a", thinking_blocks=[one, two]), DONE]
-    body = next(delta.body for delta in heard(GatheredWhole(Ear("up", a_request())), pieces) if delta.body)
-    assert json.loads(body)["choices"][0]["message"]["thinking_blocks"] == [one, two]
-
-
 @pytest.mark.parametrize("index", [1, -1, 7])
 def test_an_answer_that_nobody_asked_for_is_nonsense(index: int) -> None:
     whole = {"choices": [{"index": index, "message": {"content": "a"}, "finish_reason": "stop"}]}
     for answer, data in (
         (a_stream(), said("a", index=index)),
-        (GatheredWhole(Ear("up", a_request())), said("a", index=index)),
         (PassedWhole(Ear("up", a_request())), json.dumps(whole).encode()),
     ):
         with pytest.raises(BackendFailed, match=f"answer {index} where 1"):
             heard(answer, [data])
 
 
-def test_a_stream_without_a_choice_adds_up_to_no_answer() -> None:
-    with pytest.raises(BackendFailed, match="without an answer"):
-        heard(GatheredWhole(Ear("up", a_request())), [used(1, 0), DONE])
-
-
-def test_chunks_add_up_to_what_the_server_would_have_answered_whole() -> None:
-    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}
-    more = {"index": 0, "function": {"arguments": ": 1}"}}
-    top: dict[str, Any] = {"id": "x", "object": "chat.completion.chunk", "model": "theirs", "system_fingerprint": "fp"}
-    chunks = [
-        top | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None},
-        top | {"choices": [{"index": 0, "delta": {"content": "H"}, "logprobs": {"content": [1]}}]},
-        top | {"choices": [{"index": 0, "delta": {"content": "i"}, "logprobs": {"content": [2], "refusal": None}}]},
-        top | {"choices": [{"index": 1, "delta": {"tool_calls": [call]}}]},
-        top | {"choices": [{"index": 1, "delta": {"tool_calls": [more], "reasoning_content": "hm"}}]},
-        top | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": 7}]},
-        top | {"choices": [{"index": 1, "delta": {}, "finish_reason": "tool_calls"}], "service_tier": "flex"},
-        top | {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "vendor": 1}},
-    ]
-    deltas = heard(GatheredWhole(an_ear(2, shown_model="mine")), [*map(event, chunks), DONE])
-    assert sum(delta.tokens for delta in deltas) == 4
-    (body,) = [delta.body for delta in deltas if delta.body]
-    assert json.loads(body) == {
-        "id": "x",
-        "object": "chat.completion",
-        "model": "mine",
-        "system_fingerprint": "fp",
-        "service_tier": "flex",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "Hi"},
-                "logprobs": {"content": [1, 2], "refusal": None},
-                "finish_reason": "stop",
-                "stop_reason": 7,
-            },
-            {
-                "index": 1,
-                "message": {
-                    "role": "assistant",
-                    "content": None,
-                    "reasoning_content": "hm",
-                    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
-                },
-                "finish_reason": "tool_calls",
-            },
-        ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "vendor": 1},
-    }
-    assert deltas[-1].usage == Usage(3, 4)
+def test_a_server_that_tells_no_usage_does_not_tell_how_many_tokens_an_answer_in_one_piece_has() -> None:
+    untold = WHOLE.replace(b'"usage"', b'"other"')
+    first, *_, last = heard(PassedWhole(an_ear(2)), [untold])
+    assert first.tokens == 0
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 2

@@ -270,6 +270,8 @@ def test_whatever_is_seen_coefficients_stay_positive_numbers_within_their_bounds
         model.told(ttft_s)
         model.observe_ttft(prefill_work(uncached, cached), Ahead(prefill_work(ahead), prefill_work(cached)), ttft_s)
         model.observe_decode(1.0 + ahead / 1000, cached, step_s)
+        work, batch = prefill_work(uncached, cached), 1.0 + ahead / 1000
+        model.observe_whole(work, Ahead(), step_s, steps=uncached, batch=batch, context_tokens=cached)
         model.judge(step_s, ttft_s)
         model.check()
     now = model.snapshot()
@@ -279,3 +281,73 @@ def test_whatever_is_seen_coefficients_stay_positive_numbers_within_their_bounds
     assert 0.0 <= now.ttft_s(1000, 1000, queue_s=now.queue_s(Ahead(Work(10, 10), Work(10, 10)))) < math.inf
     assert math.isfinite(model.error)
     assert math.isfinite(model.bias)
+
+
+def whole_answers(
+    model: LatencyModel, truth: Latency, count: int, *, seed: int = 0, streamed: float = 0.0
+) -> tuple[list[float], list[float]]:
+    """Relative errors, of first tokens and of steps, of predictions made before each of `count` answers of 8 to 512
+    tokens was seen; a share of them was `streamed`, of the others only the whole time was seen.
+    """
+    rng, of_first, of_steps = random.Random(seed), list[float](), list[float]()
+    for (uncached, cached, ahead), _ in zip(prompts(rng, longest=20_000), range(count), strict=False):
+        steps, batch = math.exp(rng.uniform(math.log(8), math.log(512))), rng.randint(1, 32)
+        context_tokens = batch * rng.choice([500.0, 4000.0])
+        ttft_s = truth.ttft_s(uncached, cached, queue_s=truth.queue_s(ahead)) * math.exp(rng.gauss(0, NOISE))
+        step_s = truth.tpot_s(batch, context_tokens) * math.exp(rng.gauss(0, NOISE))
+        now, work = model.snapshot(), prefill_work(uncached, cached)
+        of_first.append(abs(now.ttft_s(uncached, cached, queue_s=now.queue_s(ahead)) - ttft_s) / ttft_s)
+        of_steps.append(abs(now.tpot_s(batch, context_tokens) - step_s) / step_s)
+        if rng.random() < streamed:
+            model.observe_ttft(work, ahead, ttft_s)
+            model.observe_decode(batch, context_tokens, step_s)
+        else:
+            model.observe_whole(
+                work, ahead, ttft_s + steps * step_s, steps=steps, batch=batch, context_tokens=context_tokens
+            )
+        model.check()
+    return of_first, of_steps
+
+
+@pytest.mark.parametrize("truth", FLEET.values(), ids=FLEET)
+def test_answers_of_which_only_the_whole_time_is_seen_teach_first_tokens_and_steps(truth: Latency) -> None:
+    of_first, of_steps = whole_answers(LatencyModel(), truth, 300)
+    for errors in (of_first, of_steps):
+        assert mean(errors[40:80]) < 0.5
+        assert mean(errors[150:]) < 1.5 * NOISE
+
+
+@pytest.mark.parametrize("truth", FLEET.values(), ids=FLEET)
+def test_whole_answers_among_streams_make_nothing_worse(truth: Latency) -> None:
+    alone, mixed = (whole_answers(LatencyModel(), truth, 400, streamed=share) for share in (1.0, 0.2))
+    for errors, others in zip(mixed, alone, strict=True):
+        assert mean(errors[150:]) < 1.15 * mean(others[150:])
+
+
+def test_one_that_is_known_from_streams_stays_known_however_many_whole_answers_follow() -> None:
+    truth, model = FLEET["8B on an H200"], LatencyModel()
+    whole_answers(model, truth, 200, streamed=1.0)
+    for _ in range(2000):
+        # always alike, and the prompt is a thousandth of their time: they say nothing of prompts
+        seconds = truth.ttft_s(10) + 5000 * truth.tpot_s(4, 2000)
+        model.observe_whole(prefill_work(10), Ahead(), seconds, steps=5000, batch=4, context_tokens=2000)
+    assert model.snapshot().ttft_s(5000) == pytest.approx(truth.ttft_s(5000), rel=0.15)
+    model.check()
+
+
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+def test_a_backend_that_becomes_slower_or_faster_is_followed_by_whole_answers_too(factor: float) -> None:
+    truth, model = FLEET["8B on an H200"], LatencyModel()
+    whole_answers(model, truth, 200)
+    costs = ("fixed_s", "token_s", "pair_s", "step_s", "sequence_s", "context_s")
+    changed = replace(truth, **{name: factor * getattr(truth, name) for name in costs})
+    of_first, of_steps = whole_answers(model, changed, 80, seed=1)
+    for errors in (of_first, of_steps):
+        assert mean(errors[30:]) < 3 * NOISE
+
+
+def test_a_whole_answer_without_steps_is_a_first_token() -> None:
+    one, other = LatencyModel(), LatencyModel()
+    one.observe_ttft(prefill_work(500), Ahead(), 3.0)
+    other.observe_whole(prefill_work(500), Ahead(), 3.0, steps=0.0, batch=1.0, context_tokens=500)
+    assert one.snapshot() == other.snapshot()

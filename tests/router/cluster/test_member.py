@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -211,19 +212,115 @@ def test_the_prediction_and_what_came_of_it_are_told() -> None:
     assert heard == [("b0", pytest.approx(TYPICAL.ttft_s(1000)), 2.0)]
 
 
-def test_an_answer_asked_whole_teaches_no_speed_and_is_presumed_to_decode_once_its_first_token_was_due() -> None:
+WHOLE = Description(frozenset({"llama"}), may_answer_whole=True)
+
+
+def test_an_answer_asked_whole_is_presumed_to_decode_once_its_first_token_was_due() -> None:
     told: list[str] = []
-    member = a_member(says=Description(frozenset({"llama"}), may_answer_whole=True))
+    member = a_member(says=WHOLE)
     member.on_predicted = lambda name, *_: told.append(name)
-    before = repr(member.model), repr(member.limit)
     flight = member.begin(a_request(prompt_tokens=1000), 1000, now=0.0, is_first_try=True)
     other = member.begin(a_request(prompt_tokens=1000, stream=True), 1000, now=0.0, is_first_try=True)
     assert (member.view(0.0, {}).waiting, member.view(60.0, {}).waiting) == (2, 1)
     flight.heard(Delta(body=b"{}", tokens=50, is_whole=True), 61.0)
     flight.heard(Delta(usage=Usage(1000, 50)), 61.0)
     member.end(flight, None, now=61.0)
-    assert (repr(member.model), repr(member.limit), told) == (*before, [])
+    assert told == [], "nobody saw its first token"
+    assert member.model.error == 0.0
     member.end(other, None, now=61.0)
+    member.check()
+
+
+def test_an_answer_in_one_piece_without_a_number_of_tokens_teaches_nothing() -> None:
+    member = a_member(says=WHOLE)
+    flight = member.begin(a_request(prompt_tokens=1000), 1000, now=0.0, is_first_try=True)
+    flight.heard(Delta(body=b"{}", is_whole=True), 61.0)
+    flight.heard(Delta(usage=Usage(1000, 1)), 61.0)
+    member.end(flight, None, now=61.0)
+    assert member.model.snapshot() == TYPICAL
+
+
+@dataclass
+class Seats:
+    """A backend that answers in one piece, on a clock of its own: as many requests side by side as it has `seats`, the
+    others wait in order. Of each prompt it holds `cached` tokens, and tells so in the end.
+    """
+
+    member: Member
+    seats: int = 1
+    cached: int = 0
+    now: float = 0.0
+    at_work: list[tuple[float, int, Flight]] = field(default_factory=list)
+    waiting: list[tuple[Flight, int]] = field(default_factory=list)
+    sent: int = 0
+
+    def send(self, tokens: int, answer: int) -> None:
+        """A prompt of so many tokens, for an answer of so many."""
+        flight = self.member.begin(a_request(prompt_tokens=tokens), tokens, now=self.now, is_first_try=True)
+        self.waiting.append((flight, answer))
+        self._sit_down()
+
+    def answer(self) -> None:
+        """Go on until the next answer is there."""
+        self.at_work.sort(key=lambda one: one[0])
+        self.now, tokens, flight = self.at_work.pop(0)
+        flight.heard(Delta(body=b"{}", tokens=tokens, finish_reason="stop", is_whole=True), self.now)
+        flight.heard(Delta(usage=Usage(flight.request.prompt_tokens, tokens, self.cached)), self.now)
+        self.member.end(flight, None, now=self.now)
+        self._sit_down()
+
+    def _sit_down(self) -> None:
+        while self.waiting and len(self.at_work) < self.seats:
+            flight, tokens = self.waiting.pop(0)
+            prompt_tokens = flight.request.prompt_tokens
+            prefill_s = SPEED.prefill_s(prompt_tokens - self.cached, self.cached)
+            step_s = SPEED.tpot_s(len(self.at_work) + 1, (len(self.at_work) + 1) * prompt_tokens)
+            self.at_work.append((self.now + prefill_s + (tokens - 1) * step_s, tokens, flight))
+
+
+@pytest.mark.parametrize("cached", [0, 30])
+def test_a_backend_that_only_answers_in_one_piece_is_known_after_some_answers(cached: int) -> None:
+    seats = Seats(a_member(says=WHOLE), cached=cached)
+    for tokens, answer in ((300, 20), (5000, 8), (40, 200), (1000, 60), (20_000, 5), (2000, 400), (90, 9)) * 8:
+        seats.send(tokens, answer)
+        seats.answer()
+        seats.now += 1.0
+        seats.member.check()
+    latency = seats.member.view(seats.now, {}).latency
+    for tokens in (100, 1000, 10_000):
+        assert latency.ttft_s(tokens) == pytest.approx(SPEED.ttft_s(tokens), rel=0.25)
+    assert latency.tpot_s(1, 2000) == pytest.approx(SPEED.tpot_s(1, 2000), rel=0.25)
+
+
+@pytest.mark.parametrize("seats", [2, 6, 40])
+def test_the_limit_of_a_backend_that_only_answers_in_one_piece_is_found(seats: int) -> None:
+    rng, served = random.Random(seats), Seats(a_member(says=WHOLE), seats=seats)
+    room, limits = under_limit(), []
+    for number in range(4000):
+        while room(a_request(), served.member.view(served.now, {})) and len(served.member.flights) < 500:
+            served.send(rng.choice((200, 500, 1000)), rng.randint(50, 200))
+        served.answer()
+        if number > 2000:
+            limits.append(served.member.limit.limit)
+    served.member.check()
+    usual = sorted(limits)[len(limits) // 2]
+    # what waits shows in the whole time less than in a first token's: small limits come out higher than the seats
+    assert 0.5 * seats <= usual <= 3 * seats + 6
+
+
+def test_a_backend_on_trial_that_answers_in_one_piece_is_well_again() -> None:
+    member = a_member(says=WHOLE)
+    now = 0.0
+    while member.healthy:
+        now += 1.0
+        member.probed(BackendFailed("gone"), now=now)
+    while not member.health.is_on_trial:
+        now += 1.0
+        member.probed(None, now=now)
+    flight = member.begin(a_request(prompt_tokens=100), 100, now=now, is_first_try=True)
+    flight.heard(Delta(body=b"{}", tokens=5, is_whole=True), now + 1.0)
+    member.end(flight, None, now=now + 1.0)
+    assert member.health.is_well
     member.check()
 
 
