@@ -143,11 +143,11 @@ def report_answers(questions: int) -> None:
     papers = [documents.document(rng, documents.facts_within(600)) for _ in range(questions)]
     asked = [(paper.text, rng.choice(paper.questions)) for paper in papers]
     prompts = [tokenizer.encode(chat(documents.prompt(text, one.question))).ids for text, one in asked]
-    said = {}
+    texts = {}
     for dtype in ("float32", *DTYPES):
-        said[dtype] = [tokenizer.decode(ids) for ids in answers(Model.load(weights(), dtype=dtype), prompts)]
-        right = sum(one.needle in text for (_, one), text in zip(asked, said[dtype], strict=True))
-        same = sum(a == b for a, b in zip(said[dtype], said["float32"], strict=True))
+        texts[dtype] = [tokenizer.decode(ids) for ids in answers(Model.load(weights(), dtype=dtype), prompts)]
+        right = sum(one.needle in text for (_, one), text in zip(asked, texts[dtype], strict=True))
+        same = sum(a == b for a, b in zip(texts[dtype], texts["float32"], strict=True))
         print(f"  bundled model, {dtype:9} {right}/{questions} answers right, {same}/{questions} as in float32")
 
 

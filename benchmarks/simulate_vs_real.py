@@ -204,18 +204,18 @@ async def up(scene: Scene) -> AsyncIterator[str]:
 @asynccontextmanager
 async def a_process(*command: str) -> AsyncIterator[None]:
     """Run Python with `command` until the context ends."""
-    said = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes as long as it lives
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, stdout=said, stderr=said)
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes as long as it lives
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, stdout=log, stderr=log)
     try:
         yield
     finally:
         if process.returncode is None:
             process.terminate()
         elif process.returncode:
-            said.seek(0)
-            print(said.read().decode())
+            log.seek(0)
+            print(log.read().decode())
         await process.wait()
-        said.close()
+        log.close()
 
 
 async def ready(session: aiohttp.ClientSession, url: str) -> int:

@@ -35,7 +35,7 @@ def announce(supervised: bool, event: dict[str, object], sentence: str) -> None:
 
 
 @contextmanager
-def told(*, before: str = "") -> Iterator[None]:
+def exit_on_error(*, before: str = "") -> Iterator[None]:
     """Exit with status 2 and a message for every startup failure that is not a bug."""
     from shards.loop import EngineError
     from shards.warmup import BrokenModel
@@ -59,7 +59,7 @@ def load_model(source: str, name: str | None, dtype: str, kv_dtype: str, device:
 
     path, usual_name = (weights(), NAME) if source == "bundled" else (Path(source), None)
     short = memory_for("its weights", hint="choose a smaller model, or another dtype or device")
-    with told(before=f"cannot load {path}: "), short:
+    with exit_on_error(before=f"cannot load {path}: "), short:
         return Model.load(
             path, name=name or usual_name, dtype=dtype, kv_dtype=kv_dtype, device=device, on_progress=on_progress
         )
@@ -181,7 +181,7 @@ def shard(
     from shards.server import serve
     from shards.warmup import warm_up
 
-    with told():
+    with exit_on_error():
         traces = traces_of(name)
     use_threads(threads or default_threads())
     options = EngineOptions(
@@ -193,7 +193,7 @@ def shard(
         run_ahead=run_ahead,
         speculate=speculate,
     )
-    with told():
+    with exit_on_error():
         options = replace(options, kv_bytes=kv_bytes(loaded, kv_memory, options, alone=not supervised))
         refuse_beyond(usable_bytes(), host_kv_bytes(loaded, options))
         engine = Engine(loaded, replace(options, pool=pool_options(loaded, pin_share, options)))
@@ -213,7 +213,7 @@ def shard(
         engine, listen, shard=name, grace_s=grace_s, on_listening=on_listening, traces=traces, announcer=announcer
     )
     try:
-        with told():
+        with exit_on_error():
             asyncio.run(served)
     finally:
         engine.close()

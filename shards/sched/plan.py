@@ -76,8 +76,8 @@ def plan_step(work: Iterable[Work], cost: CostModel, limits: StepLimits) -> dict
     chunks = _Chunks(cost, limits, sum(sequence.computed_tokens + 1 for sequence in decoding), len(decoding))
     prefilling.sort(key=attrgetter("rank", "arrival"))
     short, long = chunks.divide(prefilling)
-    lanes = [sequence for sequence in long[:1] if chunks.open(sequence, whatever=True)]
-    any(chunks.grant_whole(sequence, whatever=True) for sequence in short)
+    lanes = [sequence for sequence in long[:1] if chunks.open(sequence, at_any_cost=True)]
+    any(chunks.grant_whole(sequence, at_any_cost=True) for sequence in short)
     drafts = chunks.verify(decoding)
     plan = {sequence.id: sequence.ready_tokens + drafts.get(sequence.id, 0) for sequence in decoding}
     for sequence in short:
@@ -135,10 +135,10 @@ class _Chunks:
             (short if self._is_short(sequence) else long).append(sequence)
         return short, long
 
-    def open(self, sequence: Work, *, whatever: bool = False) -> bool:
-        """Grant `sequence` its first unit if there is time, or at any cost if `whatever`. False if it gets nothing."""
+    def open(self, sequence: Work, *, at_any_cost: bool = False) -> bool:
+        """Grant `sequence` its first unit if there is time, or always if `at_any_cost`. False if it gets nothing."""
         unit = self._next_unit(sequence)
-        if self._steps_back(sequence) or not (whatever or self._affords(sequence, unit)):
+        if self._steps_back(sequence) or not (at_any_cost or self._affords(sequence, unit)):
             return False
         self._grant(sequence, unit)
         return True
@@ -160,11 +160,11 @@ class _Chunks:
                 lanes.append(sequence)
         return lanes
 
-    def grant_whole(self, sequence: Work, *, whatever: bool = False) -> bool:
-        """Grant all that is ready if there is time, or at any cost if `whatever`. False if it gets nothing now."""
+    def grant_whole(self, sequence: Work, *, at_any_cost: bool = False) -> bool:
+        """Grant all that is ready if there is time, or always if `at_any_cost`. False if it gets nothing now."""
         if (
             sequence.id in self.tokens
-            or not (whatever or self._affords(sequence, sequence.ready_tokens))
+            or not (at_any_cost or self._affords(sequence, sequence.ready_tokens))
             or self._steps_back(sequence)
         ):
             return False
