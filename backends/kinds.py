@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -114,25 +114,31 @@ def _make_fake(place: Place, surroundings: Surroundings) -> Backend:  # noqa: AR
     )
 
 
+_OVER_HTTP: Mapping[str, type[HttpBackend]] = MappingProxyType(
+    {
+        "openai_compatible": OpenAICompatible,
+        "vllm": VLLM,
+        "sglang": SGLang,
+        "tensorrt_llm": TensorRTLLM,
+        "tgi": TGI,
+        "lmdeploy": LMDeploy,
+        "ollama": Ollama,
+        "llama_cpp": LlamaCpp,
+        "fastchat": FastChat,
+        "triton_server": TritonServer,
+        "tabby": Tabby,
+        "mlc": MLC,
+        "deepspeed_mii": DeepSpeedMII,
+        "openai": OpenAI,
+        "azure": Azure,
+        "anthropic": Anthropic,
+    }
+)
+
 KINDS: Mapping[str, Maker] = MappingProxyType(
     {
         "shard": _make_shard,
-        "openai_compatible": _over_http(OpenAICompatible),
-        "vllm": _over_http(VLLM),
-        "sglang": _over_http(SGLang),
-        "tensorrt_llm": _over_http(TensorRTLLM),
-        "tgi": _over_http(TGI),
-        "lmdeploy": _over_http(LMDeploy),
-        "ollama": _over_http(Ollama),
-        "llama_cpp": _over_http(LlamaCpp),
-        "fastchat": _over_http(FastChat),
-        "triton_server": _over_http(TritonServer),
-        "tabby": _over_http(Tabby),
-        "mlc": _over_http(MLC),
-        "deepspeed_mii": _over_http(DeepSpeedMII),
-        "openai": _over_http(OpenAI),
-        "azure": _over_http(Azure),
-        "anthropic": _over_http(Anthropic),
+        **{kind: _over_http(backend) for kind, backend in _OVER_HTTP.items()},
         "fake": _make_fake,
     }
 )
@@ -141,16 +147,53 @@ KINDS: Mapping[str, Maker] = MappingProxyType(
 
 def _options(place: Place, kind: type[T], **given: object) -> T:
     """The options of `place` as a `kind`, beside what is `given`. Text is read as numbers and booleans where due."""
-    allowed = {name: hint for name, hint in get_type_hints(kind).items() if name not in {*given, *_IN_CODE_ONLY}}
-    read: dict[str, object] = {}
-    for name, value in place.options.items():
-        if name not in allowed:
-            raise ConfigError(f"{place.pool}: there is no option {name!r}", hint=_hint(name, allowed))
-        try:
-            read[name] = msgspec.convert(value, allowed[name], strict=False)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{place.pool}: option {name!r} is {value!r}", hint=str(error)) from error
+    known = _known(kind, given)
+    try:
+        read = {name: read_option(name, value, known) for name, value in place.options.items()}
+    except ValueError as error:
+        raise ConfigError(f"{place.pool}: {error}") from error
     return kind(**read, **given)
+
+
+def option_types(kind: str) -> dict[str, Any]:
+    """The options that the SLA file may give to backends of `kind`, and the types of their values."""
+    if kind in _OVER_HTTP:
+        return _known(_OVER_HTTP[kind].options_type, {"key", "models"})
+    return _known(LinkOptions, {"router"}) if kind == "shard" else _known(Answer, ())
+
+
+def read_option(name: str, value: object, known: Mapping[str, Any], *, also: Collection[str] = ()) -> Any:
+    """`value` as the type that `known` has for the option `name`. Text is read as numbers and booleans where due.
+
+    Raises ValueError with a sentence. `also` are names that are right too, for the question what was meant.
+    """
+    if name not in known:
+        raise ValueError(f"there is no option '{name}' ({_hint(name, {*known, *also})})")
+    try:
+        return msgspec.convert(value, known[name], strict=False)
+    except msgspec.ValidationError as error:
+        given = value if isinstance(value, str) else ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        raise ValueError(f"option '{name}' must be {_wanted(known[name]) or error}, not '{given}'") from error
+
+
+def _wanted(hint: Any) -> str:
+    """What a value of this type is called in a sentence; nothing if it is no single word or number."""
+    limits = {}
+    if get_origin(hint) is Annotated:
+        hint, meta = get_args(hint)
+        limits = {"least": meta.ge, "most": meta.le}
+    if get_origin(hint) is Literal:
+        *most, last = get_args(hint)
+        return f"{', '.join(most)} or {last}"
+    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "one text"}
+    said = [kinds[kind] for kind in get_args(hint) or (hint,) if kind in kinds]
+    bounds = [f"at {word} {limit:g}" for word, limit in limits.items() if limit is not None]
+    return " and ".join([said[0] + (" of " + bounds[0] if bounds else ""), *bounds[1:]]) if said else ""
+
+
+def _known(kind: type, given: Collection[str]) -> dict[str, Any]:
+    hidden = {*given, *_IN_CODE_ONLY}
+    return {name: hint for name, hint in get_type_hints(kind, include_extras=True).items() if name not in hidden}
 
 
 def _hint(name: str, known: Collection[str]) -> str:

@@ -12,6 +12,7 @@ from policies.errors import ConfigError
 from policies.sla.config import Config
 from policies.sla.parse import examine
 from policies.sla.secrets import Outside
+from router.pool_options import check_option
 from router.text.checkpoint import check_template, doubt_about
 
 Stamp = tuple[int, int, int]
@@ -69,6 +70,7 @@ class ConfigFile:
             lambda name: Path(name).read_text(),
             doubt_tokenizer=doubt_about,
             check_template=check_template,
+            check_option=check_option,
         )
         parsed = examine(text, source=str(self.path), outside=outside, catalogue=self.catalogue)
         return Contents(self, text, parsed.config, stamp, parsed.doubts)

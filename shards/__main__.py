@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from shards.kv.options import PoolOptions
     from shards.model import Model
     from shards.tracing import ShardTraces
+
+Dtype = Literal["auto", "float32", "bfloat16", "int8"]
+KvDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
+Device = Literal["auto", "cpu", "cuda"]
+RunAhead = Literal["auto", "on", "off"]
+Speculate = Literal["auto", "off"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -121,9 +127,13 @@ def shard(
     ] = "127.0.0.1:7001",
     name: Annotated[str, typer.Option(help="Name that this shard reports to routers.")] = "shard",
     served_name: Annotated[str | None, typer.Option(help="Model name for clients; default: the directory's.")] = None,
-    dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or int8 (fastest on CPUs).")] = "auto",
-    kv_dtype: Annotated[str, typer.Option(help="KV: auto, int8 or fp8 (less memory, not faster on CPUs).")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto is a GPU if there is one.")] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights; int8 is the fastest on CPUs.")] = "auto",
+    kv_dtype: Annotated[
+        KvDtype, typer.Option(help="Type of the KV; int8 and fp8 need less memory, and are not faster on CPUs.")
+    ] = "auto",
+    device: Annotated[
+        Device, typer.Option(help="auto is a GPU if there is one; CUDA_VISIBLE_DEVICES chooses among several.")
+    ] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: from the usable cores.", min=1)] = None,
     kv_memory: Annotated[
         float | None,
@@ -145,11 +155,10 @@ def shard(
         bool, typer.Option("--deterministic", help="Bit-identical answers for any batch and any cache; slow.")
     ] = False,
     run_ahead: Annotated[
-        str, typer.Option(help="Submit each step before the previous one is collected: auto (on a GPU), on or off.")
+        RunAhead, typer.Option(help="Submit each step before the previous one is collected; auto is on on a GPU.")
     ] = "auto",
     speculate: Annotated[
-        str,
-        typer.Option(help="Speculative decoding by prompt lookup: auto (on a CPU) or off."),
+        Speculate, typer.Option(help="Speculative decoding by prompt lookup; auto is on on a CPU.")
     ] = "auto",
     grace_s: Annotated[float, typer.Option(help="Seconds that running requests get to end after SIGTERM.", min=0)] = 10,
     register: Annotated[

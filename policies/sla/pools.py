@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from policies.health import HealthRules
 from policies.quantities import quoted, read_count, read_seconds, read_share, read_whole, read_yes
@@ -92,7 +93,7 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
         model=section.read_any("model") or (BUNDLED if local else None),
         models=_read_names(section.get("models")),
         key=key.read(outside.secret) if key else None,
-        options=_read_options(section.get("options")),
+        options=_read_options(section.get("options"), partial(outside.check_option, kind, local > 0)),
         tokenizer=_read_tokenizer(section.get("tokenizer"), outside),
         chat_template=_read_template(section.get("chat_template"), outside),
         health=_read_health(section.section("health")),
@@ -168,10 +169,15 @@ def _read_template(field: Field | None, outside: Outside) -> str | None:
     return field.read(checked) if field else None
 
 
-def _read_options(field: Field | None) -> dict[str, Option]:
+def _read_options(field: Field | None, check: Callable[[str, Option], None]) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for name, entry in (field.entries() if field else {}).items():
         options[name] = entry.texts() if isinstance(entry.node.value, list) else entry.text() or ""
+        if entry.is_sound():
+            try:
+                check(name, options[name])
+            except ValueError as error:
+                entry.complain(str(error))
     return options
 
 

@@ -24,14 +24,16 @@ _HASH = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 class Outside:
     """Where references lead: the environment, and a reader of files (None: they cannot be read here).
 
+    `check_option` looks at one option of a pool: its kind, whether its shards are local, the option's name and value.
     `doubt_tokenizer` says what may go wrong with a tokenizer of this name, None if nothing will; `check_template` looks
-    at a file with a chat template. Both raise ValueError with a sentence for what surely cannot be used.
+    at a file with a chat template. All raise ValueError with a sentence for what surely cannot be used.
     """
 
     environment: Mapping[str, str]
     read_file: Callable[[str], str] | None = None
     doubt_tokenizer: Callable[[str], str | None] = lambda _: None
     check_template: Callable[[str], None] = lambda _: None
+    check_option: Callable[[str, bool, str, str | tuple[str, ...]], None] = lambda *_: None
 
     def resolve(self, text: str) -> str:
         """`text`, or what it refers to. Raises ValueError with a sentence, never with a secret in it."""

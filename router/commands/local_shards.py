@@ -23,16 +23,15 @@ _log = logging.getLogger("pointsman.shards")
 
 @dataclass(frozen=True, slots=True)
 class ShardCommand:
-    """How to start one shard: its name in the cluster, the model (a directory or `bundled`), threads, more flags."""
+    """How to start one shard: its name in the cluster, the model (a directory or `bundled`), and more flags."""
 
     name: str
     model: str
-    threads: int = 1
     flags: tuple[str, ...] = ()
 
     def line(self, listen: str) -> list[str]:
         """The command line of a shard that listens on `listen`."""
-        chosen = ["--name", self.name, "--model", self.model, "--threads", str(self.threads), "--listen", listen]
+        chosen = ["--name", self.name, "--model", self.model, "--listen", listen]
         return [sys.executable, "-m", "shards", *chosen, "--supervised", *self.flags]
 
 

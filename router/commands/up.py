@@ -24,6 +24,7 @@ from router.collector import spare_what_stays
 from router.commands.local_shards import LocalShards, ShardCommand
 from router.commands.overrides import USUAL_ADMIN
 from router.commands.processes import as_process, place_of, require_shareable, run_processes
+from router.commands.shard_options import link_options, shard_flags
 from router.config_file import Contents
 from router.preflight import require_startable
 from router.telemetry.export import begin_metrics, begin_tracing
@@ -113,18 +114,25 @@ def _orphaned(stopped: asyncio.Event) -> None:
 
 
 def commands(config: Config) -> Iterator[ShardCommand]:
-    """One command per local shard; the machine's cores are shared out, one left to the router if there are enough."""
+    """One command per local shard. The machine's cores are divided among them, one left to the router if there are
+    enough, except where a pool has the option `threads`.
+    """
     count = sum(pool.local for pool in config.pools.values())
     threads = max(1, ((os.cpu_count() or 1) - 1) // max(1, count))
     for pool in config.pools.values():
         for number in range(pool.local):
-            yield ShardCommand(backend_name(pool.name, number), pool.model or "bundled", threads)
+            flags = ("--threads", str(threads), *shard_flags(pool.options))
+            yield ShardCommand(backend_name(pool.name, number), pool.model or "bundled", flags)
 
 
 def with_addresses(config: Config, addresses: dict[str, str]) -> Config:
-    """`config` in which local shards have become addresses."""
+    """`config` in which local shards have become addresses, and only the router's own options are left of theirs."""
     pools = {
-        name: replace(pool, at=tuple(addresses[backend_name(pool.name, number)] for number in range(pool.local)))
+        name: replace(
+            pool,
+            at=tuple(addresses[backend_name(pool.name, number)] for number in range(pool.local)),
+            options=link_options(pool.options),
+        )
         if pool.local
         else pool
         for name, pool in config.pools.items()

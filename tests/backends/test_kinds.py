@@ -50,7 +50,7 @@ def test_options_are_read_from_text() -> None:
         ("shrad", {}, "did you mean 'shard'?"),
         ("zzz", {}, "known: anthropic, "),
         ("openai_compatible", {"conect_s": 1}, "did you mean 'connect_s'?"),
-        ("openai_compatible", {"connect_s": "soon"}, "option 'connect_s' is 'soon'"),
+        ("openai_compatible", {"connect_s": "soon"}, "option 'connect_s' must be a number, not 'soon'"),
         ("openai_compatible", {"key": "x"}, "there is no option 'key'"),
         ("shard", {"credentials": "x"}, "there is no option 'credentials'"),
     ],

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "policies": (),
     "shards": (),
     "backends": ("policies.nouns", "policies.errors", "shards.wire", "shards.nouns", "shards.kv.keys"),
-    "router": ("policies", "backends", "shards.wire", "shards.kv.keys", "shards.bundled"),
+    "router": ("policies", "backends", "shards.wire", "shards.kv.keys", "shards.bundled", "shards.__main__"),
 }
 
 SIMULATION_MAY_IMPORT = (*MAY_IMPORT["router"], *SCHEDULER)

@@ -54,5 +54,5 @@ def test_a_model_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_options_that_cannot_be_are_a_sentence() -> None:
-    assert "run_ahead is sideways" in started("--run-ahead", "sideways", "--kv-memory", "0.01").stderr
-    assert "speculate is wildly" in started("--speculate", "wildly", "--kv-memory", "0.01").stderr
+    assert "'sideways' is not one of 'auto', 'on', 'off'" in started("--run-ahead", "sideways").stderr
+    assert "'wildly' is not one of 'auto', 'off'" in started("--speculate", "wildly").stderr

@@ -1,0 +1,51 @@
+"""The options of a pool with local shards: the flags of `pointsman shard` without their dashes, like `kv-memory: 4`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args, get_type_hints
+
+import msgspec
+
+from policies.sla.config import Option
+from shards.__main__ import shard
+
+_NOT_FOR_POOLS = {"model", "listen", "name", "supervised", "register", "pool", "advertise", "register_key"}
+"""What the pool itself says, and what is of no use beside a router."""
+
+
+def shard_options() -> dict[str, Any]:
+    """Each option's name, and the type that its value must have, with its range."""
+    hints = get_type_hints(shard, include_extras=True)
+    return {
+        name.replace("_", "-"): _with_range(*get_args(hint)[:2])
+        for name, hint in hints.items()
+        if name != "return" and name not in _NOT_FOR_POOLS
+    }
+
+
+def shard_flags(options: Mapping[str, Option]) -> tuple[str, ...]:
+    """The command line of a shard for those of `options` that are a shard's, which must be sound."""
+    flags: list[str] = []
+    for name, kind in shard_options().items():
+        if (value := options.get(name)) is None:
+            continue
+        if kind is bool:
+            flags += [f"--{name}"] if msgspec.convert(value, bool, strict=False) else []
+        else:
+            flags += [f"--{name}", str(value)]
+    return tuple(flags)
+
+
+def link_options(options: Mapping[str, Option]) -> dict[str, Option]:
+    """Those of `options` that are not a shard's, but the router's own for its link to the shard."""
+    known = shard_options()
+    return {name: value for name, value in options.items() if name not in known}
+
+
+def _with_range(kind: Any, info: Any) -> Any:
+    """`kind` as msgspec knows it: no None, which only stands for a flag that is not there."""
+    kinds = [part for part in get_args(kind) if part is not type(None)]
+    kind = kinds[0] if type(None) in get_args(kind) else kind
+    limits = {name: value for name, value in (("ge", info.min), ("le", info.max)) if value is not None}
+    return Annotated[kind, msgspec.Meta(**limits)] if limits else kind
