@@ -45,6 +45,12 @@ MOST_WAITING_CHARACTERS = 256 * 2**20
 _CUT = re.compile(r"\n(?=\w)")
 _PROBE = "One, two. 3 4\nfive\n\n  six: 7\t8;\nÄä 九十 \U0001f600!\nThe end.\n- a\n# b\n{'c': \"d\"}\n\n\ne\r\nf"
 
+_MEDIA_MARK = re.compile("\x1d[^\x1d]{1,40}\x1d")
+"""What stands for an image, a sound or a file in the text of a chat: its kind and a hash of its bytes."""
+
+MOST_LONG_MEDIA = 64
+"""So many images of one prompt are as long as their tokens in its keys; of more the text would become too long."""
+
 _Result = TypeVar("_Result")
 
 
@@ -353,7 +359,7 @@ def estimated(ask: Ask, root: int) -> list[Tokens]:
             least=None
             if isinstance(given, bytes) and is_one_text
             else max(1, size_of(given) // LONGEST_TOKEN_CHARACTERS),
-            keys=block_keys(given, root) if isinstance(given, bytes) else text_keys(_text_of(given), root),
+            keys=block_keys(given, root) if isinstance(given, bytes) else text_keys(_keyed_text(given), root),
             echo=given if ask.echo and isinstance(given, str) else "",
         )
         for given in ask.inputs
@@ -366,3 +372,15 @@ def _text_of(given: Chat | str) -> str:
         return given
     tools = [msgspec.json.encode(given.tools).decode()] if given.tools else []
     return "\x1e".join([*tools, *(f"{message['role']}\x1f{message['content']}" for message in given.messages)])
+
+
+def _keyed_text(given: Chat | str) -> str:
+    """The text that `given` is keyed by. In it an image is about as long as the text of the tokens that it becomes.
+
+    Otherwise a short question about an image would be shorter than one key, and the image would never be found again.
+    """
+    text = _text_of(given)
+    if isinstance(given, str) or not given.media:
+        return text
+    repeated = min(given.media, MOST_LONG_MEDIA)
+    return _MEDIA_MARK.sub(lambda mark: mark.group() * (4 * MEDIA_TOKENS // len(mark.group())), text, count=repeated)
