@@ -47,6 +47,8 @@ class Beliefs:
         self._live: dict[str, set[str]] = {}
         # the last rank of servers of which several are heard
         self._last_rank: dict[str, tuple[int, str]] = {}
+        # names in the index of those whose events tell no salts
+        self._unsalted: set[str] = set()
         self._exact: set[str] = set()
         self._tell: Callable[[Belief], None] = lambda _: None
         self._trust = 1.0
@@ -60,6 +62,8 @@ class Beliefs:
         told: Mapping[str, Match] = {}
         if prompt.is_exact:
             told = self.index.longest(keys)
+            if self._unsalted and prompt.token_ids:
+                told = best(told, self._shared(prompt))
             if self._ranks:
                 prompt.told = told = self._joined(told) if self._last_rank else told
                 if broken := self.parity.broken(prompt.model):
@@ -77,7 +81,11 @@ class Beliefs:
         self.index.touch(prompt.keys)
         self._tell(Sent(backend, self._speculation.sent(backend, prompt.keys, self._clock())))
         if backend in self._server_of:
-            prompt.expected = self.parity.expect(backend, prompt, prompt.keys, prompt.told.get(backend))
+            keys = prompt.keys
+            if prompt.token_ids and self._hides_salts(backend):
+                keys = prompt.shared
+                self.index.touch(keys)
+            prompt.expected = self.parity.expect(backend, prompt, keys, prompt.told.get(backend))
 
     def ended(self, prompt: PromptKeys, flight: Flight, seen: BackendView) -> None:
         """Learn from the answer of `flight` what of `prompt` was at its backend, and that all of it is now.
@@ -106,7 +114,7 @@ class Beliefs:
         hint = self._hint(guess, flight, seen)
         if hint is not None:
             self._residency.observe(guess, hint)
-        if not (prompt.is_exact and self._is_told(backend, prompt.model)):
+        if not prompt.is_exact or not self._is_told(backend, prompt.model) or self._hides_salts(backend):
             share, weight = hint or (None, 1.0)
             self._tell(Learnt(backend, tuple(keys[:MOST_KEYS]), len(keys), drawn_blocks, share, weight, counts))
 
@@ -170,6 +178,13 @@ class Beliefs:
         server = self._server_of.get(name, name)
         return server if self._chooses(server) else name
 
+    def tells_salts(self, name: str, *, is_told: bool) -> None:
+        """Events of `name` tell the cache salts of prompts, or do not as far as is known.
+
+        Where they do not, blocks are of any domain. They count for those domains alone that sent them there.
+        """
+        (self._unsalted.discard if is_told else self._unsalted.add)(name)
+
     def stored(self, name: str, keys: Sequence[int], tier: str = "device") -> None:
         """Events tell that the one who is called `name` in the index holds the blocks `keys`, parents first."""
         self.index.store(name, keys, tier)
@@ -210,6 +225,7 @@ class Beliefs:
         self.index.forget(backend)
         for name in self._ranks.pop(backend, ()):
             del self._server_of[name]
+            self._unsalted.discard(name)
             self.index.forget(name)
         self._speculation.forget(backend)
         self._residency.forget(backend)
@@ -227,7 +243,24 @@ class Beliefs:
         """Do events alone count for prompts of token ids?"""
         return (backend in self.parity.proven(model) and self.is_live(backend)) or self._tells(backend)
 
+    def _hides_salts(self, backend: str) -> bool:
+        """Do events of `backend` tell blocks without the domain that they belong to?"""
+        return any(self.holder(name) == backend for name in self._unsalted)
+
+    def _shared(self, prompt: PromptKeys) -> dict[str, Match]:
+        """What events without salts say of `prompt`: no more than its domain itself has sent there.
+
+        So no tenant is told what another one has cached.
+        """
+        keys, found = prompt.keys, dict[str, Match]()
+        for name, match in self.index.longest(prompt.shared).items():
+            if name in self._unsalted and (known := self._residency.known(self.holder(name), keys)):
+                found[name] = match.first(known)
+        return found
+
     def _needs_learning(self, backend: str) -> bool:
+        if self._hides_salts(backend):
+            return True
         return not self._tells(backend) and not (self.is_live(backend) and not self.parity.needs_learning(backend))
 
     def _holds(self, backend: str, key: int) -> bool:

@@ -135,7 +135,11 @@ def _prefixes(base: _Base, cluster: Cluster, beliefs: Beliefs, warmer: Warmer) -
 def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[], Config]) -> Feeds:
     return Feeds(
         base.config.pools.values(),
-        FoldingSink(beliefs, lambda name: _names_of(in_force(), cluster.backend(name))),
+        FoldingSink(
+            beliefs,
+            lambda name: _names_of(in_force(), cluster.backend(name)),
+            lambda salt: any(tenant.domain == salt for tenant in in_force().tenants.values()),
+        ),
         relay=relay(base.config.store),
         clock=base.clock,
         rng=base.rng,

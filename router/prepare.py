@@ -19,7 +19,7 @@ from router.calls.admission import Claim
 from router.calls.bid import Bid
 from router.cluster.served_model import ServedModel
 from router.gateway import Gateway
-from router.prompt_keys import PromptKeys
+from router.prompt_keys import NO_DOMAIN, PromptKeys
 from router.text.tokenize import Tokens, estimated
 from shards.kv.keys import BLOCK_TOKENS, root_key
 
@@ -71,11 +71,13 @@ class LookedUp(NamedTuple):
 
 def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel, gateway: Gateway) -> LookedUp:
     """What backends of `model` hold now of this prompt, which came in `body`."""
+    name = _backends_name(model, gateway.config)
     keys = PromptKeys(
         tokens.keys,
-        _backends_name(model, gateway.config),
+        name,
         is_exact=tokens.least is None,
         token_ids=tokens.token_ids,
+        shared_root=root_key(name, NO_DOMAIN),
         compares=not (body and body.get("truncate_prompt_tokens")),
     )
     return LookedUp(tokens, keys, believed(tokens, keys, gateway))

@@ -24,6 +24,12 @@ class Match(NamedTuple):
         """The blocks on the device that it is worth on average. Times their prefill cost: expected seconds saved."""
         return self.p_hit * self.credit
 
+    def first(self, blocks: int) -> Match:
+        """The same of the first `blocks` of the prompt alone."""
+        if blocks >= self.blocks:
+            return self
+        return Match(blocks, min(self.device_blocks, blocks), min(self.credit, float(blocks)), self.p_hit)
+
 
 def best(*beliefs: Mapping[str, Match]) -> dict[str, Match]:
     """Of several beliefs about the same prompt, for each backend the one that expects most."""

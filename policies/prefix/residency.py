@@ -194,6 +194,11 @@ class Residency:
         cache.sent_at = max(cache.sent_at, now)  # of others one hears late
         return guess
 
+    def known(self, backend: str, keys: Sequence[int]) -> int:
+        """How many of the first blocks of a prompt `backend` was sent before, whether or not they are still there."""
+        cache = self._caches.get(backend)
+        return 0 if cache is None else cache.known(keys)
+
     def answered(self, backend: str, blocks: int) -> None:
         """`backend` has drawn an answer of so many blocks, which its cache holds as well."""
         if cache := self._caches.get(backend):

@@ -10,6 +10,7 @@ from policies.prefix.folding import Changes, Folder
 from policies.prefix.members import TIERS
 from router.beliefs import Beliefs
 from router.feeds.sink import Source
+from router.prompt_keys import NO_DOMAIN
 from shards.kv.keys import block_keys, root_key
 
 _MOST_NAMES = 4
@@ -21,24 +22,33 @@ _ADAPTERS = ""
 
 @dataclass(slots=True)
 class _Cache:
-    """One source's folders, by what its model is called, and its name in the index. Its blocks have so many tokens."""
+    """One source's folders, by what its model is called, and its name in the index.
+
+    Its blocks have so many tokens. `tells_salts`: it has told a cache domain of ours as the salt of a prompt.
+    """
 
     name: str
     folders: dict[str, Folder]
     block_tokens: int = 0
+    tells_salts: bool = False
 
 
 class FoldingSink:
     """Tells `beliefs` what each source holds. `models_of` is what the backend calls its model; nothing while nobody
-    knows. Some engines give one model several names.
+    knows. Some engines give one model several names. `is_domain` knows the cache domains of this router.
 
     A prompt's cache salt is its cache domain, since the router sets the one by the other. An adapter counts as a model
-    of its own, named as the engine names it, and so it does for prompts. Prompts without a salt belong to nobody who
-    asks here; they and blocks that an image is in are left out with all that continues them.
+    of its own, named as the engine names it, and so it does for prompts. Blocks that an image is in are left out with
+    all that continues them, and so are prompts without a salt of engines that tell salts: they do not come from here.
     """
 
-    def __init__(self, beliefs: Beliefs, models_of: Callable[[str], Collection[str]]) -> None:
-        self._beliefs, self._models_of = beliefs, models_of
+    def __init__(
+        self,
+        beliefs: Beliefs,
+        models_of: Callable[[str], Collection[str]],
+        is_domain: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._beliefs, self._models_of, self._is_domain = beliefs, models_of, is_domain
         self._caches: dict[Source, _Cache] = {}
 
     def __repr__(self) -> str:
@@ -68,7 +78,7 @@ class FoldingSink:
 
     def _store(self, source: Source, cache: _Cache, event: Stored) -> None:
         begins = event.parent is None and bool(event.token_ids)
-        if begins and not event.salt:
+        if begins and not self._may_be_ours(cache, event.salt):
             return
         # a block that an image is in is not named by its tokens, nor is what continues it
         named = next((at for at, keys in enumerate(event.extra_keys) if keys), len(event.hashes))
@@ -83,10 +93,17 @@ class FoldingSink:
                 event.hashes[:named],
                 parent=event.parent,
                 token_ids=event.token_ids[: named * size],
-                root=root_key(model, event.salt or ""),
+                root=root_key(model, event.salt or NO_DOMAIN),
                 tier=event.tier,
             )
             self._apply(cache, changes)
+
+    def _may_be_ours(self, cache: _Cache, salt: str | None) -> bool:
+        """Can a prompt that begins so, with this salt, come from this router or from another one like it?"""
+        if not cache.tells_salts and (salt is None or self._is_domain(salt)):
+            cache.tells_salts = salt is not None
+            self._beliefs.tells_salts(cache.name, is_told=cache.tells_salts)
+        return salt is not None or not cache.tells_salts
 
     def _folders(self, source: Source, cache: _Cache, adapter: str | None) -> list[tuple[Folder, str]]:
         """The folders that hold such blocks, each with the name that their keys are made of."""

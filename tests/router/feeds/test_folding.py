@@ -10,12 +10,16 @@ import pytest
 
 from backends.events.nouns import Cleared, Removed, Stored
 from backends.events.vllm import decode
+from backends.fake import FakeBackend
+from policies.nouns import Delta
 from router.beliefs import Beliefs
+from router.cluster.cluster import Cluster
 from router.feeds.folding import FoldingSink
 from router.feeds.sink import Source
 from router.prompt_keys import PromptKeys
 from shards.kv.keys import block_keys, root_key
 from tests.golden.event_encoders import vllm_0_26
+from tests.policies.builders import a_backend, a_request
 from tests.router.feeds.engine import Engine
 
 SOURCE = Source("gpu-0")
@@ -67,18 +71,81 @@ def test_another_domain_or_model_finds_nothing() -> None:
     assert held(beliefs, keys_of(PROMPT, model="other")) == {}
 
 
-@pytest.mark.parametrize(
-    "event",
-    [stored(salt=None), stored(extra_keys=(("image",), *[()] * 15))],
-    ids=["no salt", "an image"],
-)
-def test_what_nobody_here_can_ask_for_is_left_out_with_all_that_continues_it(event: Stored) -> None:
+def test_a_block_that_an_image_is_in_is_left_out_with_all_that_continues_it() -> None:
     beliefs = some_beliefs()
     sink = a_sink(beliefs)
-    sink.hear(SOURCE, event)
+    sink.hear(SOURCE, stored(extra_keys=(("image",), *[()] * 15)))
     more = tuple(range(64))
-    sink.hear(SOURCE, stored(more, first=100, parent=event.hashes[-1], salt=None))
+    sink.hear(SOURCE, stored(more, first=100, parent=15, salt=None))
     assert held(beliefs, keys_of((*PROMPT, *more))) == {}
+
+
+def asked(domain: str, tokens: Sequence[int] = PROMPT) -> PromptKeys:
+    return PromptKeys(keys_of(tokens, domain), "tiny", token_ids=ids(tokens), shared_root=root_key("tiny", ""))
+
+
+def answer(beliefs: Beliefs, prompt: PromptKeys) -> None:
+    """`prompt` is sent to the backend and answered."""
+    cluster = Cluster([FakeBackend("gpu-0")])
+    flight = cluster.begin("gpu-0", a_request(prompt_tokens=len(prompt.token_ids) // 4), 1)
+    flight.heard(Delta(text="x"), 100.0)
+    cluster.end(flight)
+    beliefs.longest(prompt)
+    beliefs.sent("gpu-0", prompt)
+    beliefs.ended(prompt, flight, a_backend("gpu-0"))
+
+
+def told(beliefs: Beliefs, prompt: PromptKeys) -> dict[str, int]:
+    """What events alone say of it."""
+    beliefs.longest(prompt)
+    return {name: match.blocks for name, match in prompt.told.items()}
+
+
+def test_of_an_engine_that_tells_no_salts_a_domain_finds_what_it_sent_there_itself_and_no_other_does() -> None:
+    beliefs = some_beliefs()
+    sink = a_sink(beliefs)
+    sink.hear(SOURCE, stored(salt=None))
+    assert told(beliefs, asked("acme")) == told(beliefs, asked("labs")) == {}
+    answer(beliefs, asked("acme", PROMPT[: 64 * 3]))
+    assert told(beliefs, asked("acme")) == {"gpu-0": 3}
+    assert told(beliefs, asked("labs")) == {}
+    sink.hear(SOURCE, Removed((4,)))
+    assert told(beliefs, asked("acme")) == {"gpu-0": 1}
+    beliefs.forget("gpu-0")
+    sink.forget("gpu-0")
+    assert told(beliefs, asked("acme")) == {}
+    beliefs.check()
+
+
+def test_the_events_of_an_engine_that_tells_no_salts_are_proven_by_its_answers() -> None:
+    beliefs = some_beliefs()
+    sink = a_sink(beliefs)
+    beliefs.trust("gpu-0", 0, 1.0)
+    for number in range(6):
+        tokens = tuple(range(number * 1000, number * 1000 + 128))
+        sink.hear(SOURCE, stored(tokens, first=100 * number, salt=None))
+        answer(beliefs, asked("acme", tokens))
+    assert beliefs.parity.proven("tiny") == {"gpu-0"}
+    # another domain's prompt of the same tokens is in the shared cache already, so no event tells of it
+    for number in range(6):
+        answer(beliefs, asked("labs", tuple(range(number * 1000, number * 1000 + 128))))
+    beliefs.parity.tick()
+    assert beliefs.parity.proven("tiny") == {"gpu-0"}
+    beliefs.check()
+
+
+def test_where_an_engine_tells_salts_prompts_without_one_are_nobodys_here() -> None:
+    beliefs = some_beliefs()
+    sink = FoldingSink(beliefs, lambda _: ("tiny",), lambda salt: salt == "acme")
+    # the identifier of an image can be taken for a salt
+    sink.hear(SOURCE, stored(salt="sha-of-an-image"))
+    sink.hear(SOURCE, stored(tuple(range(64)), first=100, salt=None))
+    assert len(beliefs.index) == 5
+    sink.hear(SOURCE, stored(first=200))
+    sink.hear(SOURCE, stored(tuple(range(500, 564)), first=300, salt=None))
+    assert len(beliefs.index) == 9
+    answer(beliefs, asked("acme", tuple(range(64))))
+    assert told(beliefs, asked("acme", tuple(range(64)))) == {}
 
 
 def test_the_blocks_of_an_adapter_are_found_under_its_name_and_not_under_its_models() -> None:
