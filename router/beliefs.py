@@ -211,6 +211,10 @@ class Beliefs:
         live = self._live.setdefault(backend, set())
         (live.add if confidence == 1.0 else live.discard)(name)
 
+    def hears(self, backend: str) -> bool:
+        """Is there a feed of cache events of `backend`, however well it is heard?"""
+        return backend in self._server_of
+
     def is_live(self, backend: str) -> bool:
         """Are all events of `backend` heard, of all its ranks where it chooses among them?"""
         server = self._server_of.get(backend)

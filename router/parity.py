@@ -116,9 +116,9 @@ class ParityMonitor:
         trusts = [record.parity.trust for (name, _), record in self._records.items() if name == backend]
         return not trusts or any(trust is not Trust.PROVEN for trust in trusts)
 
-    def reports(self) -> tuple[ParityReport, ...]:
-        """Every model at every backend of which anything was compared."""
-        return tuple(self._report(*key, record) for key, record in self._records.items())
+    def reports_of(self, backend: str) -> tuple[ParityReport, ...]:
+        """Every model at `backend` of which anything was compared."""
+        return tuple(self._report(*key, record) for key, record in self._records.items() if key[0] == backend)
 
     def block_tokens(self, backend: str, tokens: int) -> None:
         """The blocks of `backend` have so many tokens, as its events tell."""

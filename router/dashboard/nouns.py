@@ -79,7 +79,8 @@ class TenantRow:
 class BackendRow:
     """One backend. `state` is well, draining, ill or unreached; `hit_share` the cached part of the prompts that it
     answered in the window; `queue_s` what a prompt sent now would wait; `prefill_per_s` tokens. None: nobody knows.
-    It is data-parallel `rank` of the `ranks` that its `server` runs.
+    It is data-parallel `rank` of the `ranks` that its `server` runs. `events` says in words how its cache events are
+    used, or why not; empty where none are heard and nothing differs.
     """
 
     name: str
@@ -104,6 +105,7 @@ class BackendRow:
     prefill_per_s: float
     outcomes: Mapping[str, int]
     reported_s_ago: float | None
+    events: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from heapq import nsmallest
 
 from policies.nouns import BackendView, Request, ServiceClass, Tenant
+from policies.prefix.parity import ParityReport, Trust
 from policies.quota.budget import Descriptor, meters
 from router.dashboard.board import Row, Totals
 from router.dashboard.nouns import (
@@ -212,7 +213,27 @@ def _backend_row(view: BackendView, gateway: Gateway, now: float) -> BackendRow:
         prefill_per_s=1 / view.latency.token_s if view.latency.token_s > 0 else 0.0,
         outcomes=minute.outcomes,
         reported_s_ago=view.reported_s_ago,
+        events=_events(view.name, gateway),
     )
+
+
+_USED = {Trust.PROVEN: "cache events used", Trust.UNPROVEN: "cache events on trial"}
+
+
+def _events(backend: str, gateway: Gateway) -> str:
+    """How cache events of `backend` are used, for each of its models where that differs."""
+    beliefs = gateway.beliefs
+    reports = beliefs.parity.reports_of(backend)
+    if not beliefs.hears(backend):
+        return "; ".join(report.reason for report in reports if report.reason)
+    words = {_of_model(report, len(reports)) for report in reports} or {_USED[Trust.UNPROVEN]}
+    return "; ".join(sorted(words))
+
+
+def _of_model(report: ParityReport, models: int) -> str:
+    used = _USED.get(report.trust, "cache events not used")
+    about = f" for {report.model}" if models > 1 and report.reason else ""
+    return f"{used}{about}{f': {report.reason}' if report.reason else ''}"
 
 
 def _state(view: BackendView, gateway: Gateway) -> str:

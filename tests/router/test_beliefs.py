@@ -172,7 +172,7 @@ def test_a_wrong_tokenizer_is_found_out_and_what_was_learnt_counts_until_events_
     for _ in range(8):
         stage.ask(ours, ids, told=theirs, usage=Usage(700, 1, 0))
     assert stage.beliefs.parity.broken("") == {"a"}
-    (report,) = stage.beliefs.parity.reports()
+    (report,) = stage.beliefs.parity.reports_of("a")
     assert "chat template" in report.reason
     stage.now += 60
     # no event tells of these keys: without a feed it would be known all the same

@@ -118,7 +118,8 @@ export function backends(now, change) {
         used === null
           ? h("span", { class: "dim" }, one.free_tokens === null ? "not told" : `${count(one.free_tokens)} tokens free`)
           : [h("span", { class: "meter" }, bar(used, { width: 60, bad: used > 0.95 }), share(used)), h("small", {}, `${count(one.free_tokens)} of ${count(one.total_tokens)} free`)],
-        one.hit_share === null ? h("span", { class: "dim" }, "–") : h("span", { class: "meter" }, bar(one.hit_share, { width: 60 }), share(one.hit_share)),
+        [one.hit_share === null ? h("span", { class: "dim" }, "–") : h("span", { class: "meter" }, bar(one.hit_share, { width: 60 }), share(one.hit_share)),
+          h("small", {}, one.events)],
         seconds(one.queue_s),
         isNew ? weight : undefined,
         isNew ? button : undefined,
