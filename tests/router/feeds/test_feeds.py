@@ -5,6 +5,7 @@ import random
 import struct
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,13 @@ class Indexing:
     """Names what it hears by 64 tokens and tells an index: what the router makes of a feed, in its plainest form."""
 
     def __init__(self, index: PrefixIndex) -> None:
-        self.index, self.fold = index, Fold()
+        self.index = index
+        self.folds: defaultdict[Source, Fold] = defaultdict(Fold)
 
     def hear(self, source: Source, event: CacheEvent) -> None:
-        self.fold.hear(source, event)
+        self.folds[source].hear(source, event)
         self.index.clear(source.backend)
-        for salt, tokens in self.fold.claims():
+        for salt, tokens in self.folds[source].claims():
             keys = block_keys(struct.pack(f"<{len(tokens)}I", *tokens), root_key("tiny", salt or ""))
             if len(tokens) % 64 == 0:
                 self.index.store(source.backend, keys[-1:])
