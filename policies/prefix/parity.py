@@ -18,6 +18,9 @@ _LEAST_GOOD = 4
 _FORGIVEN = 1
 """Differences among the remembered comparisons with which a feed is still believed alone."""
 
+_CLEAN = 12
+"""So many equal comparisons in a row make up for whatever was before."""
+
 
 class Trust(StrEnum):
     """How far an engine's events are used for one model.
@@ -71,7 +74,8 @@ class _Window:
 
     @property
     def is_good(self) -> bool:
-        return self.compared >= _LEAST_GOOD and self.different.bit_count() <= _FORGIVEN
+        is_clean = self.compared >= _CLEAN and not self.different & ((1 << _CLEAN) - 1)
+        return is_clean or (self.compared >= _LEAST_GOOD and self.different.bit_count() <= _FORGIVEN)
 
 
 @dataclass(slots=True)

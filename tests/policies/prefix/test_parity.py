@@ -39,8 +39,8 @@ def test_whatever_was_before_eight_differences_break_it(before: list[tuple[Doubt
 
 
 @given(NOTES)
-def test_whatever_was_before_twenty_agreements_of_each_kind_prove_it(before: list[tuple[Doubt, bool]]) -> None:
-    parity = after([*before, *[(doubt, True) for doubt in Doubt] * 20])
+def test_whatever_was_before_twelve_agreements_of_each_kind_prove_it(before: list[tuple[Doubt, bool]]) -> None:
+    parity = after([*before, *[(doubt, True) for doubt in Doubt] * 12])
     assert (parity.trust, parity.doubt) == (Trust.PROVEN, None)
 
 
