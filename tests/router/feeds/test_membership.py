@@ -122,3 +122,22 @@ async def test_a_vllm_is_not_listened_to_where_that_is_switched_off_or_it_does_n
                 await until(router.gateway.is_ready)
                 await router.gateway.feeds.asked()
                 assert router.gateway.feeds.health() == ()
+
+
+async def test_without_pyzmq_a_vllm_that_tells_where_it_publishes_is_not_heard_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.feeds.feeds.find_spec", lambda _: None)
+    async with (
+        a_publisher() as publisher,
+        running(VLLMServer(event_sources=source_of(publisher))) as server,
+        Router(parse(FOUND.replace("URL", server.url).replace("OPTIONS", ""))) as router,
+    ):
+        feeds = router.gateway.feeds
+        await until(router.gateway.is_ready)
+        for _ in range(2):
+            await feeds.asked()
+            feeds.ask("gpu-0")
+        await feeds.asked()
+        assert feeds.health() == ()
+    assert caplog.text.count("pip install 'pointsman[feeds]'") == 1
