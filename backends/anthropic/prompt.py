@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from backends.http.unsupported import refuse_unknown, refuse_unsupported
+from backends.nesting import decode_json
 from backends.openai.messages import content_of
 from policies.errors import InvalidRequest
 from policies.nouns import Prompt, Request
@@ -104,8 +105,8 @@ def _input(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments or {}
     try:
-        decoded = msgspec.json.decode(arguments or "{}")
-    except (msgspec.MsgspecError, RecursionError):
+        decoded = decode_json(arguments or "{}")
+    except msgspec.MsgspecError:
         decoded = None
     # a call that was no JSON goes back as Anthropic recommends for one of its own
     return decoded if isinstance(decoded, dict) else {"INVALID_JSON": arguments}

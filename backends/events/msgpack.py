@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from backends.events.nouns import Batch, Cleared, Gathered, MalformedEvents, Removed, Stored, tier_of
+from backends.nesting import is_deep
 
 _STORED, _REMOVED, _CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 _TELLS_OF_REMOVAL = {_REMOVED, _CLEARED}
@@ -139,9 +140,11 @@ def text_of(extra: object) -> str:
         return extra
     if isinstance(extra, bytes):
         return extra.hex()
+    if is_deep(extra):
+        raise MalformedEvents("an extra key is nested too deeply")
     try:
         return msgspec.json.encode(extra, order="deterministic").decode()
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise MalformedEvents(f"an extra key is nothing that JSON can say: {error}") from error
 
 

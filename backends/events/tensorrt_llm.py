@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from backends.events.nouns import BlockHash, CacheEvent, Cleared, MalformedEvents, Removed, Stored, packed
+from backends.nesting import is_deep
 
 _LEVELS = ("device", "host")
 _Hash = int | str
@@ -130,6 +131,8 @@ def _stored(data: _StoredData, window: int | None) -> list[Stored]:
     for block in data.blocks:
         salt = block.cache_salt if block.cache_salt is not None else block.cache_salt_id
         extra = [f"{at}:{token.token_extra_id}" for at, token in enumerate(block.tokens) if token.token_extra_id]
+        if is_deep(block.mm_keys):
+            raise MalformedEvents("a multimodal key is nested too deeply")
         extra += [msgspec.json.encode(key).decode() for key in block.mm_keys]
         stored.append(
             Stored(

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from backends.http.unsupported import refuse_unknown, refuse_unsupported
+from backends.nesting import decode_json
 from backends.openai.messages import content_of, refuse_unknown_members
 from policies.errors import InvalidRequest
 from policies.nouns import Request
@@ -126,7 +127,7 @@ def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments)
+            arguments = decode_json(arguments)
         except msgspec.DecodeError as error:
             raise InvalidRequest("the arguments of a tool call are no JSON", param=f"{where}.tool_calls") from error
     said = {"function": {"name": function["name"], "arguments": arguments}}

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from policies.quantities import read_tokens
 from router.dashboard.snapshot import detail, snapshot
@@ -62,8 +63,8 @@ def add_data(app: web.Application, gateway: Gateway) -> None:
 async def read_json(request: web.Request) -> Mapping[str, Any]:
     """The JSON object that was sent. Raises InvalidRequest."""
     try:
-        body = msgspec.json.decode(await request.read())
-    except msgspec.DecodeError as error:
+        body = decode_json(await request.read())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from policies.sla.config import PoolSpec
 from policies.suggest import did_you_mean
@@ -134,8 +135,8 @@ def _pool(gateway: Gateway, name: str) -> PoolSpec:
 
 async def _read(request: web.Request, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
-    except msgspec.DecodeError as error:
+        return decode_json(await request.read(), kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body cannot be understood: {error}") from error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from backends.nesting import decode_json
 from policies.errors import ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 from router.ask import Ask
@@ -212,8 +213,8 @@ def _blocks(answer: Answer) -> Iterator[Mapping[str, Any]]:
 def _arguments(text: str) -> Mapping[str, Any]:
     """Arguments as an object; what is none stands under the name that Anthropic recommends for that."""
     try:
-        arguments = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError):
+        arguments = decode_json(text)
+    except msgspec.MsgspecError:
         arguments = None
     return arguments if isinstance(arguments, dict) else {"INVALID_JSON": text}
 

@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from router.gateway import Gateway
 from router.inbound.announced import address_in, pool_for, pools_of_kind
@@ -199,6 +200,6 @@ def _worker(said: _Registration, status: _Status) -> Worker:
 async def _read(request: web.Request, kind: type[Any]) -> Any:
     """The body as a `kind`. Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
+        return decode_json(await request.read(), kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not what a FastChat worker sends: {error}") from error

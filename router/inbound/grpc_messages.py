@@ -9,6 +9,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 from msgspec.structs import replace
 
+from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from policies.nouns import Delta, TokenLogprob, Usage
 from router.ask import Ask
@@ -165,8 +166,8 @@ def _message(one: pb.Message, at: int) -> dict[str, Any]:
 
 def _read_json(text: str, where: str, name: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        return decode_json(text)
+    except msgspec.MsgspecError as error:
         hint = f"send `{name}` as over HTTP, as JSON text"
         raise InvalidRequest(f"{where}: {error}", hint=hint, param=where) from error
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
+from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from policies.nouns import Capability, Sampling
 from router.ask import Ask, Chat
@@ -242,8 +243,8 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         # templates print arguments with `tojson`; text that is no JSON is printed as it came
-        with suppress(msgspec.MsgspecError, RecursionError):
-            arguments = msgspec.json.decode(arguments)
+        with suppress(msgspec.MsgspecError):
+            arguments = decode_json(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
 
 

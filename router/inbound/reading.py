@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from backends.nesting import TooDeep, decode_json
 from policies.errors import InvalidRequest
 
 _Fields = TypeVar("_Fields")
@@ -16,13 +17,13 @@ _Fields = TypeVar("_Fields")
 def decode(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`. Raises InvalidRequest."""
     try:
-        body = msgspec.json.decode(raw)
+        body = decode_json(raw)
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"the body is not UTF-8: {error.reason} at byte {error.start}", hint="send UTF-8"
         ) from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply", hint="send a flat JSON object") from None
+    except TooDeep as error:
+        raise InvalidRequest(f"the body is {error}", hint="send a flatter JSON object") from None
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", hint="send one JSON object") from None
     if not isinstance(body, dict):
@@ -34,8 +35,6 @@ def converted(body: Mapping[str, Any], kind: type[_Fields], *, hints: Mapping[st
     """`body` as a `kind`. Raises InvalidRequest with the hint of the wrong field, or else with `elsewhere`."""
     try:
         return msgspec.convert(body, kind)
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply", hint="send a flat JSON object") from None
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at ")
         missing = re.search(r"missing required field `(\w+)`", what)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from backends.nesting import decode_json
 from policies.errors import ConfigError
 from policies.keys import IssuedKey, KeyBook
 from policies.nouns import Limits
@@ -39,7 +40,6 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     limits: _Limits | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Line)
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -57,7 +57,7 @@ def decode(text: bytes, source: str) -> KeyBook:
         if not line.strip():
             continue
         try:
-            key = _DECODER.decode(line)
+            key = decode_json(line, _Line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             problems.append(f"{source}:{number}: is no key: {error}")
             continue

@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args
 
 import msgspec
 
+from backends.nesting import check_msgpack
 from router.cluster.flights import Traffic
 from router.prefixes.prefix import Dropped, Prefix
 
@@ -90,13 +91,7 @@ def decode(payload: bytes) -> Batch:
 
     What is added to the end of a struct is passed over too, so that routers of two versions can share a stream.
     """
-    try:
-        return _decoded(payload)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def _decoded(payload: bytes) -> Batch:
+    check_msgpack(payload)
     try:
         return _decoder.decode(payload)
     except msgspec.ValidationError:

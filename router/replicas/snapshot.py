@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from backends.nesting import TooDeep, check_msgpack
 from policies.prefix.residency import Picture
 
 VERSION = 1
@@ -103,7 +104,7 @@ def decode_header(sealed: bytes) -> Header:
         if _versions.decode(payload).version != VERSION:
             raise Unfit("foreign")
         return _headers.decode(payload)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise Unfit("broken") from error
 
 
@@ -112,7 +113,7 @@ def decode_piece(sealed: bytes) -> Residence | None:
     payload = _opened(sealed)
     try:
         piece = _pieces.decode(payload)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if _is_of_another_kind(payload):
             return None
         raise Unfit("broken") from error
@@ -125,7 +126,7 @@ def decode_piece(sealed: bytes) -> Residence | None:
 def _is_of_another_kind(payload: bytes) -> bool:
     try:
         return _kinds.decode(payload).kind not in _KINDS
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
 
 
@@ -133,4 +134,8 @@ def _opened(sealed: bytes) -> bytes:
     payload = sealed[4:]
     if zlib.crc32(payload) != int.from_bytes(sealed[:4], "little") or not payload:
         raise Unfit("broken")
+    try:
+        check_msgpack(payload)
+    except TooDeep as error:
+        raise Unfit("broken") from error
     return payload

@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from backends.base import Backend
+from backends.nesting import decode_json
 from policies.nouns import Delta, Prompt, Request
 from router.ask import Chat
 
@@ -319,13 +320,13 @@ class _Written(msgspec.Struct):
 def _written(text: str) -> tuple[str, str] | None:
     """Name and arguments, as JSON text, of the call that `text` is; None if it is none."""
     try:
-        call = msgspec.json.decode(text, type=_Written)
+        call = decode_json(text, _Written)
         arguments = (bytes(call.arguments) or bytes(call.parameters)).decode().strip()
         if arguments.startswith('"'):
             # some models write the object as text once more
             arguments = msgspec.json.decode(arguments, type=str)
         return (call.name, arguments) if call.name and arguments else None
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeError):
         return None
 
 

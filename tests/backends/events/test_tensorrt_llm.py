@@ -59,6 +59,7 @@ def test_a_new_cache_is_an_empty_one() -> None:
     [
         ({"type": "stored", "blocks": "none"}, (), 0, 1),
         ({"type": "stored", "blocks": [a_block(-1)]}, (), 0, 1),
+        ({"type": "stored", "blocks": [a_block(1, mm_keys=json.loads("[" * 129 + "]" * 129))]}, (), 0, 1),
         ({"type": "removed"}, (Cleared(),), 0, 1),
         ({"type": "updated"}, (Cleared(),), 0, 1),
         ({}, (Cleared(),), 0, 1),

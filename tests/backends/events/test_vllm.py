@@ -42,6 +42,25 @@ def test_the_hash_of_prompt_embeddings_is_an_extra_key() -> None:
     assert stored(extra_keys=[["acme", b"\x01\x02"], [b"\x03"]]).extra_keys == (("0102",), ("03",))
 
 
+def nested(depth: int) -> bytes:
+    """A batch with a block whose extra key has so many levels."""
+    key: Any = msgspec.Raw(b"\x91" * depth + b"\xc0")
+    fields = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1], "block_size": 1, "extra_keys": [[key]]}
+    return msgspec.msgpack.encode([1.0, [fields], 0])
+
+
+@pytest.mark.parametrize("depth", [129, 900])
+def test_a_block_whose_extra_key_is_nested_too_deeply_is_not_believed(depth: int) -> None:
+    batch = decode(nested(depth))
+    assert (batch.events, batch.malformed) == ((), 1)
+    assert len(decode(nested(128)).events) == 1
+
+
+def test_a_batch_that_is_nested_deeper_than_msgspec_reads_is_none() -> None:
+    with pytest.raises(MalformedEvents):
+        decode(nested(20_000))
+
+
 @pytest.mark.parametrize(
     ("kind", "window", "seen"),
     [

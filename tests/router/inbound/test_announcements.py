@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -128,6 +129,9 @@ async def test_nobody_announces_anything_without_a_key(headers: dict[str, str]) 
         assert port.names() == {"fixed-0"}
 
 
+DEEP = json.loads("[" * 128 + "]" * 128)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "why"),
     [
@@ -137,6 +141,8 @@ async def test_nobody_announces_anything_without_a_key(headers: dict[str, str]) 
         ("/backends/register", {"pool": "own", "address": "a:1", "ttl_s": 0}, "ttl_s is 0"),
         ("/backends/register", {"address": "a:1"}, "missing required field `pool`"),
         ("/backends/register", [], "cannot be understood"),
+        ("/backends/register", {"pool": "own", "address": "a:1", "more": DEEP}, "nested more than 128 levels"),
+        ("/register_worker", {"worker_name": "http://w:1", "more": DEEP}, "nested more than 128 levels"),
         ("/nodes/add", {"url": "a:1"}, "must be an address like http://host:8000"),
         ("/nodes/add", {"url": "http://me:pass@a:1"}, "no user and no password"),
         ("/nodes/remove", {}, "missing required field `url`"),

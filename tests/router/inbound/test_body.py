@@ -14,6 +14,7 @@ from aiohttp import StreamReader
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
+from backends.nesting import MOST_LEVELS
 from policies.errors import InvalidRequest
 from router.app import Router
 from router.inbound.body import read_body
@@ -21,6 +22,11 @@ from router.telemetry.logs import HttpServerLog
 from tests.router.parts import CHAT, KEY, MODEL, a_chat, a_client, a_config, a_router
 
 BODY = json.dumps(a_chat()).encode()
+
+
+def a_chat_with(levels: int) -> bytes:
+    """A chat with a field of so many levels."""
+    return BODY[:-1] + b', "schema": ' + b"[" * levels + b"]" * levels + b"}"
 
 
 async def answered(router: Router, *pieces: bytes) -> str:
@@ -91,6 +97,8 @@ async def test_who_waits_to_be_told_to_go_on_is_told() -> None:
         (BODY.decode().encode("utf-16"), "the body is not valid JSON"),
         (BODY.replace(b"hello", b"\\ud800"), "the body is not valid JSON"),
         (b"", "the body is not valid JSON"),
+        (a_chat_with(MOST_LEVELS), "nested more than 128 levels deep"),
+        (a_chat_with(5_000), "nested more than 128 levels deep"),
     ],
 )
 async def test_what_is_no_json_in_utf_8_is_told_so(body: bytes, words: str) -> None:
@@ -98,6 +106,12 @@ async def test_what_is_no_json_in_utf_8_is_told_so(body: bytes, words: str) -> N
         said = await answered(router, a_post(body))
     assert said.startswith("HTTP/1.1 400")
     assert words in said
+
+
+async def test_a_body_as_deep_as_the_limit_is_answered() -> None:
+    async with a_router() as router:
+        said = await answered(router, a_post(a_chat_with(MOST_LEVELS - 1)))
+    assert said.startswith("HTTP/1.1 200")
 
 
 async def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes() -> None:

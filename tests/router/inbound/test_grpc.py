@@ -152,6 +152,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
         (a_chat(sampling=pb.Sampling(temperature=9)), METADATA, INVALID, "invalid_request"),
         (a_chat(sampling=pb.Sampling(max_tokens=0)), METADATA, INVALID, "invalid_request"),
         (a_chat(tools_json="{"), METADATA, INVALID, "invalid_request"),
+        (a_chat(tools_json="[" * 129 + "]" * 129), METADATA, INVALID, "invalid_request"),
         (a_chat(response_format_json="{"), METADATA, INVALID, "invalid_request"),
         (a_chat(structured_outputs_json='{"choice": []}'), METADATA, INVALID, "invalid_request"),
         (a_call_to_answer("["), METADATA, INVALID, "invalid_request"),

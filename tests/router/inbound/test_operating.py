@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ async def test_a_weight_takes_effect_with_the_next_decision() -> None:
         ("own-0", {"weight": True}, "must be a number"),
         ("own-0", {"weight": 1e9}, "at most 1000"),
         ("own-0", [1], "must be a JSON object"),
+        ("own-0", {"weight": json.loads("[" * 128 + "]" * 128)}, "nested more than 128 levels"),
     ],
 )
 async def test_a_change_that_makes_no_sense_changes_nothing(name: str, body: Any, message: str) -> None:

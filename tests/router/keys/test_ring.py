@@ -327,3 +327,5 @@ def test_a_book_without_limits_reads_as_it_always_did_and_one_with_them_comes_ba
     assert b"limits" not in encode({plain.sha256: plain})
     with pytest.raises(ConfigError, match="is no key"):
         decode(text.replace(b'"concurrent":2', b'"concurrent":0'), "book")
+    with pytest.raises(ConfigError, match="is no key: nested more than 128 levels deep"):
+        decode(text.replace(b'"concurrent":2', b'"more":' + b"[" * 128 + b"]" * 128 + b',"concurrent":2'), "book")

@@ -95,6 +95,14 @@ def test_another_version_is_foreign_whatever_follows() -> None:
         decode_header(encode(msgspec.Raw(foreign)))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("depth", [128, 5_000])
+def test_what_is_nested_too_deeply_is_broken_whatever_it_is(depth: int) -> None:
+    deep = msgspec.msgpack.encode([VERSION, "kind", msgspec.Raw(b"\x91" * depth + b"\xc0")])
+    for decode in (decode_header, decode_piece):
+        with pytest.raises(Unfit, match="broken"):
+            decode(encode(msgspec.Raw(deep)))  # type: ignore[arg-type]
+
+
 def test_pieces_of_kinds_that_are_not_known_are_passed_over() -> None:
     assert decode_piece(encode(msgspec.Raw(msgspec.msgpack.encode(["pin", 1])))) is None  # type: ignore[arg-type]
 
