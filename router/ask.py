@@ -13,8 +13,9 @@ from policies.nouns import Capability, Sampling
 class Chat(msgspec.Struct, frozen=True):
     """A conversation that the model's chat template turns into a prompt.
 
-    `messages` are in OpenAI's shape with `content` always text, where so many images, sounds and files as `media` says
-    are each stood in for by a mark of their own; `variables` reach the template by name.
+    `messages` and `tools` are as templates see them (`router/text/conversation.py`), with `content` always text, where
+    so many images, sounds and files as `media` says are each stood in for by a mark of their own. `parts` are those of
+    messages by number, where the content was none or in several. `variables` reach the template by name.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -29,10 +30,28 @@ class Chat(msgspec.Struct, frozen=True):
     """Names of tools of which the answer must call one; empty: it may do without."""
     one_call: bool = False
     """It must not call several."""
+    bars_tools: bool = False
+    """It must call none. Engines differ in whether the model sees the tools then."""
+    parts: Mapping[int, Sequence[Mapping[str, Any]]] = msgspec.field(default_factory=dict)
+    template: str | None = None
+    """The client's own chat template."""
 
 
 Input = Chat | str | bytes
 """One prompt: a conversation, text as it is, or little-endian uint32 token ids."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """How a client wants its prompts made tokens of.
+
+    `adds_special` tokens at their ends: None leaves it to the endpoint, where texts get them and conversations do not.
+    A prompt is cut to `most_tokens` (-1: to as many as the model takes), at its beginning unless it `keeps_start`;
+    None: at its beginning, inside its special tokens.
+    """
+
+    adds_special: bool | None = None
+    most_tokens: int | None = None
+    keeps_start: bool | None = None
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -52,6 +71,7 @@ class Ask(msgspec.Struct, frozen=True):
     verbatim: bytes = b""
     """The bytes that came, where they say exactly what is in `anthropic_body`, or else in the only one of `bodies`."""
     sampling: Sampling = msgspec.field(default_factory=Sampling)
+    reading: Reading = Reading()
     max_new_tokens: int | None = None
     usual_new_tokens: int | None = None
     stream: bool = False

@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from policies.errors import ContextExceeded, NoBackend, UnknownModel
+from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
 from policies.nouns import Capability, Sampling, Tenant
 from policies.quota.budget import Descriptor, descriptors
 from policies.quota.charge import Charge, estimate
 from policies.rules import Facts
 from policies.sla.config import Config
 from policies.suggest import did_you_mean
-from router.ask import Ask
+from router.ask import Ask, Chat, Reading
 from router.calls.admission import Claim
 from router.calls.bid import Bid
 from router.cluster.served_model import ServedModel
 from router.gateway import Gateway
 from router.prompt_keys import NO_DOMAIN, PromptKeys
-from router.text.tokenize import Tokens, estimated
+from router.text.tokenize import How, Tokens, estimated
 from shards.kv.keys import BLOCK_TOKENS, root_key
 
 UNKNOWN_ROOM_TOKENS = 4096
@@ -47,12 +47,45 @@ async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gatewa
     Prompts with images are estimated too: only their engine knows how many tokens an image becomes.
     """
     root = root_key(_backends_name(model, gateway.config), tenant.domain)
-    text = None if Capability.MEDIA in ask.needs else await gateway.sources.text_of(model)
+    text = await gateway.sources.text_of(model) if _may_be_read(ask, model) else None
     if text is None:
         return estimated(ask, root)
-    return await gateway.tokenizers.tokens(
-        ask, text, root=root, vocabulary=model.vocabulary, is_sent=model.speaks_tokens
+    how = How(
+        root,
+        vocabulary=model.vocabulary,
+        echo=ask.echo,
+        is_sent=model.speaks_tokens,
+        shows_barred_tools=_shows_barred_tools(model, gateway.config),
+        reading=_reading(ask, model),
     )
+    return await gateway.tokenizers.tokens(ask, text, how)
+
+
+def _may_be_read(ask: Ask, model: ServedModel) -> bool:
+    """Can the prompts of `ask` be counted as its engine counts them? Raises InvalidRequest for what no shard can do."""
+    if any(isinstance(given, Chat) and given.template is not None for given in ask.inputs):
+        if model.speaks_tokens:
+            hint = "leave `chat_template` out; operators can give a pool one"
+            raise InvalidRequest("this model reads its own chat template only", hint=hint, param="chat_template")
+        return False
+    if ask.needs & {Capability.EMBEDDINGS, Capability.RERANK}:
+        # several texts are measured together, and each of them has to fit by itself
+        return isinstance(ask.bodies[0].get("input"), str)
+    return Capability.MEDIA not in ask.needs
+
+
+def _reading(ask: Ask, model: ServedModel) -> Reading:
+    """How the client wants its prompts read, with as many tokens as the model takes where it left that open."""
+    if ask.reading.most_tokens != -1:
+        return ask.reading
+    most = model.context_tokens
+    return replace(ask.reading, most_tokens=None if most is None else most - bool(ask.max_new_tokens))
+
+
+def _shows_barred_tools(model: ServedModel, config: Config) -> bool:
+    """Does the model see tools that it must not call? Those of vLLM do, and it is what other servers are, mostly."""
+    kinds = {config.pools[pool].kind for pool in model.pools if pool in config.pools}
+    return not model.speaks_tokens and bool(kinds & {"vllm", "openai_compatible"})
 
 
 def roots_of(domain: str, gateway: Gateway) -> frozenset[int]:

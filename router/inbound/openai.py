@@ -6,26 +6,25 @@ Strict about the fields that Pointsman understands, tolerant of all others: they
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
-from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from policies.nouns import Capability, Sampling
-from router.ask import Ask, Chat
+from router.ask import Ask, Chat, Reading
 from router.inbound.grammars import grammar_in
 from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
 from router.inbound.reading import converted
+from router.text.conversation import message_of, tool_of, without_billing
 from router.text.token_ids import pack
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 
 COMPLETION_MAX_TOKENS = 16
-"""What OpenAI's completions endpoint gives those who name no `max_tokens`."""
+"""What OpenAI's completions endpoint gives where `max_tokens` is left out."""
 
 _Value = TypeVar("_Value")
 
@@ -41,8 +40,26 @@ _HINTS = {
     "top_logprobs": "from 0 to 20",
     "structured_outputs": "say one of `json`, `regex`, `choice`, `grammar` and `json_object`",
 }
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Parts of a message that are text: type -> the member that holds it."""
+
+_ALONE = 2
+"""So many members has a part that says its text and nothing else."""
+
 MEDIA_PARTS = frozenset({"audio_url", "file", "image_url", "input_audio", "video_url"})
 """Parts of a message that are no text: OpenAI's, and those that vLLM and SGLang add."""
+
+_PART_MEMBERS = frozenset(
+    {*TEXT_PARTS.values(), *MEDIA_PARTS, "type", "uuid", "name", "closed", "data", "prompt_cache_breakpoint"}
+    | {"image_pil", "image_embeds", "audio_embeds", "video_embeds"}
+)
+"""Members of parts that engines know themselves; templates see all others."""
 
 _ELSEWHERE = "see OpenAI's API reference for this field"
 
@@ -52,20 +69,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
     fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs`", hint="set `logprobs` to true", param="top_logprobs")
-    continues = bool(fields.continue_final_message)
-    chat = Chat(
-        messages=[
-            _plain(message, raw, at)
-            for at, (message, raw) in enumerate(zip(fields.messages, body["messages"], strict=True))
-        ],
-        tools=None if fields.tool_choice == "none" or not fields.tools else body["tools"],
-        variables=fields.chat_template_kwargs or {},
-        opens_answer=fields.add_generation_prompt is not False and not continues,
-        continues=continues,
-        media=_media_in(fields.messages),
-        forced=_forced(fields),
-        one_call=fields.parallel_tool_calls is False or isinstance(fields.tool_choice, dict),
-    )
+    chat = chat_in(fields, body)
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
     return Ask(
@@ -78,6 +82,37 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         needs=_needs(fields, logprobs, has_media=chat.media > 0),
         **_common(fields, headers or {}),
     )
+
+
+def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
+    """The conversation of `body`, which says `fields`. Raises InvalidRequest."""
+    continues = bool(fields.continue_final_message)
+    parts = [_parts(one, raw, at) for at, (one, raw) in enumerate(zip(fields.messages, body["messages"], strict=True))]
+    variables = fields.chat_template_kwargs or {}
+    own = variables.get("chat_template") if fields.chat_template is None else fields.chat_template
+    return Chat(
+        messages=[message_of(raw, some) for raw, some in zip(body["messages"], parts, strict=True)],
+        tools=[tool_of(tool) for tool in body["tools"]] if fields.tools else None,
+        variables={**variables, **_more_variables(fields)},
+        opens_answer=fields.add_generation_prompt is not False and not continues,
+        continues=continues,
+        media=_media_in(fields.messages),
+        forced=_forced(fields),
+        one_call=fields.parallel_tool_calls is False or isinstance(fields.tool_choice, dict),
+        bars_tools=fields.tool_choice == "none",
+        parts={at: some for at, some in enumerate(parts) if len(some) != 1 or len(some[0]) > _ALONE},
+        template=None if own is None else str(own),
+    )
+
+
+def _more_variables(fields: ChatBody) -> dict[str, Any]:
+    """What a template sees beside `chat_template_kwargs`, by vLLM's names. Effort also says whether to think at all."""
+    variables: dict[str, Any] = {} if fields.documents is None else {"documents": fields.documents}
+    if fields.reasoning_effort is not None:
+        variables["reasoning_effort"] = fields.reasoning_effort
+        if "enable_thinking" not in (fields.chat_template_kwargs or {}):
+            variables["enable_thinking"] = fields.reasoning_effort != "none"
+    return variables
 
 
 def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
@@ -133,6 +168,11 @@ def _needs(
 def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
     options = fields.stream_options
     return {
+        "reading": Reading(
+            adds_special=fields.add_special_tokens,
+            most_tokens=fields.truncate_prompt_tokens,
+            keeps_start=None if fields.truncation_side is None else fields.truncation_side == "right",
+        ),
         "stream": bool(fields.stream),
         "include_usage": bool(options and options.include_usage),
         "priority": headers.get("x-pointsman-priority") or None,
@@ -188,8 +228,8 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
 
 def _media_in(messages: Sequence[Message]) -> int:
     """How many parts of `messages` are no text."""
-    parts = (message.content for message in messages if isinstance(message.content, list))
-    return sum(part.type in MEDIA_PARTS for some in parts for part in some)
+    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    return sum(isinstance(part, Part) and part.type in MEDIA_PARTS for part in parts)
 
 
 def _forced(fields: ChatBody) -> frozenset[str]:
@@ -205,47 +245,35 @@ def _forced(fields: ChatBody) -> frozenset[str]:
     return frozenset({name})
 
 
-def _plain(message: Message, raw: Mapping[str, Any], at: int) -> Mapping[str, Any]:
-    """`raw` as chat templates expect it: content as one text, arguments of tool calls as objects."""
+def _parts(message: Message, raw: Mapping[str, Any], at: int) -> list[Mapping[str, Any]]:
+    """The content of `raw` as parts of text; a mark, the same for the same bytes, stands in for what is no text."""
     where = f"messages[{at}]"
     if message.content is None and not message.tool_calls and message.role in ("system", "developer", "user", "tool"):
         hint = "give it a text"
         raise InvalidRequest(f"{where}: a {message.role} message needs content", hint=hint, param=f"{where}.content")
-    refusal = raw.get("refusal")
-    said = _text(message.content, raw.get("content"), where)
-    plain = {**raw, "content": said or (refusal if isinstance(refusal, str) else "")}
-    if message.tool_calls:
-        plain["tool_calls"] = [_with_parsed_arguments(call) for call in raw["tool_calls"]]
-    return plain
+    if message.content is None:
+        return []
+    if isinstance(message.content, str):
+        parts: list[Mapping[str, Any]] = [{"type": "text", "text": message.content}]
+    else:
+        pairs = enumerate(zip(message.content, raw["content"], strict=True))
+        parts = [read for n, (part, own) in pairs if (read := _part(part, own, f"{where}.content[{n}]")) is not None]
+    return without_billing(parts) if message.role == "system" else parts
 
 
-def _text(content: str | list[Part] | None, raw: Any, where: str) -> str:
-    """`content` as one text; what is none is stood in for by a mark that is the same for the same bytes."""
-    if not isinstance(content, list):
-        return content or ""
-    texts = []
-    for at, part in enumerate(content):
-        if part.type == "text" and part.text is not None:
-            texts.append(part.text)
-        elif part.type == "refusal" and isinstance(raw[at].get("refusal"), str):
-            texts.append(raw[at]["refusal"])
-        elif part.type in MEDIA_PARTS and isinstance(raw[at].get(part.type), Mapping):
-            texts.append(f"\x1d{part.type} {xxh3_64_hexdigest(msgspec.json.encode(raw[at][part.type]))}\x1d")
-        else:
-            param, kinds = f"{where}.content[{at}]", ", ".join(sorted(MEDIA_PARTS))
-            hint = f"{{'type': 'text', 'text': ...}}, or {{'type': T, T: {{...}}}} with T one of {kinds}"
-            raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
-    return "".join(texts)
-
-
-def _with_parsed_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        # templates print arguments with `tojson`; text that is no JSON is printed as it came
-        with suppress(msgspec.MsgspecError):
-            arguments = decode_json(arguments)
-    return {**call, "function": {**function, "arguments": arguments}}
+def _part(part: Part | str, raw: Any, param: str) -> Mapping[str, Any] | None:
+    """One part as text, with the members that only its template knows; None where it says nothing."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if part.type in TEXT_PARTS and isinstance(text := raw.get(TEXT_PARTS[part.type]), str | None):
+        more = {name: value for name, value in raw.items() if name not in _PART_MEMBERS}
+        return None if text is None else {"type": "text", "text": text, **more}
+    if part.type in MEDIA_PARTS and isinstance(raw.get(part.type), Mapping):
+        digest = xxh3_64_hexdigest(msgspec.json.encode(raw[part.type]))
+        return {"type": "text", "text": f"\x1d{part.type} {digest}\x1d"}
+    kinds = ", ".join(sorted(MEDIA_PARTS))
+    hint = f"{{'type': 'text', 'text': ...}}, or {{'type': T, T: {{...}}}} with T one of {kinds}"
+    raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
 
 
 def _refuse_unsupported(fields: CompletionBody) -> None:

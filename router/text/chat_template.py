@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -14,10 +15,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from policies.errors import InvalidRequest
 from router.ask import Chat
+from router.text.content_format import wants_parts
+from router.text.conversation import seen_by_template
 from router.text.tool_calls import format_of
 
 _HINT = "check the roles of the messages, their order and their fields"
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class _Generation(Extension):
@@ -31,40 +34,96 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class ChatTemplate:
-    """Turns conversations into prompts the way `transformers.apply_chat_template` does.
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """One template, and what its source tells of the messages that it wants."""
 
-    `assets` are a model's files by name: chat_template.jinja, else `chat_template` in tokenizer_config.json.
+    template: Template
+    source: str
+    wants_parts: bool
+
+    @classmethod
+    def of(cls, source: str, now: Callable[[], dt.datetime]) -> _Template:
+        """The template that `source` is. Raises ValueError."""
+        return cls(compiled(source, now), source, wants_parts(_environment(now).parse(source)))
+
+    @property
+    def knows_developers(self) -> bool:
+        """Does it have a word for the role developer?"""
+        return "'developer'" in self.source or '"developer"' in self.source
+
+
+class ChatTemplate:
+    """Turns conversations into prompts the way `transformers.apply_chat_template` does, from messages as vLLM gives
+    them to it.
+
+    `assets` are a model's files by name: chat_template.jinja, else `chat_template` in tokenizer_config.json, else
+    chat_template.json.
     """
 
     def __init__(self, assets: Mapping[str, bytes], now: Callable[[], dt.datetime] = dt.datetime.now) -> None:
         settings = json.loads(assets.get("tokenizer_config.json") or b"{}")
-        self._special = {name: _content(settings[name]) for name in _SPECIAL if settings.get(name) is not None}
-        sources = _sources(settings.get("chat_template"), assets.get("chat_template.jinja"))
-        self._templates = {name: compiled(source, now) for name, source in sources.items()}
+        self._special = _special_tokens(settings, json.loads(assets.get("special_tokens_map.json") or b"{}"))
+        sources = _sources(settings, assets)
+        self._templates = {name: _Template.of(source, now) for name, source in sources.items()}
         self.tool_format = format_of("".join(sources.values()))
 
     def __repr__(self) -> str:
         return f"<ChatTemplate {', '.join(self._templates) or 'none'}>"
 
+    @property
+    def shows_tools(self) -> bool:
+        """Does the model see the tools that it may call?"""
+        return any("tools" in one.source for one in self._templates.values())
+
     def render(self, chat: Chat) -> str:
         """The prompt for `chat`. Raises InvalidRequest if the model has no template or its template objects."""
-        template = (chat.tools and self._templates.get("tool_use")) or self._templates.get("default")
-        if template is None:
+        chosen = (chat.tools and self._templates.get("tool_use")) or self._templates.get("default")
+        if chosen is None:
             raise InvalidRequest("this model has no chat template", hint="use /v1/completions", param="messages")
+        messages = seen_by_template(chat, wants_parts=chosen.wants_parts, knows_developers=chosen.knows_developers)
+        last = _mark_end(messages) if chat.continues else ""
         names = {
             **self._special,
-            **chat.variables,
-            "messages": chat.messages,
-            "tools": chat.tools,
             "documents": None,
+            **chat.variables,
+            "messages": messages,
+            "tools": chat.tools,
             "add_generation_prompt": chat.opens_answer,
         }
         try:
-            text = template.render(names)
+            text = chosen.template.render(names)
         except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidRequest(f"the model's chat template: {error}", hint=_HINT, param="messages") from error
-        return _until_last_message(text, chat) if chat.continues else text
+        return _until_end(text, last) if chat.continues else text
+
+
+_END = "\x02end of what is continued\x03 "
+"""Stands behind the last message while it is rendered. Templates that trim content take its last space."""
+
+
+def _mark_end(messages: list[Mapping[str, Any]]) -> str:
+    """Put the mark behind the last text of the last message; that text. Raises InvalidRequest if it has none."""
+    content = messages[-1]["content"]
+    if isinstance(content, str):
+        messages[-1] = {**messages[-1], "content": content + _END}
+        return content
+    if content:
+        # whatever else it is, a part that templates see is text
+        text = str(content[-1]["text"])
+        messages[-1] = {**messages[-1], "content": [*content[:-1], {**content[-1], "text": text + _END}]}
+        return text
+    hint = "give the last message a text, or leave `continue_final_message` out"
+    raise InvalidRequest("the last message has nothing to continue", hint=hint, param="messages")
+
+
+def _until_end(text: str, last: str) -> str:
+    """The rendered `text` up to the mark; without white space at its end where the template trimmed the message."""
+    end = text.rfind(_END.strip(" "))
+    if end < 0 or last.strip() not in text:
+        hint = "leave `continue_final_message` out"
+        raise InvalidRequest("the model's chat template changes the last message", hint=hint, param="messages")
+    return text[:end] if text.startswith(_END, end) else text[:end].rstrip()
 
 
 def compiled(source: str, now: Callable[[], dt.datetime] = dt.datetime.now) -> Template:
@@ -73,15 +132,6 @@ def compiled(source: str, now: Callable[[], dt.datetime] = dt.datetime.now) -> T
         return _environment(now).from_string(source)
     except TemplateSyntaxError as error:
         raise ValueError(f"is no chat template, line {error.lineno}: {error.message}") from error
-
-
-def _until_last_message(text: str, chat: Chat) -> str:
-    last = str(chat.messages[-1]["content"]).strip()
-    end = text.rfind(last)
-    if end < 0:
-        hint = "leave `continue_final_message` out"
-        raise InvalidRequest("the model's chat template changes the last message", hint=hint, param="messages")
-    return text[: end + len(last)]
 
 
 def _environment(now: Callable[[], dt.datetime]) -> ImmutableSandboxedEnvironment:
@@ -94,16 +144,27 @@ def _environment(now: Callable[[], dt.datetime]) -> ImmutableSandboxedEnvironmen
     return environment
 
 
-def _sources(configured: str | list[dict[str, str]] | None, file: bytes | None) -> dict[str, str]:
+def _sources(settings: Mapping[str, Any], assets: Mapping[str, bytes]) -> dict[str, str]:
     """Template sources by name. The file of its own wins over the one in the configuration, as in transformers."""
-    if file is not None:
+    if (file := assets.get("chat_template.jinja")) is not None:
         return {"default": file.decode()}
+    configured = settings.get("chat_template")
+    if configured is None and (processors := assets.get("chat_template.json")) is not None:
+        configured = json.loads(processors).get("chat_template")
     if isinstance(configured, list):
         return {entry["name"]: entry["template"] for entry in configured}
     return {} if configured is None else {"default": configured}
 
 
-def _content(token: str | dict[str, Any]) -> str:
+def _special_tokens(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, str]:
+    """Names that templates know special tokens by; those of its own that a model has among them."""
+    own = settings.get("extra_special_tokens")
+    named = {**more, **(own if isinstance(own, dict) else {}), **settings}
+    names = (*SPECIAL_TOKENS, *(own if isinstance(own, dict) else ()))
+    return {name: text_of_token(named[name]) for name in names if named.get(name) is not None}
+
+
+def text_of_token(token: str | dict[str, Any]) -> str:
     """Special tokens are texts, or objects with more than the text."""
     return token if isinstance(token, str) else str(token["content"])
 

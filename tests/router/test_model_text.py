@@ -7,9 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from policies.nouns import Delta, Usage
 from policies.sla.config import Config, PoolSpec
+from router.text.token_ids import pack
 from shards.kv.keys import block_keys, root_key
-from tests.router.parts import CHAT, MODEL, ScriptedBackend, a_chat, a_client, a_config, a_router, a_tokenizer
+from tests.router.parts import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    ScriptedBackend,
+    a_chat,
+    a_client,
+    a_config,
+    a_router,
+    a_tokenizer,
+)
 from tests.router.text.test_checkpoint import a_checkpoint
 
 
@@ -47,3 +59,40 @@ async def test_a_backend_that_knows_tools_is_asked_for_no_grammar_of_ours(tmp_pa
         status, _ = await client.answer(CHAT, a_chat(tools=[tool], tool_choice=choice))
     assert status == 200
     assert backend.requests[0].sampling.grammar is None
+
+
+@pytest.mark.parametrize("where", [{"chat_template": "x"}, {"chat_template_kwargs": {"chat_template": "x"}}])
+async def test_a_template_of_the_clients_own_is_left_to_engines_and_refused_by_shards(
+    tmp_path: Path, where: dict[str, object]
+) -> None:
+    a_checkpoint(tmp_path)
+    engine, shard = ScriptedBackend(speaks_tokens=False), ScriptedBackend()
+    async with a_router(engine, config=with_pool(str(tmp_path))) as router, a_client(router) as client:
+        assert (await client.answer(CHAT, a_chat(**where)))[0] == 200
+        assert engine.prompts[0].token_ids == b""
+    async with a_router(shard) as router, a_client(router) as client:
+        status, body = await client.answer(CHAT, a_chat(**where))
+    assert (status, body["error"]["param"]) == (400, "chat_template")
+    assert "operators can give a pool one" in body["error"]["message"] + str(body)
+
+
+async def test_several_texts_for_embeddings_are_measured_together_and_so_only_estimated(tmp_path: Path) -> None:
+    a_checkpoint(tmp_path)
+    body = {"model": MODEL, "input": "the dog"}
+    embedding = Delta(finish_reason="stop", usage=Usage(3, 0, 0), body=b'{"data": []}')
+    backend = ScriptedBackend(speaks_tokens=False, scripts=[[embedding], [embedding]])
+    async with a_router(backend, config=with_pool(str(tmp_path))) as router, a_client(router) as client:
+        assert (await client.answer("/v1/embeddings", body))[0] == 200
+        assert (await client.answer("/v1/embeddings", {**body, "input": ["the dog"] * 3}))[0] == 200
+    assert [bool(prompt.token_ids) for prompt in backend.prompts] == [True, False]
+
+
+async def test_token_ids_are_exact_without_any_tokenizer() -> None:
+    backend = ScriptedBackend(speaks_tokens=False)
+    ids = list(range(1, 200))
+    async with a_router(backend, config=with_pool()) as router, a_client(router) as client:
+        assert (await client.answer(COMPLETIONS, {"model": MODEL, "prompt": ids}))[0] == 200
+    (request,), (prompt,) = backend.requests, backend.prompts
+    assert request.prompt_tokens == len(ids)
+    assert request.block_keys == block_keys(prompt.token_ids, root_key(MODEL, "acme"))
+    assert prompt.token_ids == pack(ids)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from policies.errors import InvalidRequest
 from policies.nouns import Capability
-from router.ask import Ask, Chat
+from router.ask import Ask, Chat, Reading
 from router.inbound.openai import MEDIA_PARTS, chat_ask, completion_ask
 from router.inbound.reading import decode
 from router.text.tokenize import MEDIA_TOKENS, estimated
@@ -81,21 +81,89 @@ async def test_arbitrary_json_never_makes_the_live_handler_fail() -> None:
                     assert reply.status in (200, 400, 404), (fields, text)
 
 
-def test_text_parts_become_one_text_and_arguments_of_tool_calls_become_objects() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    broken = {"id": "d", "type": "function", "function": {"name": "g", "arguments": "{"}}
-    messages = [
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call, broken]},
-        {"role": "tool", "content": "5", "tool_call_id": "c", "extra": 1},
-    ]
-    (chat,) = chat_ask({"model": "m", "messages": messages}).inputs
+def messages_of(*messages: dict[str, Any], **fields: Any) -> Chat:
+    (chat,) = chat_ask({"model": "m", "messages": [*messages, {"role": "user", "content": "?"}], **fields}).inputs
     assert isinstance(chat, Chat)
-    user, assistant, tool = chat.messages
-    assert user["content"] == "ab"
-    assert assistant["content"] == ""
-    assert [one["function"]["arguments"] for one in assistant["tool_calls"]] == [{"a": 1}, "{"]
-    assert tool["extra"] == 1
+    return chat
+
+
+def test_text_parts_become_lines_of_one_text_and_stay_parts_for_templates_that_want_them() -> None:
+    marked = {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}, "uuid": "1"}
+    chat = messages_of({"role": "user", "content": [{"type": "text", "text": "a"}, "plain", marked]})
+    assert chat.messages[0] == {"role": "user", "content": "a\nplain\nb"}
+    assert chat.parts == {
+        0: [
+            {"type": "text", "text": "a"},
+            {"type": "text", "text": "plain"},
+            {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}},
+        ]
+    }
+
+
+def test_messages_have_the_members_that_engines_pass_on_in_their_order() -> None:
+    call = {"type": "function", "id": "c", "function": {"name": "f", "arguments": '{"b": 1, "a": 2.50}'}}
+    chat = messages_of(
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": "no", "reasoning_content": "hm"},
+        {"tool_call_id": "c", "role": "tool", "content": "5", "extra": 1},
+        {"role": "user", "name": "bob", "content": "x", "tool_calls": []},
+    )
+    assistant, tool, user, _ = chat.messages
+    assert json.dumps(assistant) == json.dumps(
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c", "function": {"arguments": {"b": 1, "a": 2.5}, "name": "f"}, "type": "function"}],
+            "reasoning": "hm",
+            "reasoning_content": "hm",
+        }
+    )
+    assert (tool, user) == (
+        {"role": "tool", "content": "5", "tool_call_id": "c"},
+        {"role": "user", "content": "x", "name": "bob"},
+    )
+    assert chat.parts == {0: []}
+
+
+@pytest.mark.parametrize("arguments", ["{", "", None, "[1]", "5", "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900])
+def test_arguments_that_are_no_object_become_an_empty_one(arguments: str | None) -> None:
+    call = {"id": "d", "type": "function", "function": {"name": "g", "arguments": arguments}}
+    chat = messages_of({"role": "assistant", "content": "x", "tool_calls": [call]})
+    assert chat.messages[0]["tool_calls"][0]["function"] == {"arguments": {}, "name": "g"}
+
+
+def test_a_line_that_only_bills_is_left_out_of_system_messages_alone() -> None:
+    billed = "x-anthropic-billing-header: cch=1"
+    chat = messages_of(
+        {"role": "system", "content": [{"type": "text", "text": billed}, {"type": "text", "text": "s"}]},
+        {"role": "system", "content": f"{billed}\nrest"},
+        {"role": "user", "content": billed},
+    )
+    assert [message["content"] for message in chat.messages] == ["s", "rest", billed, "?"]
+
+
+def test_documents_effort_and_whether_to_think_are_variables_of_the_template() -> None:
+    assert messages_of(reasoning_effort="low", documents=[{"text": "d"}]).variables == {
+        "documents": [{"text": "d"}],
+        "reasoning_effort": "low",
+        "enable_thinking": True,
+    }
+    assert messages_of(reasoning_effort="none").variables["enable_thinking"] is False
+    said = messages_of(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True, "x": 1})
+    assert said.variables == {"enable_thinking": True, "x": 1, "reasoning_effort": "none"}
+
+
+def test_a_template_of_the_clients_own_is_known_wherever_it_stands() -> None:
+    assert messages_of().template is None
+    assert messages_of(chat_template="a").template == "a"
+    assert messages_of(chat_template_kwargs={"chat_template": "b"}).template == "b"
+
+
+def test_how_prompts_are_to_be_read_is_read_from_both_endpoints() -> None:
+    said = {"add_special_tokens": False, "truncate_prompt_tokens": 5, "truncation_side": "right"}
+    expected = Reading(adds_special=False, most_tokens=5, keeps_start=True)
+    assert chat_ask(a_chat(**said)).reading == expected
+    assert completion_ask({"model": "m", "prompt": "a", **said}).reading == expected
+    assert chat_ask(a_chat()).reading == Reading()
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -105,7 +173,7 @@ def with_parts(*parts: dict[str, Any]) -> Ask:
     return chat_ask(a_chat(messages=[{"role": "user", "content": list(parts)}]))
 
 
-def test_a_refusal_is_text_of_the_conversation() -> None:
+def test_a_refusal_is_text_of_the_conversation_where_it_is_a_part() -> None:
     part = {"type": "refusal", "refusal": "No."}
     messages = [
         {"role": "user", "content": "a"},
@@ -115,7 +183,7 @@ def test_a_refusal_is_text_of_the_conversation() -> None:
     ]
     (chat,) = chat_ask(a_chat(messages=messages)).inputs
     assert isinstance(chat, Chat)
-    assert [message["content"] for message in chat.messages] == ["a", "No.", "Never.", "b"]
+    assert [message["content"] for message in chat.messages] == ["a", "No.", "", "b"]
 
 
 @pytest.mark.parametrize("kind", sorted(MEDIA_PARTS))
@@ -142,12 +210,21 @@ def test_a_part_that_cannot_be_read_is_named(part: dict[str, Any]) -> None:
     assert "image_url" in failure.value.hint
 
 
-def test_tools_reach_the_template_unless_they_may_not_be_chosen() -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    for choice, expected in ((None, tools), ("auto", tools), ("none", None)):
-        (chat,) = chat_ask(a_chat(tools=tools, tool_choice=choice)).inputs
-        assert isinstance(chat, Chat)
-        assert chat.tools == expected
+def test_tools_are_as_engines_pass_them_to_templates() -> None:
+    tool = {"function": {"parameters": {"type": "object"}, "name": "f", "strict": True, "x": 1}, "type": "function"}
+    short = {"type": "function", "function": {"name": "g"}, "cache_control": {}}
+    chat = messages_of(tools=[tool, short])
+    assert json.dumps(chat.tools) == json.dumps(
+        [
+            {
+                "type": "function",
+                "function": {"name": "f", "description": None, "parameters": {"type": "object"}, "strict": True},
+            },
+            {"type": "function", "function": {"name": "g", "description": None, "parameters": None}},
+        ]
+    )
+    assert [messages_of(tools=[tool], tool_choice=one).bars_tools for one in (None, "auto", "none")] == [0, 0, 1]
+    assert messages_of(tools=[]).tools is None
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,13 @@ def test_a_template_in_a_file_wins() -> None:
 
 def test_a_last_message_that_is_continued_ends_the_prompt() -> None:
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    assert rendered(source, Chat(MESSAGES, continues=True)).endswith("<assistant> yes")
+    assert rendered(source, Chat(MESSAGES, continues=True)).endswith("<assistant> yes ")
+    trimming = source.replace("m.content", "m.content | trim")
+    assert rendered(trimming, Chat(MESSAGES, continues=True)).endswith("<assistant>yes")
+    repeating = source + "{{ messages[-1].content }}"
+    assert rendered(repeating, Chat(MESSAGES, continues=True)).endswith("</> yes ")
+    again = [{"role": "user", "content": " yes "}, {"role": "assistant", "content": " "}]
+    assert rendered(source, Chat(again, continues=True)) == "<user> yes </><assistant> "
     with pytest.raises(InvalidRequest, match="changes the last message"):
         rendered("nothing", Chat(MESSAGES, continues=True))
 
@@ -88,3 +94,74 @@ def test_what_a_template_objects_to_is_the_clients_mistake(source: str) -> None:
 def test_a_model_without_a_template_says_so() -> None:
     with pytest.raises(InvalidRequest, match="no chat template"):
         ChatTemplate({}).render(Chat(MESSAGES))
+
+
+def test_templates_that_loop_over_content_get_lists_and_others_texts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
+    chat = Chat(
+        [
+            {"role": "user", "content": "a\nb"},
+            {"role": "assistant", "content": "", "tool_calls": [{}]},
+            {"role": "tool", "content": "r1\nr2"},
+            {"role": "user", "content": "plain"},
+        ],
+        parts={0: parts, 1: [], 2: parts},
+    )
+    looping = "{% for m in messages %}{% for p in m.content if m.role != 'tool' %}{% endfor %}{% endfor %}"
+    contents = "{{ messages | map(attribute='content') | list | tojson }}"
+    assert json.loads(rendered(contents, chat)) == ["a\nb", "", "r1\nr2", "plain"]
+    assert json.loads(rendered(looping + contents, chat)) == [
+        parts,
+        [],
+        "r1\nr2",
+        [{"type": "text", "text": "plain"}],
+    ]
+
+
+def test_a_template_without_developers_gets_one_system_message_in_their_place() -> None:
+    said = [
+        {"role": "developer", "content": "d", "tools": None},
+        {"role": "user", "content": "u"},
+        {"role": "system", "content": "s"},
+    ]
+    assert json.loads(rendered("{{ messages | tojson }}", Chat(said))) == [
+        {"role": "system", "content": "d\n\ns"},
+        {"role": "user", "content": "u"},
+    ]
+    knowing = "{{ messages | tojson }}{% if messages[0].role == 'developer' %}{% endif %}"
+    assert json.loads(rendered(knowing, Chat(said))) == said
+    assert json.loads(rendered("{{ messages | tojson }}", Chat(said[1:]))) == said[1:]
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ m.content }}", "{{ m.content | trim }}", "{% for p in m.content %}{{ p.text }}-{% endfor %}"]
+)
+@pytest.mark.parametrize("content", ["yes", " yes ", "yes\n\n", "é <|x|>"])
+def test_a_last_message_is_continued_as_transformers_does(template: str, content: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = "{% for m in messages %}<{{ m.role }}>" + template + "</>{% endfor %}"
+    in_parts = "p.text" in template
+    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": content}]
+    listed: Any = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in said]
+    theirs: Any = render_jinja_template(
+        [listed if in_parts else said], chat_template=source, continue_final_message=True
+    )
+    assert rendered(source, Chat(said, continues=True, opens_answer=False)) == theirs[0][0]
+
+
+def test_nothing_can_be_continued_that_has_no_text() -> None:
+    source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    with pytest.raises(InvalidRequest, match="nothing to continue"):
+        rendered(source, Chat(MESSAGES[:1], continues=True, parts={0: []}))
+
+
+def test_special_tokens_of_a_models_own_have_their_names() -> None:
+    settings = {"extra_special_tokens": {"image_token": "<img>", "other": {"content": "<o>"}}, "bos_token": "<s>"}
+    assert rendered("{{ bos_token }}{{ image_token }}{{ other }}{{ eos_token }}", **settings) == "<s><img><o>"
+    assets = {
+        "special_tokens_map.json": b'{"bos_token": {"content": "<m>"}}',
+        "chat_template.jinja": b"{{ bos_token }}",
+    }
+    assert ChatTemplate(assets).render(Chat(MESSAGES)) == "<m>"
+    assert ChatTemplate({"chat_template.json": b'{"chat_template": "json"}'}).render(Chat(MESSAGES)) == "json"

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from policies.errors import InvalidRequest
 from router.ask import Ask, Chat
+from router.text.text_tokenizer import ChunkCache, TextTokenizer, cut
 from router.text.token_ids import pack, unpack
-from router.text.tokenize import ChunkCache, TextTokenizer, Tokenizers, cut, estimated
+from router.text.tokenize import How, Tokenizers, estimated
 from shards.kv.keys import block_keys
 from tests.router.parts import MODEL, a_tokenizer, some_assets
 
@@ -45,7 +46,7 @@ def test_ids_are_the_same_in_pieces_and_whole_cold_and_warm(text: str) -> None:
     expected = pack(a_tokenizer().encode(text, add_special_tokens=False).ids)
     assert tokenizer.encode(text) == expected
     assert tokenizer.encode(text) == expected
-    assert unpack(tokenizer.encode_document(text)).tolist() == a_tokenizer().encode(text).ids
+    assert unpack(tokenizer.with_ends(tokenizer.encode(text))).tolist() == a_tokenizer().encode(text).ids
 
 
 def test_a_tokenizer_that_minds_cuts_is_given_whole_texts() -> None:
@@ -95,7 +96,7 @@ async def test_a_prompt_becomes_ids_and_keys_with_specials_only_where_no_templat
     text = await tokenizers.model(MODEL, some_assets())
     long = "word " * 500
     chat, plain, ids = await tokenizers.tokens(
-        an_ask(Chat([{"role": "user", "content": long}]), long, pack([5, 6])), text, root=9, vocabulary=None
+        an_ask(Chat([{"role": "user", "content": long}]), long, pack([5, 6])), text, How(root=9)
     )
     assert unpack(plain.token_ids)[0] == 0
     assert unpack(chat.token_ids)[0] != 0
@@ -111,7 +112,7 @@ async def test_prompts_without_tokens_or_with_unknown_ones_are_refused(given_: b
     tokenizers = Tokenizers()
     text = await tokenizers.model(MODEL, some_assets())
     with pytest.raises(InvalidRequest):
-        await tokenizers.tokens(an_ask(given_), text, root=0, vocabulary=None)
+        await tokenizers.tokens(an_ask(given_), text, How(root=0))
     await tokenizers.close()
 
 
@@ -140,7 +141,7 @@ async def test_a_megabyte_is_tokenized_off_the_event_loop() -> None:
 
     beating = asyncio.create_task(beat())
     started = time.perf_counter()
-    (tokens,) = await tokenizers.tokens(an_ask(words), text, root=1, vocabulary=None)
+    (tokens,) = await tokenizers.tokens(an_ask(words), text, How(root=1))
     elapsed = time.perf_counter() - started
     beating.cancel()
     assert tokens.count > 200_000

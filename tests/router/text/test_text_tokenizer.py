@@ -1,0 +1,94 @@
+"""A tokenizer's files as transformers reads them: special tokens at the ends of texts, and tokens that are added."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.ask import Chat, Reading
+from router.text.text_tokenizer import ChunkCache, TextTokenizer
+from router.text.token_ids import pack, unpack
+from router.text.tokenize import How, ModelText, Tokenizers, shortened
+from tests.router.parts import MODEL, a_tokenizer, some_assets
+
+TEXTS = ("the lazy dog", "<s>the dog", "<new> fox<new>", "über 九\n\n x", "")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"add_bos_token": True},
+        {"add_bos_token": False, "add_eos_token": True},
+        {"add_bos_token": True, "bos_token": None},
+        {"added_tokens_decoder": {"400": {"content": "<new>", "special": True, "lstrip": True}}},
+    ],
+)
+def test_texts_get_the_ids_that_transformers_gives_them(tmp_path: Path, settings: dict[str, Any]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    configured = {"bos_token": "<s>", "eos_token": "dog", "tokenizer_class": "PreTrainedTokenizerFast", **settings}
+    (tmp_path / "tokenizer.json").write_text(a_tokenizer().to_str())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(configured))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours = TextTokenizer(a_tokenizer().to_str().encode(), ChunkCache(), 0, configured)
+    for text in TEXTS:
+        assert unpack(ours.encode(text)).tolist() == theirs.encode(text, add_special_tokens=False), text
+        assert unpack(ours.with_ends(ours.encode(text))).tolist() == theirs.encode(text), text
+
+
+async def test_ends_are_added_to_texts_and_not_to_conversations_unless_asked_for() -> None:
+    text = await a_text()
+    chat, how = Chat([{"role": "user", "content": "the dog"}]), How(root=1)
+    for given, adds, has in (
+        ("the dog", None, True),
+        ("the dog", False, False),
+        (chat, None, False),
+        (chat, True, True),
+    ):
+        tokens = text.tokens(given, How(root=1, reading=Reading(adds_special=adds)))
+        assert (unpack(tokens.token_ids)[0] == 0) is has, given
+    assert text.tokens(pack([5, 6]), how).token_ids == pack([5, 6])
+
+
+@pytest.mark.parametrize(
+    ("reading", "expected"),
+    [
+        (Reading(most_tokens=3), [3, 4, 5]),
+        (Reading(most_tokens=3, keeps_start=False), [3, 4, 5]),
+        (Reading(most_tokens=3, keeps_start=True), [1, 2, 3]),
+        (Reading(most_tokens=9), [1, 2, 3, 4, 5]),
+        (Reading(), [1, 2, 3, 4, 5]),
+    ],
+)
+def test_prompts_are_cut_at_the_side_that_is_asked_for(reading: Reading, expected: list[int]) -> None:
+    assert unpack(shortened(pack([1, 2, 3, 4, 5]), reading)).tolist() == expected
+
+
+async def test_a_text_that_is_cut_keeps_its_special_tokens_unless_a_side_is_named() -> None:
+    text = await a_text()
+    whole = unpack(text.tokens("the lazy dog jumps", How(root=1)).token_ids).tolist()
+    for keeps_start, expected in ((None, [0, *whole[-2:]]), (False, whole[-3:]), (True, whole[:3])):
+        how = How(root=1, reading=Reading(most_tokens=3, keeps_start=keeps_start))
+        assert unpack(text.tokens("the lazy dog jumps", how).token_ids).tolist() == expected
+
+
+async def test_tools_that_must_not_be_called_are_seen_where_engines_show_them() -> None:
+    text = await a_text()
+    tool = {"type": "function", "function": {"name": "f"}}
+    said = [{"role": "user", "content": "the dog"}]
+    hidden, plain, shown = (
+        text.tokens(Chat(said, tools, bars_tools=bars), How(root=1, is_sent=not shows, shows_barred_tools=shows)).count
+        for tools, bars, shows in (([tool], True, False), (None, False, False), ([tool], True, True))
+    )
+    assert hidden == plain < shown
+
+
+async def a_text() -> ModelText:
+    tokenizers = Tokenizers()
+    text = await tokenizers.model(MODEL, some_assets())
+    await tokenizers.close()
+    return text
