@@ -26,8 +26,8 @@ _PROBE = "One, two. 3 4\nfive\n\n  six: 7\t8;\nÄä 九十 \U0001f600!\nThe end.
 class ChunkCache:
     """Token ids of pieces of text seen lately; the oldest go when `most_bytes` are passed. Safe between threads.
 
-    Keyed by its owner (a tokenizer and a cache domain) and the text itself, which is compared: no client can craft a piece
-    that passes for another tenant's, or tell by the time of an answer what another tenant has sent.
+    Keyed by its owner (a tokenizer and a cache domain) and the text itself, which is compared: no client can craft a
+    piece that passes for another tenant's, or tell by the time of an answer what another tenant has sent.
     """
 
     def __init__(self, most_bytes: int = 64 * 2**20) -> None:
