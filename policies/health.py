@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _SLICES = 10
 """The window of requests is forgotten in so many pieces."""
@@ -36,6 +37,14 @@ class HealthRules:
     """While it was never reached, so that a router is ready as soon as its backends are."""
 
 
+class Trouble(NamedTuple):
+    """Why a backend gets no requests, and for how many seconds; was it ever well?"""
+
+    reason: str
+    since_s: float
+    was_well: bool
+
+
 class Health:
     """What is known of one backend's health: closed, open or half-open, in the words of circuit breakers well, ill or
     on trial. It begins ill, and a first probe that passes makes it well.
@@ -47,12 +56,16 @@ class Health:
     def __init__(self, rules: HealthRules, rng: random.Random, *, is_cold: bool = False) -> None:
         self.rules = rules
         self.is_well = self.is_on_trial = False
-        self.reason = "nobody has reached it yet"
+        self.reason = "it was not probed yet"
+        """Why it became ill; before it was ever well, why the last probe failed."""
         self.ill_since: float | None = None
         """Since when it gets no requests; None while it does, and before the first probe."""
         self._rng, self._is_cold = rng, is_cold
-        self._was_well = False
-        self._requests_failed = self._probes_failed = self._openings = 0
+        self.was_well = False
+        """Has it ever been well?"""
+        self.probes_failed = 0
+        """In a row."""
+        self._requests_failed = self._openings = 0
         self._retry_at: float | None = None
         self._warm_from: float | None = None
         # (number of the slice of time, requests, failures), oldest first
@@ -67,6 +80,16 @@ class Health:
         """May it get requests at all?"""
         return self.is_well or self.is_on_trial
 
+    def trouble(self, now: float) -> Trouble | None:
+        """Why it gets no requests; None if it may get some."""
+        if self.may_serve:
+            return None
+        return Trouble(self.reason, self.ill_s(now), self.was_well)
+
+    def ill_s(self, now: float) -> float:
+        """For how many seconds it has got no requests, but for one on trial; 0 while it is well or was not probed."""
+        return 0.0 if self.ill_since is None else max(0.0, now - self.ill_since)
+
     def share(self, now: float) -> float:
         """How much of its full share of requests it gets, in (0, 1]."""
         if self._warm_from is None:
@@ -79,22 +102,24 @@ class Health:
 
     def probe_passed(self, now: float) -> None:
         """A probe says that it is well."""
-        self._probes_failed = 0
+        self.probes_failed = 0
         if self.may_serve:
             return
-        if not self._was_well:
+        if not self.was_well:
             self._close(now, slowly=self._is_cold)
         elif self._retry_at is None or now >= self._retry_at:
             self.is_on_trial = True
 
     def probe_failed(self, now: float, reason: str) -> None:
         """A probe says that it is not well, or was not answered."""
-        self._probes_failed += 1
-        if self.may_serve and self._probes_failed >= self.rules.failures:
+        self.probes_failed += 1
+        if self.may_serve and self.probes_failed >= self.rules.failures:
             # the next probe that passes tells as much as waiting would
             self._open(reason, now=now, retry_at=now)
-        elif not self.may_serve and self.ill_since is None:
-            self.ill_since = now
+        elif not self.was_well:
+            self.reason = reason
+            if self.ill_since is None:
+                self.ill_since = now
 
     def answered(self, now: float) -> None:
         """A request was answered, at least its beginning; on trial, that one."""
@@ -118,7 +143,7 @@ class Health:
     def check(self) -> None:
         """Prove that it is in one state."""
         assert not (self.is_well and self.is_on_trial), f"{self!r} is well and on trial"
-        assert not self.is_well or self._was_well, f"{self!r} was never made well"
+        assert not self.is_well or self.was_well, f"{self!r} was never made well"
         assert len(self._window) <= _SLICES, f"{self!r} remembers too much"
 
     def _fails_too_often(self) -> bool:
@@ -148,8 +173,8 @@ class Health:
         self._openings += 1
 
     def _close(self, now: float, *, slowly: bool) -> None:
-        self.is_well, self.is_on_trial, self._was_well = True, False, True
-        self._requests_failed = self._probes_failed = 0
+        self.is_well, self.is_on_trial, self.was_well = True, False, True
+        self._requests_failed = self.probes_failed = 0
         self._window.clear()
         self._retry_at = self.ill_since = None
         self._warm_from = now if slowly and self.rules.slow_start_s > 0 else None

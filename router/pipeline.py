@@ -285,7 +285,7 @@ class _Call(msgspec.Struct, frozen=True):
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
             self._record(at, asked, view, decision)
-            return refusal_of(asked, view, decision)
+            return refusal_of(asked, view, decision, gateway.cluster.trouble)
 
         return Bid(
             request,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -17,7 +18,9 @@ from policies.suggest import did_you_mean
 from router.ask import Ask, Chat, Reading
 from router.calls.admission import Claim
 from router.calls.bid import Bid
+from router.cluster.cluster import Cluster
 from router.cluster.served_model import ServedModel
+from router.cluster.told import shown_name, told_trouble
 from router.gateway import Gateway
 from router.prompt_keys import NO_DOMAIN, PromptKeys
 from router.text.tokenize import How, Tokens, estimated
@@ -25,6 +28,10 @@ from shards.kv.keys import BLOCK_TOKENS, root_key
 
 UNKNOWN_ROOM_TOKENS = 4096
 """The answer that is planned for where neither client nor backend says how long it may be."""
+
+
+_MOST_TOLD = 4
+"""Backends that a hint names."""
 
 
 def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
@@ -35,10 +42,17 @@ def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
         return model
     known = gateway.models_for(tenant)
     if allowed and (not known or _is_configured(name, gateway.config)) and gateway.awaits_backends():
-        hint = "try again when /readyz says 200"
+        hint = f"{_unreached(gateway.cluster)}try again when /readyz says 200"
         raise NoBackend(f"no backend of model '{name[:80]}' was reached yet", hint=hint, retry_after_s=1.0)
     hint = did_you_mean(name, known) or "GET /v1/models lists the models"
     raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
+
+
+def _unreached(cluster: Cluster) -> str:
+    """Why backends were never reached, for clients, as the beginning of a hint."""
+    troubles = ((name, cluster.trouble(name)) for name in cluster.unreached())
+    told = (f"{shown_name(name)}: {told_trouble(name, trouble)}; " for name, trouble in troubles if trouble)
+    return "".join(islice(told, _MOST_TOLD))
 
 
 async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> list[Tokens]:

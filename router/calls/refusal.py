@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBackend, Overloaded
 from policies.filters import may_fit
+from policies.health import Trouble
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
 from policies.waiting import is_outage, is_worth_waiting
-from router.cluster.told import shown_name
+from router.cluster.told import shown_name, told_trouble
 
 WANTED = {
     Capability.STRUCTURED_OUTPUT: (
@@ -29,9 +30,15 @@ WANTED = {
 """Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
 
 
-def refusal_of(request: Request, view: ClusterView, decision: Decision) -> ExpectedError:
-    """The error for `request`, of which `decision` on `view` found that nobody can take it."""
-    return _incapable(request, view.backends) or _too_long(request, view, decision) or _nobody(decision, view.backends)
+def refusal_of(
+    request: Request, view: ClusterView, decision: Decision, trouble: Callable[[str], Trouble | None] = lambda _: None
+) -> ExpectedError:
+    """The error for `request`, of which `decision` on `view` found that nobody can take it.
+
+    `trouble` says what is wrong with the health of a backend.
+    """
+    incapable = _incapable(request, view.backends)
+    return incapable or _too_long(request, view, decision) or _nobody(decision, view.backends, trouble)
 
 
 def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequest | None:
@@ -65,8 +72,13 @@ def _too_long(request: Request, view: ClusterView, decision: Decision) -> Contex
     )
 
 
-def _nobody(decision: Decision, backends: Sequence[BackendView]) -> NoBackend | Overloaded:
-    reasons = ", ".join(f"{shown_name(name)}: {reason}" for name, reason in decision.dropped[:8])
+def _nobody(
+    decision: Decision, backends: Sequence[BackendView], trouble: Callable[[str], Trouble | None]
+) -> NoBackend | Overloaded:
+    reasons = ", ".join(
+        f"{shown_name(name)}: {told_trouble(name, wrong) if (wrong := trouble(name)) else reason}"
+        for name, reason in decision.dropped[:8]
+    )
     more = f" and {len(decision.dropped) - 8} more" if len(decision.dropped) > 8 else ""
     kind = Overloaded if is_worth_waiting(decision) and not is_outage(decision) else NoBackend
     return kind(

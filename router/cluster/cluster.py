@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from backends.base import Backend, Ranked
 from policies.errors import BackendFailed
-from policies.health import Health, HealthRules
+from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, prior_of
 from policies.nouns import ClusterView, Request
 from router.cluster.flights import Flight, Traffic
@@ -246,9 +246,11 @@ class Cluster:
 
     def ill_s(self, name: str) -> float:
         """For how many seconds `name` has got no requests because of its health; 0 if it does, or is not there."""
-        member = self._members.get(name)
-        since = member.health.ill_since if member else None
-        return 0.0 if since is None else max(0.0, self._clock() - since)
+        return self._members[name].health.ill_s(self._clock()) if name in self._members else 0.0
+
+    def trouble(self, name: str) -> Trouble | None:
+        """Why `name` gets no requests because of its health; None if it may get some, or is not there."""
+        return self._members[name].health.trouble(self._clock()) if name in self._members else None
 
     def unreached(self) -> Collection[str]:
         """Backends that never said what they serve."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from policies.nouns import BackendView, Request
 from router.cluster.flights import Flight, Flights, Seen, Traffic
 from router.cluster.listener import ClusterListener
 from router.cluster.server import Server
+
+_log = logging.getLogger("pointsman.cluster")
 
 _NOTHING = Description(models=frozenset())
 """What a backend says that was never reached."""
@@ -187,6 +190,9 @@ class Member:
             self.health.probe_passed(now)
         else:
             self.health.probe_failed(now, failure.message)
+            if not self.health.was_well and self.health.probes_failed == self.health.rules.failures:
+                # once: it may be away for hours, and operators see the reason of the last probe
+                _log.warning("%s is ill: it was never reached: %s", self.backend.name, self.health.reason)
         # whoever warms up has room for more each time
         self._tell(before, also=self.health.share(now) < 1.0)
 

@@ -6,8 +6,10 @@ import hashlib
 import re
 
 from policies.errors import BackendFailed, ExpectedError, Overloaded
+from policies.health import Trouble
 
 _HIDDEN = "..."
+_MOST_REASON = 120
 
 _PLACES = re.compile(
     r"""
@@ -37,6 +39,18 @@ def told_of(error: ExpectedError) -> str:
 def without_places(text: str) -> str:
     """`text` without addresses, URLs and files of more than one part."""
     return _PLACES.sub(_HIDDEN, text)
+
+
+def told_trouble(backend: str, trouble: Trouble) -> str:
+    """Why `backend` gets no requests, and for how long, for clients.
+
+    If it was never reached, what failed is told too, but not the details, which come from libraries and servers.
+    """
+    for_s = f"for {trouble.since_s:.0f} s"
+    if trouble.was_well:
+        return f"ill {for_s}"
+    what, _, _ = trouble.reason.replace(backend, "it").partition(": ")
+    return f"never reached {for_s} ({without_places(what)[:_MOST_REASON]})"
 
 
 def shown_name(backend: str) -> str:

@@ -106,6 +106,10 @@ class BackendRow:
     outcomes: Mapping[str, int]
     reported_s_ago: float | None
     events: str = ""
+    trouble: str = ""
+    """Why it gets no requests because of its health."""
+    trouble_s: float | None = None
+    """For how many seconds it has got none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from heapq import nsmallest
 
+from policies.health import Trouble
 from policies.nouns import BackendView, Request, ServiceClass, Tenant
 from policies.prefix.parity import ParityReport, Trust
 from policies.quota.budget import Descriptor, meters
@@ -37,6 +38,7 @@ _UNIT = 1000
 
 _MOST_CANDIDATES = 16
 _MOST_PREFIXES = 50
+_MOST_TROUBLE = 300
 
 
 async def snapshot(gateway: Gateway, since: int = 0) -> Snapshot:
@@ -189,7 +191,7 @@ def _backend_rows(gateway: Gateway, now: float) -> Iterator[BackendRow]:
 
 def _backend_row(view: BackendView, gateway: Gateway, now: float) -> BackendRow:
     minute, load = gateway.board.of_backend(view.name, now), gateway.cluster.backend(view.name).load()
-    ranks = gateway.cluster.server_of(view.name).ranks
+    ranks, trouble = gateway.cluster.server_of(view.name).ranks, gateway.cluster.trouble(view.name)
     return BackendRow(
         name=view.name,
         server=ranks[0],
@@ -198,7 +200,7 @@ def _backend_row(view: BackendView, gateway: Gateway, now: float) -> BackendRow:
         pool=view.pool,
         kind=view.kind,
         models=tuple(sorted(view.models)),
-        state=_state(view, gateway),
+        state=_state(view, trouble),
         draining=view.draining,
         weight=view.weight,
         in_flight=gateway.cluster.flights(view.name),
@@ -214,6 +216,8 @@ def _backend_row(view: BackendView, gateway: Gateway, now: float) -> BackendRow:
         outcomes=minute.outcomes,
         reported_s_ago=view.reported_s_ago,
         events=_events(view.name, gateway),
+        trouble=trouble.reason[:_MOST_TROUBLE] if trouble else "",
+        trouble_s=trouble.since_s if trouble else None,
     )
 
 
@@ -236,9 +240,9 @@ def _of_model(report: ParityReport, models: int) -> str:
     return f"{used}{about}{f': {report.reason}' if report.reason else ''}"
 
 
-def _state(view: BackendView, gateway: Gateway) -> str:
+def _state(view: BackendView, trouble: Trouble | None) -> str:
     if not view.healthy:
-        return "unreached" if view.name in gateway.cluster.unreached() else "ill"
+        return "unreached" if trouble and not trouble.was_well else "ill"
     return "draining" if view.draining else "well"
 
 

@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeAlias
 
@@ -36,6 +36,8 @@ _SIGNS = {
     "cancelled": "○",
 }
 
+
+_MOST_TROUBLES = 5
 
 Row: TypeAlias = tuple[str, ...]
 
@@ -119,7 +121,8 @@ def run(url: str, *, once: bool, every_s: float = 1.0) -> None:
 
 def frame(told: Snapshot, decisions: list[DecisionRow], *, lines: int, width: int) -> RenderableType:
     """What fits into `lines` lines of `width` columns; at least a few decisions."""
-    used = 12 + len(told.classes) + len(told.tenants) + len(told.backends)
+    troubles = _troubles(told.backends)
+    used = 12 + len(told.classes) + len(told.tenants) + len(told.backends) + len(troubles)
     shown = decisions[: max(5, lines - used)]
     return Group(
         _head(told),
@@ -129,6 +132,7 @@ def frame(told: Snapshot, decisions: list[DecisionRow], *, lines: int, width: in
         _table(width, _TENANTS, [_tenant(one) for one in told.tenants]),
         Text(),
         _table(width, _BACKENDS, [_backend(one) for one in told.backends]),
+        *troubles,
         Text(),
         _table(width, _DECISIONS, [_decision(one) for one in shown]) if shown else Text("nothing was asked yet"),
     )
@@ -175,6 +179,12 @@ def _backend(one: BackendRow) -> Row:
     state = one.state + (" and draining" if one.draining and one.state != "draining" else "")
     name = f"{one.server} rank {one.rank}" if one.ranks > 1 else one.name
     return name, f"{_sign(one.state)} {state}", *load, *rest
+
+
+def _troubles(backends: Iterable[BackendRow]) -> list[Text]:
+    """A line for each backend that gets no requests because of its health, for the first few."""
+    ill = [one for one in backends if one.trouble]
+    return [Text(f"✕ {one.name} for {_seconds(one.trouble_s)}: {one.trouble}") for one in ill[:_MOST_TROUBLES]]
 
 
 def _decision(one: DecisionRow) -> Row:

@@ -112,7 +112,8 @@ export function backends(now, change) {
       return [
         [h("strong", {}, one.name), h("small", {}, one.rank ? `rank ${one.rank} of ${one.server}`
           : `${one.pool === one.kind ? one.kind : `${one.pool}, ${one.kind}`}${one.ranks > 1 ? `, rank 0 of ${one.ranks}` : ""}`)],
-        [sign(one.state), h("small", {}, one.draining && one.state !== "draining" ? "and draining" : "")],
+        [sign(one.state), h("small", {}, one.draining && one.state !== "draining" ? "and draining" : ""),
+          one.trouble ? h("small", { class: "told" }, `for ${seconds(one.trouble_s)}: ${one.trouble}`) : ""],
         [h("span", { class: "meter" }, bar(one.most ? one.running / one.most : 0, { width: 70, bad: one.waiting > 0 }),
           `${count(one.running)}${one.most ? ` of ${count(one.most)}` : ""}`), h("small", {}, one.waiting ? `${count(one.waiting)} wait there` : `${count(one.in_flight)} of this router`)],
         used === null

@@ -81,6 +81,32 @@ async def test_probes_that_fail_or_hang_make_a_backend_ill() -> None:
     assert not await cluster.probe("b0")
 
 
+async def test_a_backend_that_was_never_reached_is_logged_once_and_its_trouble_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend, clock = FakeBackend("b0", "own", models=frozenset({MODEL})), Clock()
+    backend.is_well = False
+    cluster = Cluster([backend], clock=clock, rules=HealthRules(failures=2))
+    for _ in range(5):
+        assert not await cluster.probe("b0")
+        clock.now += 3.0
+    (line,) = (record.getMessage() for record in caplog.records)
+    trouble = cluster.trouble("b0")
+    assert trouble is not None
+    assert line == f"b0 is ill: it was never reached: {trouble.reason}"
+    assert (trouble.since_s, trouble.was_well) == (15.0, False)
+    backend.is_well = True
+    assert await cluster.probe("b0")
+    assert cluster.trouble("b0") is cluster.trouble("nobody") is None
+    backend.is_well = False
+    for _ in range(2):
+        await cluster.probe("b0")
+    trouble = cluster.trouble("b0")
+    assert trouble is not None
+    assert trouble.was_well
+    assert len(caplog.records) == 2, "it became ill, and was reached before"
+
+
 async def test_running_backends_are_probed_and_closed_at_the_end() -> None:
     backend = a_backend(is_well=False)
     async with Cluster([backend], rules=HealthRules(probe_every_s=0.01)) as cluster:

@@ -20,8 +20,9 @@ from policies.errors import (
     Overloaded,
     Unreached,
 )
+from policies.health import Trouble
 from policies.nouns import Delta
-from router.cluster.told import shown_name, told_of, without_places
+from router.cluster.told import shown_name, told_of, told_trouble, without_places
 from router.inbound.status import status_of
 from router.inbound.v1 import inference_pb2 as pb
 from router.inbound.v1.inference_pb2_grpc import InferenceStub
@@ -183,3 +184,20 @@ def test_names_of_the_file_stay_and_those_of_found_backends_differ() -> None:
     assert shown_name("own@10.0.0.5:7001") != shown_name("own@10.0.0.6:7001")
     assert shown_name("own@10.0.0.5:7001/3") == shown_name("own@10.0.0.5:7001") + "/3", "a data-parallel rank"
     assert shown_name("own@10.0.0.5:7001/llm") != shown_name("own@10.0.0.5:7001")
+
+
+@pytest.mark.parametrize(
+    ("reason", "was_well", "told"),
+    [
+        (f"cannot be reached: {WHERE}", False, "never reached for 12 s (it cannot be reached)"),
+        (
+            "answered 401 when asked for http://a:1/x",
+            False,
+            "never reached for 12 s (it answered 401 when asked for ...)",
+        ),
+        (f"answered 500: Traceback: {WHERE}", True, "ill for 12 s"),
+    ],
+)
+def test_clients_are_told_how_long_a_backend_was_ill_and_no_details(reason: str, was_well: bool, told: str) -> None:
+    name = "own@10.0.0.5:7001"
+    assert told_trouble(name, Trouble(f"{name} {reason}", 12.4, was_well)) == told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import AsyncIterator
@@ -13,9 +14,11 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from rich.console import Console
 
 from router.app import Router
 from router.dashboard.nouns import Snapshot
+from router.dashboard.top import frame
 from tests.router.dashboard.scene import PacedBackend, a_document, a_running_scene, a_scene, ask, keep
 
 ADMIN = "admin-key"
@@ -124,6 +127,25 @@ async def test_a_dead_backend_and_a_drained_one_are_told_apart() -> None:
         await operator.ask()
         (one,) = (await operator.snapshot()).decisions
         assert (one.chosen, one.why) == ("own-0", "the only one left; 2 dropped by healthy")
+
+
+async def test_why_a_backend_gets_no_requests_is_told() -> None:
+    away = PacedBackend("own-1")
+    away.is_well = False
+    async with an_operator(PacedBackend("own-0"), away) as operator:
+        trouble = operator.router.gateway.cluster.trouble("own-1")
+        assert trouble is not None
+        well, ill = (await operator.snapshot()).backends
+        assert (well.trouble, well.trouble_s) == ("", None)
+        assert ill.trouble == trouble.reason
+        assert ill.trouble in {"it was not probed yet", "own-1 does not answer"}
+        assert ill.trouble_s is not None
+        assert ill.trouble_s >= trouble.since_s
+        shown = Console(width=120, record=True, file=io.StringIO())
+        shown.print(frame(await operator.snapshot(), [], lines=40, width=120))
+    lines = [line for line in shown.export_text().splitlines() if line.startswith("✕ own-")]
+    assert len(lines) == 1
+    assert lines[0].endswith(f": {trouble.reason}")
 
 
 async def test_a_request_is_explained_on_paper_and_with_the_load_of_now() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -483,6 +484,9 @@ async def test_a_router_is_ready_once_each_pool_was_reached_and_alive_before() -
             assert (reply.status, (await reply.json())["pools"]) == (503, {"own": "no healthy backend"})
         status, body = await client.answer(CHAT, a_chat())
         assert (status, body["error"]["code"]) == (503, "no_backend")
+        assert re.search(
+            r"b0: never reached for \d+ s \(.+\); try again when /readyz says 200", body["error"]["message"]
+        )
         away.well = True
         assert await router.wait_until_reached(5)
         async with client.get("/readyz", key=None) as reply:
