@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from policies.nouns import Capability, Delta, Prompt, Request
 
@@ -190,4 +190,30 @@ class EventPublisher(Protocol):
 
     async def event_addresses(self) -> tuple[EventAddress, ...]:
         """One address for each rank; none if it publishes nothing or cannot say. Raises BackendFailed."""
+        ...
+
+
+class Tokenized(NamedTuple):
+    """A prompt as an engine reads it: token ids, and the text of each one where it was asked for and is told."""
+
+    ids: Sequence[int]
+    texts: Sequence[str] | None = None
+
+
+@runtime_checkable
+class TextReader(Protocol):
+    """A backend with a server that also makes tokens of text for others.
+
+    Both raise BackendFailed, and BackendRefused or InvalidRequest for what the server refuses.
+    """
+
+    async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:
+        """The prompt of an OpenAI `body` with `messages` or a text as `prompt`, as `model` (clients' name) reads it.
+
+        None: this server cannot tell. `return_token_strs` in the body asks for texts.
+        """
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
+        """The text of `token_ids` of `model`, special tokens included; None: this server cannot tell."""
         ...

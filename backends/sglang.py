@@ -24,7 +24,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from backends.base import MOST_RANKS, Load
+from backends.base import MOST_RANKS, Load, Tokenized
+from backends.http.backend import ids_in
 from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.generate_answer import GenerateAnswer, flat_error
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
@@ -99,6 +100,20 @@ class SGLang(OpenAICompatible):
             error_of=_error_in_stream,
         )
         return Exchange(Post("/generate", encoded(body)), answer, self._error_of, abort)
+
+    async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:
+        """See TextReader. Of chats its documentation says nothing."""
+        if "messages" in body:
+            return None
+        adds = body.get("add_special_tokens")
+        named = {"model": self._options.models.get(model, model), "prompt": body["prompt"]}
+        told = await self._asked("/tokenize", named | ({} if adds is None else {"add_special_tokens": adds}))
+        return Tokenized(ids_in(told.get("tokens"), self.name))
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
+        """See TextReader."""
+        named = {"model": self._options.models.get(model, model), "tokens": list(token_ids)}
+        return str((await self._asked("/detokenize", {**named, "skip_special_tokens": False})).get("text"))
 
     @staticmethod
     def _error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:

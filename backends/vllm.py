@@ -17,13 +17,14 @@ Source: vLLM documentation, "OpenAI-Compatible Server", "Production Metrics", "S
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
-from backends.base import MOST_RANKS, EventAddress, Load
+from backends.base import MOST_RANKS, EventAddress, Load, Tokenized
+from backends.http.backend import ids_in
 from backends.http.client import decoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
@@ -39,6 +40,13 @@ _FIRST_WITH_RANKS = (0, 11)
 """The version that began to read which rank is to serve a request."""
 
 _VERSION = re.compile(rb'"version"\s*:\s*"v?(\d+)\.(\d+)')
+
+
+_READ = (
+    *("messages", "prompt", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    *("chat_template", "return_token_strs"),
+)
+"""What of a body says how its prompt is read, and is taken by /tokenize."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,25 @@ class VLLM(OpenAICompatible):
             if source.enable_kv_cache_events and source.publisher == "zmq" and source.endpoint
         )
 
+    async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:
+        """See TextReader."""
+        sent = {name: body[name] for name in _READ if body.get(name) is not None}
+        if "messages" in body:
+            # it takes these for answers alone; templates see them all the same
+            variables = {name: body[name] for name in ("documents", "reasoning_effort") if body.get(name) is not None}
+            if "reasoning_effort" in variables:
+                variables["enable_thinking"] = variables["reasoning_effort"] != "none"
+            sent["chat_template_kwargs"] = variables | (body.get("chat_template_kwargs") or {})
+            sent["messages"] = [_with_reasoning(message) for message in body["messages"]]
+        told = await self._asked("/tokenize", {**sent, "model": self._options.models.get(model, model)})
+        texts = told.get("token_strs")
+        return Tokenized(ids_in(told.get("tokens"), self.name), texts if isinstance(texts, list) else None)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
+        """See TextReader."""
+        named = self._options.models.get(model, model)
+        return str((await self._asked("/detokenize", {"model": named, "tokens": list(token_ids)})).get("prompt"))
+
     def _own_fields(self, request: Request) -> Mapping[str, Any]:
         return {
             "cache_salt": request.domain if self._options.cache_salt else None,
@@ -129,6 +156,13 @@ class _EventSource(msgspec.Struct):
 
 
 _SOURCES = msgspec.json.Decoder(dict[int, _EventSource])
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`message` with its reasoning under the one name of two that /tokenize reads."""
+    if message.get("reasoning") is not None or message.get("reasoning_content") is None:
+        return message
+    return {**message, "reasoning": message["reasoning_content"]}
 
 
 def load_of(page: bytes, asked_at: float) -> Load:

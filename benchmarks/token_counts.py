@@ -112,10 +112,10 @@ async def counted(router: Router, http: aiohttp.ClientSession, call: Call) -> Co
         told = await reply.json()
     if reply.status != 200:
         return Counted(call, sum(one.count for one in tokens), json.dumps(told)[:300], same_ids=False)
-    read = (
-        [told["prompt_token_ids"]] if call.path == CHAT_PATH else [one["prompt_token_ids"] for one in told["choices"]]
-    )
-    same = read == [list(unpack(one.token_ids)) for one in tokens]
+    holders = [told] if call.path == CHAT_PATH else told["choices"]
+    ours = [list(unpack(one.token_ids)) for one in tokens]
+    # an answer that the router asked for as a stream has no ids
+    same = all(one.get("prompt_token_ids", ids) == ids for one, ids in zip(holders, ours, strict=True))
     return Counted(call, sum(one.count for one in tokens), told["usage"]["prompt_tokens"], same)
 
 

@@ -35,6 +35,7 @@ from router.store.base import QuotaStore
 from router.telemetry.decision_log import DecisionLog
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.tracing import Tracing
+from router.text.engine_text import EngineText
 from router.text.sources import Sources
 from router.text.tokenize import Tokenizers
 
@@ -78,6 +79,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         beliefs=beliefs,
         tokenizers=tokenizers,
         sources=Sources(tokenizers, config.pools),
+        engine_text=EngineText(tokenizers.cache, base.clock),
         admission=Admission(parts.get("quotas") or quota_store(config, base.telemetry)),
         keys=KeyRing(key_store(config, base.telemetry), clock=base.unix_time, on_event=base.telemetry.event),
         telemetry=base.telemetry,

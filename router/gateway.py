@@ -23,6 +23,7 @@ from router.keys.ring import KeyRing
 from router.pools import Finding
 from router.prefixes.prefixes import Prefixes
 from router.telemetry.telemetry import Telemetry
+from router.text.engine_text import EngineText
 from router.text.sources import Sources
 from router.text.tokenize import Tokenizers
 
@@ -44,6 +45,7 @@ class Gateway:
     beliefs: Beliefs
     tokenizers: Tokenizers
     sources: Sources
+    engine_text: EngineText
     admission: Admission
     keys: KeyRing
     telemetry: Telemetry
@@ -94,7 +96,7 @@ class Gateway:
         """Nothing is left of any request; for an idle router."""
         discovery = self.finding.discovery
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
-        for part in (*parts, self.prefixes):
+        for part in (*parts, self.prefixes, self.engine_text):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from backends.base import TextReader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
 from policies.nouns import Capability, Sampling, Tenant
 from policies.quota.budget import Descriptor, descriptors
@@ -55,24 +56,56 @@ def _unreached(cluster: Cluster) -> str:
     return "".join(islice(told, _MOST_TOLD))
 
 
-async def tokenize(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> list[Tokens]:
-    """Every input of `ask` as tokens with its block keys; only their estimated lengths where no source has a tokenizer.
+async def tokenize(
+    ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway, *, is_asked: bool = False
+) -> list[Tokens]:
+    """Every input of `ask` as tokens with its block keys, by the model's tokenizer; else by its engine, where a rule, a
+    limit or a feed needs exact counts or the client `is_asked` for them; else only estimated.
 
-    Prompts with images are estimated too: only their engine knows how many tokens an image becomes.
+    Prompts with images are estimated too: only their engine knows how many tokens an image becomes. Raises
+    InvalidRequest, Overloaded, and what the engine objects to where the client asked for the tokens.
     """
-    root = root_key(_backends_name(model, gateway.config), tenant.domain)
-    text = await gateway.sources.text_of(model) if _may_be_read(ask, model) else None
-    if text is None:
-        return estimated(ask, root)
     how = How(
-        root,
+        root_key(_backends_name(model, gateway.config), tenant.domain),
         vocabulary=model.vocabulary,
         echo=ask.echo,
         is_sent=model.speaks_tokens,
         shows_barred_tools=_shows_barred_tools(model, gateway.config),
         reading=_reading(ask, model),
     )
-    return await gateway.tokenizers.tokens(ask, text, how)
+    if _may_be_read(ask, model) and (text := await gateway.sources.text_of(model)) is not None:
+        return await gateway.tokenizers.tokens(ask, text, how)
+    if _may_be_asked_for(ask) or is_asked:
+        readers = readers_of(model, gateway)
+        if readers and (is_asked or _needs_exact(tenant, readers, gateway)):
+            found = await gateway.engine_text.tokens(ask, readers, how, is_patient=is_asked)
+            if found is not None:
+                gateway.sources.count_at_engine(model.name)
+                return found
+    return estimated(ask, how.root)
+
+
+def readers_of(model: ServedModel, gateway: Gateway) -> dict[str, TextReader]:
+    """The backends of `model` that can be asked for tokens, those with the least to do first."""
+    cluster = gateway.cluster
+    serving = sorted((one for one in cluster.names() if cluster.may_serve(one, model.name)), key=cluster.flights)
+    backends = ((name, cluster.backend(name)) for name in serving)
+    return {name: backend for name, backend in backends if isinstance(backend, TextReader)}
+
+
+def _needs_exact(tenant: Tenant, backends: Iterable[str], gateway: Gateway) -> bool:
+    """Does anything decide by the number of tokens, or match blocks of them?"""
+    limits = (tenant.limits, *tenant.model_limits.values(), *tenant.key_limits.values())
+    return (
+        any(rule.when.prompt_tokens or rule.when.uncached_tokens for rule in gateway.config.rules)
+        or any(one.tokens_per_minute is not None or one.cost_per_day is not None for one in limits)
+        or any(map(gateway.feeds.hears, backends))
+    )
+
+
+def _may_be_asked_for(ask: Ask) -> bool:
+    """May an engine be asked beside the request, or is it work twice done?"""
+    return ask.needs.isdisjoint({Capability.MEDIA, Capability.EMBEDDINGS, Capability.RERANK})
 
 
 def _may_be_read(ask: Ask, model: ServedModel) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from yarl import URL
 
 from backends.base import Description, Load, rank_name
-from backends.http.client import ErrorOf, Exchange, HttpClient, HttpOptions, base_url, bearer
+from backends.http.client import ErrorOf, Exchange, HttpClient, HttpOptions, Post, base_url, bearer, decoded, encoded
 from backends.http.errors import error_of
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Delta, Prompt, Request
@@ -207,6 +207,16 @@ class HttpBackend(ABC):
         except BackendFailed:
             return
 
+    async def _asked(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The object that a small post to `path` is answered. Raises BackendFailed, and what its refusal means."""
+        page = await self.client.ask(Post(path, encoded(body), is_streamed=False))
+        if page.status != 200:
+            raise error_of(self.name, page.status, page.body, {})
+        told = decoded(page, self.name, f"{path[1:]}")
+        if not isinstance(told, Mapping):
+            raise BackendFailed(f"{self.name} answered nonsense at {path}")
+        return told
+
     @abstractmethod
     async def probe(self) -> None:
         """Look at the server and learn what it serves and does; raises BackendFailed if it is not well."""
@@ -232,3 +242,10 @@ class HttpBackend(ABC):
     def _backends_name(self, request: Request) -> str:
         """What the server calls the model of `request`."""
         return self._options.models.get(request.model, request.model)
+
+
+def ids_in(told: Any, name: str) -> Sequence[int]:
+    """The token ids that backend `name` told. Raises BackendFailed for anything else."""
+    if not isinstance(told, list) or not all(type(one) is int and 0 <= one < 2**32 for one in told):
+        raise BackendFailed(f"{name} answered nonsense when asked for the tokens of a prompt")
+    return told

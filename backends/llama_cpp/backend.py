@@ -12,13 +12,14 @@ Source: llama.cpp, tools/server/README.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from backends.base import Load
+from backends.base import Load, Tokenized
+from backends.http.backend import ids_in
 from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.http.unsupported import refuse_unsupported
@@ -85,6 +86,30 @@ class LlamaCpp(OpenAICompatible):
         wants_tops = bool(request.sampling.top_logprobs)
         answer = LlamaCppAnswer(self.name, wants_tops=wants_tops)
         return Exchange(Post("/completion", encoded(completion_body(request, prompt.token_ids))), answer)
+
+    async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:  # noqa: ARG002 - it has one
+        """See TextReader. Special tokens are put around every prompt, also around one that a template made."""
+        if not self._is_native:
+            return None
+        text = body.get("prompt")
+        if "messages" in body:
+            text = (await self._asked("/apply-template", body)).get("prompt")
+        wants_texts = bool(body.get("return_token_strs"))
+        asked = {"content": text, "add_special": True, "parse_special": True, "with_pieces": wants_texts}
+        tokens = (await self._asked("/tokenize", asked)).get("tokens")
+        if not wants_texts or not isinstance(tokens, list):
+            return Tokenized(ids_in(tokens, self.name))
+        pieces = [one if isinstance(one, dict) else {} for one in tokens]
+        # a piece that is no text comes as its bytes
+        texts = [one.get("piece") for one in pieces]
+        told = [text if isinstance(text, str) else bytes(text or ()).decode(errors="replace") for text in texts]
+        return Tokenized(ids_in([one.get("id") for one in pieces], self.name), told)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:  # noqa: ARG002
+        """See TextReader."""
+        if not self._is_native:
+            return None
+        return str((await self._asked("/detokenize", {"tokens": list(token_ids)})).get("content"))
 
     def _own_fields(self, request: Request) -> Mapping[str, Any]:
         penalty = request.sampling.repetition_penalty

@@ -11,12 +11,12 @@ Source: TGI 3.3, docs/openapi.json, docs/source/reference/metrics.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.base import Load
-from backends.http.backend import HttpBackend
+from backends.base import Load, Tokenized
+from backends.http.backend import HttpBackend, ids_in
 from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.http.unsupported import refuse_unsupported
@@ -86,6 +86,23 @@ class TGI(HttpBackend):
         wants_logprobs = sampling.top_logprobs is not None
         native = TGIAnswer(self.name, stops=sampling.stop, wants_logprobs=wants_logprobs)
         return Exchange(Post("/generate_stream", encoded(generate_body(request, body, adapter))), native, error_of_tgi)
+
+    async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:  # noqa: ARG002 - it has one
+        """See TextReader."""
+        if "messages" in body:
+            read = {name: body[name] for name in ("messages", "tools", "tool_choice") if body.get(name) is not None}
+            told = (await self._asked("/chat_tokenize", {"model": "tgi", **read})).get("tokenize_response")
+        else:
+            page = await self.client.ask(Post("/tokenize", encoded({"inputs": body["prompt"]}), is_streamed=False))
+            told = decoded(page, self.name, "the tokens of a prompt")
+        if not isinstance(told, list) or not all(isinstance(one, Mapping) for one in told):
+            raise BackendFailed(f"{self.name} answered nonsense when asked for the tokens of a prompt")
+        texts = [str(one.get("text")) for one in told]
+        return Tokenized(ids_in([one.get("id") for one in told], self.name), texts)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:  # noqa: ARG002
+        """See TextReader: it does so for nobody."""
+        return None
 
     def _adapter(self, request: Request) -> str | None:
         """The adapter that the request means; None: the model itself."""

@@ -120,6 +120,10 @@ class Feeds:
         """How well each source is heard now."""
         return tuple(one for every in self._running.values() for running in every for one in running.feed.health())
 
+    def hears(self, backend: str) -> bool:
+        """Is `backend` listened to?"""
+        return backend in self._running
+
     def join(self, backend: str, pool: str, address: str, publisher: EventPublisher | None = None) -> None:
         """Listen to `backend` of `pool` at `address`, if the pool names events, and it is not listened to already.
 

@@ -10,10 +10,11 @@ from router.prepare import find_model, tokenize
 
 
 async def count_tokens(ask: Ask, tenant: Tenant, gateway: Gateway) -> int:
-    """The tokens of the one prompt of `ask`. Raises UnknownModel, and InvalidRequest where nobody has the tokenizer."""
+    """The tokens of the one prompt of `ask`. Raises UnknownModel, and InvalidRequest without its tokenizer."""
     model = find_model(ask.model, tenant, gateway)
-    (tokens,) = await tokenize(ask, model, tenant, gateway)
+    (tokens,) = await tokenize(ask, model, tenant, gateway, is_asked=True)
     if not tokens.token_ids:
-        hint = "ask the backend itself"
-        raise InvalidRequest(f"nobody here has the tokenizer of '{model.name}'", hint=hint, param="model")
+        hint = "operators can give its pool a `tokenizer`"
+        told = f"the tokenizer of '{model.name}' is not here, and no backend tells"
+        raise InvalidRequest(told, hint=hint, param="model")
     return tokens.count

@@ -36,6 +36,7 @@ from router.inbound.prefixes import PREFIXES_PATH, add_prefixes
 from router.inbound.rate_limits import rate_limit_headers
 from router.inbound.reading import decode
 from router.inbound.status import retry_after
+from router.inbound.tokenizing import DETOKENIZE_PATH, TOKENIZE_PATH, add_tokenizing
 from router.pipeline import outer_edge, serve
 from router.telemetry.explanations import as_header
 from router.telemetry.tracing import w3c_headers
@@ -52,7 +53,8 @@ _GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 _ROUTES_HINT = (
-    f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, {PREFIXES_PATH}, GET /v1/models, /healthz, /readyz or /metrics"
+    f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, {TOKENIZE_PATH}, {DETOKENIZE_PATH}, {PREFIXES_PATH}, "
+    "GET /v1/models, /healthz, /readyz or /metrics"
 )
 
 
@@ -67,6 +69,7 @@ def http_app(gateway: Gateway) -> web.Application:
     app.router.add_get(MODELS_PATH, _models)
     app.router.add_get(f"{MODELS_PATH}/{{id:.+}}", _model)
     add_prefixes(app, gateway, _tenant, _body)
+    add_tokenizing(app, gateway, _tenant, _body)
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)
     app.router.add_get("/metrics", _metrics)

@@ -124,6 +124,10 @@ class Sources:
             return text
         return None
 
+    def count_at_engine(self, model: str) -> None:
+        """`model` has no source here, and its engine tells the tokens."""
+        self._say(model, "its engine, which is asked for each prompt", logging.INFO)
+
     async def refresh(self) -> None:
         """Read again what changed on disk, and what could not be read before."""
         for place, read in list(self._read.items()):

@@ -122,6 +122,10 @@ class TextTokenizer:
         """The text of `token_ids`."""
         return str(self._tokenizer.decode(list(unpack(token_ids)), skip_special_tokens=False))
 
+    def token_of(self, token_id: int) -> str:
+        """The token with this id as the vocabulary has it; empty if there is none."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def id_of(self, text: str) -> int | None:
         """The token that is exactly `text`; None if there is none."""
         found: int | None = self._tokenizer.token_to_id(text)

@@ -158,20 +158,18 @@ class Tokenizers:
 
     def __init__(self, *, threads: int = 2, cache_bytes: int = 64 * 2**20) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-        self._cache = ChunkCache(cache_bytes)
+        self.cache = ChunkCache(cache_bytes)
         self._models: dict[str, ModelText] = {}
         self._failed: dict[str, tuple[Mapping[str, bytes], str]] = {}
         self._loading: dict[str, asyncio.Task[ModelText]] = {}
         self._loaded, self._waiting_characters = 0, 0
 
     def __repr__(self) -> str:
-        return (
-            f"<Tokenizers of {len(self._models)} models, {self._waiting_characters} characters wait, {self._cache!r}>"
-        )
+        return f"<Tokenizers of {len(self._models)} models, {self._waiting_characters} characters wait, {self.cache!r}>"
 
     def check(self) -> None:
         """The cache is sound, and nothing waits; for an idle router."""
-        self._cache.check()
+        self.cache.check()
         assert self._waiting_characters == 0, f"{self!r}: text is waiting"
 
     async def model(self, name: str, assets: Mapping[str, bytes]) -> ModelText:
@@ -201,7 +199,7 @@ class Tokenizers:
 
     def forget(self, roots: Collection[int]) -> None:
         """Forget the text that was tokenized for the cache domains of `roots`."""
-        self._cache.forget(lambda owner: isinstance(owner, tuple) and owner[1] in roots)
+        self.cache.forget(lambda owner: isinstance(owner, tuple) and owner[1] in roots)
 
     async def close(self) -> None:
         """End the threads."""
@@ -216,7 +214,7 @@ class Tokenizers:
 
         def work() -> ModelText:
             settings = json.loads(assets.get("tokenizer_config.json") or b"{}")
-            tokenizer = TextTokenizer(assets["tokenizer.json"], self._cache, number, settings)
+            tokenizer = TextTokenizer(assets["tokenizer.json"], self.cache, number, settings)
             return ModelText(assets, tokenizer, ChatTemplate(assets))
 
         try:

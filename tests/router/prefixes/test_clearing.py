@@ -72,11 +72,11 @@ async def test_the_text_that_was_tokenized_for_it_is_forgotten() -> None:
     text = "the quick brown fox\njumps over the lazy dog\n" * 300
     async with a_warmer(config=a_config(a_tenant(), LABS)) as (warmer, router):
         await warmer.measure(an_ask(text), LABS)
-        for_labs = router.gateway.tokenizers._cache.bytes
+        for_labs = router.gateway.tokenizers.cache.bytes
         await warmer.measure(an_ask(text), a_tenant())
-        assert router.gateway.tokenizers._cache.bytes == 2 * for_labs > 0
+        assert router.gateway.tokenizers.cache.bytes == 2 * for_labs > 0
         await clear_cache(a_tenant(), router.gateway)
-        assert router.gateway.tokenizers._cache.bytes == for_labs
+        assert router.gateway.tokenizers.cache.bytes == for_labs
 
 
 async def test_a_tenant_that_is_not_there_is_refused_with_who_is() -> None:

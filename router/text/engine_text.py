@@ -1,0 +1,152 @@
+"""Prompts as an engine itself reads them, for models whose tokenizer is nowhere else.
+
+Engines are asked beside the requests that they answer, so that little may be asked of them: what was asked before is
+remembered for its cache domain, large prompts are not sent, and one that is slow or fails is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from backends.base import TextReader, Tokenized
+from policies.errors import BackendFailed, ExpectedError, InvalidRequest
+from router.ask import Ask, Chat, Input
+from router.text.text_tokenizer import ChunkCache
+from router.text.token_ids import count, pack
+from router.text.tokenize import How, Tokens, shortened, size_of
+from shards.kv.keys import block_keys
+
+MOST_CHARACTERS = 256 * 2**10
+"""Longer prompts are not sent to an engine twice."""
+
+MOST_AT_ONCE = 32
+"""Prompts that engines are asked for at the same time; all others are estimated."""
+
+ANSWER_S = 0.5
+"""How long an engine may take where a request waits for it: 1,500 tokens take some 4 ms, 100,000 some 200."""
+
+PATIENT_S = 10.0
+"""How long it may take where a client asked for nothing else."""
+
+PAUSE_S = 10.0
+"""How long an engine is not asked after it failed or was slow."""
+
+_Told = TypeVar("_Told")
+
+READ = (
+    *("messages", "prompt", "tools", "tool_choice", "add_generation_prompt", "continue_final_message"),
+    *("add_special_tokens", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort"),
+)
+"""What of a body says how its prompt is read."""
+
+
+class EngineText:
+    """Asks engines, and remembers their answers in `cache`. `clock` is in seconds."""
+
+    def __init__(self, cache: ChunkCache, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cache, self._clock = cache, clock
+        self._asking = 0
+        self._not_before: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<EngineText asks for {self._asking} prompts>"
+
+    def check(self) -> None:
+        """Nothing is asked; for an idle router."""
+        assert self._asking == 0, f"{self!r}: engines are asked"
+
+    async def tokens(
+        self, ask: Ask, readers: Mapping[str, TextReader], how: How, *, is_patient: bool = False
+    ) -> list[Tokens] | None:
+        """Every input of `ask` as tokens, by the first of `readers` (backend -> itself) that may be asked now.
+
+        None where none can tell, and where it would take too long. One who `is_patient` waits longer, whatever the
+        size, and gets what the engine objects to: raises BackendFailed, InvalidRequest, BackendRefused.
+        """
+        found = []
+        for given, body in zip(ask.inputs, ask.bodies, strict=True):
+            ids = await self._ids(given, _read(given, body, how), ask.model, readers, how.root, is_patient=is_patient)
+            if not ids:
+                return None
+            ids = shortened(ids, how.reading)
+            echo = given if how.echo and isinstance(given, str) else ""
+            found.append(Tokens(count(ids), ids, block_keys(ids, how.root), echo))
+        return found
+
+    async def _ids(
+        self,
+        given: Input,
+        body: Mapping[str, Any],
+        model: str,
+        readers: Mapping[str, TextReader],
+        root: int,
+        *,
+        is_patient: bool,
+    ) -> bytes | None:
+        if isinstance(given, bytes):
+            return given
+        key, text = ("engine", root), msgspec.json.encode(body).decode()
+        if (known := self._cache.get(key, text)) is not None:
+            return known
+        if not is_patient and size_of(given) > MOST_CHARACTERS:
+            return None
+        told = await self._asked(body, model, readers, is_patient=is_patient)
+        if told is None:
+            return None
+        ids = pack(told.ids)
+        self._cache.put(key, text, ids)
+        return ids
+
+    async def _asked(
+        self, body: Mapping[str, Any], model: str, readers: Mapping[str, TextReader], *, is_patient: bool
+    ) -> Tokenized | None:
+        """What the first of `readers` that may be asked says of `body`."""
+        now = self._clock()
+        name = next((one for one in readers if is_patient or now >= self._not_before.get(one, now)), None)
+        if name is None or (self._asking >= MOST_AT_ONCE and not is_patient):
+            return None
+        self._asking += 1
+        try:
+            return await _in_time(readers[name].tokenize(body, model=model), PATIENT_S if is_patient else ANSWER_S)
+        except ExpectedError as error:
+            if is_patient:
+                raise
+            # it will object to the request itself, too
+            if not isinstance(error, InvalidRequest):
+                self._not_before[name] = now + PAUSE_S
+            return None
+        finally:
+            self._asking -= 1
+
+
+async def first_told(
+    readers: Mapping[str, TextReader], ask: Callable[[TextReader], Awaitable[_Told | None]]
+) -> _Told | None:
+    """What the first of `readers` answers that can tell; None if none can. Raises what it raises, and BackendFailed
+    where it takes longer.
+    """
+    for reader in readers.values():
+        if (told := await _in_time(ask(reader), PATIENT_S)) is not None:
+            return told
+    return None
+
+
+async def _in_time(answer: Awaitable[_Told], seconds: float) -> _Told:
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError as error:
+        raise BackendFailed(f"no tokens were told in {seconds:g} s") from error
+
+
+def _read(given: Input, body: Mapping[str, Any], how: How) -> Mapping[str, Any]:
+    """What of `body` its engine has to see to read the prompt."""
+    read = {name: body[name] for name in READ if body.get(name) is not None}
+    if isinstance(given, Chat) and given.bars_tools and not how.shows_barred_tools:
+        read.pop("tools", None)
+    return read
