@@ -69,6 +69,7 @@ class Stage:
             decide=decide,
             refusal=lambda *_: NoBackend("nobody is left"),
             sent=lambda _: None,
+            ended=lambda *_: None,
         )
 
     async def place(self, bid: Bid, seconds: float | None = None) -> Placed | None:
