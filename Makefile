@@ -3,7 +3,7 @@ PY   ?= python3
 VENV ?= .venv
 BIN  := $(VENV)/bin
 
-.PHONY: help demo up test engines clients check protos site clean
+.PHONY: help demo up test engines clients pythons check protos site clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -42,6 +42,9 @@ clients:         ## LangChain, LlamaIndex and LiteLLM through a router, in an en
 	    -e '.[clients]' anthropic hypothesis openai pytest pytest-asyncio transformers; }
 	@$(VENV)-clients/bin/python -m pytest -p no:unraisableexception tests/clients
 
+pythons:         ## the tests that need no torch, on the oldest and the newest Python that are installed
+	@PY=$(PY) .ci/pythons 3.11 3.13
+
 check: $(VENV)/.ready-to-develop  ## ruff and mypy alone
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -53,4 +56,4 @@ site: $(VENV)/.ready-to-develop   ## the pages of docs/ as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 clean:           ## forget the virtual environment and caches
-	rm -rf $(VENV) $(VENV)-clients $(VENV)-engines .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-engines .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

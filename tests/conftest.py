@@ -1,11 +1,68 @@
-"""What every test finds set, before torch or transformers are imported."""
+"""What every test finds set, before torch or transformers are imported, and which tests run without them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
 
 # waiting OpenMP threads would spin on cores that other tests need: seen to cost a factor of ten
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+WITHOUT_TORCH = frozenset({"torch", "llguidance", "transformers", "triton"})
+"""What is not installed where `--without-torch` is given."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-torch", action="store_true", help="leave out what needs torch or transformers")
+    parser.addoption("--at-least", type=int, default=0, metavar="TESTS", help="fail if fewer tests pass")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.getoption("without_torch"):
+        conftest = collection_path / "conftest.py"
+        return True if conftest.exists() and "import torch\n" in conftest.read_text() else None
+    return None
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if parent.config.getoption("without_torch"):
+        module: TorchFree = TorchFree.from_parent(parent, path=module_path)
+        return module
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.config.getoption("without_torch") and item.get_closest_marker("torch"):
+        pytest.skip("needs torch")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    passed = len(terminalreporter.stats.get("passed", ()))
+    if passed < config.getoption("at_least"):
+        terminalreporter.write_line(f"only {passed} tests passed, of at least {config.getoption('at_least')}", red=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    # workers of pytest-xdist have no reporter, and only a part of the tests
+    if reporter is not None and len(reporter.stats.get("passed", ())) < session.config.getoption("at_least"):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+class TorchFree(pytest.Module):
+    """A module that is skipped if it imports what is not there without torch."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            cause = error.__cause__
+            if isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] in WITHOUT_TORCH:
+                pytest.skip(f"needs {cause.name}", allow_module_level=True)
+            raise

@@ -16,6 +16,8 @@ from router.address import Address
 from router.preflight import require_guarded, require_startable
 from shards.bundled import weights
 
+pytestmark = pytest.mark.torch
+
 
 def a_config(model: str = "bundled", **server: str | None) -> Config:
     config = default_config(local=1, model=model)

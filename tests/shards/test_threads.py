@@ -22,6 +22,7 @@ def test_a_containers_quota_bounds_the_cores(tmp_path: Path, quota: str, cores: 
     assert usable_cores(file) == (cores or usable_cores(tmp_path / "missing"))
 
 
+@pytest.mark.torch
 def test_torch_computes_with_the_threads_it_is_told_and_one_operator_at_a_time() -> None:
     # in a process of its own, since torch keeps its settings
     code = "import torch; from shards.threads import use_threads as use; use(1); use(1); "

@@ -35,6 +35,7 @@ def test_templates_have_the_names_and_manners_that_models_rely_on() -> None:
     assert rendered("{{ enable_thinking }}", Chat(MESSAGES, variables={"enable_thinking": 5, "messages": 1})) == "5"
 
 
+@pytest.mark.torch
 def test_it_renders_as_transformers_does() -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
