@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from policies.nouns import BackendView, ClusterView, Decision, Request
-from policies.predict import predicted_ttft_s
+from policies.predict import predicted_ttft_s, will_fit
 from policies.waiting import PASSING, UNREACHED
 
 Filter = Callable[[Request, BackendView], bool]
@@ -47,7 +47,8 @@ class Policy:
         those that never said what they serve as `unreached`, and those that lack what the request needs as `incapable`,
         whatever the policy's own filters are; those that it cannot go to at all for the reason that the view gives. Who
         was ill and gets no more requests yet is dropped as `warming`. Of several objections one that is for good is
-        told before one that passes.
+        told before one that passes. Where the prompt's length is estimated, those whose context it will fit in any case
+        keep it from those where only the backend knows (`may_not_fit`).
         """
         kept, dropped = self._filtered(request, view, avoiding)
         if not kept:
@@ -68,7 +69,15 @@ class Policy:
                 kept.append(backend)
             else:
                 dropped.append((backend.name, reason))
+        if request.likely_prompt_tokens is not None and len(kept) > 1 and self._heeds_context():
+            sure = [backend for backend in kept if will_fit(request, backend)]
+            if sure:
+                dropped += [(backend.name, "may_not_fit") for backend in kept if backend not in sure]
+                kept = sure
         return kept, tuple(dropped)
+
+    def _heeds_context(self) -> bool:
+        return any(name == "fits_context" for name, _ in self.filters)
 
     def _objection(self, request: Request, backend: BackendView, avoiding: Collection[str]) -> str | None:
         if request.pools is not None and backend.pool not in request.pools:

@@ -64,7 +64,8 @@ class Explanation:
     `counted` are the scores that every candidate has: others do not count. `ruled_class` is the class of the rule;
     `service_class` ranks lower where the caller asked for that; `targets` are its own in seconds, by their names in the
     file, and `on_miss` what follows where they are missed. `equals` are candidates as good as the chosen one.
-    `predicted_ttft_s` is what the chosen one was expected to take to the first token.
+    `predicted_ttft_s` is what the chosen one was expected to take to the first token. Where `prompt_tokens` is an
+    estimate, nine of ten such prompts have as many as the two of `likely_prompt_tokens` and what lies between.
     """
 
     request: str
@@ -91,6 +92,7 @@ class Explanation:
     equals: tuple[str, ...]
     chosen: str | None
     predicted_ttft_s: float | None = None
+    likely_prompt_tokens: tuple[int, int] | None = None
 
 
 def explain(
@@ -125,6 +127,7 @@ def explain(
         equals=tuple(one.backend for one in candidates if best is not None and are_equal(one.total, best)),
         chosen=decision.chosen,
         predicted_ttft_s=decision.predicted_ttft_s,
+        likely_prompt_tokens=request.likely_prompt_tokens,
     )
 
 

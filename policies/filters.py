@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from policies.compose import Filter
-from policies.nouns import BackendView, Capability, Request
-from policies.predict import uncached_tokens
-
-_POOLED = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
+from policies.nouns import BackendView, Request
+from policies.predict import may_fit, uncached_tokens
 
 
 def healthy(*, fresh: float = 10.0) -> Filter:
@@ -27,18 +25,6 @@ def serves_model() -> Filter:
 def fits_context() -> Filter:
     """Prompt and answer together may fit its context; one that does not tell its context passes."""
     return may_fit
-
-
-def may_fit(request: Request, backend: BackendView) -> bool:
-    """Can prompt and answer together fit the context of `backend`? True where it does not tell its context.
-
-    A prompt whose length is estimated counts with its lower bound: only the backend knows whether it fits. What is
-    no prompt but many texts passes: each of them has to fit, and they are measured together.
-    """
-    limit = backend.context_tokens
-    if limit is None or not _POOLED.isdisjoint(request.needs):
-        return True
-    return request.surely_tokens + request.max_new_tokens <= limit
 
 
 def has_room(*, tokens: int = 0) -> Filter:

@@ -162,8 +162,9 @@ class Request(msgspec.Struct, frozen=True):
     """One prompt to one model for one tenant, as policies see it: sizes and keys, never text.
 
     `block_keys` are the chained keys of the prompt's full blocks, first block first. `rank` and `service_class` are
-    what the rules gave. `prompt_tokens` is exact where `least_prompt_tokens` is None; else it is the best estimate, and
-    the prompt has at least `least_prompt_tokens`: limits that refuse a request are compared with that.
+    what the rules gave. `prompt_tokens` is exact where `least_prompt_tokens` is None; else it is the best estimate,
+    nine of ten such prompts are as long as the two of `likely_prompt_tokens` and what lies between, and all have at
+    least `least_prompt_tokens`: limits that refuse a request are compared with that.
     """
 
     id: str
@@ -186,6 +187,7 @@ class Request(msgspec.Struct, frozen=True):
     needs: frozenset[Capability] = frozenset()
     sampling: Sampling = Sampling()
     least_prompt_tokens: int | None = None
+    likely_prompt_tokens: tuple[int, int] | None = None
 
     @property
     def surely_tokens(self) -> int:
@@ -214,12 +216,14 @@ class Prompt(msgspec.Struct, frozen=True):
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request, over all its choices. `cached_tokens` of the prompt were not computed again;
-    `reasoning_tokens` of the completion were thought and not said, None where the backend does not tell."""
+    `reasoning_tokens` of the completion were thought and not said, None where the backend does not tell. `is_guess`: it
+    tells nothing, and the prompt's tokens are those that the router took it to have."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int | None = None
+    is_guess: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

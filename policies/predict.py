@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from policies.nouns import BackendView, Request
+from policies.nouns import BackendView, Capability, Request
+
+_POOLED = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
 
 
 def uncached_tokens(request: Request, backend: BackendView) -> int:
     """Prompt tokens that `backend` would compute, at least one; where nobody knows what it holds, it holds nothing."""
     return max(1, request.prompt_tokens - (backend.held_tokens or 0))
+
+
+def may_fit(request: Request, backend: BackendView) -> bool:
+    """Can prompt and answer together fit the context of `backend`? True where it does not tell its context.
+
+    A prompt whose length is estimated counts with its lower bound: only the backend knows whether it fits. What is
+    no prompt but many texts passes: each of them has to fit, and they are measured together.
+    """
+    return _fits(request.surely_tokens, request, backend)
+
+
+def will_fit(request: Request, backend: BackendView) -> bool:
+    """Do prompt and answer fit it even if the prompt is as long as few prompts of its estimate are?"""
+    likely = request.likely_prompt_tokens
+    return _fits(request.prompt_tokens if likely is None else likely[1], request, backend)
+
+
+def _fits(prompt_tokens: int, request: Request, backend: BackendView) -> bool:
+    limit = backend.context_tokens
+    return limit is None or not _POOLED.isdisjoint(request.needs) or prompt_tokens + request.max_new_tokens <= limit
 
 
 def predicted_ttft_s(request: Request, backend: BackendView) -> float:

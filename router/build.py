@@ -13,6 +13,7 @@ from backends.base import Backend, CacheListener, EventPublisher
 from backends.kinds import Surroundings
 from policies.health import HealthRules
 from policies.learning.answer_length import AnswerLengths
+from policies.learning.text_length import TextLengths
 from policies.sla.config import Config
 from router.beliefs import Beliefs
 from router.calls.admission import Admission
@@ -87,6 +88,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         doors=Doors(),
         dispatcher=Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting),
         lengths=AnswerLengths(),
+        text_lengths=TextLengths(),
         clock=base.clock,
         rng=base.rng,
         shadow=parts["shadow"].config if "shadow" in parts else None,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from policies.learning.answer_length import AnswerLengths
+from policies.learning.text_length import TextLengths
 from policies.nouns import Tenant
 from policies.sla.config import Config
 from router.beliefs import Beliefs
@@ -53,6 +54,7 @@ class Gateway:
     doors: Doors
     dispatcher: Dispatcher
     lengths: AnswerLengths
+    text_lengths: TextLengths
     clock: Callable[[], float]
     rng: random.Random
     finding: Finding
@@ -96,7 +98,7 @@ class Gateway:
         """Nothing is left of any request; for an idle router."""
         discovery = self.finding.discovery
         parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
-        for part in (*parts, self.prefixes, self.engine_text):
+        for part in (*parts, self.prefixes, self.engine_text, self.text_lengths):
             part.check()
         assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
         assert self.admission.is_idle(), f"{self.admission!r}: permits are open"

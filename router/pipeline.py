@@ -55,6 +55,7 @@ from router.prepare import (
     claim_of,
     facts_of,
     find_model,
+    learn,
     looked_up,
     room,
     tokenize,
@@ -220,6 +221,9 @@ class _Call(msgspec.Struct, frozen=True):
                 await self._answered(at, placed, trace)
         except ExpectedError as failure:
             failure.told = told_of(failure)
+            if isinstance(failure, ContextExceeded) and (too_short := placed.too_short()):
+                bid.avoiding |= too_short
+                return failure
             if not isinstance(failure, BackendFailed | Overloaded):
                 raise
             _log.warning("request %s: %s", bid.request.id, failure)
@@ -271,7 +275,6 @@ class _Call(msgspec.Struct, frozen=True):
         """What `prompt`, number `at`, asks of the dispatcher, as one for `model`."""
         ask, gateway, (tokens, keys, held) = self.ask, self.gateway, prompt
         request = self._request(at, model, tokens)
-
         beliefs = iter([held])
 
         def decide(asked: Request, avoiding: Collection[str]) -> tuple[ClusterView, Decision]:
@@ -305,7 +308,7 @@ class _Call(msgspec.Struct, frozen=True):
             decide=decide,
             refusal=refusal,
             sent=lambda backend: gateway.beliefs.sent(backend, keys),
-            ended=lambda flight, where: gateway.beliefs.ended(keys, flight, where),
+            ended=partial(learn, prompt, model, gateway),
             way=self.carrier.way,
             avoiding=ask.avoiding,
         )
@@ -379,6 +382,7 @@ class _Call(msgspec.Struct, frozen=True):
             domain=self.facts.tenant.domain,
             prompt_tokens=tokens.count,
             least_prompt_tokens=tokens.least,
+            likely_prompt_tokens=tokens.likely,
             max_new_tokens=room(ask, tokens, model),
             service_class=ruling.service_class.name,
             rank=ruling.rank,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from backends.base import TextReader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
-from policies.nouns import Capability, Sampling, Tenant
+from policies.nouns import BackendView, Capability, Sampling, Tenant
 from policies.quota.budget import Descriptor, descriptors
 from policies.quota.charge import Charge, estimate
 from policies.rules import Facts
@@ -20,11 +20,13 @@ from router.ask import Ask, Chat, Reading
 from router.calls.admission import Claim
 from router.calls.bid import Bid
 from router.cluster.cluster import Cluster
+from router.cluster.flights import Flight
 from router.cluster.served_model import ServedModel
 from router.cluster.told import shown_name, told_trouble
 from router.gateway import Gateway
 from router.prompt_keys import NO_DOMAIN, PromptKeys
-from router.text.tokenize import How, Tokens, estimated
+from router.text.estimates import estimated
+from router.text.tokenize import How, Tokens
 from shards.kv.keys import BLOCK_TOKENS, root_key
 
 UNKNOWN_ROOM_TOKENS = 4096
@@ -65,8 +67,9 @@ async def tokenize(
     Prompts with images are estimated too: only their engine knows how many tokens an image becomes. Raises
     InvalidRequest, Overloaded, and what the engine objects to where the client asked for the tokens.
     """
+    name = _backends_name(model, gateway.config)
     how = How(
-        root_key(_backends_name(model, gateway.config), tenant.domain),
+        root_key(name, tenant.domain),
         vocabulary=model.vocabulary,
         echo=ask.echo,
         is_sent=model.speaks_tokens,
@@ -82,7 +85,7 @@ async def tokenize(
             if found is not None:
                 gateway.sources.count_at_engine(model.name)
                 return found
-    return estimated(ask, how.root)
+    return estimated(ask, how.root, gateway.text_lengths.of(name))
 
 
 def readers_of(model: ServedModel, gateway: Gateway) -> dict[str, TextReader]:
@@ -248,18 +251,30 @@ def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant) -> Claim | N
     return Claim(f"{request.id}:{model}", (limited,), charge, claim.prices)
 
 
+def learn(prompt: LookedUp, model: ServedModel, gateway: Gateway, flight: Flight, where: BackendView) -> None:
+    """Learn from how the last flight of `prompt` ended what `where` holds now, and how long such prompts are."""
+    gateway.beliefs.ended(prompt.keys, flight, where)
+    tokens, usage = prompt.tokens, flight.usage
+    if tokens.measured is None or usage is None or usage.is_guess or not usage.prompt_tokens:
+        return
+    name = _backends_name(model, gateway.config)
+    gateway.telemetry.estimated(model.name, abs(tokens.count / usage.prompt_tokens - 1.0))
+    gateway.text_lengths.of(name).learn(tokens.measured, usage.prompt_tokens)
+
+
 def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
     """How many tokens the answer to `tokens` may have. Raises ContextExceeded if prompt and answer do not fit.
 
     A length that is only estimated is never refused here: the backend knows better. Then an answer of no given length
-    gets what the estimate leaves, and where it leaves nothing, a part of what the lower bound leaves.
+    gets what even a long prompt leaves, and where that is next to nothing, a part of what the lower bound leaves.
     """
     wanted = ask.max_new_tokens or ask.usual_new_tokens
     if model.context_tokens is None:
         return wanted or UNKNOWN_ROOM_TOKENS
     left = model.context_tokens - tokens.count
     if tokens.least is not None:
-        left = max(left, (model.context_tokens - tokens.least) // 8)
+        longest = tokens.count if tokens.likely is None else tokens.likely[1]
+        left = max(model.context_tokens - longest, (model.context_tokens - tokens.least) // 8)
     elif left < (ask.max_new_tokens or 1):
         asked = "" if ask.max_new_tokens is None else f" and {ask.max_new_tokens} for the answer"
         raise ContextExceeded(

@@ -30,7 +30,7 @@ class FastChatAnswer:
         self.is_over = False
         self._backend = backend
         self._frames = FrameDecoder(b"\0")
-        self._said, self._whole, self._usage = 0, "", Usage(prompt_tokens)
+        self._said, self._whole, self._usage = 0, "", Usage(prompt_tokens, is_guess=True)
         self._has_usage = False
 
     def __repr__(self) -> str:

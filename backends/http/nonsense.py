@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from policies.errors import BackendFailed
 from policies.nouns import Usage
@@ -32,8 +31,7 @@ def usage_told(prompt: Any, completion: Any, cached: Any = None, reasoning: Any 
 
     Raises TypeError or ValueError for what is no count: tenants are charged by it.
     """
-    counts = tuple(int(count or 0) for count in (prompt, completion, cached, reasoning))
+    counts = [int(count or 0) for count in (prompt, completion, cached, reasoning)]
     if not all(0 <= count < MOST_TOKENS for count in counts):
         raise ValueError(f"{counts} are no numbers of tokens")
-    told = Usage(*counts[:3])
-    return told if reasoning is None else replace(told, reasoning_tokens=counts[3])
+    return Usage(counts[0], counts[1], counts[2], None if reasoning is None else counts[3])

@@ -98,7 +98,7 @@ class OllamaAnswer:
         cached = 0
         if self._counted is not None and 2 * told < self._counted:
             cached, told = self._counted - told, self._counted
-        usage = Usage(told or self._prompt_tokens, counts.completion_tokens, cached)
+        usage = Usage(told or self._prompt_tokens, counts.completion_tokens, cached, is_guess=not told)
         ended = "tool_calls" if finish == "stop" and self._calls else finish
         return (Delta(finish_reason=ended), Delta(usage=usage))
 

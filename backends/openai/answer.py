@@ -90,7 +90,7 @@ class OpenAIAnswer(EventAnswer):
 
     def _close(self) -> Iterator[Delta]:
         self.is_over = True
-        yield Delta(usage=self._usage or Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._said))
+        yield Delta(usage=self._usage or Usage(self._prompt_tokens, self._said, is_guess=True))
 
 
 def chunk_in(backend: str, data: bytes, error_of: Callable[[str, Any], ExpectedError]) -> dict[str, Any]:

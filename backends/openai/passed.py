@@ -122,7 +122,7 @@ class Ear:
 
     def usage(self) -> Usage:
         """What the server told, or what was heard."""
-        return self._usage or Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._pieces)
+        return self._usage or Usage(self._prompt_tokens, self._pieces, is_guess=True)
 
     def shown(self, chunk: Chunk) -> dict[str, Any]:
         """The members of `chunk` that the client is to see otherwise."""

@@ -51,7 +51,7 @@ class PooledAnswer(WholeBody):
             msgspec.json.decode(reply[self._list], type=list[msgspec.Raw])
         except MISSHAPEN as error:
             raise BackendFailed(f"{self._backend} answered nonsense instead of `{self._list}`") from error
-        return [Delta(body=whole, usage=usage or Usage(self._prompt_tokens))]
+        return [Delta(body=whole, usage=usage or Usage(self._prompt_tokens, is_guess=True))]
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:

@@ -45,13 +45,14 @@ class TritonText:
         self._is_cumulative, self._most = is_cumulative, request.max_new_tokens
         self._cutter = StopCutter(request.sampling.stop)
         self._whole, self._said, self._drawn = "", 0, 0
-        self._prompt_tokens, self._reason = request.prompt_tokens, ""
+        self._prompt_tokens, self._is_guess, self._reason = request.prompt_tokens, True, ""
 
     def hear(self, outputs: Mapping[str, Any]) -> Iterator[Delta]:
         """What one response adds. Raises KeyError, TypeError or ValueError if it has another shape."""
         text = str(_one(outputs["text_output"]))
         if outputs.get("num_input_tokens") is not None:
             self._prompt_tokens = usage_told(_one(outputs["num_input_tokens"]), 0).prompt_tokens
+            self._is_guess = False
         self._reason = str(_one(outputs.get("finish_reason") or self._reason))
         self._whole = text if self._is_cumulative else self._whole + text
         # half a character may become a whole one only where the text is said again
@@ -66,7 +67,7 @@ class TritonText:
         rest = self._cutter.push(self._new(len(self._whole))) + self._cutter.flush()
         is_full = self._drawn >= self._most and self._cutter.found is None
         yield Delta(text=rest, finish_reason=self._reason or ("length" if is_full else "stop"))
-        yield Delta(usage=Usage(self._prompt_tokens, self._drawn))
+        yield Delta(usage=Usage(self._prompt_tokens, self._drawn, is_guess=self._is_guess))
 
     def _new(self, end: int) -> str:
         text, self._said = self._whole[self._said : end], max(self._said, end)

@@ -37,6 +37,20 @@ class Placed(msgspec.Struct, frozen=True):
     found: Found
     flight: Flight
 
+    def too_short(self) -> frozenset[str]:
+        """Backends that find the prompt too long where its own does; none, unless one has a longer context.
+
+        Only a prompt whose length was estimated comes to a backend that finds it too long.
+        """
+        request = self.bid.request
+        contexts = {
+            one.name: one.context_tokens or 0 for one in self.found.view.backends if request.model in one.models
+        }
+        limit = contexts.get(self.flight.backend)
+        if not limit or request.least_prompt_tokens is None or max(contexts.values()) <= limit:
+            return frozenset()
+        return frozenset(name for name, known in contexts.items() if 0 < known <= limit)
+
 
 @dataclass(eq=False, slots=True)
 class Bid:

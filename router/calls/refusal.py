@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBackend, Overloaded
-from policies.filters import may_fit
 from policies.health import Trouble
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
+from policies.predict import may_fit
 from policies.waiting import is_outage, is_worth_waiting
 from router.cluster.told import shown_name, told_trouble
 

@@ -139,7 +139,11 @@ class PrefixRow:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """One line of the stream: a decision, or a call that was refused before there was one. `at` is Unix time."""
+    """One line of the stream: a decision, or a call that was refused before there was one. `at` is Unix time.
+
+    Where `prompt_tokens` is an estimate, nine of ten such prompts have as many as the two of `likely_prompt_tokens` and
+    what lies between.
+    """
 
     number: int
     request: str
@@ -157,6 +161,7 @@ class DecisionRow:
     seconds: float | None
     cached_tokens: int
     completion_tokens: int
+    likely_prompt_tokens: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

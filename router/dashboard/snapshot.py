@@ -287,4 +287,5 @@ def _decision_row(row: Row, unix_offset: float) -> DecisionRow:
         seconds=None if row.ended_at is None else row.ended_at - row.at,
         cached_tokens=row.usage.cached_tokens,
         completion_tokens=row.usage.completion_tokens,
+        likely_prompt_tokens=asked.likely_prompt_tokens if asked else None,
     )

@@ -190,7 +190,8 @@ def _troubles(backends: Iterable[BackendRow]) -> list[Text]:
 def _decision(one: DecisionRow) -> Row:
     at = datetime.fromtimestamp(one.at).astimezone().strftime("%H:%M:%S")
     outcome = f"{_sign(one.outcome)} {one.code or one.outcome}"
-    sizes = (_count(one.prompt_tokens), one.chosen or "nobody", _seconds(one.ttft_s))
+    estimated = "" if one.likely_prompt_tokens is None else "~"
+    sizes = (estimated + _count(one.prompt_tokens), one.chosen or "nobody", _seconds(one.ttft_s))
     return at, one.tenant, one.service_class, *sizes, outcome, escape(one.why)
 
 

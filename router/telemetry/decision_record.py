@@ -87,6 +87,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int | None = None
     trace_id: str | None = None
     error: str | None = None
+    likely_prompt_tokens: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,7 @@ def record_of(ended: Ended) -> Record:
         cached_tokens=None if told is None else told.cached_tokens,
         trace_id=ended.trace_id,
         error=ended.error,
+        likely_prompt_tokens=request.likely_prompt_tokens,
     )
 
 

@@ -93,8 +93,15 @@ def _forbidden(skipped: Skipped) -> list[str]:
     return [f"the tenant may not use class {skipped.service_class}"] if skipped.forbidden else []
 
 
+def _prompt_size(told: Explanation) -> str:
+    if told.likely_prompt_tokens is None:
+        return f"{told.prompt_tokens:,} tokens"
+    low, high = told.likely_prompt_tokens
+    return f"about {told.prompt_tokens:,} tokens (estimated, {low:,} to {high:,})"
+
+
 def _facts_lines(told: Explanation) -> Iterator[str]:
-    sizes = f"{told.prompt_tokens:,} tokens, {told.uncached_tokens:,} of them in no cache"
+    sizes = f"{_prompt_size(told)}, {told.uncached_tokens:,} of them in no cache"
     yield f"request   tenant {told.tenant}, model {told.model}, priority {told.priority or '-'}"
     yield f"          {sizes}, answer of at most {told.max_output_tokens:,}"
     yield f"file      version {told.config_version}"

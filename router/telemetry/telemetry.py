@@ -27,6 +27,7 @@ from router.telemetry.tracing import Answered, CallTrace, PromptTrace, Tracing, 
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10, 120)
+_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 _decisions = logging.getLogger("pointsman.decision")
@@ -118,6 +119,12 @@ class Telemetry:
         self._shadow = made.counter(
             "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
         )
+        self._estimate_error = made.histogram(
+            "prompt_estimate_error",
+            "|estimated - counted| / counted, of prompts whose length was estimated",
+            ("model",),
+            _SHARES,
+        )
         self._exact = made.gauge("replicas_exact", "1 if all that other routers tell is known here", ())
         self._others = made.gauge("replicas_heard", "Other routers that were heard of in the last seconds", ())
         self._events = made.counter("events", "Things that happen rarely, by name", ("event",))
@@ -200,6 +207,10 @@ class Telemetry:
     def queued(self, request: Request, seconds: float) -> None:
         """`request` found a backend after `seconds` in the router."""
         self._child(self._queue_s, request.tenant, request.service_class).observe(seconds)
+
+    def estimated(self, model: str, error: float) -> None:
+        """A backend counted a prompt of `model`, and its estimated length was off by this share of that."""
+        self._child(self._estimate_error, model).observe(error)
 
     def missed(self, service_class: str, step: str) -> None:
         """A promise of the class cannot be kept, and this step of `on_miss` is tried."""

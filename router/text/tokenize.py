@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from policies.errors import InvalidRequest, Overloaded
-from policies.nouns import Capability, Grammar
-from policies.prefix.text_keys import text_keys
+from policies.learning.text_length import Measured
+from policies.nouns import Grammar
 from router.ask import Ask, Chat, Input, Reading
 from router.text.chat_template import ChatTemplate
 from router.text.checkpoint import FILES
@@ -28,20 +27,8 @@ from shards.kv.keys import TOKEN_BYTES, block_keys
 INLINE_CHARACTERS = 512
 """Shorter texts are tokenized on the event loop: 0.1 ms, about what the way to a thread and back costs."""
 
-MEDIA_TOKENS = 1024
-"""What an image, a sound or a file is taken for: models make 85 to some 3,000 tokens of one."""
-
-LONGEST_TOKEN_CHARACTERS = 64
-"""No usual prompt has so many characters for each of its tokens."""
-
 MOST_WAITING_CHARACTERS = 256 * 2**20
 """Text that may wait for or be under tokenization, all calls together."""
-
-_MEDIA_MARK = re.compile("\x1d[^\x1d]{1,40}\x1d")
-"""What stands for an image, a sound or a file in the text of a chat: its kind and a hash of its bytes."""
-
-MOST_LONG_MEDIA = 64
-"""So many images of one prompt are as long as their tokens in its keys; of more the text would become too long."""
 
 _Result = TypeVar("_Result")
 
@@ -52,7 +39,8 @@ class UnreadableTokenizerError(Exception):
 
 class Tokens(msgspec.Struct, frozen=True):
     """One input ready for a backend: `count` tokens, exactly where `least` is None. Else `count` is the best estimate,
-    and the prompt has at least `least` tokens.
+    nine of ten such prompts have as many as the two of `likely` and what lies between, and all have at least `least`;
+    `measured` is what the estimate rests on.
 
     `keys` are its block keys. `echo` is its text, where the client wants it back. `tools` is how it may call some, and
     `calls` what its answer must be if it has to.
@@ -65,6 +53,8 @@ class Tokens(msgspec.Struct, frozen=True):
     tools: ToolSyntax | None = None
     calls: Grammar | None = None
     least: int | None = None
+    likely: tuple[int, int] | None = None
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +133,6 @@ def size_of(given: Input) -> int:
         return (
             sum(len(message["content"]) for message in given.messages)
             + 64 * len(given.messages)
-            + 4 * MEDIA_TOKENS * given.media
             + _size_of_tools(given)
         )
     return len(given)
@@ -240,44 +229,3 @@ class Tokenizers:
 
 def _same_text(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
     return one is other or all(one.get(name) == other.get(name) for name in FILES)
-
-
-def estimated(ask: Ask, root: int) -> list[Tokens]:
-    """Every input of `ask` with a guess of its length, for models without a tokenizer: 4 characters a token.
-
-    Keys are those of its text below `root`, or of its token ids where it has some. Those are counted and not estimated,
-    but in the many texts of one call for embeddings, each of which has to fit by itself.
-    """
-    is_one_text = Capability.EMBEDDINGS not in ask.needs
-    return [
-        Tokens(
-            count=max(1, size_of(given) // 4),
-            least=None
-            if isinstance(given, bytes) and is_one_text
-            else max(1, size_of(given) // LONGEST_TOKEN_CHARACTERS),
-            token_ids=given if isinstance(given, bytes) and is_one_text else b"",
-            keys=block_keys(given, root) if isinstance(given, bytes) else text_keys(_keyed_text(given), root),
-            echo=given if ask.echo and isinstance(given, str) else "",
-        )
-        for given in ask.inputs
-    ]
-
-
-def _text_of(given: Chat | str) -> str:
-    """What begins alike for prompts that begin alike: tools, then message by message."""
-    if isinstance(given, str):
-        return given
-    tools = [msgspec.json.encode(given.tools).decode()] if given.tools else []
-    return "\x1e".join([*tools, *(f"{message['role']}\x1f{message['content']}" for message in given.messages)])
-
-
-def _keyed_text(given: Chat | str) -> str:
-    """The text that `given` is keyed by. In it an image is about as long as the text of the tokens that it becomes.
-
-    Otherwise a short question about an image would be shorter than one key, and the image would never be found again.
-    """
-    text = _text_of(given)
-    if isinstance(given, str) or not given.media:
-        return text
-    repeated = min(given.media, MOST_LONG_MEDIA)
-    return _MEDIA_MARK.sub(lambda mark: mark.group() * (4 * MEDIA_TOKENS // len(mark.group())), text, count=repeated)

@@ -114,3 +114,16 @@ def test_deciding_leaves_the_view_as_it_is() -> None:
     view = a_cluster(*backends)
     NAMED["default"].decide(a_request(), view, rng())
     assert view.backends == backends
+
+
+def test_where_only_an_estimate_says_how_long_a_prompt_is_contexts_that_it_fits_in_any_case_come_first() -> None:
+    short, long = a_backend("short", context_tokens=2000), a_backend("long", context_tokens=8000, running=9)
+    view = a_cluster(short, long)
+    unsure = a_request(prompt_tokens=1800, least_prompt_tokens=700, likely_prompt_tokens=(1500, 2100))
+    policy = builtin_catalogue().policies["default"]
+    decision = policy.decide(unsure, view, random.Random(1))
+    assert (decision.chosen, decision.dropped) == ("long", (("short", "may_not_fit"),))
+    exact = a_request(prompt_tokens=1800)
+    assert policy.decide(exact, view, random.Random(1)).dropped == ()
+    alone = policy.decide(unsure, a_cluster(short), random.Random(1))
+    assert alone.chosen == "short", "where none is long enough for certain, the backend decides"

@@ -26,7 +26,7 @@ from router.inbound.openai import chat_ask, completion_ask
 from router.pipeline import MOST_TRIES, outer_edge, serve, together, within
 from router.telemetry.telemetry import Telemetry
 from tests.router.callers import Listener, a_gateway, ended, well
-from tests.router.parts import MODEL, ScriptedBackend, a_chat, an_answer
+from tests.router.parts import MODEL, ScriptedBackend, a_chat, an_answer, series
 
 FAILURES = (BackendFailed("gone"), BackendRefused("no"), InvalidRequest("bad"), Overloaded("full"), RuntimeError("bug"))
 script = st.builds(
@@ -180,3 +180,56 @@ async def test_an_answer_uses_as_much_context_as_is_left() -> None:
     assert nearly_full.max_new_tokens == 10
     assert half_full.max_new_tokens == 16
     await gateway.tokenizers.close()
+
+
+def a_pair(*scripts: Any) -> list[ScriptedBackend]:
+    """A backend with a short context, which answers so, and one with a longer context."""
+    short = ScriptedBackend(
+        "b0", speaks_tokens=False, context_tokens=2560, scripts=[list(script) for script in scripts]
+    )
+    return [short, ScriptedBackend("b1", speaks_tokens=False, context_tokens=16_000)]
+
+
+async def test_what_one_backend_finds_too_long_goes_to_one_with_a_longer_context() -> None:
+    backends = a_pair([ContextExceeded("2,700 tokens are too many")])
+    gateway = await well(a_gateway(*backends), "b0", "b1")
+    gateway.cluster.drain("b1")
+    caller = Listener(chat_ask(a_chat("word " * 2000, max_tokens=9)))
+    asked = asyncio.create_task(ended(caller, gateway))
+    await asyncio.wait_for(backends[0].began.wait(), 5)
+    gateway.cluster.drain("b1", False)
+    assert await asyncio.wait_for(asked, 5) is None
+    assert caller.placed == ["b0", "b1"]
+
+
+async def test_and_to_none_that_is_as_short() -> None:
+    too_long = ContextExceeded("2,700 tokens are too many")
+    backends = [
+        ScriptedBackend(name, speaks_tokens=False, context_tokens=2560, scripts=[[too_long]]) for name in ("b0", "b1")
+    ]
+    gateway = await well(a_gateway(*backends), "b0", "b1")
+    assert await ended(Listener(chat_ask(a_chat("word " * 2000))), gateway) is too_long
+    assert sum(len(backend.requests) for backend in backends) == 1
+
+
+async def test_estimates_follow_what_backends_count_and_tell_how_far_off_they_were() -> None:
+    scripts = [an_answer("x", usage=Usage(900, 1)) for _ in range(12)]
+    backend = ScriptedBackend(speaks_tokens=False, scripts=scripts)
+    gateway = await well(a_gateway(backend), "b0")
+    for _ in range(12):
+        assert await ended(Listener(chat_ask(a_chat("今天我们讨论新的系统。" * 30))), gateway) is None
+    first, last = backend.requests[0], backend.requests[-1]
+    assert first.prompt_tokens < 500
+    assert last.prompt_tokens == pytest.approx(900, rel=0.02)
+    assert last.likely_prompt_tokens is not None
+    assert last.likely_prompt_tokens[0] <= 900 <= last.likely_prompt_tokens[1]
+    assert series(gateway.telemetry.registry, "prompt_estimate_error_count") == {(MODEL,): 12.0}
+    gateway.check()
+
+
+async def test_of_usage_that_no_backend_told_nothing_is_learnt() -> None:
+    backend = ScriptedBackend(speaks_tokens=False, scripts=[an_answer("x", usage=Usage(900, 1, is_guess=True))])
+    gateway = await well(a_gateway(backend), "b0")
+    assert await ended(Listener(chat_ask(a_chat())), gateway) is None
+    assert gateway.text_lengths.of(MODEL).learnt == 0
+    assert series(gateway.telemetry.registry, "prompt_estimate_error_count") == {}

@@ -164,7 +164,7 @@ export function stream(all, filter, chosen, choose) {
   const found = all.filter((one) => words.every((word) => has(searched(one), word))).slice(0, MOST_LISTED);
   const cells = (one) => [
     h("time", { title: one.request }, clock(one.at)), [one.tenant, h("small", {}, one.service_class)],
-    [one.prompt_tokens ? count(one.prompt_tokens) : "–", h("small", {}, one.cached_tokens ? `${share(one.cached_tokens / one.prompt_tokens)} cached` : "")],
+    [one.prompt_tokens ? (one.likely_prompt_tokens ? "~" : "") + count(one.prompt_tokens) : "–", h("small", {}, one.cached_tokens ? `${share(one.cached_tokens / one.prompt_tokens)} cached` : "")],
     one.chosen ?? h("span", { class: "dim" }, "nobody"),
     [seconds(one.ttft_s), h("small", {}, one.predicted_ttft_s === null ? "" : `${seconds(one.predicted_ttft_s)} expected`)],
     [sign(one.outcome), h("small", {}, one.code !== one.outcome ? one.code : "")], one.why,
@@ -214,6 +214,13 @@ function prefix(found, all) {
   return [h("div", { class: "strip" }, lines)];
 }
 
+/** The prompt's length, in words; an estimate is named one. */
+function promptSize(one) {
+  if (!one.likely_prompt_tokens) return `${count(one.prompt_tokens)} in the prompt`;
+  const [low, high] = one.likely_prompt_tokens;
+  return `about ${count(one.prompt_tokens)} in the prompt (estimated, ${count(low)} to ${count(high)})`;
+}
+
 export function detail(found, all) {
   const { row: one } = found;
   document.querySelector("#detail-body").replaceChildren(
@@ -222,7 +229,7 @@ export function detail(found, all) {
       ["went to", one.chosen ?? "nobody"], ["policy", found.policy],
       ["why", one.why],
       ["first token", one.ttft_s === null ? "" : `after ${seconds(one.ttft_s)}, ${seconds(one.predicted_ttft_s)} were expected of the backend`],
-      ["tokens", `${count(one.prompt_tokens)} in the prompt, ${count(one.cached_tokens)} of them cached; ${count(one.completion_tokens)} in the answer`],
+      ["tokens", `${promptSize(one)}, ${count(one.cached_tokens)} of them cached; ${count(one.completion_tokens)} in the answer`],
       ["outcome", sign(one.outcome, one.code && one.code !== one.outcome ? `: ${one.code}` : "")],
     ]),
     h("h3", {}, "Where its prefix lives now"), ...prefix(found, all),

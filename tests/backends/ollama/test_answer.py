@@ -59,7 +59,7 @@ def test_who_wants_one_call_at_a_time_gets_the_first_alone(apart: bool) -> None:
     first, *rest = read(b"".join(said) + the_end(), one_call=True)
     assert first.message is not None
     assert [call["function"]["name"] for call in first.message["tool_calls"]] == ["f"]
-    assert rest == [Delta(finish_reason="tool_calls"), Delta(usage=Usage())]
+    assert rest == [Delta(finish_reason="tool_calls"), Delta(usage=Usage(is_guess=True))]
 
 
 def test_thinking_and_calls_come_beside_the_text_as_openais_clients_read_them() -> None:
@@ -100,7 +100,7 @@ def test_log_probabilities_have_texts_and_no_ids() -> None:
         (None, 26, Usage(26, 0, 26)),
         # what was only estimated says nothing of the cache
         (3, None, Usage(3, 0)),
-        (None, None, Usage(30, 0)),
+        (None, None, Usage(30, 0, is_guess=True)),
     ],
 )
 def test_a_count_far_below_the_prompts_own_is_a_hint_of_a_cache_hit(

@@ -119,7 +119,7 @@ async def test_ids_and_older_words_for_a_finish_are_understood() -> None:
 
 async def test_usage_that_nobody_tells_is_estimated() -> None:
     async with an_upstream(pieces=[said("a"), said("b", "stop"), DONE]) as upstream, a_backend(upstream) as backend:
-        assert (await everything(backend, a_request(prompt_tokens=9)))[-1] == Delta(usage=Usage(9, 2))
+        assert (await everything(backend, a_request(prompt_tokens=9)))[-1] == Delta(usage=Usage(9, 2, is_guess=True))
 
 
 async def test_what_was_asked_whole_is_asked_whole_of_the_server_however_often() -> None:

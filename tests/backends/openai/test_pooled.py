@@ -31,7 +31,7 @@ def test_the_reply_is_one_delta_with_every_byte_and_usage(size: int) -> None:
 
 
 def test_a_server_that_tells_no_usage_used_what_the_prompt_has() -> None:
-    assert read(b'{"data":[]}')[0].usage == Usage(5)
+    assert read(b'{"data":[]}')[0].usage == Usage(5, is_guess=True)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"data":1}', b'{"data":[],"usage":[]}', b"\xff"])

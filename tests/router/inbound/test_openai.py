@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.errors import InvalidRequest
+from policies.learning.text_length import MEDIA_TOKENS, TextLength
 from policies.nouns import Capability
 from router.ask import Ask, Chat, Reading
 from router.inbound.openai import MEDIA_PARTS, chat_ask, completion_ask
 from router.inbound.reading import decode
-from router.text.tokenize import MEDIA_TOKENS, estimated
+from router.text.estimates import estimated
 from tests.router.parts import CHAT, COMPLETIONS, ScriptedBackend, a_chat, a_client, a_router, an_answer
 
 scalars = (
@@ -190,14 +191,16 @@ def test_a_refusal_is_text_of_the_conversation_where_it_is_a_part() -> None:
 def test_what_is_no_text_needs_a_backend_that_sees_and_hears(kind: str) -> None:
     ask = with_parts({"type": "text", "text": "Look:"}, {"type": kind, kind: {"url": "x"}})
     assert ask.needs == {Capability.MEDIA}
-    (tokens,) = estimated(ask, 1)
+    (tokens,) = estimated(ask, 1, TextLength())
     assert MEDIA_TOKENS < tokens.count < 2 * MEDIA_TOKENS
 
 
 def test_prompts_with_the_same_images_begin_alike_and_those_with_others_do_not() -> None:
     long = {"type": "text", "text": "word " * 200}
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
-    (one,), (same,), (unlike,) = (estimated(with_parts(part, long), 1) for part in (IMAGE, dict(IMAGE), other))
+    (one,), (same,), (unlike,) = (
+        estimated(with_parts(part, long), 1, TextLength()) for part in (IMAGE, dict(IMAGE), other)
+    )
     assert one.keys == same.keys
     assert not set(one.keys) & set(unlike.keys)
 

@@ -60,6 +60,14 @@ def test_text_is_aligned_and_tells_all() -> None:
     ]
 
 
+def test_an_estimated_length_is_marked() -> None:
+    told = replace(TOLD, prompt_tokens=1520, uncached_tokens=1500, likely_prompt_tokens=(1380, 1660))
+    line = as_text(told).splitlines()[1]
+    assert "about 1,520 tokens (estimated, 1,380 to 1,660), 1,500 of them in no cache" in line
+    assert json.loads(as_header(told))["likely_prompt_tokens"] == [1380, 1660]
+    assert json.loads(as_header(TOLD))["likely_prompt_tokens"] is None
+
+
 def test_text_says_where_chance_decided_or_nobody_was_left() -> None:
     assert as_text(replace(TOLD, equals=("own-0", "own-1"))).endswith(
         "chosen    own-0 (at random: own-0, own-1 are equally good)"

@@ -14,7 +14,7 @@ from policies.errors import InvalidRequest
 from router.ask import Ask, Chat
 from router.text.text_tokenizer import ChunkCache, TextTokenizer, cut
 from router.text.token_ids import pack, unpack
-from router.text.tokenize import How, Tokenizers, estimated
+from router.text.tokenize import How, Tokenizers
 from shards.kv.keys import block_keys
 from tests.router.parts import MODEL, a_tokenizer, some_assets
 
@@ -147,26 +147,3 @@ async def test_a_megabyte_is_tokenized_off_the_event_loop() -> None:
     assert tokens.count > 200_000
     assert beats > min(10, elapsed / 0.05), "the loop stood still"
     await tokenizers.close()
-
-
-def test_without_a_tokenizer_lengths_are_guessed() -> None:
-    chat = Chat([{"role": "user", "content": "x" * 4000}])
-    assert [one.count for one in estimated(an_ask(chat, "abcdefgh", pack([1, 2, 3])), root=7)] == [1016, 2, 3]
-
-
-def a_chat_about(image: str, question: str, *, images: int = 1) -> Chat:
-    mark = f"\x1dimage_url {image}\x1d"
-    return Chat([{"role": "user", "content": mark * images + question}], media=images)
-
-
-def test_two_short_questions_about_one_image_share_keys_and_those_about_another_share_none() -> None:
-    asked = (a_chat_about("aa", "What is it?"), a_chat_about("aa", "Whose is it?"), a_chat_about("bb", "What is it?"))
-    first, second, other = (one.keys for one in estimated(an_ask(*asked), root=7))
-    assert len(first) >= 15
-    assert first[:15] == second[:15]
-    assert not set(first) & set(other)
-
-
-def test_the_keys_of_a_prompt_with_very_many_images_stay_bounded() -> None:
-    (tokens,) = estimated(an_ask(a_chat_about("aa", "What are they?", images=5000)), root=7)
-    assert len(tokens.keys) < 2 * 16 * 64 + 5000

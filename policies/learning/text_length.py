@@ -1,0 +1,255 @@
+"""How many tokens a prompt has where no tokenizer is at hand, learnt from what backends count. Pure.
+
+A prompt's length is taken for a sum: each of its parts (words, digits, ideographs, messages, ...) costs as many tokens
+as this model's tokenizer and chat template make of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.learning.composition import PARTS, composition
+
+Array = NDArray[np.float64]
+
+
+class _Cost(NamedTuple):
+    """What one part of a prompt costs in tokens before anything was learnt.
+
+    `spread` is the standard deviation of that, as a share of it. `least` is what it costs at least with any tokenizer
+    that is in use: one for two words, or for twenty ideographs.
+    """
+
+    tokens: float
+    spread: float
+    least: float = 0.0
+
+
+_COSTS = {
+    "words": _Cost(1.0, 0.5, 0.5),
+    "word_middles": _Cost(0.06, 1.0),
+    "word_ends": _Cost(0.12, 1.0),
+    # WordPiece makes one unknown token of letters and digits that no space parts, however many they are
+    "glued_words": _Cost(0.1, 1.0, -0.5),
+    "capitals": _Cost(0.25, 1.0),
+    "digits": _Cost(0.45, 0.7),
+    "numbers": _Cost(0.25, 1.0),
+    "punctuation": _Cost(0.4, 0.6),
+    "punctuation_runs": _Cost(0.4, 0.6),
+    "lines": _Cost(0.7, 0.6),
+    "indents": _Cost(0.1, 1.0),
+    # 0.6 with vocabularies of 100,000 and more, up to 3 with small ones that fall back to bytes
+    "ideographs": _Cost(0.8, 1.0, 0.05),
+    "ideograph_runs": _Cost(0.2, 1.0),
+    "two_byte": _Cost(0.7, 0.7),
+    "three_byte": _Cost(1.0, 0.7),
+    "four_byte": _Cost(2.0, 0.7),
+    "texts": _Cost(1.0, 1.0),
+    "chats": _Cost(6.0, 3.0),
+    "messages": _Cost(5.0, 0.8),
+    "tools": _Cost(6.0, 1.5),
+    "tool_bytes": _Cost(0.25, 0.6),
+}
+_NAMES = tuple(_COSTS)
+assert _NAMES[: len(PARTS)] == PARTS
+
+_FIRST = np.array([cost.tokens for cost in _COSTS.values()])
+_LEAST = np.array([cost.least for cost in _COSTS.values()])
+
+_SHARED_SPREAD = 0.5
+"""Standard deviation that all costs have together: a small vocabulary makes all of them larger."""
+
+_PRIOR = np.linalg.inv(np.diag([cost.spread**2 for cost in _COSTS.values()]) + _SHARED_SPREAD**2)
+_PRIOR_PULL = _PRIOR.sum(axis=1)
+
+_NOISE = 0.05
+"""Of a count, as a share of it, when all costs are known: parts are not all that matters."""
+
+_KEPT = 128
+"""Prompts that are remembered, the newest: what a model is changes with its backends."""
+
+_FITS_EACH, _FITS_EVERY = 32, 8
+"""So many first prompts are each followed by a fit, and then every eighth: a fit takes 0.3 ms."""
+
+_OUTLIER = 2.5
+"""Errors beyond so many times the median one count less and less (Huber's weight), and at least beyond `_NOISE`."""
+
+_ROUNDS = 3
+"""A fit weighs the prompts by the errors of the fit before, so often."""
+
+_FIRST_ERROR, _FIRST_ERRORS = 0.1, 4
+"""The error that is expected before any was seen, and how many seen ones it counts as."""
+
+_WITHIN = 1.64
+"""Standard deviations to each side that hold nine counts of ten."""
+
+MEDIA_TOKENS, MOST_MEDIA_TOKENS = 1024, 4096
+"""What an image, a sound or a file is taken for, and what few of them exceed."""
+
+_MOST_PREAMBLE_TOKENS = 8192
+"""No chat template adds more to a prompt."""
+
+
+class Measured(NamedTuple):
+    """What is known of a prompt whose tokens were not counted: how often each part occurs, and the fewest and the most
+    tokens that it can have. `media` are its images, sounds and files, which `parts` do not tell of."""
+
+    parts: Array
+    least: int
+    most: int
+    media: int = 0
+
+
+class Estimate(NamedTuple):
+    """`tokens` that a prompt is expected to have; nine of ten have `low` to `high`, and all at least `least`."""
+
+    tokens: int
+    low: int
+    high: int
+    least: int
+
+
+def measured(
+    texts: Sequence[str],
+    *,
+    replies: Sequence[str] = (),
+    is_chat: bool = False,
+    tools: int = 0,
+    tool_bytes: int = 0,
+    media: int = 0,
+) -> Measured:
+    """The measures of a prompt of `texts`; in a chat these are its messages, and `replies` those of the assistant, of
+    which templates leave parts out. `tool_bytes` are those of its tools as compact JSON. 0.1 ms for 4,000 characters.
+    """
+    surely = composition(texts)
+    whole = surely + composition(replies) if replies else surely
+    messages = len(texts) + len(replies)
+    beside = (0.0, 1.0, messages, tools, tool_bytes) if is_chat else (1.0, 0.0, 0.0, 0.0, 0.0)
+    characters = sum(map(len, texts)) + sum(map(len, replies)) + tool_bytes
+    return Measured(
+        np.concatenate((whole, beside)),
+        max(1, int(surely @ _LEAST[: len(PARTS)])),
+        # a token is at least a byte
+        4 * characters + 32 * messages + _MOST_PREAMBLE_TOKENS,
+        media,
+    )
+
+
+class TextLength:
+    """The lengths of one model's prompts: what each part costs, fitted to the newest prompts that a backend counted."""
+
+    __slots__ = ("_at", "_costs", "_counts", "_errors", "_parts", "_uncertainty", "learnt")
+
+    def __init__(self) -> None:
+        self.learnt = 0
+        self._parts, self._counts = np.zeros((0, len(_NAMES))), np.zeros(0)
+        self._errors = np.zeros(0)
+        self._at = 0
+        self._costs, self._uncertainty = _FIRST.copy(), np.linalg.inv(_PRIOR)
+
+    def __repr__(self) -> str:
+        return f"<TextLength after {self.learnt} prompts, {self._error():.1%} off>"
+
+    def estimate(self, prompt: Measured) -> Estimate:
+        """How many tokens `prompt` has. 20 us."""
+        text = max(1.0, float(prompt.parts @ self._costs))
+        shares = prompt.parts * _FIRST / text
+        deviation = math.sqrt(self._error() ** 2 + float(shares @ self._uncertainty @ shares))
+        factor = math.exp(min(_WITHIN * deviation, 3.0))
+        likely = _between(prompt.least, text, prompt.most)
+        return Estimate(
+            likely + MEDIA_TOKENS * prompt.media,
+            min(likely, _between(prompt.least, text / factor, prompt.most)) + prompt.media,
+            max(likely, _between(prompt.least, text * factor, prompt.most)) + MOST_MEDIA_TOKENS * prompt.media,
+            prompt.least,
+        )
+
+    def learn(self, prompt: Measured, tokens: int) -> None:
+        """A backend counted `tokens` of `prompt`. What cannot be so is not believed, and of media nothing is learnt."""
+        if prompt.media or not prompt.least <= tokens <= prompt.most:
+            return
+        error = math.log(max(1.0, float(prompt.parts @ self._costs)) / tokens)
+        if len(self._counts) < _KEPT:
+            self._parts = np.vstack((self._parts, prompt.parts))
+            self._counts = np.append(self._counts, float(tokens))
+            self._errors = np.append(self._errors, error)
+        else:
+            self._parts[self._at], self._counts[self._at], self._errors[self._at] = prompt.parts, tokens, error
+            self._at = (self._at + 1) % _KEPT
+        self.learnt += 1
+        if self.learnt <= _FITS_EACH or self.learnt % _FITS_EVERY == 0:
+            self._fit()
+
+    def check(self) -> None:
+        """Prove that costs are finite and not negative, and that no more is remembered than may be."""
+        assert np.isfinite(self._costs).all(), f"{self!r}: a cost is no number"
+        assert (self._costs >= 0.0).all(), f"{self!r}: a cost is negative"
+        assert len(self._counts) == len(self._parts) == len(self._errors) <= _KEPT, f"{self!r}: remembers too much"
+
+    def _error(self) -> float:
+        """The usual error of an estimate, as a share; each prompt that is remembered tells, before it was learnt."""
+        seen = len(self._errors)
+        usual = 1.48 * float(np.median(np.abs(self._errors))) if seen else 0.0
+        return math.sqrt((_FIRST_ERRORS * _FIRST_ERROR**2 + seen * usual**2) / (_FIRST_ERRORS + seen))
+
+    def _fit(self) -> None:
+        """Ridge regression of relative errors towards the first costs, robust (Huber, Robust Statistics, 1981), with
+        no cost below zero. In units of the first costs, so that parts that are rare and frequent weigh alike."""
+        rows = self._parts * (_FIRST / self._counts[:, None])
+        costs, weights = self._costs / _FIRST, np.ones(len(rows))
+        for _ in range(_ROUNDS):
+            if self.learnt > _FIRST_ERRORS:
+                errors = np.abs(rows @ costs - 1.0)
+                weights = np.minimum(1.0, max(_NOISE, _OUTLIER * float(np.median(errors))) / np.maximum(errors, 1e-9))
+            weighted = rows.T * (weights / _NOISE**2)
+            matrix = weighted @ rows + _PRIOR
+            costs = _solved(matrix, weighted.sum(axis=1) + _PRIOR_PULL)
+        self._costs, self._uncertainty = costs * _FIRST, np.linalg.inv(matrix)
+
+
+class TextLengths:
+    """The lengths of prompts of several models, by name; of more than `most` the one that was used last is kept."""
+
+    def __init__(self, most: int = 256) -> None:
+        self._most = most
+        self._models: OrderedDict[str, TextLength] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<TextLengths of {len(self._models)} models>"
+
+    def of(self, model: str) -> TextLength:
+        """The one of `model`, as its backends call it."""
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = TextLength()
+        self._models.move_to_end(model)
+        if len(self._models) > self._most:
+            self._models.popitem(last=False)
+        return known
+
+    def check(self) -> None:
+        """Prove that each is sound and that there are not too many."""
+        assert len(self._models) <= self._most, f"{self!r}: too many"
+        for one in self._models.values():
+            one.check()
+
+
+def _between(least: int, value: float, most: int) -> int:
+    return max(least, min(most, round(value)))
+
+
+def _solved(matrix: Array, pull: Array) -> Array:
+    """The costs that solve it, without those that would be negative, which are 0."""
+    free = np.ones(len(pull), np.bool_)
+    while True:
+        costs = np.zeros(len(pull))
+        costs[free] = np.linalg.solve(matrix[np.ix_(free, free)], pull[free])
+        if (costs >= 0.0).all():
+            return costs
+        free &= costs > 0.0

@@ -1,0 +1,76 @@
+"""Prompts that no tokenizer is there for: their lengths as estimates, their keys by text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from policies.learning.text_length import Estimate, Measured, TextLength, measured
+from policies.nouns import Capability
+from policies.prefix.text_keys import text_keys
+from router.ask import Ask, Chat, Input
+from router.text.token_ids import count
+from router.text.tokenize import Tokens
+from shards.kv.keys import block_keys
+
+
+def estimated(ask: Ask, root: int, length: TextLength) -> list[Tokens]:
+    """Every input of `ask` with its length as `length` estimates it, for models whose tokenizer is not at hand.
+
+    Keys are those of its text below `root`, or of its token ids where it has some. Those are counted and not estimated,
+    but in the many texts of one call for embeddings, each of which has to fit by itself.
+    """
+    return [_estimated(given, ask, root, length) for given in ask.inputs]
+
+
+def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
+    if isinstance(given, bytes):
+        is_exact = Capability.EMBEDDINGS not in ask.needs and ask.reading.most_tokens is None
+        ids, least = (given, None) if is_exact else (b"", 1)
+        return Tokens(max(1, count(given)), ids, block_keys(given, root), least=least)
+    tools = msgspec.json.encode(given.tools).decode() if isinstance(given, Chat) and given.tools else ""
+    prompt, most = _measured(given, tools), ask.reading.most_tokens
+    estimate = length.estimate(prompt)
+    if most is not None:
+        estimate = _cut(estimate, most)
+    return Tokens(
+        estimate.tokens,
+        keys=text_keys(_text_of(given, tools), root),
+        echo=given if ask.echo and isinstance(given, str) else "",
+        least=estimate.least,
+        likely=(estimate.low, estimate.high),
+        measured=prompt if most is None else None,
+    )
+
+
+def _cut(estimate: Estimate, most: int) -> Estimate:
+    """`estimate` of a prompt that the engine cuts to `most` tokens, or if that is negative to what its context has."""
+    limit = max(1, most) if most >= 0 else estimate.high
+    return Estimate(min(limit, estimate.tokens), min(limit, estimate.low), min(limit, estimate.high), 1)
+
+
+def _measured(given: Chat | str, tools: str) -> Measured:
+    if isinstance(given, str):
+        return measured([given])
+    said: tuple[list[str], list[str]] = ([], [])
+    for message in given.messages:
+        calls = message.get("tool_calls")
+        text = message["content"] + (msgspec.json.encode(calls).decode() if calls else "")
+        said[message["role"] == "assistant"].append(text)
+    return measured(
+        said[0],
+        replies=said[1],
+        is_chat=True,
+        tools=len(given.tools or ()),
+        tool_bytes=len(tools.encode()),
+        media=given.media,
+    )
+
+
+def _text_of(given: Chat | str, tools: str) -> str:
+    """What begins alike for prompts that begin alike: tools, then message by message."""
+    if isinstance(given, str):
+        return given
+    said: Sequence[str] = [f"{message['role']}\x1f{message['content']}" for message in given.messages]
+    return "\x1e".join([tools, *said] if tools else said)

@@ -1,0 +1,72 @@
+"""Prompts without a tokenizer: what is measured of them, what they are keyed by, what is told of their length."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.learning.text_length import MEDIA_TOKENS, TextLength
+from policies.nouns import Capability
+from router.ask import Ask, Chat, Input
+from router.text.estimates import estimated
+from router.text.token_ids import pack
+from router.text.tokenize import Tokens
+from tests.router.parts import MODEL
+
+TOOLS = [{"type": "function", "function": {"name": "find", "description": "Finds what is asked for in a long list."}}]
+
+
+def tokens_of(given: Input, needs: frozenset[Capability] = frozenset(), length: TextLength | None = None) -> Tokens:
+    (tokens,) = estimated(Ask(MODEL, (given,), ({},), "/", needs=needs), 7, length or TextLength())
+    return tokens
+
+
+def a_chat(text: str, *, role: str = "user", media: int = 0, **more: object) -> Chat:
+    return Chat([{"role": role, "content": text, **more}], media=media)
+
+
+def test_a_text_gets_an_estimate_with_an_interval_and_a_lower_bound() -> None:
+    tokens = tokens_of(" document" * 1500)
+    assert tokens.least is not None
+    assert tokens.likely is not None
+    assert tokens.least < 1504 <= tokens.likely[1]
+    assert tokens.likely[0] <= tokens.count <= tokens.likely[1]
+    assert not tokens.token_ids
+
+
+def test_token_ids_are_counted() -> None:
+    tokens = tokens_of(pack([1, 2, 3]))
+    assert (tokens.count, tokens.least, tokens.likely, tokens.measured) == (3, None, None, None)
+
+
+def test_many_lists_of_token_ids_for_embeddings_are_no_exact_length() -> None:
+    assert tokens_of(pack([1, 2, 3]), frozenset({Capability.EMBEDDINGS})).least == 1
+
+
+@pytest.mark.parametrize(
+    "longer",
+    [
+        a_chat("hello", tool_calls=[{"function": {"name": "find", "arguments": {"what": "x" * 400}}}]),
+        Chat(a_chat("hello").messages, tools=TOOLS),
+        Chat([*a_chat("be brief", role="system").messages, *a_chat("hello").messages]),
+    ],
+)
+def test_all_that_a_template_prints_adds_to_the_length(longer: Chat) -> None:
+    assert tokens_of(longer).count > tokens_of(a_chat("hello")).count
+
+
+def test_an_image_counts_as_many_tokens_and_is_not_learnt_from() -> None:
+    chat = a_chat("look", media=1)
+    tokens = tokens_of(chat)
+    assert tokens.count == tokens_of(a_chat("look")).count + MEDIA_TOKENS
+    assert tokens.least == 1
+    assert tokens.measured is not None
+    assert tokens.measured.media == 1
+
+
+def test_what_was_learnt_of_a_model_is_used() -> None:
+    length, text = TextLength(), "今天我们讨论新的系统。" * 40
+    for _ in range(10):
+        measured = tokens_of(text).measured
+        assert measured is not None
+        length.learn(measured, 3 * len(text))
+    assert tokens_of(text, length=length).count == pytest.approx(3 * len(text), rel=0.02)
