@@ -84,7 +84,11 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         admission=Admission(parts.get("quotas") or quota_store(config, base.telemetry)),
         keys=KeyRing(key_store(config, base.telemetry), clock=base.unix_time, on_event=base.telemetry.event),
         telemetry=base.telemetry,
-        board=Board(base.clock, lambda: in_force().prices),
+        board=Board(
+            base.clock,
+            lambda: in_force().prices,
+            lambda name: cluster.tells_cache(name) or beliefs.counts_cached(name),
+        ),
         doors=Doors(),
         dispatcher=Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting),
         lengths=AnswerLengths(),

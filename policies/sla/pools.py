@@ -35,6 +35,9 @@ HEALTH = Table(
         "slow_start": Key(read_seconds, "how long its share of requests grows afterwards; 10s without it"),
     }
 )
+NO_TOKENIZER = "none"
+"""In place of a tokenizer: the checkpoint that the engine names is not looked for, and lengths are estimated."""
+
 POOL = Table(
     {
         "kind": Key(word(*KINDS), "what its backends are; our own engine without it"),
@@ -46,7 +49,10 @@ POOL = Table(
         "key": Key(SECRET, "the backend's own API key, as ${env:NAME} or ${file:path}"),
         "health": Key(HEALTH, "when a backend counts as ill, and how it comes back"),
         "options": Key(Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"),
-        "tokenizer": Key(TEXT, "a directory with tokenizer.json, or a model of the Hugging Face Hub; to count exactly"),
+        "tokenizer": Key(
+            TEXT,
+            "a directory with tokenizer.json, or a model of the Hugging Face Hub; none: estimate",
+        ),
         "chat_template": Key(TEXT, "a file with the chat template, where the backend has another one than its model"),
     }
 )
@@ -148,8 +154,8 @@ def _read_names(field: Field | None) -> dict[str, str]:
 
 def _read_tokenizer(field: Field | None, outside: Outside) -> str | None:
     name = field.read(outside.resolve) if field else None
-    if field is None or name is None:
-        return None
+    if field is None or name is None or name == NO_TOKENIZER:
+        return name
     try:
         doubt = outside.doubt_tokenizer(name)
     except ValueError as error:

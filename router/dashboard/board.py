@@ -46,27 +46,36 @@ class Row:
     ended_at: float | None = None
     ttft_s: float | None = None
     usage: Usage = _NO_USAGE
+    is_reported: bool = True
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over calls. `cost` is in thousandths of the unit of the tenants' budgets."""
+    """Sums over calls. `cost` is in thousandths of the unit of the tenants' budgets. `reported_tokens` are those of the
+    prompts whose backends report how many were cached."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
+    reported_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     cost: int = 0
+
+    @property
+    def hit_share(self) -> float | None:
+        """The cached part of the prompts, in [0, 1]; None where no backend reported any."""
+        return min(1.0, self.cached_tokens / self.reported_tokens) if self.reported_tokens else None
 
     @property
     def requests(self) -> int:
         """Calls, however they ended."""
         return self.outcomes.total()
 
-    def count(self, outcome: str, usage: Usage, cost: int) -> None:
-        """One more call."""
+    def count(self, outcome: str, usage: Usage, cost: int, *, is_reported: bool) -> None:
+        """One more call; `is_reported`: its backend reports how much of a prompt was cached."""
         self.outcomes[outcome] += 1
         self.prompt_tokens += usage.prompt_tokens
+        self.reported_tokens += usage.prompt_tokens if is_reported else 0
         self.cached_tokens += usage.cached_tokens
         self.completion_tokens += usage.completion_tokens
         self.cost += cost
@@ -76,6 +85,7 @@ class Totals:
         for word, count in other.outcomes.items():
             self.outcomes[word] += count
         self.prompt_tokens += other.prompt_tokens
+        self.reported_tokens += other.reported_tokens
         self.cached_tokens += other.cached_tokens
         self.completion_tokens += other.completion_tokens
         self.cost += other.cost
@@ -92,14 +102,20 @@ class ClassMinute:
 
 
 class Board:
-    """A listener of telemetry. `clock` is the router's, `prices` what tokens cost now.
+    """A listener of telemetry. `clock` is the router's, `prices` what tokens cost now, and `reports_cache` says whether
+    a backend reports how much of a prompt was cached.
 
     Names of tenants, classes and backends come from the SLA file, so there are as many windows as it has names, and
     one more for whoever was not known.
     """
 
-    def __init__(self, clock: Callable[[], float], prices: Callable[[], Prices]) -> None:
-        self._clock, self._prices = clock, prices
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        prices: Callable[[], Prices],
+        reports_cache: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._clock, self._prices, self._reports_cache = clock, prices, reports_cache
         self.started_at = clock()
         self._rows: deque[Row] = deque()
         self._newest: dict[str, Row] = {}
@@ -129,8 +145,11 @@ class Board:
         """See Listener."""
         word, usage = outcome.value, account.usage
         cost = charge_of(usage, self._prices()).cost if usage.prompt_tokens else 0
-        self._window(self._tenants, account.tenant, Totals).at(at).count(word, usage, cost)
-        self._total(account).count(word, usage, cost)
+        rows = self._rows_of(account)
+        chosen = [row.decision.chosen for row in rows if row.decision is not None and row.decision.chosen is not None]
+        is_reported = all(map(self._reports_cache, chosen))
+        for sums in (self._window(self._tenants, account.tenant, Totals).at(at), self._total(account)):
+            sums.count(word, usage, cost, is_reported=is_reported)
         minute = self._window(self._classes, account.service_class, ClassMinute).at(at)
         minute.outcomes[word] += 1
         ttft_s = None if account.first_at is None else account.first_at - account.started_at
@@ -138,14 +157,15 @@ class Board:
             minute.ttft.add(ttft_s)
         if account.first_at is not None and account.last_at is not None and usage.completion_tokens > 1:
             minute.tpot.add((account.last_at - account.first_at) / (usage.completion_tokens - 1))
-        rows = self._rows_of(account)
         for row in rows:
+            row.is_reported = is_reported
             row.outcome, row.code, row.ended_at, row.ttft_s = word, code, at, ttft_s
             # of a call with several prompts only the sum is known
             row.usage = usage if len(rows) == 1 else _NO_USAGE
             self._changed(row)
             if row.decision is not None and row.decision.chosen is not None:
-                self._window(self._backends, row.decision.chosen, Totals).at(at).count(word, row.usage, cost)
+                sums = self._window(self._backends, row.decision.chosen, Totals).at(at)
+                sums.count(word, row.usage, cost, is_reported=is_reported)
 
     def missed(self, service_class: str, step: str) -> None:
         """See Listener."""
@@ -205,7 +225,9 @@ class Board:
         row.outcome, row.ended_at = "retried", self._clock()
         self._changed(row)
         if row.decision is not None and row.decision.chosen is not None:
-            self._window(self._backends, row.decision.chosen, Totals).at(row.ended_at).count("retried", _NO_USAGE, 0)
+            self._window(self._backends, row.decision.chosen, Totals).at(row.ended_at).count(
+                "retried", _NO_USAGE, 0, is_reported=True
+            )
 
     def _changed(self, row: Row) -> None:
         self.revision += 1

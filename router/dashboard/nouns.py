@@ -57,7 +57,8 @@ class Budget:
 class TenantRow:
     """One tenant. `share` is its part of what all tenants used in the window (by cost), `entitled` that of its weight
     among those who used anything or wait; both 0..1. `cost` is in units of the budgets; `minute` of the window,
-    `cost` since the router started.
+    `cost` since the router started. `hit_share` is the cached part of the `reported_tokens`, which are those of prompts
+    whose backends report how much was cached; None without any.
     """
 
     name: str
@@ -68,7 +69,9 @@ class TenantRow:
     waiting: int
     outcomes: Mapping[str, int]
     prompt_tokens: int
+    reported_tokens: int
     cached_tokens: int
+    hit_share: float | None
     completion_tokens: int
     cost_minute: float
     cost: float
@@ -78,7 +81,8 @@ class TenantRow:
 @dataclass(frozen=True, slots=True)
 class BackendRow:
     """One backend. `state` is well, draining, ill or unreached; `hit_share` the cached part of the prompts that it
-    answered in the window; `queue_s` what a prompt sent now would wait; `prefill_per_s` tokens. None: nobody knows.
+    answered in the window, None where it does not report that; `queue_s` what a prompt sent now would wait;
+    `prefill_per_s` tokens. None: nobody knows.
     It is data-parallel `rank` of the `ranks` that its `server` runs. `events` says in words how its cache events are
     used, or why not; empty where none are heard and nothing differs.
     """
@@ -142,7 +146,7 @@ class DecisionRow:
     """One line of the stream: a decision, or a call that was refused before there was one. `at` is Unix time.
 
     Where `prompt_tokens` is an estimate, nine of ten such prompts have as many as the two of `likely_prompt_tokens` and
-    what lies between.
+    what lies between. `cached_tokens` is None where the backend does not report them.
     """
 
     number: int
@@ -159,7 +163,7 @@ class DecisionRow:
     predicted_ttft_s: float | None
     ttft_s: float | None
     seconds: float | None
-    cached_tokens: int
+    cached_tokens: int | None
     completion_tokens: int
     likely_prompt_tokens: tuple[int, int] | None = None
 

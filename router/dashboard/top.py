@@ -167,15 +167,14 @@ def _measure(seen: Measure) -> tuple[str, str, str, str]:
 
 
 def _tenant(one: TenantRow) -> Row:
-    cached = one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None
-    numbers = (_share(one.share), _share(one.entitled), str(one.running), str(one.waiting), _share(cached))
+    numbers = (_share(one.share), _share(one.entitled), str(one.running), str(one.waiting), _hits(one))
     return one.name, f"{one.weight:g}", *numbers, _count(one.cost_minute), _count(one.cost), _budgets(one.budgets)
 
 
 def _backend(one: BackendRow) -> Row:
     used = None if not one.total_tokens or one.free_tokens is None else 1 - one.free_tokens / one.total_tokens
     load = (str(one.running), "-" if one.most is None else str(one.most), str(one.waiting))
-    rest = (_share(used), _share(one.hit_share), _seconds(one.queue_s), f"{one.weight:g}", _counts(one.outcomes))
+    rest = (_share(used), _hits(one), _seconds(one.queue_s), f"{one.weight:g}", _counts(one.outcomes))
     state = one.state + (" and draining" if one.draining and one.state != "draining" else "")
     name = f"{one.server} rank {one.rank}" if one.ranks > 1 else one.name
     return name, f"{_sign(one.state)} {state}", *load, *rest
@@ -240,6 +239,11 @@ def _seconds(seconds: float | None) -> str:
 
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
+
+
+def _hits(one: TenantRow | BackendRow) -> str:
+    is_reported = one.hit_share is not None or not one.prompt_tokens
+    return _share(one.hit_share) if is_reported else "not reported"
 
 
 def _count(count: float) -> str:

@@ -294,7 +294,9 @@ class Telemetry:
                 spread = (account.last_at - account.first_at) / (usage.completion_tokens - 1)
                 self._child(self._tpot, *who).observe(spread)
         self._child(self._tokens, *who, "prompt").inc(usage.prompt_tokens)
-        self._child(self._tokens, *who, "cached").inc(usage.cached_tokens)
+        if usage.cached_tokens:
+            # a zero may mean that the backend does not report them; a series that is not there says so
+            self._child(self._tokens, *who, "cached").inc(usage.cached_tokens)
         self._child(self._tokens, *who, "completion").inc(usage.completion_tokens)
         if ids is not None:
             asked = (account.path, account.model)

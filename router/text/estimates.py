@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
 
-from policies.learning.text_length import Estimate, Measured, TextLength, measured
+from policies.learning.text_length import MEDIA_TOKENS, Estimate, Measured, TextLength, measured
 from policies.nouns import Capability
 from policies.prefix.text_keys import text_keys
 from router.ask import Ask, Chat, Input
 from router.text.token_ids import count
 from router.text.tokenize import Tokens
 from shards.kv.keys import block_keys
+
+_MEDIA_MARK = re.compile("\x1d[^\x1d]{1,40}\x1d")
+"""What stands for an image, a sound or a file in the text of a chat: its kind and a hash of its bytes."""
+
+MOST_LONG_MEDIA = 64
+"""So many images of one prompt are as long as their tokens in its keys; of more the text would become too long."""
 
 
 def estimated(ask: Ask, root: int, length: TextLength) -> list[Tokens]:
@@ -36,7 +43,7 @@ def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
         estimate = _cut(estimate, most)
     return Tokens(
         estimate.tokens,
-        keys=text_keys(_text_of(given, tools), root),
+        keys=text_keys(_keyed_text(given, tools), root),
         echo=given if ask.echo and isinstance(given, str) else "",
         least=estimate.least,
         likely=(estimate.low, estimate.high),
@@ -66,6 +73,18 @@ def _measured(given: Chat | str, tools: str) -> Measured:
         tool_bytes=len(tools.encode()),
         media=given.media,
     )
+
+
+def _keyed_text(given: Chat | str, tools: str) -> str:
+    """The text that `given` is keyed by. In it an image is about as long as the text of the tokens that it becomes.
+
+    Otherwise a short question about an image would be shorter than one key, and the image would never be found again.
+    """
+    text = _text_of(given, tools)
+    if isinstance(given, str) or not given.media:
+        return text
+    repeated = min(given.media, MOST_LONG_MEDIA)
+    return _MEDIA_MARK.sub(lambda mark: mark.group() * (4 * MEDIA_TOKENS // len(mark.group())), text, count=repeated)
 
 
 def _text_of(given: Chat | str, tools: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 from policies.sla.config import PoolSpec
+from policies.sla.pools import NO_TOKENIZER
 from router.text.checkpoint import (
     TEMPLATE,
     TOKENIZER,
@@ -148,12 +149,14 @@ class Sources:
     async def _candidates(self, model: Served) -> list[tuple[str, Mapping[str, bytes]]]:
         """The sources of `model` that have a tokenizer, best first, each with its files."""
         specs = [self._pools[pool] for pool in sorted(model.pools) if pool in self._pools]
-        names = dict.fromkeys(spec.tokenizer for spec in specs if spec.tokenizer)
+        names = dict.fromkeys(spec.tokenizer for spec in specs if spec.tokenizer not in (None, NO_TOKENIZER))
+        asks_engine = all(spec.tokenizer != NO_TOKENIZER for spec in specs)
         found = [(f"`tokenizer: {name}`", assets) for name in names if (assets := await self._assets(Place(name)))]
         if TOKENIZER in model.assets:
             found.append(("its shard", model.assets))
-        if not found and model.root and (assets := await self._assets(Place(model.root, asked_for=False))):
-            found.append((f"its engine's checkpoint {model.root}", assets))
+        root = None if found or not asks_engine else model.root
+        if root and (assets := await self._assets(Place(root, asked_for=False))):
+            found.append((f"its engine's checkpoint {root}", assets))
         template = next((spec.chat_template for spec in specs if spec.chat_template), None)
         if template and (own := await self._assets(Place(template, is_template=True))):
             found = [(f"{source} with `chat_template: {template}`", {**assets, **own}) for source, assets in found]

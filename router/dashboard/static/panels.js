@@ -17,11 +17,15 @@ export function sign(word, note = "") {
   return h("span", { class: tone }, `${SIGNS[word] ?? "○"} ${word}${note}`);
 }
 
+/** What stands in place of a hit rate that is not known. */
+const hits = (one) => (one.hit_share === null ? h("span", { class: "dim" }, one.prompt_tokens ? "not reported" : "–") : null);
+
 const trends = new Map();
 
 export function tiles(now) {
   const ended = sum(Object.fromEntries(now.tenants.map((tenant) => [tenant.name, sum(tenant.outcomes)])));
-  const prompts = sum(now.tenants.map((tenant) => tenant.prompt_tokens));
+  const prompts = sum(now.tenants.map((tenant) => tenant.reported_tokens));
+  const isSilent = !prompts && now.tenants.some((tenant) => tenant.prompt_tokens);
   const cached = sum(now.tenants.map((tenant) => tenant.cached_tokens));
   const first = sum(now.classes.map((one) => (one.ttft.target_s === null ? 0 : one.ttft.count)));
   const late = sum(now.classes.map((one) => one.ttft.late));
@@ -33,7 +37,7 @@ export function tiles(now) {
     ["at backends", now.in_flight, count(now.in_flight), "in flight"],
     ["waiting here", now.waiting, count(now.waiting), "in the queue"],
     ["first tokens late", first ? late / first : 0, first ? share(late / first) : "–", first ? `${late} of ${first}` : "none seen", isMissed],
-    ["prompts cached", prompts ? cached / prompts : 0, prompts ? share(cached / prompts) : "–", `of ${count(prompts)} tokens`],
+    ["prompts cached", prompts ? cached / prompts : 0, prompts ? share(cached / prompts) : "–", isSilent ? "not reported" : `of ${count(prompts)} tokens`],
     ["backends well", well, `${well} of ${now.backends.length}`, "", now.backends.some((one) => TROUBLE.has(one.state))],
   ];
   const items = shown.map(([name, value, text, note, bad]) => {
@@ -87,7 +91,7 @@ export function tenants(now) {
     [h("strong", {}, one.name), h("small", {}, `weight ${one.weight}`)],
     h("span", { class: "meter" }, bar(one.share, { tick: one.entitled, width: 80 }), share(one.share)),
     count(one.running), count(one.waiting),
-    one.prompt_tokens ? share(one.cached_tokens / one.prompt_tokens) : "–",
+    hits(one) ?? share(one.hit_share),
     count(one.cost_minute), count(one.cost), limits(one.budgets),
   ];
   sync(body("tenants"), now.tenants, (one) => one.name, () => row(cells, ["", "", "n", "n", "n", "n", "n"]));
@@ -119,8 +123,7 @@ export function backends(now, change) {
         used === null
           ? h("span", { class: "dim" }, one.free_tokens === null ? "not told" : `${count(one.free_tokens)} tokens free`)
           : [h("span", { class: "meter" }, bar(used, { width: 60, bad: used > 0.95 }), share(used)), h("small", {}, `${count(one.free_tokens)} of ${count(one.total_tokens)} free`)],
-        [one.hit_share === null ? h("span", { class: "dim" }, "–") : h("span", { class: "meter" }, bar(one.hit_share, { width: 60 }), share(one.hit_share)),
-          h("small", {}, one.events)],
+        [hits(one) ?? h("span", { class: "meter" }, bar(one.hit_share, { width: 60 }), share(one.hit_share)), h("small", {}, one.events)],
         seconds(one.queue_s),
         isNew ? weight : undefined,
         isNew ? button : undefined,
@@ -229,7 +232,7 @@ export function detail(found, all) {
       ["went to", one.chosen ?? "nobody"], ["policy", found.policy],
       ["why", one.why],
       ["first token", one.ttft_s === null ? "" : `after ${seconds(one.ttft_s)}, ${seconds(one.predicted_ttft_s)} were expected of the backend`],
-      ["tokens", `${promptSize(one)}, ${count(one.cached_tokens)} of them cached; ${count(one.completion_tokens)} in the answer`],
+      ["tokens", `${promptSize(one)}, ${one.cached_tokens === null ? "how many were cached is not reported" : `${count(one.cached_tokens)} of them cached`}; ${count(one.completion_tokens)} in the answer`],
       ["outcome", sign(one.outcome, one.code && one.code !== one.outcome ? `: ${one.code}` : "")],
     ]),
     h("h3", {}, "Where its prefix lives now"), ...prefix(found, all),

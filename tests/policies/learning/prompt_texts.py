@@ -114,14 +114,14 @@ def chinese(rng: random.Random, characters: int) -> str:
     return "".join(said)
 
 
-def prompts(count: int, seed: int, kinds: Sequence[str] = KINDS) -> list[Written]:
-    """So many prompts of `kinds` in a random order, 40 to 12,000 characters each."""
+def prompts(count: int, seed: int, kinds: Sequence[str] = KINDS, *, most: int = 12_000) -> list[Written]:
+    """So many prompts of `kinds` in a random order, of 40 to about `most` characters each."""
     rng = random.Random(seed)
-    return [_prompt(rng, rng.choice(kinds)) for _ in range(count)]
+    return [_prompt(rng, rng.choice(kinds), most) for _ in range(count)]
 
 
-def _prompt(rng: random.Random, kind: str) -> Written:
-    size = int(min(12_000, max(40, rng.lognormvariate(6.5, 1.1))))
+def _prompt(rng: random.Random, kind: str, most: int) -> Written:
+    size = int(min(most, max(40, rng.lognormvariate(6.5, 1.1))))
     if kind == "turns":
         turns = 2 * rng.randrange(1, 5) + 1
         texts = [_some(rng, max(20, size // turns), rng.choice((english, english, code, None))) for _ in range(turns)]

@@ -128,3 +128,17 @@ def test_memory_is_bounded_whatever_comes(calls: list[tuple[int, int]]) -> None:
         telemetry.decided(a_request(str(number), block_keys=PREFIXES[keys]), Decision("b0", "default"), None)
         board.check()
     assert len(list(board.rows())) <= MOST_ROWS
+
+
+def test_a_backend_that_reports_no_cache_has_no_hit_rate_and_one_that_found_nothing_has_one_of_zero() -> None:
+    clock = Clock()
+    telemetry, reporting = Telemetry(clock), set[str]()
+    board = Board(clock, Prices, reporting.__contains__)
+    telemetry.listen(board)
+    answer(telemetry, clock, "r1")
+    assert (board.of_backend("b0", clock.now).hit_share, board.of_tenant("acme", clock.now).hit_share) == (None, None)
+    reporting.add("b0")
+    answer(telemetry, clock, "r2")
+    assert board.of_backend("b0", clock.now).reported_tokens == 100
+    assert board.of_backend("b0", clock.now).prompt_tokens == 200
+    assert [row.is_reported for row in board.rows()] == [False, True]

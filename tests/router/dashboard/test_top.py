@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,19 @@ async def test_one_frame_shows_classes_tenants_backends_and_decisions() -> None:
     assert " 2.5 " in backend
     assert lines[-1].split()[1:3] == ["acme", "interactive"]
     assert lines[-1].endswith("the only one left")
+
+
+async def test_what_is_not_reported_or_estimated_is_shown_as_such() -> None:
+    async with an_operator(PacedBackend("own-0")) as operator:
+        await operator.ask()
+        told, (decision,) = await asyncio.to_thread(Source(str(operator.router.admin), None).read)
+    silent = replace(told, backends=tuple(replace(one, hit_share=None) for one in told.backends))
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(frame(silent, [replace(decision, likely_prompt_tokens=(1, 9))], lines=30, width=200))
+    lines = captured.get().splitlines()
+    assert [line for line in lines if line.startswith("own-0") and "not reported" in line]
+    assert f" ~{decision.prompt_tokens}" in lines[-1]
 
 
 async def test_a_router_with_keys_is_asked_with_the_one_in_the_environment() -> None:

@@ -41,6 +41,13 @@ def test_times_are_measured_from_request_to_first_piece_and_between_pieces() -> 
     assert {key[-1]: value for key, value in tokens.items()} == {"prompt": 100, "cached": 40, "completion": 11}
 
 
+def test_cached_tokens_have_no_series_until_a_backend_reports_some() -> None:
+    telemetry = Telemetry()
+    with telemetry.account("r") as account:
+        account.usage = Usage(100, 11)
+    assert {key[-1] for key in values(telemetry, "tokens_total")} == {"prompt", "completion"}
+
+
 def test_each_end_is_counted_once_with_its_code() -> None:
     telemetry = Telemetry()
     for error in (QuotaExceeded("x"), asyncio.CancelledError(), KeyError("x")):

@@ -6,7 +6,7 @@ import pytest
 
 from policies.learning.text_length import MEDIA_TOKENS, TextLength
 from policies.nouns import Capability
-from router.ask import Ask, Chat, Input
+from router.ask import Ask, Chat, Input, Reading
 from router.text.estimates import estimated
 from router.text.token_ids import pack
 from router.text.tokenize import Tokens
@@ -70,3 +70,30 @@ def test_what_was_learnt_of_a_model_is_used() -> None:
         assert measured is not None
         length.learn(measured, 3 * len(text))
     assert tokens_of(text, length=length).count == pytest.approx(3 * len(text), rel=0.02)
+
+
+def a_chat_about(image: str, question: str, *, images: int = 1) -> Chat:
+    return a_chat(f"\x1dimage_url {image}\x1d" * images + question, media=images)
+
+
+def test_two_short_questions_about_one_image_share_keys_and_those_about_another_share_none() -> None:
+    asked = (a_chat_about("aa", "What is it?"), a_chat_about("aa", "Whose is it?"), a_chat_about("bb", "What is it?"))
+    first, second, other = (tokens_of(one).keys for one in asked)
+    assert len(first) >= 15
+    assert first[:15] == second[:15]
+    assert not set(first) & set(other)
+
+
+def test_the_keys_of_a_prompt_with_very_many_images_stay_bounded() -> None:
+    assert len(tokens_of(a_chat_about("aa", "What are they?", images=5000)).keys) < 2 * 16 * 64 + 5000
+
+
+def test_what_the_engine_cuts_is_no_longer_than_that_and_nothing_is_learnt_of_it() -> None:
+    def cut_to(most: int) -> Tokens:
+        ask = Ask(MODEL, (" word" * 900,), ({},), "/", reading=Reading(most_tokens=most))
+        (tokens,) = estimated(ask, 7, TextLength())
+        return tokens
+
+    assert (cut_to(50).count, cut_to(50).likely, cut_to(50).least) == (50, (50, 50), 1)
+    assert cut_to(-1).count > 500
+    assert (cut_to(-1).least, cut_to(-1).measured) == (1, None)

@@ -73,6 +73,13 @@ async def test_what_is_configured_goes_before_a_shard_and_that_before_the_engine
         assert await sources.text_of(AModel(pools=frozenset({"another"}))) is None
 
 
+async def test_none_leaves_the_engines_checkpoint_alone_and_a_shard_as_it_is(tmp_path: Path) -> None:
+    shard, root = {**some_assets(), "chat_template.jinja": b"shard{{ messages }}"}, marked(tmp_path, "root")
+    async with sources_of("none") as sources:
+        assert await sources.text_of(AModel(root=str(root))) is None
+        assert mark_of(await sources.text_of(AModel(assets=shard, root=str(root)))) == "shard"
+
+
 @pytest.mark.parametrize("root", ["/nowhere/at/all", "relative/to/what/the/engine/knows", "acme/never-cached", "."])
 async def test_a_root_that_cannot_be_read_here_is_no_source_and_nothing_to_warn_of(
     root: str, caplog: pytest.LogCaptureFixture
