@@ -47,8 +47,8 @@ class Policy:
         those that never said what they serve as `unreached`, and those that lack what the request needs as `incapable`,
         whatever the policy's own filters are; those that it cannot go to at all for the reason that the view gives. Who
         was ill and gets no more requests yet is dropped as `warming`. Of several objections one that is for good is
-        told before one that passes. Where the prompt's length is estimated, those whose context it will fit in any case
-        keep it from those where only the backend knows (`may_not_fit`).
+        told before one that passes. Where the prompt's length is estimated, backends with a context that it will fit in
+        any case keep it from those where only the backend knows (`may_not_fit`).
         """
         kept, dropped = self._filtered(request, view, avoiding)
         if not kept:

@@ -23,7 +23,7 @@ MOST_LONG_MEDIA = 64
 
 
 def estimated(ask: Ask, root: int, length: TextLength) -> list[Tokens]:
-    """Every input of `ask` with its length as `length` estimates it, for models whose tokenizer is not at hand.
+    """Every input of `ask` with its length as `length` estimates it, for models without a tokenizer here.
 
     Keys are those of its text below `root`, or of its token ids where it has some. Those are counted and not estimated,
     but in the many texts of one call for embeddings, each of which has to fit by itself.
