@@ -80,7 +80,8 @@ async def tokenize(
         return await gateway.tokenizers.tokens(ask, text, how)
     if _may_be_asked_for(ask) or is_asked:
         readers = readers_of(model, gateway)
-        if readers and (is_asked or _needs_exact(tenant, readers, gateway)):
+        may_ask = gateway.sources.asks_engine(model) and _needs_exact(tenant, readers, gateway)
+        if readers and (is_asked or may_ask):
             found = await gateway.engine_text.tokens(ask, readers, how, is_patient=is_asked)
             if found is not None:
                 gateway.sources.count_at_engine(model.name)

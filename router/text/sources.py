@@ -129,6 +129,11 @@ class Sources:
         """`model` has no source here, and its engine tells the tokens."""
         self._say(model, "its engine, which is asked for each prompt", logging.INFO)
 
+    def asks_engine(self, model: Served) -> bool:
+        """May the engines of `model` be asked how it reads text? `tokenizer: none` of one of its pools says no."""
+        specs = (self._pools[pool] for pool in model.pools if pool in self._pools)
+        return all(spec.tokenizer != NO_TOKENIZER for spec in specs)
+
     async def refresh(self) -> None:
         """Read again what changed on disk, and what could not be read before."""
         for place, read in list(self._read.items()):
@@ -150,11 +155,10 @@ class Sources:
         """The sources of `model` that have a tokenizer, best first, each with its files."""
         specs = [self._pools[pool] for pool in sorted(model.pools) if pool in self._pools]
         names = dict.fromkeys(spec.tokenizer for spec in specs if spec.tokenizer not in (None, NO_TOKENIZER))
-        asks_engine = all(spec.tokenizer != NO_TOKENIZER for spec in specs)
         found = [(f"`tokenizer: {name}`", assets) for name in names if (assets := await self._assets(Place(name)))]
         if TOKENIZER in model.assets:
             found.append(("its shard", model.assets))
-        root = None if found or not asks_engine else model.root
+        root = model.root if not found and self.asks_engine(model) else None
         if root and (assets := await self._assets(Place(root, asked_for=False))):
             found.append((f"its engine's checkpoint {root}", assets))
         template = next((spec.chat_template for spec in specs if spec.chat_template), None)
