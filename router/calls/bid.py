@@ -40,7 +40,7 @@ class Placed(msgspec.Struct, frozen=True):
     def too_short(self) -> frozenset[str]:
         """Backends that find the prompt too long where its own does; none, unless one has a longer context.
 
-        Only a prompt whose length was estimated comes to a backend that finds it too long.
+        Only a prompt with an estimated length comes to a backend that finds it too long.
         """
         request = self.bid.request
         contexts = {

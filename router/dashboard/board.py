@@ -52,7 +52,7 @@ class Row:
 @dataclass(slots=True)
 class Totals:
     """Sums over calls. `cost` is in thousandths of the unit of the tenants' budgets. `reported_tokens` are those of the
-    prompts whose backends report how many were cached."""
+    prompts of backends that report how many were cached."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0

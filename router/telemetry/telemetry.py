@@ -121,7 +121,7 @@ class Telemetry:
         )
         self._estimate_error = made.histogram(
             "prompt_estimate_error",
-            "|estimated - counted| / counted, of prompts whose length was estimated",
+            "|estimated - counted| / counted, of prompts with an estimated length",
             ("model",),
             _SHARES,
         )
