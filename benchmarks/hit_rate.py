@@ -31,6 +31,7 @@ from policies.quantities import read_tokens
 from router.beliefs import Beliefs
 from router.build import build
 from router.pipeline import serve
+from router.prompt_keys import PromptKeys
 from router.simulation.virtual_time import run_virtually
 from shards.kv.keys import BLOCK_TOKENS, block_keys
 
@@ -49,7 +50,7 @@ class Line(NamedTuple):
 class Blind(Beliefs):
     """An index without entries: a router without an index."""
 
-    def longest(self, keys: Sequence[int]) -> Mapping[str, Match]:  # noqa: ARG002 - the answer does not depend on it
+    def longest(self, prompt: PromptKeys) -> Mapping[str, Match]:  # noqa: ARG002 - the answer does not depend on it
         return {}
 
 
