@@ -86,6 +86,10 @@ async def tokenize(
             if found is not None:
                 gateway.sources.count_at_engine(model.name)
                 return found
+    if model.speaks_tokens and _may_be_asked_for(ask) and not all(isinstance(one, bytes) for one in ask.inputs):
+        # estimates are for servers that read text themselves
+        hint = "put tokenizer.json beside the checkpoint, or name one with `tokenizer` of the pool; token ids work"
+        raise InvalidRequest(f"'{model.name}' has no tokenizer, so it reads no text", hint=hint, param=ask.subject)
     return estimated(ask, how.root, gateway.text_lengths.of(name))
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from policies.nouns import Grammar
 from router.ask import Chat
 from router.text.tool_calls import HERMES, MISTRAL, ToolFormat
@@ -27,6 +29,19 @@ def grammar_of(chat: Chat, tool_format: ToolFormat | None, id_of: Callable[[str]
         return None
     rules = "\n".join(_rules(tools, tool_format, id_of, one_call=chat.one_call))
     return Grammar("rules", rules, FIELD)
+
+
+def with_tools_told(chat: Chat) -> Chat:
+    """`chat` with its tools in a system message, for a model with a template that shows none."""
+    tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in chat.tools or ())
+    said = f"You may call these functions:\n{tools}"
+    first, parts = chat.messages[0], dict(chat.parts)
+    if first["role"] != "system":
+        later = {at + 1: some for at, some in parts.items()}
+        return replace(chat, messages=[{"role": "system", "content": said}, *chat.messages], parts=later)
+    parts.pop(0, None)
+    told = {**first, "content": f"{first['content']}\n\n{said}"}
+    return replace(chat, messages=[told, *chat.messages[1:]], parts=parts)
 
 
 def _rules(

@@ -18,10 +18,10 @@ from policies.nouns import Grammar
 from router.ask import Ask, Chat, Input, Reading
 from router.text.chat_template import ChatTemplate
 from router.text.checkpoint import FILES
-from router.text.forced_calls import grammar_of
+from router.text.forced_calls import grammar_of, with_tools_told
 from router.text.text_tokenizer import ChunkCache, TextTokenizer
 from router.text.token_ids import count, unpack
-from router.text.tool_calls import ToolSyntax, syntax_of
+from router.text.tool_calls import HERMES, ToolSyntax, syntax_of
 from shards.kv.keys import TOKEN_BYTES, block_keys
 
 INLINE_CHARACTERS = 512
@@ -84,13 +84,18 @@ class ModelText:
 
     def tokens(self, given: Input, how: How) -> Tokens:
         """`given` as tokens with block keys. Raises InvalidRequest."""
+        tool_format = self.template.tool_format
         if isinstance(given, Chat) and given.bars_tools and not how.shows_barred_tools:
             given = replace(given, tools=None)
+        if isinstance(given, Chat) and given.forced and how.is_sent and tool_format is None:
+            # the client asked for a call, and a model that was taught no format can be held to any
+            tool_format = HERMES
+            given = given if self.template.shows_tools else with_tools_told(given)
         ids = self._ids(given, how)
         if not ids:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")
         text = (given if isinstance(given, str) else self.tokenizer.decode(ids)) if how.echo else ""
-        keys, tool_format = block_keys(ids, how.root), self.template.tool_format
+        keys = block_keys(ids, how.root)
         if not isinstance(given, Chat) or not how.is_sent:
             return Tokens(count(ids), ids, keys, text)
         calls = grammar_of(given, tool_format, self.tokenizer.id_of)

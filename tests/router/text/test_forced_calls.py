@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 
 from backends.detokenize import TokenText, tool_marks
@@ -16,11 +17,13 @@ from policies.nouns import Delta
 from router.ask import Chat
 from router.inbound.answer import Answer
 from router.text.forced_calls import grammar_of
+from router.text.tokenize import How, Tokenizers
 from router.text.tool_calls import HERMES, LLAMA, MISTRAL, CallReader, ToolFormat, syntax_of
 from shards.exec.fake import FakeNetwork
 from shards.grammar.compiler import Compiler
 from shards.model import Model
 from shards.nouns import Grammar, GrammarForm
+from tests.router.parts import MODEL, some_assets
 from tests.shards.grammar.parts import TOKENIZER, end_id
 
 WEATHER = {
@@ -116,3 +119,28 @@ def test_only_one_call_of_the_named_tool_is_made(name: str) -> None:
 )
 def test_who_may_do_without_and_who_has_no_format_is_free(chat: Chat, tool_format: ToolFormat | None) -> None:
     assert grammar_of(chat, tool_format, lambda _: None) is None
+
+
+@pytest.mark.parametrize("shows", [True, False])
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be kind."}]])
+async def test_a_model_that_was_taught_no_format_calls_as_it_is_forced_to(
+    shows: bool, system: list[dict[str, str]]
+) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}" + "{{ tools | tojson }}" * shows
+    tokenizers = Tokenizers()
+    text = await tokenizers.model(MODEL, {**some_assets(), "chat_template.jinja": template.encode()})
+    await tokenizers.close()
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    chat = Chat([*system, {"role": "user", "content": "hi"}], [tool], forced=frozenset({"look"}))
+    tokens = text.tokens(chat, How(root=1))
+    prompt = text.tokenizer.decode(tokens.token_ids)
+    assert prompt.count('"look"') == 1
+    assert prompt.count("[system]") == (1 if system or not shows else 0)
+    assert not system or "Be kind." in prompt
+    assert tokens.calls is not None
+    assert '{\\"name\\": \\"look\\"' in tokens.calls.text
+    assert tokens.tools is not None
+    assert tokens.tools.format is HERMES
+    free = text.tokens(replace(chat, forced=frozenset()), How(root=1))
+    assert (free.calls, free.tools) == (None, None)
+    assert text.tokens(chat, How(root=1, is_sent=False)).calls is None
