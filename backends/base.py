@@ -18,7 +18,8 @@ class Description:
     serves by rank, and takes the room of preemptible requests for those of a strictly better one. `may_answer_whole`:
     what is not to be streamed may come in one piece, so that its first token is not seen. `roots` has the place of each
     model's checkpoint, where the backend tells it: a path on its machine, or a name of the Hugging Face Hub. `adapters`
-    are those that are adapters of another of its models, as the backend calls them.
+    are those that are adapters of another of its models, as the backend calls them. `tuned` are those of `models` that
+    are such adapters, as clients call them, and `loadable` those of them that it has yet to load.
     """
 
     models: frozenset[str]
@@ -31,6 +32,8 @@ class Description:
     capabilities: frozenset[Capability] = frozenset()
     roots: Mapping[str, str] = field(default_factory=dict)
     adapters: frozenset[str] = frozenset()
+    tuned: frozenset[str] = frozenset()
+    loadable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class Load:
     None means that the backend does not tell. `reported_at` is in seconds of the clock that the backend was given.
     So many more tokens of prompts may be pinned: `pinnable_tokens`. `draining`: it is about to stop and takes no new
     requests. Since its start it has verified so many `drafted_tokens`, which it guessed, and drawn `accepted_tokens` of
-    them.
+    them. `active_adapters` are the LoRA adapters that it has requests of, as clients call them; it has so many
+    `adapter_slots`.
     """
 
     running: int | None = None
@@ -56,6 +60,8 @@ class Load:
     pinnable_tokens: int | None = None
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
+    active_adapters: frozenset[str] | None = None
+    adapter_slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

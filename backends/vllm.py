@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -39,6 +39,9 @@ _CACHE = "vllm:cache_config_info"
 _FIRST_WITH_RANKS = (0, 11)
 """The version that began to read which rank is to serve a request."""
 
+_LORA = "vllm:lora_requests_info"
+_METRICS = (_RUNNING, _WAITING, *_USAGE, _CACHE, _LORA)
+
 _VERSION = re.compile(rb'"version"\s*:\s*"v?(\d+)\.(\d+)')
 
 
@@ -55,12 +58,14 @@ class VLLMOptions(OpenAIOptions):
 
     `cache_salt` keeps the KV of cache domains apart. `priority` sends the rank as priority (lower goes first), which
     vLLM refuses unless it runs with `--scheduling-policy priority`. `ranks`: so many data-parallel engines it has,
-    where its metrics do not tell; with 1 it chooses the engine itself, however many it has.
+    where its metrics do not tell; with 1 it chooses the engine itself, however many it has. `adapters` are LoRA
+    adapters that it does not list and loads when it is asked for them, by a resolver.
     """
 
     cache_salt: bool = True
     priority: bool = False
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] | None = None
+    adapters: frozenset[str] = frozenset()
 
 
 class VLLM(OpenAICompatible):
@@ -79,12 +84,19 @@ class VLLM(OpenAICompatible):
         await self._check_health()
         await self._check_awake()
         await self._learn_models()
+        self._loadable = self._options.adapters - self._served
+        self._served |= self._loadable
         if self._reads_ranks is None:
             self._reads_ranks = self._options.ranks != 1 and await self._is_new_enough()
         if self._reads_ranks:
             await self._take_reports("/metrics", loads_of, ranks=self._options.ranks or 1)
         else:
             await self._take_report("/metrics", load_of)
+        self._loads = tuple(self._with_clients_names(load) for load in self._loads)
+
+    def _with_clients_names(self, load: Load) -> Load:
+        active = load.active_adapters
+        return replace(load, active_adapters=self._clients_names(active)) if active else load
 
     async def event_addresses(self) -> tuple[EventAddress, ...]:
         """What GET /kv_event_sources says, which vLLM 0.32 has; older servers answer 404."""
@@ -167,18 +179,20 @@ def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def load_of(page: bytes, asked_at: float) -> Load:
     """What vLLM's metrics say, over all data-parallel engines of the server. Waiting tokens are not among them."""
-    metrics = Metrics(page, (_RUNNING, _WAITING, *_USAGE, _CACHE))
-    return _load(metrics, _capacity_tokens(metrics), asked_at)
+    metrics = Metrics(page, _METRICS)
+    return replace(_load(metrics, _capacity_tokens(metrics), asked_at), active_adapters=_active_adapters(metrics))
 
 
 def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
     """What vLLM's metrics say of each data-parallel engine of the server, in order; empty if they name no engine."""
-    metrics = Metrics(page, (_RUNNING, _WAITING, *_USAGE, _CACHE))
+    metrics = Metrics(page, _METRICS)
     labels = (*metrics.labels(_RUNNING), *metrics.labels(_CACHE))
     engines = sorted({int(one["engine"]) for one in labels if one.get("engine", "").isdecimal()})
     capacity = _capacity_tokens(metrics)
     each = None if capacity is None else capacity // max(1, len(engines))
-    return tuple(_load(metrics, each, asked_at, engine=str(engine)) for engine in engines[:MOST_RANKS])
+    loads = tuple(_load(metrics, each, asked_at, engine=str(engine)) for engine in engines[:MOST_RANKS])
+    # of several engines each writes over what the others told of their adapters
+    return loads if len(loads) != 1 else (replace(loads[0], active_adapters=_active_adapters(metrics)),)
 
 
 def _load(metrics: Metrics, capacity: int | None, asked_at: float, **labels: str) -> Load:
@@ -188,7 +202,23 @@ def _load(metrics: Metrics, capacity: int | None, asked_at: float, **labels: str
         waiting=whole(metrics.total(_WAITING, **labels)),
         free_tokens=None if usage is None or capacity is None else round(capacity * (1 - min(1.0, usage))),
         reported_at=asked_at,
+        adapter_slots=_adapter_slots(metrics),
     )
+
+
+def _active_adapters(metrics: Metrics) -> frozenset[str] | None:
+    """Adapters that have requests, running or waiting; None where the server does not tell."""
+    told = metrics.newest_labels(_LORA)
+    if told is None:
+        return None
+    names = f"{told.get('running_lora_adapters', '')},{told.get('waiting_lora_adapters', '')}".split(",")
+    return frozenset(name for name in names if name)
+
+
+def _adapter_slots(metrics: Metrics) -> int | None:
+    told = metrics.newest_labels(_LORA)
+    most = told.get("max_lora", "") if told else ""
+    return int(most) if most.isdecimal() else None
 
 
 def _capacity_tokens(metrics: Metrics) -> int | None:

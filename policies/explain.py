@@ -46,7 +46,8 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that passed every filter. `scores` has a value per score, None where it could not tell."""
+    """A backend that passed every filter. `scores` has a value per score, None where it could not tell. `adapter` is
+    what it has to do for the LoRA adapter that was asked for, if one was."""
 
     backend: str
     pool: str
@@ -55,6 +56,7 @@ class Candidate:
     held_tokens: int | None
     scores: Mapping[str, float | None]
     total: float
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,4 +177,5 @@ def _candidates(view: ClusterView, decision: Decision) -> Iterator[Candidate]:
         scores[name][score] = value
     for name, total in decision.scores:
         seen = backends[name]
-        yield Candidate(name, seen.pool, seen.running, seen.waiting, seen.held_tokens, scores[name], total)
+        counts = (seen.running, seen.waiting, seen.held_tokens)
+        yield Candidate(name, seen.pool, *counts, scores[name], total, seen.adapter)

@@ -277,7 +277,9 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     `latency` says how long it takes, `queue_s` how long a prompt sent now would wait before its prefill. It takes
     `max_requests` at once; where it does not tell, `adaptive_limit` is what its speed tells. What is reclaimable is
     held by preemptible requests of a strictly worse rank, which would give way to the request. `may_take` more requests
-    it may get while it is on trial after an illness, or warms up; None: as many as it has room for. `unfit` is the
+    it may get while it is on trial after an illness, or warms up; None: as many as it has room for. `adapter` says what
+    it has to do for the LoRA adapter that the request names, in one word, and `queue_s` includes the time that this
+    takes; None where the request names none, or the backend does not tell of its adapters. `unfit` is the
     reason, in one word, why the request cannot go there whatever the backend's state.
     """
 
@@ -303,6 +305,7 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     reclaimable_tokens: int = 0
     reclaimable_requests: int = 0
     may_take: int | None = None
+    adapter: str | None = None
     unfit: str | None = None
 
 

@@ -278,12 +278,12 @@ class _Call(msgspec.Struct, frozen=True):
         beliefs = iter([held])
 
         def decide(asked: Request, avoiding: Collection[str]) -> tuple[ClusterView, Decision]:
-            began_at, latest = gateway.clock(), next(beliefs, None)
+            now, latest = gateway.clock(), next(beliefs, None)
             # whoever waited or comes back asks the index again
             latest = believed(tokens, keys, gateway) if latest is None else latest
-            view = self.carrier.seen(gateway.cluster.view(began_at, latest, asked.rank, asked.prompt_tokens))
+            view = self.carrier.seen(gateway.cluster.view(now, latest, asked.rank, asked.prompt_tokens, asked.model))
             decision = self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
-            trace.decided(asked, view, decision, began_at=began_at)
+            trace.decided(asked, view, decision, began_at=now)
             return view, decision
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:

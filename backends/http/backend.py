@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -65,6 +65,8 @@ class HttpBackend(ABC):
         self.client = HttpClient(name, self.url, self._options, self._key_headers)
         self._served, self._context_tokens = self._options.served, self._options.context_tokens
         self._adapters: frozenset[str] = frozenset()
+        # adapters that it would load when it is asked for them
+        self._loadable: frozenset[str] = frozenset()
         self._loads: tuple[Load, ...] = (Load(),)
         self._others: list[Self] = []
         self._roots: Mapping[str, str] = {}
@@ -131,7 +133,10 @@ class HttpBackend(ABC):
         if self._first is not None:
             return self._first.describe()
         # asked several times for each request, and changes with probes alone
-        known = (self._served, self._context_tokens, self.capabilities, self._roots, self._adapters)
+        known = (
+            *(self._served, self._context_tokens, self.capabilities),
+            *(self._roots, self._adapters, self._loadable),
+        )
         if known != self._known:
             self._known, self._description = known, self._describe()
         return self._description
@@ -150,6 +155,8 @@ class HttpBackend(ABC):
             may_answer_whole=self._may_answer_whole,
             roots={ours: root for ours in models if (root := self._roots.get(aliases.get(ours, ours)))},
             adapters=self._adapters,
+            tuned=self._clients_names(self._adapters | self._loadable) & models,
+            loadable=self._clients_names(self._loadable) & models,
         )
 
     @property
@@ -238,6 +245,11 @@ class HttpBackend(ABC):
         """
         headers = {**prompt.headers, **self._rank_headers()}
         return self.client.stream(self.exchange(request, prompt), headers, request.deadline_s)
+
+    def _clients_names(self, names: Collection[str]) -> frozenset[str]:
+        """What clients call the models that the server calls by `names`."""
+        aliases = self._options.models
+        return frozenset(ours for ours, theirs in aliases.items() if theirs in names) if aliases else frozenset(names)
 
     def _backends_name(self, request: Request) -> str:
         """What the server calls the model of `request`."""

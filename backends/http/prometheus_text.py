@@ -46,6 +46,11 @@ class Metrics:
         values = self._values(names, labels)
         return sum(values) / len(values) if values else None
 
+    def newest_labels(self, name: str) -> Mapping[str, str] | None:
+        """The labels of the sample with the highest value, for metrics with a time as value; or None."""
+        samples = self._first((name,))
+        return max(samples, key=lambda sample: sample.value).labels if samples else None
+
     def labels(self, *names: str) -> list[Mapping[str, str]]:
         """The labels of each sample, for metrics that say what they know in labels (`..._info`)."""
         return [sample.labels for sample in self._first(names)]

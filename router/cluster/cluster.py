@@ -122,7 +122,6 @@ class Cluster:
         cancelled while requests may still end, the backend stays.
         """
         server = self._members[name].server
-        # who waits for room there has to look elsewhere
         self._leave(server, True)
         try:
             await self._landed(server, within_s)
@@ -201,15 +200,16 @@ class Cluster:
         held: Mapping[str, int] | None = None,
         rank: int | None = None,
         prompt_tokens: float = math.inf,
+        model: str | None = None,
     ) -> ClusterView:
         """All backends at `now`. `held` says how much of a prompt's beginning each is believed to hold, in tokens.
 
         A backend that does not report its cache has None there instead of 0: nobody knows. `rank` and `prompt_tokens`
         are those of the request: what is preemptible for it counts as reclaimable, and worse ranks are not in front of
-        it, where backends serve by rank.
+        it, where backends serve by rank. `model` tells which LoRA adapter has to be ready.
         """
-        held = held or {}
-        return ClusterView(tuple(member.view(now, held, rank, prompt_tokens) for member in self._members.values()), now)
+        members, held = self._members.values(), held or {}
+        return ClusterView(tuple(member.view(now, held, rank, prompt_tokens, model) for member in members), now)
 
     def may_serve(self, name: str, model: str) -> bool:
         """Is `name` there, well, not draining, and does it serve `model`?"""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+from policies.learning.adapters import Readiness
 from policies.learning.cost import Ahead, Work, prefill_work
 from policies.nouns import Delta, Request, Usage
 
@@ -23,7 +24,8 @@ class Flight:
     `is_first_try`: no other backend was tried before. `on_first` is called when the first piece of its answer arrives.
     `is_silent`: it may be answered in one piece, so that nobody sees when its prompt is computed. `began_at`: when it
     began to decode, as far as was seen or is presumed; `whole_tokens`: how many tokens its server says that an answer
-    in one piece had, 0 where it does not say.
+    in one piece had, 0 where it does not say. `readiness` is what its backend had to do for its LoRA adapter, if it has
+    one; `predicted_ttft_s` includes `adapter_s` for that.
     """
 
     backend: str
@@ -38,6 +40,8 @@ class Flight:
     book: Flights = field(repr=False)
     on_first: Callable[[Flight], None] = field(repr=False)
     is_silent: bool = False
+    readiness: Readiness | None = None
+    adapter_s: float = 0.0
     answered: bool = False
     """Did a piece of its answer arrive?"""
     is_waiting: bool = True

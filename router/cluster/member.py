@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from backends.base import Backend, Description, Load
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
+from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit
 from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.nouns import BackendView, Request
@@ -50,6 +51,7 @@ class Member:
     elsewhere: Traffic = field(default_factory=Traffic)
     told: tuple[Latency, int | None] | None = None
     """What was last told of its speed and its adaptive limit."""
+    adapters: AdapterSlots = field(default_factory=AdapterSlots)
     peers: Peers | None = None
     """What it has in common with others of its pool and kind; None: it has none."""
     model: LatencyModel = field(init=False)
@@ -85,9 +87,14 @@ class Member:
         return self.healthy and not self.draining and description is not None and model in description.models
 
     def view(
-        self, now: float, held: Mapping[str, int], rank: int | None = None, prompt_tokens: float = math.inf
+        self,
+        now: float,
+        held: Mapping[str, int],
+        rank: int | None = None,
+        prompt_tokens: float = math.inf,
+        model: str | None = None,
     ) -> BackendView:
-        """This backend as one request of `rank` with so many `prompt_tokens` sees it at `now`.
+        """This backend as one request of `rank` for `model` with so many `prompt_tokens` sees it at `now`.
 
         `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
         served last.
@@ -109,6 +116,8 @@ class Member:
         waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
         # what others have there keeps nobody from one request of their own: without any nothing is learnt of the limit
         adaptive_limit = max(self.limit.limit, running + waiting - len(flights) + 1)
+        readiness = self._readiness(model, said, load) if model in said.tuned else None
+        adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
         server, health = self.server, self.server.health
         share = health.share(now)
         return BackendView(
@@ -129,7 +138,8 @@ class Member:
             capabilities=said.capabilities,
             weight=server.weight * share,
             latency=latency,
-            queue_s=latency.queue_s(ahead),
+            queue_s=latency.queue_s(ahead) + adapter_s,
+            adapter=readiness,
             adaptive_limit=adaptive_limit if load.max_requests is None else None,
             reclaimable_requests=seen.reclaimable_requests,
             reclaimable_tokens=seen.reclaimable_tokens,
@@ -150,6 +160,9 @@ class Member:
         if load.running is not None:
             there = load.running + (load.waiting or 0) + unseen
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
+        is_tuned = description is not None and request.model in description.tuned
+        readiness = self._readiness(request.model, description, load) if description and is_tuned else None
+        adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
         flight = Flight(
             self.backend.name,
             request,
@@ -158,13 +171,17 @@ class Member:
             ahead=ahead,
             crowd=there + 1,
             own_crowd=len(self.flights) + 1,
-            predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=latency.queue_s(ahead)),
+            predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=latency.queue_s(ahead) + adapter_s),
             is_first_try=is_first_try,
             book=self.flights,
             on_first=self._hear_first,
             is_silent=description is not None and description.may_answer_whole and not request.stream,
+            readiness=readiness,
+            adapter_s=adapter_s,
         )
         self.flights.begin(flight)
+        if readiness is not None:
+            self.adapters.begin(request.model)
         if self.health.is_on_trial and self.server.trial is None:
             self.server.trial = flight
         return flight
@@ -181,6 +198,8 @@ class Member:
             elif failure is None and not self._reports_cache:
                 self._learn_late(flight)
         self.flights.end(flight, now)
+        if flight.readiness is not None:
+            self.adapters.end(flight.request.model)
         self.landed.set()
 
     def probed(self, failure: BackendFailed | None, *, now: float) -> None:
@@ -190,6 +209,7 @@ class Member:
             self.health.probe_passed(now)
         else:
             self.health.probe_failed(now, failure.message)
+            self.adapters.forget()
             if not self.health.was_well and self.health.probes_failed == self.health.rules.failures:
                 # once: it may be away for hours, and operators see the reason of the last probe
                 _log.warning("%s is ill: it was never reached: %s", self.backend.name, self.health.reason)
@@ -209,9 +229,13 @@ class Member:
 
     def check(self) -> None:
         """Prove what its parts can prove of themselves."""
-        for part in (self.flights, self.limit, self.model, self.health):
+        for part in (self.flights, self.limit, self.model, self.health, self.adapters):
             part.check()
         assert self.server.trial is None or self.health.is_on_trial, "a request is on trial, and its backend is not"
+
+    def _readiness(self, adapter: str, said: Description, load: Load) -> Readiness:
+        known, active = adapter not in said.loadable, load.active_adapters
+        return self.adapters.readiness(adapter, is_known=known, active=active, slots=load.adapter_slots)
 
     @property
     def _reports_cache(self) -> bool:
@@ -287,6 +311,9 @@ class Member:
     def _learn_ttft(self, flight: Flight) -> None:
         if not flight.is_first_try:
             return
+        if self._learn_adapter(flight, flight.ttft_s):
+            self.on_predicted(flight.backend, flight.predicted_ttft_s, flight.ttft_s)
+            return
         self.model.judge(flight.predicted_ttft_s, flight.ttft_s)
         if self.adaptive_limit is not None:
             cached = max(0, flight.request.prompt_tokens - flight.uncached_tokens)
@@ -296,10 +323,17 @@ class Member:
             self.model.observe_ttft(flight.work, flight.ahead, flight.ttft_s)
         self.on_predicted(flight.backend, flight.predicted_ttft_s, flight.ttft_s)
 
+    def _learn_adapter(self, flight: Flight, ttft_s: float) -> bool:
+        """Learn what its backend took for its LoRA adapter. If it took any time, nothing is learnt of prompts."""
+        if flight.readiness is None or flight.adapter_s <= 0:
+            return False
+        self.adapters.observe(flight.readiness, ttft_s - flight.predicted_ttft_s + flight.adapter_s)
+        return True
+
     def _learn_late(self, flight: Flight) -> None:
         """Only its end told what was cached. An answer in one piece does not tell when its first token was there."""
         one_piece = flight.last_at == flight.first_at and flight.later_tokens > 0
-        if flight.first_at is None or one_piece or self._was_crowded(flight):
+        if flight.first_at is None or one_piece or flight.adapter_s > 0 or self._was_crowded(flight):
             return
         self.model.observe_ttft(prefill_work(*_computed(flight)), flight.ahead, flight.ttft_s)
 
@@ -309,6 +343,8 @@ class Member:
         uncached, cached = _computed(flight)
         batch, context_tokens = self._company(flight, now)
         took_s, latency = now - flight.sent_at, self.model.snapshot()
+        if self._learn_adapter(flight, took_s - steps * latency.tpot_s(batch, context_tokens)):
+            return
         if self.adaptive_limit is not None:
             # beside those that decode with it, and without any in front of it
             idle_s = latency.prefill_s(uncached, cached) + steps * latency.tpot_s(batch, context_tokens)

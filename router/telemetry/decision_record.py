@@ -37,6 +37,7 @@ class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
     free_tokens: int | None = None
     held_tokens: int | None = None
     queue_s: float = 0.0
+    adapter: str | None = None
     age_s: float | None = None
 
 
@@ -199,6 +200,7 @@ def _seen_of(view: BackendView) -> Seen:
         free_tokens=view.free_tokens,
         held_tokens=view.held_tokens,
         queue_s=round(view.queue_s, 6),
+        adapter=view.adapter,
         age_s=_rounded(view.reported_s_ago),
     )
 

@@ -16,6 +16,14 @@ MOST_HEADER_BYTES = 4096
 """Servers and proxies refuse larger headers; what does not fit is left out and counted."""
 
 _LISTS = ("candidates", "skipped", "dropped", "equals", "pools", "on_miss")
+_ADAPTER = {
+    "ready": "has it ready",
+    "known": "has to put it into a slot",
+    "no_slot": "has no slot for it now",
+    "loads": "has yet to load it",
+}
+"""What a backend has to do for an adapter, in words."""
+
 _ESSENTIALS = (
     *("request", "config_version", "rule", "service_class", "policy", "chosen", "predicted_ttft_s"),
     "left_out",
@@ -54,6 +62,9 @@ def as_text(explanation: Explanation) -> str:
 def _record(explanation: Explanation) -> dict[str, Any]:
     record: dict[str, Any] = msgspec.to_builtins(explanation)
     record["skipped"] = [_skipped_record(one) for one in explanation.skipped]
+    for candidate in record["candidates"]:
+        if candidate["adapter"] is None:
+            del candidate["adapter"]
     return record
 
 
@@ -130,6 +141,8 @@ def _decision_lines(told: Explanation) -> Iterator[str]:
         yield from _table([_heading(told), *(_row(told, candidate) for candidate in told.candidates)])
         if uncounted := [name for name in told.weights if name not in told.counted]:
             yield f"not counted, since not known of every candidate: {', '.join(uncounted)}"
+    if adapters := [f"{one.backend} {_ADAPTER[one.adapter]}" for one in told.candidates if one.adapter]:
+        yield f"adapter   {told.model}: {'; '.join(adapters)}"
     for backend, reason in told.dropped.items():
         yield f"dropped   {backend}: {reason}"
     if told.predicted_ttft_s is not None:

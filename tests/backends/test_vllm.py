@@ -260,3 +260,38 @@ async def test_a_proxy_is_told_the_rank_too_and_may_not_take_another_rank_instea
         assert first.is_like(elsewhere)
         assert not first.is_like(second)
         assert not first.is_like(backend)
+
+
+async def test_adapters_that_it_lists_and_those_that_it_loads_when_asked_are_told_apart_by_clients_names() -> None:
+    server = VLLMServer(adapters=("sql-lora",), found_by_resolver=("poem-lora",))
+    models = {"m": "m", "sql": "sql-lora", "poem": "poem-lora"}
+    async with a_backend(server, models=models, adapters=frozenset({"sql-lora", "poem-lora"})) as (backend, _):
+        await backend.probe()
+        before = backend.describe()
+        await everything(backend, a_request(model="poem"))
+        await backend.probe()
+        after = backend.describe()
+    assert before is not None
+    assert after is not None
+    assert (before.models, before.tuned, before.loadable) == ({"m", "sql", "poem"}, {"sql", "poem"}, {"poem"})
+    assert (after.models, after.tuned, after.loadable) == ({"m", "sql", "poem"}, {"sql", "poem"}, set())
+    assert server.received[0].body["model"] == "poem-lora"
+
+
+@pytest.mark.parametrize(("models", "active"), [({}, {"a-lora"}), ({"a": "a-lora", "m": "m"}, {"a"})])
+async def test_metrics_tell_which_adapters_have_requests_now_and_how_many_fit(
+    models: dict[str, str], active: set[str]
+) -> None:
+    async with a_backend(VLLMServer(adapters=("a-lora", "b-lora")), models=models) as (backend, server):
+        server.active_adapters, server.adapter_slots = "a-lora", 2
+        await backend.probe()
+        assert (backend.load().active_adapters, backend.load().adapter_slots) == (active, 2)
+        server.active_adapters = ""
+        await backend.probe()
+        assert backend.load().active_adapters == set()
+
+
+async def test_of_several_engines_nothing_is_believed_of_the_adapters_in_use() -> None:
+    async with a_backend(VLLMServer(ranks=2, adapters=("a-lora",), active_adapters="a-lora")) as (backend, _):
+        await backend.probe()
+        assert (backend.load().active_adapters, backend.load().adapter_slots) == (None, 1)

@@ -171,6 +171,8 @@ class VLLMOptions:
     """A chat template in place of the checkpoint's."""
     extra: tuple[str, ...] = ()
     """Further options of its command line."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Further variables of its environment."""
 
 
 PLAIN = VLLMOptions()
@@ -205,6 +207,7 @@ def a_vllm(name: str, folder: Path, options: VLLMOptions, *, model: Path | None 
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": "",  # packages of ours must not hide its own
+            **dict(options.environment),
         },
     )
     if options.events:

@@ -51,6 +51,10 @@ class VLLMServer(OpenAIServer):
     """
 
     adapters: tuple[str, ...] = ()
+    found_by_resolver: tuple[str, ...] = ()
+    """Adapters that it loads when it is asked for them, and lists from then on."""
+    adapter_slots: int = 1
+    active_adapters: str = ""
     has_priorities: bool = False
     has_sleep_mode: bool = True
     is_sleeping: bool = False
@@ -116,9 +120,17 @@ class VLLMServer(OpenAIServer):
                 f'vllm:cache_config_info{{{cache},num_gpu_blocks="{self.blocks * self.ranks}"}} 1.0',
                 f'vllm:time_to_first_token_seconds_bucket{{engine="{number}",le="0.001",model_name="m"}} 0.0',
             ]
+        if self.adapters:
+            # one sample for each set that there was; its value is when that was
+            for at, running in enumerate(("one-of-before", self.active_adapters)):
+                labels = f'max_lora="{self.adapter_slots}",running_lora_adapters="{running}",waiting_lora_adapters=""'
+                lines.append(f"vllm:lora_requests_info{{{labels}}} {at}.0")
         return web.Response(text="\n".join(lines) + "\n")
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
+        name = (await request.json()).get("model")
+        if name in self.found_by_resolver and name not in self.adapters:
+            self.adapters += (name,)
         asked = request.headers.get("X-data-parallel-rank", "")
         reads_ranks = self.version not in ("0.9.2", "0.10.2")
         rank = int(asked) if asked.isdecimal() and reads_ranks else next(self._turns) % self.ranks

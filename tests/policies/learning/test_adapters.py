@@ -1,0 +1,108 @@
+"""Which adapters a backend has ready, and what the others cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+import pytest
+
+from policies.learning.adapters import PRIOR_S, AdapterSlots, Readiness
+
+
+def seen(
+    slots: AdapterSlots,
+    adapter: str,
+    *,
+    known: bool = True,
+    active: Collection[str] | None = None,
+    most: int | None = 2,
+) -> Readiness:
+    return slots.readiness(adapter, is_known=known, active=active, slots=most)
+
+
+def test_an_adapter_is_ready_after_its_first_request_until_others_have_taken_its_slot() -> None:
+    slots = AdapterSlots()
+    assert seen(slots, "a") is Readiness.KNOWN
+    for name in ("a", "b"):
+        slots.begin(name)
+        slots.end(name)
+    assert (seen(slots, "a"), seen(slots, "b")) == (Readiness.READY, Readiness.READY)
+    slots.begin("c")
+    slots.end("c")
+    assert (seen(slots, "a"), seen(slots, "b")) == (Readiness.KNOWN, Readiness.READY)
+
+
+def test_an_adapter_of_which_the_backend_has_requests_is_ready_whoever_sent_them() -> None:
+    assert seen(AdapterSlots(), "a", active={"a", "b"}) is Readiness.READY
+
+
+def test_an_adapter_waits_while_requests_of_others_use_all_slots() -> None:
+    slots = AdapterSlots()
+    slots.begin("a")
+    assert seen(slots, "c", active={"a"}) is Readiness.KNOWN
+    assert seen(slots, "c", active={"b"}) is Readiness.NO_SLOT
+    assert seen(slots, "a", active={"b"}) is Readiness.READY
+    slots.end("a")
+    assert seen(slots, "c", active={"b"}) is Readiness.KNOWN
+
+
+def test_one_slot_is_believed_where_the_backend_does_not_tell() -> None:
+    slots = AdapterSlots()
+    slots.begin("a")
+    assert seen(slots, "b", most=None) is Readiness.NO_SLOT
+
+
+def test_an_adapter_that_the_backend_does_not_list_has_to_be_loaded_but_for_a_request_that_is_there() -> None:
+    slots = AdapterSlots()
+    assert seen(slots, "a", known=False) is Readiness.LOADS
+    slots.begin("a")
+    assert seen(slots, "a", known=False) is Readiness.READY
+    slots.end("a")
+    assert seen(slots, "a", known=False) is Readiness.LOADS, "it would list it, had it been loaded"
+
+
+def test_a_backend_that_was_started_anew_has_nothing_in_its_slots() -> None:
+    slots = AdapterSlots()
+    slots.begin("a")
+    slots.end("a")
+    slots.forget()
+    assert seen(slots, "a") is Readiness.KNOWN
+
+
+def test_what_an_adapter_costs_is_learnt_within_bounds() -> None:
+    slots = AdapterSlots()
+    assert slots.seconds(Readiness.LOADS) == PRIOR_S[Readiness.LOADS]
+    for _ in range(20):
+        slots.observe(Readiness.LOADS, 4.0)
+        slots.observe(Readiness.READY, 4.0)
+        slots.observe(Readiness.KNOWN, -1.0)
+    assert slots.seconds(Readiness.LOADS) == pytest.approx(4.0, rel=0.01)
+    assert slots.seconds(Readiness.READY) == 0.0
+    assert 0.0 <= slots.seconds(Readiness.KNOWN) < 0.001
+    slots.observe(Readiness.LOADS, 1e9)
+    assert slots.seconds(Readiness.LOADS) < 30.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_agrees_with_an_engine_that_gives_up_the_adapter_used_longest_ago(seed: int) -> None:
+    rng, slots, most = random.Random(seed), AdapterSlots(), 3
+    names, running, loaded = [f"a{number}" for number in range(6)], list[str](), list[str]()
+    for _ in range(300):
+        if running and rng.random() < 0.5:
+            name = running.pop(rng.randrange(len(running)))
+            slots.end(name)
+        else:
+            name = rng.choice(names)
+            said = seen(slots, name, most=most)
+            if said is Readiness.NO_SLOT:
+                assert len({*running} - {name}) == most
+                continue
+            assert (said is Readiness.READY) == (name in loaded)
+            slots.begin(name)
+            running.append(name)
+        # an engine uses a running adapter in each step, and evicts only those that nothing uses
+        loaded = [*(one for one in loaded if one != name), name]
+        while len(loaded) > most:
+            loaded.remove(next(one for one in loaded if one not in running))
+        slots.check()
