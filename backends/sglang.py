@@ -58,6 +58,8 @@ class SGLang(OpenAICompatible):
     # without a template for completions, which it does not tell of, it passes a suffix over
     capabilities = OpenAICompatible.capabilities - {Capability.SUFFIX}
     options_type = SGLangOptions
+    # without it what is left is aborted by its connection alone
+    _dispensable = frozenset({"rid"})
     _options: SGLangOptions
 
     def __init__(

@@ -101,7 +101,7 @@ class Tabby(OpenAICompatible):
             hint = "send text"
             raise InvalidRequest("TabbyAPI takes text, and no text is these token ids", hint=hint, param="prompt")
         body = prompt.body or completion_of(request, prompt.token_ids)
-        return replace(prompt, body={**body, "prompt": text, "add_bos_token": False}, path=_TEXT_PATH, verbatim=b"")
+        return replace(prompt, body={**body, "prompt": text, "add_bos_token": False}, path=_TEXT_PATH, native=None)
 
     async def _told(self, post: Post, name: str) -> Any:
         page = await self.client.ask(post)

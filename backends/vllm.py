@@ -2,7 +2,7 @@
 
 The client's body goes through whole, prompts of token ids included: vLLM's completions take them, so that nothing is
 rendered or tokenized twice. Its `/inference/v1/generate` answers with ids alone, and a server's tokenizer is nothing
-that an adapter has, so completions it is. Four fields are the router's to say, whatever a client put there:
+that an adapter has, so completions it is. Four fields of a request belong to the router, whatever a client put there:
 `cache_salt` (the tenant's cache domain), `priority`, `request_id`, and `kv_transfer_params`, which would let a client
 have KV fetched from anywhere. A closed connection aborts.
 
@@ -73,8 +73,9 @@ class VLLM(OpenAICompatible):
 
     kind = "vllm"
     options_type = VLLMOptions
-    # its /v1/messages knows no salt
+    # what an older one's /v1/messages does with a salt is not known before it is asked
     own_paths = OpenAICompatible.own_paths | {"/v1/responses"}
+    _echoes = True
     _options: VLLMOptions
     _may_sleep = True
     _reads_ranks: bool | None = None

@@ -195,6 +195,17 @@ class Request(msgspec.Struct, frozen=True):
         return self.prompt_tokens if self.least_prompt_tokens is None else self.least_prompt_tokens
 
 
+class Native(msgspec.Struct, frozen=True):
+    """A client's request in its own dialect: the JSON `body` that it sent to the endpoint `path`.
+
+    `raw` are the bytes that came, where they say exactly what is in `body`; else nothing.
+    """
+
+    path: str
+    body: Mapping[str, Any]
+    raw: bytes = b""
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """What a backend is to continue.
 
@@ -208,10 +219,9 @@ class Prompt(msgspec.Struct, frozen=True):
     body: Mapping[str, Any] | None = None
     path: str = "/v1/chat/completions"
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    anthropic_body: Mapping[str, Any] | None = None
-    """The client's own request where it spoke Anthropic's dialect; `body` then says the same in OpenAI's."""
-    verbatim: bytes = b""
-    """The bytes that came, where `anthropic_body`, or else `body`, is exactly what they say; else nothing."""
+    native: Native | None = None
+    """The client's own request, for backends that speak its dialect; `body` then says the same in OpenAI's chats or
+    texts. None where it came over gRPC."""
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from policies.nouns import Capability, Sampling
+from policies.nouns import Capability, Delta, Native, Sampling
 
 
 class Chat(msgspec.Struct, frozen=True):
@@ -66,10 +66,8 @@ class Ask(msgspec.Struct, frozen=True):
     inputs: tuple[Input, ...]
     bodies: tuple[Mapping[str, Any], ...]
     path: str
-    anthropic_body: Mapping[str, Any] | None = None
-    """The body as it came, where the client spoke Anthropic's dialect: for backends that do too."""
-    verbatim: bytes = b""
-    """The bytes that came, where they say exactly what is in `anthropic_body`, or else in the only one of `bodies`."""
+    natives: tuple[Native, ...] = ()
+    """One for each input: the call in the client's own dialect, for backends that speak it too."""
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     reading: Reading = Reading()
     max_new_tokens: int | None = None
@@ -77,6 +75,8 @@ class Ask(msgspec.Struct, frozen=True):
     stream: bool = False
     include_usage: bool = False
     echo: bool = False
+    only_echo: bool = False
+    """Of the answer nothing is wanted but the prompt: what is drawn is left out."""
     needs: frozenset[Capability] = frozenset()
     priority: str | None = None
     session: str | None = None
@@ -90,6 +90,16 @@ class Ask(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     passed_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Those that belong to the body: a backend of the client's dialect cannot read it without."""
+
+    def echoed(self, delta: Delta, echo: str, unechoed: set[int]) -> Delta:
+        """`delta` behind the prompt's text `echo`, if it is the first of a choice that is still in `unechoed`; without
+        what was drawn where an echo alone is wanted. Bytes of a backend that echoes by itself stay as they are.
+        """
+        is_first = delta.choice in unechoed
+        unechoed.discard(delta.choice)
+        if self.only_echo and delta.raw is None and delta.body is None:
+            delta = Delta(choice=delta.choice, finish_reason="length" if is_first else None, usage=delta.usage)
+        return msgspec.structs.replace(delta, text=echo + delta.text) if is_first else delta
 
     @property
     def subject(self) -> str:

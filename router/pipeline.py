@@ -297,8 +297,7 @@ class _Call(msgspec.Struct, frozen=True):
                 ask.bodies[at],
                 ask.path,
                 {**ask.passed_headers, **self.account.trace.headers},
-                ask.anthropic_body,
-                ask.verbatim,
+                ask.natives[at] if ask.natives else None,
             ),
             echo=tokens.echo,
             tools=tokens.tools,
@@ -365,9 +364,8 @@ class _Call(msgspec.Struct, frozen=True):
                 if delta.computed_tokens is None:
                     if flight.first_at is not None:
                         self.account.heard(now)
-                    if delta.choice in unechoed:
-                        unechoed.remove(delta.choice)
-                        delta = replace(delta, text=echo + delta.text)  # noqa: PLW2901
+                    if echo:
+                        delta = self.ask.echoed(delta, echo, unechoed)  # noqa: PLW2901
                 if delta.finish_reason is not None:
                     attempt.finished(delta.finish_reason)
                 await self.caller.write(at, delta)

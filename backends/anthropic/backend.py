@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from backends.anthropic.answer import AnthropicAnswer, error_of_anthropic
-from backends.anthropic.passed import PassedMessage, PassedWholeMessage
 from backends.anthropic.prompt import messages_body
 from backends.http.backend import HttpBackend
 from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
-from backends.http.json_members import maybe_twice, with_members
+from backends.messages.answer import MESSAGES_PATH, AnthropicAnswer, error_of_anthropic
+from backends.messages.passed import PassedMessage, PassedWholeMessage
+from backends.openai.prompt import native_post
 from policies.errors import BackendFailed
 from policies.nouns import Capability, Prompt, Request
 
@@ -79,15 +79,13 @@ class Anthropic(HttpBackend):
 
         Raises InvalidRequest for what the API has no word for.
         """
-        model, own = self._backends_name(request), prompt.anthropic_body
-        if own is None or not prompt.verbatim:
+        model, native = self._backends_name(request), prompt.native
+        if native is None or native.path != MESSAGES_PATH:
             post = Post("/v1/messages", encoded(messages_body(request, prompt, model)))
             return Exchange(post, AnthropicAnswer(self.name), error_of_anthropic)
-        content, shown = prompt.verbatim, None if own["model"] == model else own["model"]
-        if shown is not None or maybe_twice(content, ("model",)):
-            content = with_members(content, {"model": model})
-        passed = PassedMessage if own.get("stream") else PassedWholeMessage
-        post = Post("/v1/messages", content, is_streamed=bool(own.get("stream")))
+        shown = None if native.body["model"] == model else native.body["model"]
+        passed = PassedMessage if native.body.get("stream") else PassedWholeMessage
+        post = native_post(native, {"model": model}, is_streamed=bool(native.body.get("stream")))
         return Exchange(post, passed(self.name, shown_model=shown), error_of_anthropic)
 
     @property

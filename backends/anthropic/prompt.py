@@ -32,8 +32,6 @@ _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
 
 def messages_body(request: Request, prompt: Prompt, model: str) -> dict[str, Any]:
     """A streamed body of /v1/messages for `model`. Raises InvalidRequest for what the API has no word for."""
-    if prompt.anthropic_body is not None:
-        return {**prompt.anthropic_body, "model": model, "stream": True}
     if prompt.body is None or prompt.path != CHAT_PATH:
         hint = "send a chat"
         raise InvalidRequest("Anthropic's API takes conversations, not texts to continue", hint=hint, param="prompt")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,10 @@ from backends.http.client import Exchange, HttpOptions, Post, decoded, encoded
 from backends.http.prometheus_text import Metrics, whole
 from backends.http.unsupported import refuse_unsupported
 from backends.llama_cpp.answer import LlamaCppAnswer
+from backends.messages.answer import MESSAGES_PATH
 from backends.openai.compatible import OpenAICompatible
+from backends.openai.endpoints import Endpoints
+from backends.openai.responses import RESPONSES_PATH
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
@@ -115,6 +119,15 @@ class LlamaCpp(OpenAICompatible):
         penalty = request.sampling.repetition_penalty
         respelt = {} if penalty == 1 else {"repetition_penalty": None, "repeat_penalty": penalty}
         return {"id_slot": None, **respelt}
+
+    async def _learn_endpoints(self) -> Endpoints:
+        """It has no OpenAPI document: what it does not have is not found."""
+        found = []
+        for path in (MESSAGES_PATH, RESPONSES_PATH):
+            with suppress(BackendFailed):
+                if (await self.client.ask(Post(path, b"{}"))).status in (400, 500):
+                    found.append(path)
+        return dict.fromkeys(found, frozenset[str]())
 
     async def _learn_settings(self) -> None:
         page = await self.client.get("/props")

@@ -15,6 +15,7 @@ from typing import Any
 from backends.http.client import Exchange, HttpOptions
 from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
+from backends.openai.endpoints import Endpoints
 from policies.errors import InvalidRequest
 from policies.nouns import Capability, Prompt, Request
 
@@ -84,6 +85,10 @@ class OpenAI(OpenAICompatible):
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body, as far as OpenAI knows its words. Raises InvalidRequest where leaving out would not do."""
         return self._openai_exchange(request, prompt, openai_fields(request, prompt))
+
+    async def _learn_endpoints(self) -> Endpoints:
+        """Chats and texts alone: its responses keep what they are told, and refer to it."""
+        return {}
 
     async def _look(self) -> None:
         await self._learn_models()

@@ -9,15 +9,22 @@ from typing import Any, ClassVar
 from backends.http.backend import Forward, HttpBackend
 from backends.http.client import Answer, Exchange, HttpOptions, decoded
 from backends.http.errors import error_of
+from backends.messages.answer import MESSAGES_PATH
+from backends.messages.passed import PassedMessage, PassedWholeMessage
 from backends.openai.answer import OpenAIAnswer
+from backends.openai.endpoints import PATH as OPENAPI_PATH
+from backends.openai.endpoints import Endpoints, endpoints_in
 from backends.openai.passed import Ear, PassedStream, PassedWhole
 from backends.openai.pooled import POOLED, PooledAnswer, pooled_post
-from backends.openai.prompt import own_bytes, post_of
+from backends.openai.prompt import native_post, post_of, said_of
+from backends.openai.responses import RESPONSES_PATH, PassedResponse, PassedWholeResponse
 from policies.errors import BackendFailed, ExpectedError
-from policies.nouns import Capability, Prompt, Request
+from policies.nouns import Capability, Native, Prompt, Request
 
 RARE = frozenset({Capability.SUFFIX, Capability.PROMPT_LOGPROBS})
 """What many servers of completions take and pass over in silence."""
+
+_TEXT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 SLOWEST_TOKEN_S = 0.05
 """How much longer than `idle_s` a server may be silent over an answer in one piece, for each token that it may have."""
@@ -46,6 +53,12 @@ class OpenAICompatible(HttpBackend):
     """Its answers are what clients of the dialect expect, and may go to them as they are."""
     _always_streams: ClassVar[bool] = False
     """A closed connection stops it in a stream only, and its answers are written anew in any case."""
+    _echoes: ClassVar[bool] = False
+    """Its completions know `echo`."""
+    _dispensable: ClassVar[frozenset[str]] = frozenset()
+    """Own fields that an endpoint may do without."""
+    _endpoints: Endpoints | None = None
+    """What it has beside chats and texts; None: it was not asked."""
 
     async def probe(self) -> None:
         """Ask for the models; raises BackendFailed if they do not come."""
@@ -69,25 +82,55 @@ class OpenAICompatible(HttpBackend):
             return Exchange(
                 post, PooledAnswer(self.name, prompt.path, prompt_tokens=request.prompt_tokens), self._error_of
             )
-        body = prompt.body or {}
-        is_wanted = request.stream or bool(body.get("stream"))
+        if (native := self._passed_on(prompt, own)) is not None:
+            return self._native_exchange(request, native, own)
+        is_streamed = request.stream or bool((prompt.body or {}).get("stream")) or self._always_streams
         post = post_of(
             request,
             prompt,
             model=self._backends_name(request),
-            is_streamed=is_wanted or self._always_streams,
+            is_streamed=is_streamed,
             takes_token_ids=self._options.takes_token_ids,
             own=own,
         )
-        quiet_s = 0.0 if post.is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
-        if not (own_bytes(prompt) and self._passes_on):
-            answer = OpenAIAnswer(self.name, request, is_streamed=post.is_streamed)
-            return Exchange(post, answer, self._error_of, quiet_s=quiet_s)
-        is_renamed = own.get("model", self._backends_name(request)) != body["model"]
-        ear = Ear(self.name, request, shown_model=body["model"] if is_renamed else None)
-        shows_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        passed: Answer = PassedStream(ear, shows_usage=shows_usage) if is_wanted else PassedWhole(ear)
-        return Exchange(post, passed, self._error_of, quiet_s=quiet_s)
+        answer = OpenAIAnswer(self.name, request, is_streamed=is_streamed)
+        return Exchange(post, answer, self._error_of, quiet_s=_quiet_s(request, is_streamed=is_streamed))
+
+    def _native_exchange(self, request: Request, native: Native, own: Mapping[str, Any]) -> Exchange:
+        """The client's own request; its answer goes back as it comes."""
+        body, model = native.body, self._backends_name(request)
+        is_streamed = bool(body.get("stream"))
+        said = said_of(body if native.path in _TEXT_PATHS else None, model=model, is_streamed=is_streamed, own=own)
+        shown_model = body["model"] if own.get("model", model) != body["model"] else None
+        return Exchange(
+            native_post(native, said, is_streamed=is_streamed),
+            self._passed_answer(request, native, shown_model, is_streamed=is_streamed),
+            self._error_of,
+            quiet_s=_quiet_s(request, is_streamed=is_streamed),
+        )
+
+    def _passed_answer(self, request: Request, native: Native, shown_model: str | None, *, is_streamed: bool) -> Answer:
+        if native.path == MESSAGES_PATH:
+            return (PassedMessage if is_streamed else PassedWholeMessage)(self.name, shown_model=shown_model)
+        if native.path == RESPONSES_PATH:
+            return (PassedResponse if is_streamed else PassedWholeResponse)(self.name, shown_model=shown_model)
+        ear = Ear(self.name, request, shown_model=shown_model)
+        shows_usage = bool((native.body.get("stream_options") or {}).get("include_usage"))
+        return PassedStream(ear, shows_usage=shows_usage) if is_streamed else PassedWhole(ear)
+
+    def _passed_on(self, prompt: Prompt, own: Mapping[str, Any]) -> Native | None:
+        """The client's request in its own dialect, if the server may be sent it: it has the endpoint, and that takes
+        all that the router has to say.
+        """
+        native = prompt.native
+        if native is None or not self._passes_on:
+            return None
+        if native.path in _TEXT_PATHS:
+            # where the server does not repeat the prompt by itself, the router does
+            return native if native.body is prompt.body or self._echoes else None
+        fields = (self._endpoints or {}).get(native.path)
+        needed = {name for name, value in own.items() if value is not None} - self._dispensable
+        return None if fields is None or not needed <= fields else native
 
     @property
     def _may_answer_whole(self) -> bool:
@@ -107,7 +150,12 @@ class OpenAICompatible(HttpBackend):
 
         `max_model_len` and `root` are vLLM's, LMDeploy's and SGLang's; an adapter has a `parent`.
         """
-        page = decoded(await self.client.get("/v1/models"), self.name, "its models")
+        try:
+            page = decoded(await self.client.get("/v1/models"), self.name, "its models")
+        except BackendFailed:
+            # what comes back may be another version
+            self._endpoints = None
+            raise
         try:
             models = page["data"]
             names = frozenset(str(model["id"]) for model in models)
@@ -120,6 +168,28 @@ class OpenAICompatible(HttpBackend):
         self._roots = _of_whole_models(roots)
         if self._options.context_tokens is None and lengths:
             self._context_tokens = min(lengths)
+        if self._endpoints is None:
+            self._endpoints = await self._learn_endpoints()
+
+    async def _learn_endpoints(self) -> Endpoints:
+        """What the server has, as its OpenAPI document says; nothing where it has none."""
+        try:
+            page = await self.client.get(OPENAPI_PATH)
+        except BackendFailed:
+            return {}
+        return endpoints_in(page.body) if page.status == 200 else {}
+
+    async def _check_health(self, path: str = "/health") -> None:
+        """As of other servers; what comes back after an outage is asked anew which endpoints it has."""
+        try:
+            await super()._check_health(path)
+        except BackendFailed:
+            self._endpoints = None
+            raise
+
+
+def _quiet_s(request: Request, *, is_streamed: bool) -> float:
+    return 0.0 if is_streamed else request.max_new_tokens * SLOWEST_TOKEN_S
 
 
 def _of_whole_models(roots: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:

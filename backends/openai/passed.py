@@ -8,20 +8,23 @@ Pure but for their own memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from backends.http.errors import error_in_stream
-from backends.http.json_members import ABSENT, with_members
+from backends.http.json_members import ABSENT, with_members, with_more_members
 from backends.http.nonsense import MISSHAPEN, nonsense, not_asked_for
 from backends.http.passed_blocks import PassedBlocks
-from backends.http.sse import block_of
+from backends.http.sse import block_of, data_in
 from backends.http.whole_body import WholeBody
 from backends.openai.answer import BROKEN, DONE
 from backends.openai.chunks import FINISHES, usage_of
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, Request, Usage
+
+_OF_THE_LAST = ("system_fingerprint", "timings")
+"""What vLLM and llama.cpp write in the last chunk: that of usage if usage was asked for, else the end of a choice."""
 
 ErrorInStream = Callable[[str, Any], ExpectedError]
 
@@ -90,7 +93,7 @@ class Ear:
         self._shown_model = shown_model
         self._prompt_tokens, self._pieces = request.prompt_tokens, 0
         self._usage: Usage | None = None
-        self._choices = range(request.sampling.choices)
+        self.choices = request.sampling.choices
 
     def __repr__(self) -> str:
         return f"<Ear at {self.backend}: {self._pieces} pieces, {self._usage}>"
@@ -109,8 +112,8 @@ class Ear:
         for choice in chunk.choices or ():
             if choice.finish_reason in BROKEN:
                 raise BackendFailed(f"{self.backend} broke the answer off ({choice.finish_reason})")
-            if choice.index not in self._choices:
-                raise not_asked_for(self.backend, choice.index, len(self._choices))
+            if not 0 <= choice.index < self.choices:
+                raise not_asked_for(self.backend, choice.index, self.choices)
             chunk.pieces += choice.adds
         self._pieces += chunk.pieces
         return chunk
@@ -132,7 +135,8 @@ class Ear:
 class PassedStream(PassedBlocks):
     """Fed with a stream, gives its own bytes back; [DONE] comes last, with usage.
 
-    Without `shows_usage` the client did not ask for usage and does not see it.
+    Without `shows_usage` the client did not ask for usage and does not see it; the chunk that ends the answer waits for
+    the one that is hidden.
     """
 
     last_word = "[DONE]"
@@ -140,22 +144,73 @@ class PassedStream(PassedBlocks):
     def __init__(self, ear: Ear, *, shows_usage: bool) -> None:
         super().__init__(ear.backend)
         self._ear, self._shows_usage = ear, shows_usage
+        self._left = ear.choices
+        self._last: _Last | None = None
+
+    def end(self) -> Iterator[Delta]:
+        """What was still held. Raises BackendFailed if the end came too early."""
+        yield from self._let_last_go()
+        yield from super().end()
 
     def _take(self, block: bytes, said: bytes) -> Sequence[Delta]:
         if said == DONE:
             self.is_over = True
+            ended = self._let_last_go()
             held = [self._let_go()] if self._held else []
-            return [*held, Delta(usage=self._ear.usage(), raw=block)]
-        chunk = self._ear.hear(said)
+            return [*ended, *held, Delta(usage=self._ear.usage(), raw=block)]
+        try:
+            chunk = self._ear.hear(said)
+        except ExpectedError:
+            self._hold_last()
+            raise
         changes = self._ear.shown(chunk)
         hides = chunk.usage is not None and not self._shows_usage
         if hides:
             changes["usage"] = ABSENT
-        if chunk.choices or not hides:
-            self._hold(_rewritten(said, chunk, changes) if changes else block, chunk.pieces)
-        ends = chunk.finishes
+            if not chunk.choices:
+                return self._let_last_go(said)
         # of hundreds of chunks one has any
-        return [self._let_go(choice, finish) for choice, finish in ends] if ends else ()
+        last: Sequence[Delta] = () if self._last is None else self._let_last_go()
+        shown = _rewritten(said, chunk, changes) if changes else block
+        ends = chunk.finishes
+        self._left -= len(ends)
+        if ends and not self._left and not self._shows_usage:
+            self._last = _Last(shown, chunk.pieces, ends)
+            return last
+        self._hold(shown, chunk.pieces)
+        return [*last, *(self._let_go(choice, finish) for choice, finish in ends)] if ends or last else ()
+
+    def _hold_last(self) -> None:
+        if self._last is not None:
+            self._hold(self._last.block, self._last.pieces)
+
+    def _let_last_go(self, hidden: bytes = b"") -> list[Delta]:
+        """The chunk that ended the answer, with what the `hidden` one of usage says of the answer beside usage."""
+        if self._last is None:
+            return []
+        more = _beside_usage(hidden, self._last.block) if hidden else {}
+        if more:
+            said = data_in(self._last.block)
+            assert said is not None, "it is a chunk"
+            self._last = self._last._replace(block=block_of(with_more_members(said, more)))
+        self._hold_last()
+        ends, self._last = self._last.ends, None
+        return [self._let_go(choice, finish) for choice, finish in ends]
+
+
+class _Last(NamedTuple):
+    """The chunk in which the last choice ended: its event, how many choices it adds to, and which ends it tells."""
+
+    block: bytes
+    pieces: int
+    ends: Sequence[tuple[int, str]]
+
+
+def _beside_usage(hidden: bytes, block: bytes) -> dict[str, msgspec.Raw]:
+    """Members of the `hidden` chunk of usage that belong to the chunk in `block`, and that it lacks."""
+    there = msgspec.json.decode(data_in(block) or b"{}", type=dict[str, msgspec.Raw])
+    more = msgspec.json.decode(hidden, type=dict[str, msgspec.Raw])
+    return {name: more[name] for name in _OF_THE_LAST if name in more and name not in there}
 
 
 class PassedWhole(WholeBody):

@@ -9,7 +9,7 @@ from typing import Any
 from backends.http.client import Post, encoded
 from backends.http.json_members import ABSENT, maybe_twice, with_members, with_more_members
 from policies.errors import InvalidRequest
-from policies.nouns import Prompt, Request, Sampling
+from policies.nouns import Native, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -34,20 +34,27 @@ def post_of(
         if not prompt.token_ids or not takes_token_ids:
             raise InvalidRequest("this backend takes text, and the request has token ids only")
         path, body = "/v1/completions", completion_of(request, prompt.token_ids)
-    said: dict[str, Any] = {"model": model}
-    if is_streamed:
-        said["stream"] = True
-        said["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    said |= {name: ABSENT if value is None else value for name, value in own.items()}
-    if raw := own_bytes(prompt):
-        return Post(path, _changed(raw, body, said), is_streamed)
+    said = said_of(body, model=model, is_streamed=is_streamed, own=own)
+    if (native := prompt.native) is not None and native.body is body:
+        return native_post(native, said, is_streamed=is_streamed)
     sent = {name: value for name, value in {**body, **said}.items() if value is not ABSENT}
     return Post(path, encoded(sent), is_streamed)
 
 
-def own_bytes(prompt: Prompt) -> bytes:
-    """The bytes that the client sent, if `prompt.body` is what they say; else nothing."""
-    return b"" if prompt.anthropic_body is not None or prompt.body is None else prompt.verbatim
+def said_of(body: Mapping[str, Any] | None, *, model: str, is_streamed: bool, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The members that the router says: the `model`, its `own` (None: ABSENT), and that a stream of the chat or text
+    `body` is to end with usage; streams of other endpoints, without a `body` here, always do.
+    """
+    said: dict[str, Any] = {"model": model}
+    if is_streamed and body is not None:
+        said["stream"] = True
+        said["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    return said | {name: ABSENT if value is None else value for name, value in own.items()}
+
+
+def native_post(native: Native, said: Mapping[str, Any], *, is_streamed: bool) -> Post:
+    """The client's own bytes with only the members `said` changed; those that are ABSENT are left out."""
+    return Post(native.path, _changed(native.raw or encoded(native.body), native.body, said), is_streamed)
 
 
 def _changed(raw: bytes, body: Mapping[str, Any], said: Mapping[str, Any]) -> bytes:

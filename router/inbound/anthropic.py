@@ -13,14 +13,15 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from backends.messages.answer import MESSAGES_PATH
 from policies.errors import InvalidRequest
+from policies.nouns import Native
 from router.ask import Ask
 from router.inbound.anthropic_fields import Block, CountBody, MessagesBody, Source, ToolChoice, ToolDefinition, Turn
 from router.inbound.grammars import said_as
 from router.inbound.openai import chat_ask
 from router.inbound.reading import converted, members_beyond
 
-MESSAGES_PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
 VERSIONS = ("2023-06-01", "2026-10-21")
 """Values of `anthropic-version` that are spoken. The newer one has no `temperature`, `top_p` and `top_k`; models
@@ -72,7 +73,12 @@ def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     whose = {} if "user" not in said else {"user_id": said["user"]}
     sampling = said_as("output_config.format", ask.sampling)
     return replace(
-        ask, anthropic_body=body, include_usage=True, metadata=whose, passed_headers=passed, sampling=sampling
+        ask,
+        natives=(Native(MESSAGES_PATH, body),),
+        include_usage=True,
+        metadata=whose,
+        passed_headers=passed,
+        sampling=sampling,
     )
 
 

@@ -99,6 +99,10 @@ class MessageStream:
         events = b"".join(map(_event, self._events(delta)))
         return self._start() + events if events else b""
 
+    def merge(self, first: int, raw: bytes) -> bytes:  # noqa: ARG002 - a call has one prompt
+        """`raw`."""
+        return raw
+
     def end(self, usage: Usage) -> bytes:
         """Why it stopped, what it used, and message_stop."""
         finish = "content_filter" if self._has_refused else self._finish

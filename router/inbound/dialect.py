@@ -33,6 +33,10 @@ class Stream(Protocol):
         """The events for one piece of choice `index`; empty if it has nothing that a client would see."""
         ...
 
+    def merge(self, first: int, raw: bytes) -> bytes:
+        """Events as a backend wrote them for one of several prompts; its first choice is number `first`."""
+        ...
+
     def end(self, usage: Usage) -> bytes:
         """The events that end the stream."""
         ...

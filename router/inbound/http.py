@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from msgspec.structs import replace
 
+from backends.messages.answer import MESSAGES_PATH
 from policies.errors import ExpectedError, InvalidRequest, UnknownModel
 from policies.explain import Explanation
 from policies.nouns import Delta, Tenant, Usage
@@ -23,7 +24,7 @@ from router.cluster.served_model import ServedModel
 from router.cluster.told import shown_name
 from router.gateway import Gateway
 from router.inbound.answer import Answer, Head, usage_sum
-from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, counted_messages
+from router.inbound.anthropic import COUNT_PATH, counted_messages
 from router.inbound.anthropic_answers import anthropic_failure
 from router.inbound.body import read_body
 from router.inbound.cors import add_cors, answering_preflights
@@ -116,9 +117,9 @@ class HttpCaller:
     def _parsed(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
         body = decode(raw)
         ask = self._dialect.parse(body, headers)
-        read = ask.bodies[0] if ask.anthropic_body is None else ask.anthropic_body
-        # what was translated or taken apart is not what the client sent
-        return replace(ask, verbatim=raw) if read is body else ask
+        # what was taken apart is not what the client sent
+        is_one = len(ask.natives) == 1 and ask.natives[0].body is body
+        return replace(ask, natives=(replace(ask.natives[0], raw=raw),)) if is_one else ask
 
     def limited(self, standing: Standing) -> None:
         """Remember what is left, for the headers."""
@@ -178,8 +179,11 @@ class HttpCaller:
     def _event(self, choice: int, delta: Delta) -> bytes:
         """What the client is sent now for one piece; what ends the stream waits until the call is settled."""
         assert self._stream is not None
+        assert self._ask is not None
         if delta.raw is None:
             return self._stream.render(choice, delta)
+        if len(self._ask.inputs) > 1:
+            return self._stream.merge(choice - delta.choice, delta.raw)
         if delta.usage is None:
             return delta.raw
         self._ending = delta.raw

@@ -12,7 +12,7 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from policies.errors import InvalidRequest
-from policies.nouns import Capability, Sampling
+from policies.nouns import Capability, Native, Sampling
 from router.ask import Ask, Chat, Reading
 from router.inbound.grammars import grammar_in
 from router.inbound.openai_fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
@@ -76,6 +76,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         model=fields.model,
         inputs=(chat,),
         bodies=(body,),
+        natives=(Native(CHAT_PATH, body),),
         path=CHAT_PATH,
         sampling=_sampling(fields, logprobs),
         max_new_tokens=_checked_limit(limit, fields),
@@ -121,18 +122,23 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
     _refuse_unsupported(fields)
     prompts = _prompts(fields.prompt)
     scores_prompt = bool(fields.echo) and fields.logprobs is not None
-    # the router answers `echo` itself, where only a text is wanted: a backend that did too would repeat the prompt
-    rest = body if scores_prompt else {name: value for name, value in body.items() if name != "echo"}
-    is_one = len(rest) == len(body) and prompts[0] is fields.prompt
+    is_one = prompts[0] is fields.prompt
+    natives = [body] if is_one else [{**body, "prompt": prompt} for prompt in prompts]
+    echoes = bool(fields.echo) and not scores_prompt
+    only_echo = bool(fields.echo) and fields.max_tokens == 0
+    # the router answers `echo` itself where a backend does not: one that knew it in these would repeat the prompt
+    bodies = [_without_echo(each) for each in natives] if echoes else natives
     return Ask(
         model=fields.model,
         inputs=tuple(prompt if isinstance(prompt, str) else _packed(prompt) for prompt in prompts),
-        bodies=(body,) if is_one else tuple({**rest, "prompt": prompt} for prompt in prompts),
+        bodies=tuple(bodies),
+        natives=tuple(Native(COMPLETION_PATH, each) for each in natives),
         path=COMPLETION_PATH,
         sampling=_sampling(fields, fields.logprobs),
-        max_new_tokens=_checked_limit(fields.max_tokens, fields),
+        max_new_tokens=1 if only_echo else _checked_limit(fields.max_tokens, fields),
+        only_echo=only_echo,
         usual_new_tokens=COMPLETION_MAX_TOKENS,
-        echo=bool(fields.echo) and not scores_prompt,
+        echo=echoes,
         needs=_needs(
             fields,
             fields.logprobs,
@@ -142,6 +148,11 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
         ),
         **_common(fields, headers or {}),
     )
+
+
+def _without_echo(body: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in body.items() if name != "echo"}
+    return rest | {"max_tokens": 1} if rest.get("max_tokens") == 0 else rest
 
 
 def _needs(
@@ -184,6 +195,9 @@ def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _checked_limit(limit: int | None, fields: Common) -> int | None:
+    if limit == 0:
+        hint = "at least 1; 0 with `echo` gives the prompt back"
+        raise InvalidRequest("`max_tokens` must be at least 1, got 0", hint=hint, param="max_tokens")
     if limit is not None and (fields.min_tokens or 0) > limit:
         raise InvalidRequest("`min_tokens` is more than `max_tokens`", hint="lower `min_tokens`", param="min_tokens")
     return limit

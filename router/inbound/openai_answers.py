@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from backends.http.sse import SseBlocks, data_in
 from policies.errors import ExpectedError
 from policies.nouns import Delta, TokenLogprob, Usage
 from router.inbound.answer import Answer, Head
@@ -15,7 +16,8 @@ from router.inbound.status import openai_error
 
 _encode = msgspec.json.encode
 
-DONE = b"data: [DONE]\n\n"
+_LAST = b"[DONE]"
+DONE = b"data: " + _LAST + b"\n\n"
 
 
 class Shape(Protocol):
@@ -59,6 +61,36 @@ def whole_body(shape: Shape, head: Head, answers: Sequence[Answer], usage: Usage
     return _encode(body)
 
 
+def merged_body(shape: Shape, head: Head, answers: Sequence[Answer], usage: Usage, choices: int) -> bytes:
+    """One body of the answers to several prompts, of `choices` each, where backends answered in the dialect: what the
+    first of them says beside choices and usage, all choices in order, and the sum of usage.
+    """
+    whole: dict[str, Any] = {}
+    said: list[dict[str, Any]] = []
+    for first in range(0, len(answers), choices):
+        some = answers[first : first + choices]
+        body = next((each.body for each in some if each.body), None)
+        if body is None:
+            body = whole_body(shape, head, some, Usage())
+        part = msgspec.json.decode(body)
+        said += [choice | {"index": first + choice.get("index", 0)} for choice in part.get("choices") or ()]
+        told = _added(whole.get("usage"), part.get("usage"))
+        whole = part | whole | {"usage": told}
+    if not all(any(each.body for each in answers[at : at + choices]) for at in range(0, len(answers), choices)):
+        # one of them did not say
+        whole["usage"] = usage_body(usage)
+    return _encode(whole | {"choices": said})
+
+
+def _added(one: Any, other: Any) -> Any:
+    """Counts of usage, added up; what is null in one is what it is in the other."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {name: _added(one.get(name), other.get(name)) for name in {**one, **other}}
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return one + other
+    return other if one is None else one
+
+
 class Chunks:
     """Renders the chunks of one streamed answer as server-sent events."""
 
@@ -69,6 +101,9 @@ class Chunks:
         self._before = b"data: " + _encode(opening)[:-1] + b',"choices":['
         self._after = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._offsets: dict[int, int] = {}
+        self._blocks: dict[int, SseBlocks] = {}
+        self._id: Any = None
+        self._used: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"<Chunks {self._shape.prefix} of {len(self._offsets)} choices>"
@@ -88,10 +123,36 @@ class Chunks:
         self._offsets[index] = self._offsets.get(index, 0) + len(delta.text)
         return self._before + _encode(choice) + self._after
 
+    def merge(self, first: int, raw: bytes) -> bytes:
+        """The events `raw` of a backend for one of several prompts, as events of one answer: with one id for all, and
+        choices counted from `first` on. Usage is added up, and comes with the end.
+        """
+        blocks = self._blocks.setdefault(first, SseBlocks())
+        return b"".join(self._merged(first, block) for block in blocks.feed(raw))
+
+    def _merged(self, first: int, block: bytes) -> bytes:
+        said = data_in(block)
+        if said is None:
+            return block
+        if said == _LAST:
+            return b""
+        chunk = msgspec.json.decode(said)
+        self._id = chunk.get("id") if self._id is None else self._id
+        chunk["id"] = self._id
+        if not chunk.get("choices") and chunk.get("usage"):
+            used = _added((self._used or {}).get("usage"), chunk["usage"])
+            self._used = chunk | {"usage": used}
+            return b""
+        for choice in chunk.get("choices") or ():
+            choice["index"] = first + choice.get("index", 0)
+        return b"data: " + _encode(chunk) + b"\n\n"
+
     def end(self, usage: Usage) -> bytes:
         """The events that end the stream."""
         if not self._include_usage:
             return DONE
+        if self._used is not None:
+            return b"data: " + _encode(self._used) + b"\n\n" + DONE
         return self._before + b'],"usage":' + _encode(usage_body(usage)) + b"}\n\n" + DONE
 
     def fail(self, error: ExpectedError) -> bytes:

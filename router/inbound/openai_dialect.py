@@ -13,7 +13,7 @@ from router.ask import Ask
 from router.inbound.answer import Answer, Head
 from router.inbound.dialect import Failure
 from router.inbound.openai import chat_ask, completion_ask
-from router.inbound.openai_answers import ChatShape, Chunks, CompletionShape, Shape, whole_body
+from router.inbound.openai_answers import ChatShape, Chunks, CompletionShape, Shape, merged_body, whole_body
 from router.inbound.status import openai_error, status_of
 
 Parse = Callable[[Mapping[str, Any], Mapping[str, str]], Ask]
@@ -24,10 +24,13 @@ class OpenAIDialect:
 
     def __init__(self, shape: Shape, read: Parse) -> None:
         self.prefix, self._shape, self._read = shape.prefix, shape, read
+        self._choices = 1
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         """What `body` asks for. Raises InvalidRequest."""
-        return self._read(body, headers)
+        ask = self._read(body, headers)
+        self._choices = ask.sampling.choices
+        return ask
 
     def stream(self, head: Head, ask: Ask) -> Chunks:
         """Chunks, until [DONE]."""
@@ -35,7 +38,12 @@ class OpenAIDialect:
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
         """One object with all choices; the backend's own, where it speaks the dialect."""
-        return answers[0].body or whole_body(self._shape, head, answers, usage)
+        bodies = [answer.body for answer in answers if answer.body]
+        if not bodies:
+            return whole_body(self._shape, head, answers, usage)
+        if len(answers) == self._choices:
+            return bodies[0]
+        return merged_body(self._shape, head, answers, usage, self._choices)
 
     def failure(self, error: ExpectedError) -> Failure:
         """{"error": ...}."""

@@ -144,6 +144,8 @@ class ChatBody(Common, kw_only=True):
 class CompletionBody(Common, kw_only=True):
     """`POST /v1/completions`."""
 
+    # 0 with `echo`: the prompt alone
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     prompt: str | list[Any]
     suffix: str | None = None
     echo: bool | None = None

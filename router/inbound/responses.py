@@ -10,14 +10,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from backends.openai.responses import RESPONSES_PATH
 from policies.errors import InvalidRequest
+from policies.nouns import Native
 from router.ask import Ask
 from router.inbound.grammars import said_as
 from router.inbound.openai import chat_ask
 from router.inbound.reading import converted, members_beyond
 from router.inbound.responses_fields import Format, Item, Part, ResponsesBody, Tool
-
-RESPONSES_PATH = "/v1/responses"
 
 _HINTS = {
     "model": "GET /v1/models lists the models",
@@ -61,7 +61,8 @@ def responses_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     more = members_beyond(body, ResponsesBody, idle=_IDLE, instead=_INSTEAD)
     ask = chat_ask(more | _chat(fields), headers)
     # metadata are for rules and the response; to a chat that is not stored OpenAI wants none
-    return replace(ask, metadata=fields.metadata or {}, sampling=said_as("text.format", ask.sampling))
+    sampling = said_as("text.format", ask.sampling)
+    return replace(ask, natives=(Native(RESPONSES_PATH, body),), metadata=fields.metadata or {}, sampling=sampling)
 
 
 def _chat(fields: ResponsesBody) -> dict[str, Any]:

@@ -61,8 +61,10 @@ class ResponsesDialect:
         return ResponseStream(head, self._body)
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """One response: what its stream would have ended with."""
+        """One response: what its stream would have ended with; the backend's own, where it speaks the dialect."""
         (answer,) = answers
+        if answer.body:
+            return answer.body
         stream = ResponseStream(head, self._body)
         thought = thought_in(answer.message)
         if thought:
@@ -123,6 +125,10 @@ class ResponseStream:
         if not (delta.text or delta.logprobs or said.get("tool_calls") or thought_in(said) or refusal_in(said)):
             return b""
         return b"".join([*self._begin(), *self._piece(delta, said)])
+
+    def merge(self, first: int, raw: bytes) -> bytes:  # noqa: ARG002 - a call has one prompt
+        """`raw`."""
+        return raw
 
     def end(self, usage: Usage) -> bytes:
         """What closes the last item, and the whole response."""

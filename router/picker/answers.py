@@ -10,17 +10,16 @@ from typing import Any
 
 import msgspec
 
-from backends.anthropic.answer import AnthropicAnswer
 from backends.http.client import Answer
 from backends.http.errors import error_in_stream
 from backends.http.sse import SseDecoder
+from backends.messages.answer import MESSAGES_PATH, AnthropicAnswer
 from backends.openai.answer import OpenAIAnswer
 from backends.openai.pooled import POOLED, PooledAnswer
+from backends.openai.responses import RESPONSES_PATH
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Request, Usage
-from router.inbound.anthropic import MESSAGES_PATH
 from router.inbound.openai_fields import MOST_CHOICES, MOST_PROMPTS
-from router.inbound.responses import RESPONSES_PATH
 
 _MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
 _ENDS = {"response.completed": "stop", "response.incomplete": "length"}

@@ -79,6 +79,7 @@ class PickedCall:
             ask,
             inputs=(ask.inputs[longest],),
             bodies=(ask.bodies[longest],),
+            natives=ask.natives[longest : longest + 1],
             priority=ask.priority or self._objective(),
             deadline_s=self._deadline_s if ask.deadline_s is None else ask.deadline_s,
         )

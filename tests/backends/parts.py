@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, cast
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from backends.base import Backend
-from policies.nouns import Delta, Prompt, Request
+from policies.nouns import Delta, Native, Prompt, Request
 from shards.wire.translate import pack_ids
 
 END = "<end>"
@@ -46,6 +47,12 @@ def a_request(**fields: Any) -> Request:
 def a_prompt(text: str = "Hello", **fields: Any) -> Prompt:
     body = {"model": "m", "messages": [{"role": "user", "content": text}], "stream": True}
     return Prompt(**{"token_ids": pack_ids(ids_of(text)), "body": body, **fields})
+
+
+def a_native_prompt(raw: bytes, path: str = "/v1/chat/completions") -> Prompt:
+    """What a client of a chat or text sent as `raw`."""
+    body = json.loads(raw)
+    return Prompt(body=body, path=path, native=Native(path, body, raw))
 
 
 async def everything(backend: Backend, request: Request | None = None, prompt: Prompt | None = None) -> list[Delta]:

@@ -11,7 +11,7 @@ from backends.base import Load, Ranked
 from backends.vllm import VLLM, VLLMOptions, load_of, loads_of
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Prompt, Usage
-from tests.backends.parts import a_prompt, a_request, everything, text_of
+from tests.backends.parts import a_native_prompt, a_prompt, a_request, everything, text_of
 from tests.standins.standin import TEXT, running
 from tests.standins.vllm import BLOCK_SIZE, BLOCKS, VLLMServer
 
@@ -69,7 +69,7 @@ async def test_the_body_goes_through_whole_and_the_salt_is_the_tenants_domain() 
 @pytest.mark.parametrize("name", ["cache_salt", "c\\u0061che_salt"])
 async def test_what_the_router_says_is_said_to_readers_of_the_first_of_two_members_too(name: str) -> None:
     raw = f'{{"{name}":"other","model":"secret","m\\u006fdel":"m","messages":[],"cache_salt":"acme"}}'.encode()
-    prompt = Prompt(body=json.loads(raw), verbatim=raw)
+    prompt = a_native_prompt(raw)
     async with a_backend() as (backend, _):
         content = backend.exchange(a_request(domain="acme"), prompt).post.content
     said = json.loads(content, object_pairs_hook=list)

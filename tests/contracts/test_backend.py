@@ -12,6 +12,7 @@ import pytest
 from backends.base import Backend
 from backends.kinds import KINDS
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError
+from policies.nouns import Native
 from tests.backends.parts import a_prompt, a_request, everything, text_of
 from tests.contracts.catalogue import STAGES
 from tests.contracts.stage import Stage
@@ -128,5 +129,7 @@ async def test_what_cannot_be_reached_fails_its_probe_and_may_be_tried_elsewhere
     chat = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}
     text = {"model": "m", "prompt": "Hello"}
     with pytest.raises(BackendFailed) as failure:
-        await everything(unreachable, prompt=a_prompt(path="/v1/completions", body=text, anthropic_body=chat))
+        await everything(
+            unreachable, prompt=a_prompt(path="/v1/completions", body=text, native=Native("/v1/messages", chat))
+        )
     assert failure.value.retryable

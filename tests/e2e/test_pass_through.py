@@ -92,10 +92,11 @@ class House:
 
     router: Router
     http: aiohttp.ClientSession
+    path: str = CHAT
 
     def post(self, raw: bytes, **headers: str) -> aiohttp.client._RequestContextManager:
         sent = {"authorization": "Bearer k", "content-type": "application/json", **headers}
-        return self.http.post(self.router.http_url + CHAT, data=raw, headers=sent)
+        return self.http.post(self.router.http_url + self.path, data=raw, headers=sent)
 
     async def answer(self, raw: bytes, **headers: str) -> bytes:
         async with self.post(raw, **headers) as reply:
@@ -110,11 +111,13 @@ class House:
 
 
 @asynccontextmanager
-async def a_house(*engines: Engine, pool: str = "kind: openai_compatible, model: m") -> AsyncIterator[House]:
+async def a_house(
+    *engines: Engine, pool: str = "kind: openai_compatible, model: m", path: str = CHAT
+) -> AsyncIterator[House]:
     servers = []
     for engine in engines:
         app = web.Application()
-        app.add_routes([web.post(CHAT, engine.chat), web.get("/v1/models", engine.models)])
+        app.add_routes([web.post(path, engine.chat), web.get("/v1/models", engine.models)])
         app.add_routes([web.get("/health", engine.models)])
         servers.append(TestServer(app, handler_cancellation=True))
         await servers[-1].start_server()
@@ -125,7 +128,7 @@ async def a_house(*engines: Engine, pool: str = "kind: openai_compatible, model:
             aiohttp.ClientSession() as http,
         ):
             assert await router.wait_until_reached(5)
-            yield House(router, http)
+            yield House(router, http, path)
             assert await router.gateway.doors.emptied(5)
             router.check()
     finally:
@@ -257,3 +260,70 @@ async def test_a_client_that_does_not_read_stops_the_engine_and_fills_no_memory(
                 await asyncio.wait_for(reader.readexactly(1 << 20), 5)
                 await asyncio.sleep(0.01)
         await asyncio.wait_for(engine.is_left.wait(), 5)
+
+
+TEXT = "/v1/completions"
+
+
+def a_text(text: str, finish: str, **beside: object) -> dict[str, object]:
+    return {"index": 0, "text": text, "finish_reason": finish, "stop_reason": " the", **beside}
+
+
+async def test_several_prompts_keep_every_field_of_their_answers_whole_and_streamed() -> None:
+    whole = {"id": "x", "choices": [a_text("a", "stop", token_ids=[1])], "service_tier": "flex", "metrics": None}
+    usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}, "other": None}
+    chunk = {"id": "x", "choices": [a_text("a", "stop")], "model": "m"}
+    last = {"id": "x", "choices": [], "usage": usage, "model": "m", "system_fingerprint": "fp"}
+    stream = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in (chunk, last)]
+    engine = Engine(stream=(*stream, b"data: [DONE]\n\n"), whole=json.dumps({**whole, "usage": usage}).encode())
+    body = {"model": "m", "prompt": ["Hello", "You"], "stop": " the", "max_tokens": 5}
+    twice = {"prompt_tokens": 14, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}, "other": None}
+    async with a_house(engine, path=TEXT) as house:
+        told = json.loads(await house.answer(json.dumps(body).encode()))
+        second = {**a_text("a", "stop", token_ids=[1]), "index": 1}
+        assert told == {**whole, "choices": [a_text("a", "stop", token_ids=[1]), second], "usage": twice}
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        events = (await house.answer(json.dumps(streamed).encode())).decode().split("\n\n")
+    said = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert sorted(each["choices"][0]["index"] for each in said[:-1]) == [0, 1]
+    assert all(each == {**chunk, "choices": each["choices"]} for each in said[:-1])
+    assert said[-1] == {**last, "usage": twice}
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert {json.loads(raw)["prompt"] for raw, _ in engine.received} == {"Hello", "You"}
+
+
+async def test_transfer_parameters_of_an_answer_pass_and_those_of_a_request_do_not() -> None:
+    whole = WHOLE.replace(b'"system_fingerprint"', b'"kv_transfer_params":{"remote_port":5},"system_fingerprint"')
+    engine = Engine(whole=whole)
+    body = b'{"model":"m","kv_transfer_params":{"from":"afar"},"messages":[{"role":"user","content":"a"}]}'
+    async with a_house(engine, pool="kind: vllm, model: m") as house:
+        assert await house.answer(body) == whole
+    assert "kv_transfer_params" not in json.loads(engine.received[0][0])
+
+
+async def test_what_a_backend_echoes_by_itself_is_not_echoed_again() -> None:
+    whole = {"choices": [a_text("Hello there", "length")], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    engine = Engine(whole=json.dumps(whole).encode())
+    body = b'{"model":"m","prompt":"Hello","echo":true,"max_tokens":0}'
+    async with a_house(engine, pool="kind: vllm, model: m", path=TEXT) as house:
+        assert await house.answer(body) == engine.whole
+    assert json.loads(engine.received[0][0]).items() >= {"echo": True, "max_tokens": 0}.items()
+
+
+async def test_an_echo_alone_of_a_backend_that_knows_none_is_the_prompt() -> None:
+    whole = {"choices": [a_text(" there", "stop")], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    engine = Engine(whole=json.dumps(whole).encode())
+    body = b'{"model":"m","prompt":"Hello","echo":true,"max_tokens":0}'
+    async with a_house(engine, path=TEXT) as house:
+        (choice,) = json.loads(await house.answer(body))["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Hello", "length")
+    sent = json.loads(engine.received[0][0])
+    assert (sent["max_tokens"], "echo" in sent) == (1, False)
+
+
+async def test_no_tokens_without_an_echo_are_refused() -> None:
+    body = b'{"model":"m","prompt":"Hello","max_tokens":0}'
+    async with a_house(Engine(), path=TEXT) as house, house.post(body) as reply:
+        told = await reply.json()
+    assert (reply.status, told["error"]["param"]) == (400, "max_tokens")
+    assert "at least 1" in told["error"]["message"]

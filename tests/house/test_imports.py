@@ -32,7 +32,7 @@ MAY_IMPORT = {
 SIMULATION_MAY_IMPORT = (*MAY_IMPORT["router"], *SCHEDULER)
 """What the simulation needs of the engine to run its scheduler: nothing of it knows torch."""
 
-OVER_HTTP = ("backends.base", "backends.detokenize", "backends.http", "backends.openai")
+OVER_HTTP = ("backends.base", "backends.detokenize", "backends.http", "backends.messages", "backends.openai")
 
 THE_DECISION = tuple(f"policies.{file.stem}" for file in sorted((ROOT / "policies").glob("[!_]*.py")))
 
@@ -43,7 +43,8 @@ INSIDE = {
     "policies.quota": ("policies.errors", "policies.nouns", "policies.quantities"),
     "policies.sla": THE_DECISION,
     "backends.http": ("backends.base",),
-    "backends.openai": ("backends.base", "backends.http"),
+    "backends.messages": ("backends.http",),
+    "backends.openai": ("backends.base", "backends.http", "backends.messages"),
     "backends.anthropic": (*OVER_HTTP, "backends.nesting"),
     "backends.fastchat": OVER_HTTP,
     "backends.llama_cpp": OVER_HTTP,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from backends.anthropic.backend import Anthropic, AnthropicOptions
 from backends.anthropic.prompt import messages_body
 from policies.errors import BackendFailed, BackendRefused, InvalidRequest, Overloaded
-from policies.nouns import Delta, Prompt, Sampling, Usage
+from policies.nouns import Delta, Native, Prompt, Sampling, Usage
 from tests.backends.parts import a_request, everything, text_of
 from tests.standins.anthropic import AnthropicServer
 from tests.standins.standin import TEXT, running
@@ -188,10 +189,11 @@ def test_a_json_schema_is_the_shape_of_the_output() -> None:
     assert said == {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 
 
-def test_a_body_of_its_own_dialect_goes_through_whole() -> None:
-    own = {"model": "ours", "max_tokens": 5, "messages": [], "vendor": {"a": 1}}
-    said = messages_body(a_request(), Prompt(body={}, anthropic_body=own), "theirs")
-    assert said == {**own, "model": "theirs", "stream": True}
+async def test_a_body_of_its_own_dialect_goes_through_whole() -> None:
+    own = {"model": "m", "max_tokens": 5, "messages": [], "stream": True, "vendor": {"a": 1}}
+    async with a_backend(models={"m": "theirs"}) as (backend, _):
+        post = backend.exchange(a_request(), Prompt(body={}, native=Native("/v1/messages", own))).post
+    assert (post.path, json.loads(post.content)) == ("/v1/messages", {**own, "model": "theirs"})
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ async def test_a_client_of_its_dialect_speaks_the_version_that_it_names() -> Non
     own = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "x-1"}
     async with a_backend(version="2026-10-21") as (backend, server):
-        await everything(backend, prompt=Prompt(body=own, anthropic_body=own, headers=headers))
+        await everything(backend, prompt=Prompt(body=own, native=Native("/v1/messages", own), headers=headers))
     assert server.received[0].headers.items() >= headers.items()
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.anthropic.answer import AnthropicAnswer
 from backends.anthropic.backend import Anthropic
-from backends.anthropic.passed import PassedMessage, PassedWholeMessage
 from backends.http.client import Answer
 from backends.http.passed_blocks import MOST_HELD_BYTES
+from backends.messages.answer import AnthropicAnswer
+from backends.messages.passed import PassedMessage, PassedWholeMessage
 from policies.errors import BackendFailed, Overloaded
-from policies.nouns import Delta, Prompt, Usage
+from policies.nouns import Delta, Native, Prompt, Usage
 from tests.backends.parts import a_request, everything
 from tests.standins.anthropic import AnthropicServer
 from tests.standins.standin import TEXT, running
@@ -107,11 +107,12 @@ async def test_anthropics_own_clients_send_and_get_their_own_bytes(name: str) ->
         server = await stack.enter_async_context(running(AnthropicServer()))
         backend = Anthropic("a", server.url, pool="p", options=Anthropic.options_type(models={"mine": "m"}))
         stack.push_async_callback(backend.close)
-        prompt = Prompt(body={}, anthropic_body=json.loads(sent), verbatim=sent)
+        prompt = Prompt(body={}, native=Native("/v1/messages", json.loads(sent), sent))
         deltas = await everything(backend, a_request(model=name), prompt)
         post = backend.exchange(a_request(model=name), prompt).post
     assert post.content == raw % b"m"
-    twice = Prompt(body={}, anthropic_body=json.loads(sent), verbatim=b'{"model":"secret",' + sent[1:])
+    raw_twice = b'{"model":"secret",' + sent[1:]
+    twice = Prompt(body={}, native=Native("/v1/messages", json.loads(sent), raw_twice))
     assert b"secret" not in backend.exchange(a_request(model=name), twice).post.content
     assert not post.is_streamed
     whole = json.loads(deltas[0].body or b"")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from backends.anthropic.answer import AnthropicAnswer
 from backends.fastchat.answer import FastChatAnswer
 from backends.http.client import Answer
 from backends.http.generate_answer import GenerateAnswer
 from backends.http.nonsense import usage_told
 from backends.llama_cpp.answer import LlamaCppAnswer
+from backends.messages.answer import AnthropicAnswer
 from backends.ollama.answer import OllamaAnswer
 from backends.tgi.answer import TGIAnswer
 from backends.triton.answer import TritonAnswer

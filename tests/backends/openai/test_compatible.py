@@ -20,7 +20,7 @@ from policies.errors import (
     Overloaded,
 )
 from policies.nouns import Delta, Prompt, Sampling, TokenLogprob, Usage
-from tests.backends.parts import a_prompt, a_request, everything, text_of
+from tests.backends.parts import a_native_prompt, a_prompt, a_request, everything, text_of
 from tests.backends.upstream import DONE, Upstream, an_upstream, event, said, used
 from tests.shards.attached import eventually
 
@@ -67,7 +67,7 @@ async def test_the_clients_own_body_goes_out_with_only_model_and_stream_changed(
 
 async def test_a_request_that_was_degraded_asks_for_the_model_that_it_means_now() -> None:
     raw = b'{"model":"large","messages":[],"stream":true}'
-    prompt = Prompt(body=json.loads(raw), verbatim=raw)
+    prompt = a_native_prompt(raw)
     async with an_upstream() as upstream, a_backend(upstream) as backend:
         await everything(backend, a_request(model="small"), prompt)
         assert upstream.received[0][1]["model"] == "small"

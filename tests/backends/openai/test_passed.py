@@ -211,3 +211,30 @@ def test_a_server_that_tells_no_usage_does_not_tell_how_many_tokens_an_answer_in
     assert first.tokens == 0
     assert last.usage is not None
     assert last.usage.completion_tokens == 2
+
+
+def test_what_a_hidden_chunk_of_usage_says_of_the_answer_moves_to_the_chunk_that_ends_it() -> None:
+    ends = b'data: {"choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n'
+    hidden = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2},"system_fingerprint":"fp"}\n\n'
+    told = ends.replace(b"}]}", b'}],"system_fingerprint":"fp"}')
+    deltas = heard(a_stream(), [PIECE, ends, hidden, DONE])
+    assert raw_of(deltas) == PIECE + told + DONE
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
+    assert raw_of(heard(a_stream(shows_usage=True), [PIECE, ends, hidden, DONE])) == PIECE + ends + hidden + DONE
+    named = ends.replace(b"}]}", b'}],"system_fingerprint":"its own"}')
+    assert raw_of(heard(a_stream(), [named, hidden, DONE])) == named + DONE
+
+
+def test_the_chunk_that_ends_an_answer_is_not_lost_when_nothing_follows_it() -> None:
+    answer, ends = a_stream(), said("b", "stop")
+    assert raw_of(list(answer.feed(PIECE + ends))) == PIECE
+    passed = list[Delta]()
+    with pytest.raises(BackendFailed, match="without"):
+        passed.extend(answer.end())
+    assert raw_of(passed) == ends
+    answer = a_stream()
+    list(answer.feed(PIECE + ends))
+    passed.clear()
+    with pytest.raises(BackendFailed):
+        passed.extend(answer.feed(event({"error": "x"})))
+    assert raw_of(passed) == ends

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.messages.answer import MESSAGES_PATH
 from policies.errors import BackendFailed, ContextExceeded, InvalidRequest, Overloaded, QuotaExceeded
 from policies.nouns import Capability, Delta, Usage
 from router.ask import Chat
-from router.inbound.anthropic import COUNT_PATH, MESSAGES_PATH, messages_ask
+from router.inbound.anthropic import COUNT_PATH, messages_ask
 from tests.router.inbound.test_openai import anything, scalars
 from tests.router.parts import CONTEXT_TOKENS, KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer
 
@@ -230,7 +231,7 @@ turn = st.fixed_dictionaries(
 def test_any_object_is_an_ask_or_an_invalid_request(messages: list[Any], fields: dict[str, Any]) -> None:
     with suppress(InvalidRequest):
         ask = messages_ask({**a_message(messages=messages), **fields}, {})
-        assert ask.anthropic_body is not None
+        assert ask.natives[0].path == MESSAGES_PATH
         json.dumps(ask.bodies[0])
 
 
@@ -302,7 +303,9 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
     body = backend.prompts[1].body
     assert body is not None
     assert [message["role"] for message in body["messages"]] == ["user", "assistant", "tool", "tool"]
-    assert backend.prompts[1].anthropic_body == {**a_message(messages=history, tools=[WEATHER]), "stream": True}
+    native = backend.prompts[1].native
+    assert native is not None
+    assert native.body == {**a_message(messages=history, tools=[WEATHER]), "stream": True}
 
 
 async def test_what_an_anthropic_backend_must_be_told_in_headers_goes_with_the_prompt() -> None:

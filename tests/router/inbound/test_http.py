@@ -395,7 +395,9 @@ async def test_a_byte_order_mark_is_no_part_of_a_body() -> None:
     async with a_router(backend) as router, a_client(router) as client:
         status, _ = await client.answer(CHAT, data=b"\xef\xbb\xbf" + json.dumps(a_chat()).encode())
     assert status == 200
-    assert backend.prompts[0].verbatim == json.dumps(a_chat()).encode()
+    native = backend.prompts[0].native
+    assert native is not None
+    assert native.raw == json.dumps(a_chat()).encode()
 
 
 @pytest.mark.parametrize(

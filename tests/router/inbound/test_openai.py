@@ -336,7 +336,9 @@ async def test_rare_fields_of_completions_reach_those_who_take_them_and_are_refu
     async with a_router(able, ScriptedBackend("shard")) as router, a_client(router) as client:
         status, answer = await client.answer(COMPLETIONS, body)
         assert (status, answer["choices"][0]["text"]) == (200, "the quick fox"), "the backend's own echo, and no other"
-    assert able.prompts[0].verbatim == json.dumps(body).encode()
+    native = able.prompts[0].native
+    assert native is not None
+    assert native.raw == json.dumps(body).encode()
     async with a_router(ScriptedBackend("shard")) as router, a_client(router) as client:
         status, answer = await client.answer(COMPLETIONS, body)
     assert (status, answer["error"]["param"]) == (400, param)

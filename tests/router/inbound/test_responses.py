@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseOutputMessage
 
+from backends.openai.responses import RESPONSES_PATH
 from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Capability, Delta, TokenLogprob, Usage
 from router.inbound.answer import usage_sum
-from router.inbound.responses import RESPONSES_PATH, responses_ask
+from router.inbound.responses import responses_ask
 from tests.router.inbound.test_anthropic import a_call
 from tests.router.inbound.test_openai import anything, scalars
 from tests.router.parts import KEY, MODEL, ScriptedBackend, a_client, a_router, an_answer

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.anthropic.answer import AnthropicAnswer
+from backends.messages.answer import AnthropicAnswer
 from backends.openai.answer import OpenAIAnswer
 from backends.openai.pooled import PooledAnswer
 from policies.errors import BackendFailed, ExpectedError

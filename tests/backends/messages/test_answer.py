@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.anthropic.answer import AnthropicAnswer, error_in_stream
+from backends.messages.answer import AnthropicAnswer, error_in_stream
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, Usage
 

@@ -17,6 +17,8 @@ from backends.http.nonsense import usage_told
 from policies.errors import ContextExceeded, ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 
+MESSAGES_PATH = "/v1/messages"
+
 _FINISHES = {
     "end_turn": "stop",
     "stop_sequence": "stop",

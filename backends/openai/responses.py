@@ -1,0 +1,98 @@
+"""Answers of OpenAI's Responses that go to a client of that API as they came: only what accounting needs is read.
+
+Pure but for their own memory. Source: OpenAI API reference, "Responses", "Streaming events".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from backends.http.errors import error_in_stream
+from backends.http.json_members import with_members
+from backends.http.nonsense import MISSHAPEN, nonsense, usage_told
+from backends.http.passed_blocks import PassedBlocks
+from backends.http.sse import block_of
+from backends.http.whole_body import WholeBody
+from policies.nouns import Delta, Usage
+
+RESPONSES_PATH = "/v1/responses"
+
+_FINISHES = {"completed": "stop", "incomplete": "length"}
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+class PassedResponse(PassedBlocks):
+    """Fed with a stream, gives its own bytes back; response.completed or response.incomplete comes last, with usage.
+
+    `shown_model` is the name under which the client knows the model, where it is another than the server's.
+    """
+
+    last_word = "response.completed"
+
+    def __init__(self, backend: str, *, shown_model: str | None = None) -> None:
+        super().__init__(backend)
+        self._shown_model = shown_model
+
+    def _take(self, block: bytes, said: bytes) -> Sequence[Delta]:
+        try:
+            event = msgspec.json.decode(said)
+            kind, response = event["type"], event.get("response")
+            if kind == "error":
+                raise error_in_stream(self._backend, event)
+            if kind == "response.failed":
+                raise error_in_stream(self._backend, response.get("error") or {})
+            told = (_finish(response), _usage(response["usage"])) if kind in _ENDS else None
+            if response is not None and self._shown_model is not None:
+                block = _renamed(said, kind, self._shown_model)
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, said) from error
+        if told is not None:
+            self.is_over = True
+            finish, usage = told
+            held = [self._let_go()] if self._held else []
+            return [*held, Delta(finish_reason=finish, usage=usage, raw=block)]
+        self._hold(block, pieces=kind.endswith(".delta"))
+        return ()
+
+
+class PassedWholeResponse(WholeBody):
+    """Fed with a response in one piece, gives it back at its end."""
+
+    def __init__(self, backend: str, *, shown_model: str | None = None, limit_bytes: int = 64 << 20) -> None:
+        super().__init__(backend, limit_bytes=limit_bytes)
+        self._shown_model = shown_model
+
+    def _read(self, whole: bytes) -> list[Delta]:
+        """The response, then its usage."""
+        try:
+            response = msgspec.json.decode(whole)
+            if response.get("status") == "failed" or response.get("error"):
+                raise error_in_stream(self._backend, response.get("error") or {})
+            finish, usage = _finish(response), _usage(response["usage"])
+        except MISSHAPEN as error:
+            raise nonsense(self._backend, whole) from error
+        body = whole if self._shown_model is None else with_members(whole, {"model": self._shown_model})
+        told = Delta(body=body, finish_reason=finish, is_whole=True, tokens=usage.completion_tokens)
+        return [told, Delta(usage=usage)]
+
+
+def _finish(response: Mapping[str, Any]) -> str:
+    """OpenAI's word of chats for how `response` ended."""
+    calls = any(item["type"] == "function_call" for item in response["output"])
+    return "tool_calls" if calls else _FINISHES[response["status"]]
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    """The usage object of Responses as ours. Raises as `usage_of` does."""
+    cached = (usage.get("input_tokens_details") or {}).get("cached_tokens")
+    thought = (usage.get("output_tokens_details") or {}).get("reasoning_tokens")
+    return usage_told(usage["input_tokens"], usage["output_tokens"], cached, thought)
+
+
+def _renamed(said: bytes, kind: str, shown_model: str) -> bytes:
+    """The event `said` of `kind`, with the client's name of the model in its response."""
+    response = bytes(msgspec.json.decode(said, type=dict[str, msgspec.Raw])["response"])
+    return block_of(with_members(said, {"response": msgspec.Raw(with_members(response, {"model": shown_model}))}), kind)

@@ -1,0 +1,193 @@
+"""The same request sent to an engine directly and through a router, and the two answers compared field by field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from tests.engines.routed import KEY
+
+JSON = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+OF_HTTP = frozenset({"connection", "content-length", "date", "server", "transfer-encoding", "vary"})
+"""Headers that each server writes about its own connection."""
+
+
+class Difference(NamedTuple):
+    """A field whose value may differ, or that only one of the answers has, and why.
+
+    `where` is the endpoint's path, or `*`; `field` a path into the JSON: `[]` is any member of a list, `.*` whatever is
+    below.
+    """
+
+    where: str
+    field: str
+    reason: str
+
+    def covers(self, path: str, field: str) -> bool:
+        """Is it about this field of an answer of `path`?"""
+        below = self.field.endswith(".*")
+        named = field.startswith(self.field[:-1]) or field == self.field[:-2] if below else field == self.field
+        return named and self.where in ("*", path)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client received: the events of a stream, or one body."""
+
+    status: int
+    headers: Mapping[str, str]
+    events: Sequence[tuple[str, Any]] = ()
+    body: Any = None
+
+    def fields(self) -> dict[str, Any]:
+        """Path -> value, of every leaf. Of a stream: what its pieces add up to, and the events without them. Where a
+        stream is cut into pieces is a matter of time.
+        """
+        if not self.events:
+            return dict(_leaves(self.body, ""))
+        texts, kinds = _taken_apart(self.events)
+        told: dict[str, Any] = dict(_leaves(texts, "pieces"))
+        for at, (name, said) in enumerate(kinds):
+            told[f"events[{at}]"] = name
+            told.update(_leaves(said, f"events[{at}]"))
+        return told
+
+
+async def ask(http: aiohttp.ClientSession, url: str, path: str, body: Any, **headers: str) -> Reply:
+    """The reply of `url` to a POST of `body` to `path`; to a GET where it is None."""
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    method, data = ("GET", None) if body is None else ("POST", sent)
+    async with http.request(method, url + path, data=data, headers={**JSON, **headers}) as reply:
+        raw = await reply.read()
+        told = {name.lower(): value for name, value in reply.headers.items()}
+        if reply.content_type == "text/event-stream":
+            return Reply(reply.status, told, events=[*_events(raw)])
+        return Reply(reply.status, told, body=json.loads(raw))
+
+
+def differences(path: str, direct: Reply, routed: Reply, allowed: Sequence[Difference]) -> list[str]:
+    """Every difference that nobody allowed, as a sentence."""
+    found = []
+    if direct.status != routed.status:
+        found.append(f"status: {direct.status} directly, {routed.status} through the router")
+    ours, theirs = routed.fields(), direct.fields()
+    for field in sorted(ours.keys() | theirs.keys()):
+        one, other = theirs.get(field, "(absent)"), ours.get(field, "(absent)")
+        same = one == other or (_is_number(one) and _is_number(other) and abs(one - other) < 1e-3)
+        general = re.sub(r"\[\d+\]", "[]", field).removeprefix("events[].")
+        if not same and not any(each.covers(path, general) for each in allowed):
+            found.append(f"{field}: {one!r} directly, {other!r} through the router")
+    return found
+
+
+def header_differences(direct: Reply, routed: Reply) -> dict[str, tuple[str | None, str | None]]:
+    """Headers that differ -> (directly, through the router), but for those of the connection."""
+    names = (direct.headers.keys() | routed.headers.keys()) - OF_HTTP
+    pairs = {name: (direct.headers.get(name), routed.headers.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def _events(raw: bytes) -> Iterator[tuple[str, Any]]:
+    for block in raw.decode().split("\n\n"):
+        name, data = "", []
+        for line in block.splitlines():
+            if line.startswith("event:"):
+                name = line.removeprefix("event:").strip()
+            elif line.startswith("data:"):
+                data.append(line.removeprefix("data:").strip())
+        if data:
+            text = "\n".join(data)
+            yield name, text if text == "[DONE]" else json.loads(text)
+
+
+def _leaves(value: Any, at: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        if not value:
+            yield at, "{}"
+        for name, member in value.items():
+            yield from _leaves(member, f"{at}.{name}" if at else name)
+    elif isinstance(value, list):
+        yield at + ".length", len(value)
+        for number, member in enumerate(value):
+            yield from _leaves(member, f"{at}[{number}]")
+    else:
+        yield at, value
+
+
+_PIECES = frozenset({"text", "content", "arguments", "delta", "partial_json", "thinking", "token_ids", "logprobs"})
+"""Members of an event that say a piece of what grows."""
+
+
+def _taken_apart(events: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """What the pieces of all events add up to, by choice and member, and the events without them: the chunks of one
+    choice as one, other events none twice in a row. Chunks of several choices come in any order.
+    """
+    grown: dict[str, Any] = {}
+    kinds: list[tuple[str, Any]] = []
+    choice = None
+    for name, said in sorted(events, key=lambda event: _choice_of(event[1])):
+        rest = _without_pieces(said, f"{_choice_of(said)}", grown, is_piece=_is_piece(said))
+        same = isinstance(said, dict) and said.get("choices") and _choice_of(said) == choice
+        choice = _choice_of(said) if isinstance(said, dict) and said.get("choices") else None
+        if same:
+            kinds[-1] = (name, _merged(kinds[-1][1], rest))
+        elif not kinds or kinds[-1] != (name, rest):
+            kinds.append((name, rest))
+    return grown, kinds
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """Both events as one: all members, with the later value where it is not null or empty."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {name: _merged(one.get(name), other.get(name)) for name in {**one, **other}}
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [_merged(*pair) for pair in zip(one, other, strict=True)]
+    return one if other in (None, "") else other
+
+
+def _choice_of(said: Any) -> int:
+    """The choice of a chunk; those without one come last, and events that have none stay where they are."""
+    if not isinstance(said, dict) or "choices" not in said:
+        return 1 << 20 if said == "[DONE]" else 0
+    return int(said["choices"][0]["index"]) if said["choices"] else 1 << 19
+
+
+def _is_piece(said: Any) -> bool:
+    kind = said.get("type", "") if isinstance(said, dict) else ""
+    return isinstance(said, dict) and ("choices" in said or (kind.endswith("delta") and kind != "message_delta"))
+
+
+def _without_pieces(said: Any, at: str, grown: dict[str, Any], *, is_piece: bool) -> Any:
+    if isinstance(said, list):
+        return [_without_pieces(one, at, grown, is_piece=is_piece) for one in said]
+    if not isinstance(said, dict):
+        return said
+    rest: dict[str, Any] = {}
+    for name, value in said.items():
+        if name == "sequence_number" or (name == "usage" and said.get("choices")):
+            # numbers of events, and usage so far, depend on the cuts
+            rest[name] = "(a number)" if value is not None else None
+        elif is_piece and name in _PIECES and isinstance(value, str | list) and value:
+            grown[f"{at}.{name}"] = _more(grown.get(f"{at}.{name}"), value)
+            rest[name] = "(a piece)"
+        elif is_piece and name == "logprobs" and isinstance(value, dict):
+            for column, members in value.items():
+                if isinstance(members, list):
+                    grown[f"{at}.{name}.{column}"] = _more(grown.get(f"{at}.{name}.{column}"), members)
+            rest[name] = "(a piece)"
+        else:
+            rest[name] = _without_pieces(value, f"{at}.{name}", grown, is_piece=is_piece)
+    return rest
+
+
+def _more(so_far: Any, piece: Any) -> Any:
+    return piece if so_far is None else so_far + piece
