@@ -78,6 +78,9 @@ async def test_none_leaves_the_engines_checkpoint_alone_and_a_shard_as_it_is(tmp
     async with sources_of("none") as sources:
         assert await sources.text_of(AModel(root=str(root))) is None
         assert mark_of(await sources.text_of(AModel(assets=shard, root=str(root)))) == "shard"
+        assert not sources.asks_engine(AModel(root=str(root)))
+    async with sources_of() as sources:
+        assert sources.asks_engine(AModel(root=str(root)))
 
 
 @pytest.mark.parametrize("root", ["/nowhere/at/all", "relative/to/what/the/engine/knows", "acme/never-cached", "."])
