@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,19 +37,22 @@ def program(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with_ports = [socket.socket() for _ in range(count)]
-    for each in with_ports:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in with_ports]
-    for each in with_ports:
-        each.close()
+    """Ports that were free a moment ago, all different, below those that the system hands out by itself.
+
+    A program that takes a minute to listen would find one of the system's own choice taken.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            ports += [] if port in ports else [port]
     return ports
 
 
 def get(url: str, timeout_s: float = 5.0) -> bytes | None:
     """The body of a 200 at `url`; None for anything else."""
-    with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=timeout_s) as reply:
+    with suppress(OSError, http.client.HTTPException), urllib.request.urlopen(url, timeout=timeout_s) as reply:
         return bytes(reply.read())
     return None
 
