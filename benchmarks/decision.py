@@ -47,7 +47,7 @@ rules:
 policies:
   default:
     filter: [healthy, serves_model, fits_context, {has_room: {tokens: 512}}, under_limit]
-    score: {expected_ttft: 3, balance: 1}
+    score: {expected_ttft: 1, cache_thrift: 4, balance: 1}
 """
 DESCRIBED = Description(frozenset({MODEL}), 1_000_000, 128_000, speaks_tokens=True, reports_cache=True, preempts=True)
 

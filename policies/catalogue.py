@@ -68,6 +68,7 @@ def builtin_catalogue() -> Catalogue:
         scores={
             "expected_ttft": Part(scores.expected_ttft),
             "balance": Part(scores.balance),
+            "cache_thrift": Part(scores.cache_thrift),
             "cache_overlap": Part(scores.cache_overlap),
             "turn": Part(scores.turn),
             "session": Part(scores.session),
@@ -84,10 +85,11 @@ def _joined(known: Mapping[str, V], more: Mapping[str, V]) -> dict[str, V]:
 
 
 def _named_policies() -> dict[str, Policy]:
-    ttft = WeightedScore("expected_ttft", 3.0, scores.expected_ttft())
+    ttft = WeightedScore("expected_ttft", 1.0, scores.expected_ttft())
     balance = WeightedScore("balance", 1.0, scores.balance())
+    thrift = WeightedScore("cache_thrift", 4.0, scores.cache_thrift())
     policies = (
-        _policy("default", (ttft, balance)),
+        _policy("default", (ttft, thrift, balance)),
         _policy("round_robin", (WeightedScore("turn", 1.0, scores.turn()),)),
         _policy("least_load", (balance,)),
         _policy("power_of_two", (balance,), picks.best_of(sample=2)),

@@ -290,7 +290,9 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     it may get while it is on trial after an illness, or warms up; None: as many as it has room for. `adapter` says what
     it has to do for the LoRA adapter that the request names, in one word, and `queue_s` includes the time that this
     takes; None where the request names none, or the backend does not tell of its adapters. `unfit` is the
-    reason, in one word, why the request cannot go there whatever the backend's state.
+    reason, in one word, why the request cannot go there whatever the backend's state. `fresh_tokens` are
+    tokens of prompts that it computed lately, older ones counted less, and `cache_tokens` is the size of its KV cache;
+    None where it does not tell.
     """
 
     name: str
@@ -317,6 +319,8 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     may_take: int | None = None
     adapter: str | None = None
     unfit: str | None = None
+    fresh_tokens: float = 0.0
+    cache_tokens: int | None = None
 
 
 class ClusterView(msgspec.Struct, frozen=True):

@@ -7,15 +7,20 @@ from collections.abc import Sequence
 from xxhash import xxh3_64_intdigest
 
 from policies.compose import Score
+from policies.learning.cost import prefill_work
 from policies.nouns import BackendView, Request
-from policies.predict import predicted_ttft_s
+from policies.predict import predicted_ttft_s, uncached_tokens
 
 NOTICEABLE_S = 0.02
-"""Differences in TTFT far below this are noise of the measurement, and nobody feels them."""
+"""Differences in TTFT far below this are noise of the measurement, and no client feels them."""
+
+_WORTH = 4.0
+"""A held prompt is worth this many times the seconds of its prefill: the request waits for them, so do requests behind
+it at another backend, and so do later requests whose prefixes it evicts there."""
 
 
 def cache_overlap() -> Score:
-    """Share of the prompt whose KV a candidate is believed to hold; None where nobody knows."""
+    """Share of the prompt whose KV a candidate is believed to hold; None where that is not known."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         return [_share(backend.held_tokens, request.prompt_tokens) for backend in candidates]
@@ -34,6 +39,44 @@ def expected_ttft() -> Score:
         seconds = [predicted_ttft_s(request, backend) for backend in candidates]
         fastest = min(seconds, default=0.0)
         return [(fastest + NOTICEABLE_S) / (one + NOTICEABLE_S) for one in seconds]
+
+    return score
+
+
+def cache_thrift() -> Score:
+    """How little a placement costs the caches: 1 where the candidate holds the whole prompt and its queue is shortest.
+
+    What a candidate does not hold it must compute and keep, and that evicts as many tokens of other prompts, which may
+    be asked for again. Half of that cost is the same everywhere. The other half grows with what the candidate computed
+    lately for the size of its cache: where much was computed, what is evicted is young, and likelier to be asked for.
+    So a prompt stays where its prefix is, and new prefixes are spread so that all caches keep prompts equally long.
+
+    A prompt stays where it is held only as long as that pays: a queue that is longer than the shortest by as much time
+    as the whole prompt takes to compute `_WORTH` times costs as much as to compute the prompt anew.
+
+    Cache sizes count where all candidates tell theirs; otherwise caches count as equal per weight.
+    """
+
+    def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
+        tell = all(backend.cache_tokens for backend in candidates)
+        sizes = [float(backend.cache_tokens or 1) if tell else backend.weight for backend in candidates]
+        # a prompt's length is added so that the first few prompts are no extremes
+        churn = [
+            (backend.fresh_tokens + request.prompt_tokens) / size if size > 0 else 0.0
+            for backend, size in zip(candidates, sizes, strict=True)
+        ]
+        most = max(churn, default=0.0) or 1.0
+        prompt_tokens = max(1, request.prompt_tokens)
+        shares = [uncached_tokens(request, backend) / prompt_tokens for backend in candidates]
+        whole = prefill_work(prompt_tokens)
+        shortest_s = min((backend.queue_s for backend in candidates), default=0.0)
+
+        def cost(backend: BackendView, share: float, churned: float) -> float:
+            computed = share * (0.5 + 0.5 * churned / most)
+            waited = (backend.queue_s - shortest_s) / (_WORTH * backend.latency.work_s(whole) + 1e-9)
+            return min(1.0, computed + waited)
+
+        return [1.0 - cost(*each) for each in zip(candidates, shares, churn, strict=True)]
 
     return score
 

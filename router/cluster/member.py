@@ -15,6 +15,7 @@ from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit
 from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
+from policies.learning.fading_sum import FadingSum
 from policies.nouns import BackendView, Request
 from router.cluster.flights import Flight, Flights, Seen, Traffic
 from router.cluster.listener import ClusterListener
@@ -52,6 +53,8 @@ class Member:
     told: tuple[Latency, int | None] | None = None
     """What was last told of its speed and its adaptive limit."""
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
+    fresh: FadingSum = field(default_factory=FadingSum)
+    """Tokens of prompts that were sent there and not held there."""
     peers: Peers | None = None
     """What it has in common with others of its pool and kind; None: it has none."""
     model: LatencyModel = field(init=False)
@@ -145,6 +148,8 @@ class Member:
             reclaimable_tokens=seen.reclaimable_tokens,
             # nearly all are steady, and this is asked of each backend for each decision
             may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
+            fresh_tokens=self.fresh.at(now),
+            cache_tokens=load.total_tokens,
         )
 
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
@@ -182,6 +187,7 @@ class Member:
         self.flights.begin(flight)
         if readiness is not None:
             self.adapters.begin(request.model)
+        self.fresh.add(uncached_tokens, now)
         if self.health.is_on_trial and self.server.trial is None:
             self.server.trial = flight
         return flight

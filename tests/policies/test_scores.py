@@ -11,7 +11,14 @@ from policies.nouns import BackendView
 from tests.policies.builders import a_backend, a_request
 
 SPEED = Latency(fixed_s=0.0, token_s=1e-3, pair_s=0.0)
-ALL = [scores.cache_overlap(), scores.expected_ttft(), scores.balance(), scores.turn(), scores.session()]
+ALL = [
+    scores.cache_overlap(),
+    scores.cache_thrift(),
+    scores.expected_ttft(),
+    scores.balance(),
+    scores.turn(),
+    scores.session(),
+]
 
 
 def best(score: Score, request_id: str = "r1", session: str | None = None, *backends: BackendView) -> str:
@@ -45,6 +52,64 @@ def test_a_long_queue_outweighs_a_warm_cache() -> None:
 def test_a_fast_backend_that_holds_nothing_beats_a_slow_one_that_holds_half() -> None:
     slow, fast = a_backend("slow", latency=SPEED, held_tokens=500), a_backend("fast", latency=Latency(0, 1e-4, 0))
     assert best(scores.expected_ttft(), "r1", None, slow, fast) == "fast"
+
+
+def test_thrift_keeps_a_prompt_where_it_is_held() -> None:
+    cold, warm = a_backend("cold", latency=SPEED), a_backend("warm", latency=SPEED, held_tokens=900)
+    lost, kept = scores.cache_thrift()(a_request(prompt_tokens=1000), [cold, warm])
+    assert (lost, kept) == (pytest.approx(0.0), pytest.approx(0.9))
+
+
+def test_thrift_gives_new_prompts_to_the_cache_that_turns_over_more_slowly() -> None:
+    score = scores.cache_thrift()
+    busy, calm = a_backend(latency=SPEED, fresh_tokens=9000.0), a_backend(latency=SPEED, fresh_tokens=4000.0)
+    assert score(a_request(prompt_tokens=1000), [busy, calm]) == [pytest.approx(0.0), pytest.approx(0.25)]
+    # a cache of four times the size keeps a prompt longer, although more is computed there
+    large = a_backend(latency=SPEED, fresh_tokens=9000.0, cache_tokens=80_000)
+    small = a_backend(latency=SPEED, fresh_tokens=4000.0, cache_tokens=20_000)
+    assert score(a_request(prompt_tokens=1000), [large, small]) == [pytest.approx(0.25), pytest.approx(0.0)]
+
+
+def test_thrift_counts_caches_as_equal_where_not_all_sizes_are_known() -> None:
+    told = a_backend(latency=SPEED, fresh_tokens=5000.0, cache_tokens=1_000_000)
+    silent = a_backend(latency=SPEED, fresh_tokens=3000.0)
+    more, less = scores.cache_thrift()(a_request(prompt_tokens=1000), [told, silent])
+    assert more is not None
+    assert less is not None
+    assert less > more
+
+
+def test_thrift_moves_a_held_prompt_once_the_queue_there_costs_more_than_it_saves() -> None:
+    score, request = scores.cache_thrift(), a_request(prompt_tokens=1000)
+
+    def prefers_warm(queue_s: float) -> bool:
+        warm = a_backend(latency=SPEED, held_tokens=1000, queue_s=queue_s)
+        kept, moved = score(request, [warm, a_backend(latency=SPEED)])
+        return (kept or 0.0) > (moved or 0.0)
+
+    # the whole prompt takes one second
+    assert prefers_warm(3.9)
+    assert not prefers_warm(4.1)
+
+
+@given(
+    st.lists(
+        st.builds(
+            a_backend,
+            held_tokens=st.none() | st.integers(0, 5000),
+            fresh_tokens=st.floats(0, 1e9),
+            cache_tokens=st.none() | st.integers(0, 10**7),
+            queue_s=st.floats(0, 1e6),
+            weight=st.floats(0, 10),
+        ),
+        max_size=5,
+    ),
+    st.integers(0, 5000),
+)
+def test_thrift_is_a_share_for_any_candidates(candidates: list[BackendView], prompt_tokens: int) -> None:
+    for value in scores.cache_thrift()(a_request(prompt_tokens=prompt_tokens), candidates):
+        assert value is not None
+        assert 0.0 <= value <= 1.0
 
 
 def test_balance_is_the_unused_share_where_limits_are_known() -> None:
