@@ -55,12 +55,18 @@ async def test_requests_for_an_adapter_go_where_it_is_and_its_cache_is_not_that_
     pair: tuple[VLLM, VLLM],
 ) -> None:
     async with a_router(pool_of_both(pair)) as (client, router):
+        # a feed is live once its engine has said something, and only what is told from then on is compared
+        about = a_document(39)
+        await ask(client, "sql", prompt(about.text, about.questions[0].question))
+        await eventually(lambda: router.gateway.beliefs.is_live("engines-0"))
         texts = [prompt(about.text, about.questions[0].question) for about in map(a_document, range(40, 44))]
         for text in texts:
             assert await ask(client, "sql", text) == ("engines-0", 0), "the other one does not list it"
         for text in texts:
             backend, cached = await ask(client, "sql", text)
             assert (backend, cached > 600) == ("engines-0", True)
+        # twice as many: they are spread over both, and one backend needs four to prove its events
+        texts += [prompt(about.text, about.questions[0].question) for about in map(a_document, range(44, 48))]
         for text in texts:
             _, cached = await ask(client, NAME, text)
             assert cached == 0, "what an adapter computed is none of the model's"
