@@ -8,7 +8,7 @@ from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBa
 from policies.health import Trouble
 from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
 from policies.predict import may_fit
-from policies.waiting import is_outage, is_worth_waiting
+from policies.waiting import UNREACHED, is_outage, is_worth_waiting
 from router.cluster.told import shown_name, told_trouble
 
 WANTED = {
@@ -28,6 +28,9 @@ WANTED = {
     Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
 }
 """Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
+
+_OF_HEALTH = frozenset({UNREACHED, "healthy"})
+"""Reasons of a decision behind which the health of a backend says more."""
 
 
 def refusal_of(
@@ -75,10 +78,12 @@ def _too_long(request: Request, view: ClusterView, decision: Decision) -> Contex
 def _nobody(
     decision: Decision, backends: Sequence[BackendView], trouble: Callable[[str], Trouble | None]
 ) -> NoBackend | Overloaded:
-    reasons = ", ".join(
-        f"{shown_name(name)}: {told_trouble(name, wrong) if (wrong := trouble(name)) else reason}"
-        for name, reason in decision.dropped[:8]
-    )
+    def shown(name: str, reason: str) -> str:
+        # other reasons hold whatever the health of the backend
+        wrong = trouble(name) if reason in _OF_HEALTH else None
+        return f"{shown_name(name)}: {told_trouble(name, wrong) if wrong else reason}"
+
+    reasons = ", ".join(shown(name, reason) for name, reason in decision.dropped[:8])
     more = f" and {len(decision.dropped) - 8} more" if len(decision.dropped) > 8 else ""
     kind = Overloaded if is_worth_waiting(decision) and not is_outage(decision) else NoBackend
     return kind(

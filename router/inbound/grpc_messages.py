@@ -62,6 +62,8 @@ def ask_of(message: pb.GenerateRequest, headers: Mapping[str, str], deadline_s: 
         session=message.session or ask.session,
         deadline_s=deadline_s,
         stream=True,
+        # answers go back as messages of gRPC, never as the backend's own bytes
+        natives=(),
     )
 
 

@@ -21,7 +21,8 @@ from tests.standins.collector import Span
 
 async def ask(router: Router, model: str) -> None:
     headers = {"authorization": f"Bearer {KEYS['acme']}", "traceparent": TRACEPARENT}
-    body = {"model": model, "messages": [{"role": "user", "content": "The access code"}], "max_tokens": 4}
+    messages = [{"role": "user", "content": "The access code"}]
+    body = {"model": model, "messages": messages, "max_tokens": 4, "stream": True}
     url = f"{router.http_url}/v1/chat/completions"
     async with aiohttp.ClientSession() as client, client.post(url, json=body, headers=headers) as reply:
         assert reply.status == 200, await reply.text()

@@ -116,7 +116,10 @@ def test_options_of_shards_are_those_of_the_command() -> None:
         ),
         ({"sla": 'pools: {own: "${env:SHARDS_OWN}"'}, "sla: not YAML"),
         ({"sla": 'pools: {p: {at: "${env:SHARDS_OWN}"}}\nserver: {drain: long}'}, "sla: long is no duration"),
-        ({"shards": [{"name": "own", "autoscaling": {"by": "hpa"}}]}, "recorded by monitoring.rules: enable them"),
+        (
+            {"shards": [{"name": "own", "autoscaling": {"by": "hpa"}}]},
+            "needs the metrics that monitoring.rules records: enable them",
+        ),
         ({"shards": [{"name": "own", "autoscaling": {"by": "keda"}}]}, "prometheusUrl is needed to scale by keda"),
     ],
 )

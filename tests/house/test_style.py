@@ -1,4 +1,4 @@
-"""ruff and mypy are part of the tests; so are the sizes that keep files readable."""
+"""ruff and mypy are part of the tests."""
 
 import subprocess
 import sys
@@ -28,13 +28,3 @@ def test_the_checkers_are_content(command: list[str]) -> None:
 def test_our_package_names_are_ours(name: str) -> None:
     assert Path(str(PACKAGES[name].__file__)).parent == ROOT / name
     assert set(packages_distributions().get(name, ["pointsman"])) == {"pointsman"}
-
-
-def test_no_file_outgrows_its_reader() -> None:
-    long = {
-        str(file.relative_to(ROOT)): lines
-        for package in PACKAGES
-        for file in (ROOT / package).rglob("*.py")
-        if "_pb2" not in file.name and (lines := file.read_text().count("\n")) > 400
-    }
-    assert not long, f"split these: {long}"

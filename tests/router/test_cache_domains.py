@@ -1,4 +1,7 @@
-"""What one tenant has sent shows in nothing that another can see: not in places, figures, predictions or work."""
+"""What one tenant has sent shows in nothing that another can see: not in places, figures, predictions or work.
+
+How much work backends had lately is no secret: queues and scores show it to every tenant that asks for an explanation.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ from tests.router.callers import Listener, well
 from tests.router.parts import ScriptedBackend, a_chat, a_config, a_tenant, an_answer
 
 DOCUMENT = "the quick brown fox\n" * 600
+ANOTHER = "the brown quick fox\n" + DOCUMENT[20:]
+"""As long as DOCUMENT, and begins otherwise."""
 
 
 class Telling(ScriptedBackend):
@@ -49,8 +54,8 @@ async def a_world(*, shared: bool = False) -> tuple[Gateway, list[Telling]]:
     return await well(gateway, *(backend.name for backend in backends)), backends
 
 
-async def asked(gateway: Gateway, key: str) -> tuple[Listener, Explanation]:
-    listener = Listener(chat_ask(a_chat(DOCUMENT), {"x-pointsman-explain": "1"}), key=key)
+async def asked(gateway: Gateway, key: str, document: str = DOCUMENT) -> tuple[Listener, Explanation]:
+    listener = Listener(chat_ask(a_chat(document), {"x-pointsman-explain": "1"}), key=key)
     await serve(listener, gateway)
     return listener, listener.why[0]
 
@@ -64,11 +69,15 @@ def visible(listener: Listener, why: Explanation) -> Any:
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 async def test_a_document_that_another_tenant_has_cached_is_as_cold_as_one_that_nobody_has(others: int) -> None:
+    # both worlds had the same work, which scores may show; only the documents differ
     cold_world, _ = await a_world()
+    for _ in range(others):
+        _, other = await asked(cold_world, "acme-key", ANOTHER)
     cold = visible(*await asked(cold_world, "labs-key"))
     world, backends = await a_world()
     for _ in range(others):
-        await asked(world, "acme-key")
+        _, same = await asked(world, "acme-key")
+        assert same.prompt_tokens == other.prompt_tokens
     assert visible(*await asked(world, "labs-key")) == cold
     # and the tokenizer works for it as it did the first time
     keys = {request.tenant: set(request.block_keys) for backend in backends for request in backend.requests}

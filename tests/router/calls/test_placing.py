@@ -63,7 +63,7 @@ async def test_without_a_step_that_leads_elsewhere_it_is_refused_as_before() -> 
     gateway = await a_gateway(ScriptedBackend("own-0", well=False), FAR, steps=(Queue(5.0), Shed(429)))
     error = await ended(Listener(chat_ask(a_chat())), gateway)
     assert isinstance(error, NoBackend)
-    assert "own-0: unreached, far-0: in_pools" in error.hint
+    assert "own-0: never reached for 0 s (it is away), far-0: in_pools" in error.hint
     assert misses(gateway) == {}
 
 
@@ -74,7 +74,7 @@ async def test_a_pool_to_spill_to_that_is_ill_too_is_told_with_the_others() -> N
     )
     error = await ended(Listener(chat_ask(a_chat())), gateway)
     assert isinstance(error, NoBackend)
-    assert "far-0: unreached" in error.hint
+    assert "far-0: never reached for 0 s (it is away)" in error.hint
 
 
 async def test_a_model_to_degrade_to_is_answered_by_any_pool_that_has_it() -> None:
