@@ -60,6 +60,15 @@ async def test_an_answer_is_streamed_with_its_placement_first_and_usage_last() -
     assert replies[-1].usage.cached_tokens == 4
 
 
+@pytest.mark.parametrize("asked", [a_chat(), pb.GenerateRequest(model=MODEL, prompt="abc")], ids=["chat", "text"])
+async def test_a_backend_is_asked_for_a_stream_and_not_for_an_answer_in_its_own_bytes(asked: Any) -> None:
+    backend = ScriptedBackend()
+    async with a_stub(backend) as (stub, _):
+        assert [reply async for reply in stub.Generate(asked, metadata=METADATA)]
+    assert backend.requests[0].stream
+    assert backend.prompts[0].native is None
+
+
 async def test_a_whole_answer_has_every_choice() -> None:
     script: list[Any] = [
         Delta(text="x", choice=1, token_ids=(9,), finish_reason="length"),
