@@ -16,9 +16,9 @@ import yaml
 
 from policies.sla.parse import parse
 from router.app import Router
+from tests.engines.programs import free_ports
 from tests.helm.chart import render
 from tests.helm.value_sets import ELSEWHERE
-from tests.router.commands.test_processes import free_ports
 from tests.standins.openai_compatible import OpenAIServer
 from tests.standins.standin import running
 

@@ -22,7 +22,7 @@ from router.app import Router
 from router.inbound.v1 import inference_pb2 as pb
 from router.inbound.v1.inference_pb2_grpc import InferenceStub
 from tests.e2e.cluster import MODEL
-from tests.router.commands.test_processes import free_ports
+from tests.engines.programs import free_ports
 from tests.standins.openai_compatible import OpenAIServer
 from tests.standins.standin import running
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from policies.errors import ConfigError
 from policies.sla.config import ServerSettings
 from router.commands import processes
 from router.commands.processes import Processes, as_process, place_of, require_shareable
+from tests.engines.programs import free_ports
 from tests.router.parts import a_config
 from tests.shards.attached import eventually
 
@@ -120,14 +120,6 @@ server: {{http: "127.0.0.1:{http}", grpc: "127.0.0.1:{grpc}", admin: "127.0.0.1:
 """
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @contextmanager
 def served(tmp_path: Path, ports: dict[str, int]) -> Iterator[subprocess.Popen[bytes]]:
     (tmp_path / "sla.yaml").write_text(FILE.format(**ports))
@@ -148,13 +140,13 @@ def answers(url: str) -> bool:
 
 
 async def test_two_routers_serve_one_port_and_end_together(tmp_path: Path) -> None:
-    http, grpc, admin, _ = free_ports(4)
+    http, grpc, admin = free_ports(3)
     with served(tmp_path, {"http": http, "grpc": grpc, "admin": admin}) as parent:
         urls = [f"http://127.0.0.1:{http}/healthz", *(f"http://127.0.0.1:{admin + n}/metrics" for n in (0, 1))]
         deadline = time.monotonic() + 90  # three interpreters start, on a machine that may be busy
         while not all([await asyncio.to_thread(answers, url) for url in urls]):
             assert time.monotonic() < deadline, "they do not listen"
-            assert parent.poll() is None, "they do not start"
+            assert parent.poll() is None, parent.communicate()
             # asked without a pause, a port on which nobody listens yet is soon taken by the question itself
             await asyncio.sleep(0.1)
         parent.send_signal(signal.SIGTERM)
