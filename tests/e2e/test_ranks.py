@@ -1,7 +1,6 @@
 """A vLLM server of eight data-parallel ranks with a cache each: how much of one large cache they are worth.
 
 The single cache that they are compared with hears each prompt when it is asked, and so hits one that is still computed.
-The pool says how many requests a rank takes at once: a limit learnt from times would depend on what else this machine does.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PORTS = (26300, 26900)
 SLA = """
 classes: {chat: {}}
 pools:
-  gpu: {kind: vllm, at: ["URL"], options: {max_requests: '64', OPTIONS}, health: {probe_every: 100ms}}
+  gpu: {kind: vllm, at: ["URL"], options: {OPTIONS}, health: {probe_every: 100ms}}
 rules: [{class: chat}]
 server: {http: "127.0.0.1:0", grpc: off, drain: 1s}
 """
@@ -161,11 +160,12 @@ async def eight_publishers(stack: AsyncExitStack) -> tuple[list[Publisher], int]
 
 
 @pytest.mark.parametrize(("workload", "count"), [(documents, 960), (conversations, 576)])
-@pytest.mark.parametrize(("with_events", "least"), [(True, 0.97), (False, 0.75)], ids=["events", "learnt"])
+@pytest.mark.parametrize(("with_events", "least"), [(True, 0.97), (False, 0.45)], ids=["events", "learnt"])
 async def test_eight_ranks_hit_their_caches_nearly_as_often_as_one_cache_of_their_size(
     workload: Workload, count: int, with_events: bool, least: float
 ) -> None:
-    # what is learnt from answers depends on their times too, and so on what else this machine does
+    # what is learnt, and the limits of ranks with it, depends on times, and so on what else this machine does: 0.9 and
+    # more where it is idle, 0.58 where it is busy; a server that chooses its ranks reaches 0.25 to 0.4
     async with a_stage(with_events=with_events) as stage:
         assert len(stage.router.gateway.cluster.names()) == RANKS, "the server told how many ranks it has"
         await workload(stage.ask, random.Random(7), count)
