@@ -134,6 +134,7 @@ def test_a_template_without_developers_gets_one_system_message_in_their_place() 
     assert json.loads(rendered("{{ messages | tojson }}", Chat(said[1:]))) == said[1:]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "template", ["{{ m.content }}", "{{ m.content | trim }}", "{% for p in m.content %}{{ p.text }}-{% endfor %}"]
 )

@@ -17,6 +17,7 @@ from tests.router.parts import MODEL, a_tokenizer, some_assets
 TEXTS = ("the lazy dog", "<s>the dog", "<new> fox<new>", "über 九\n\n x", "")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "settings",
     [
