@@ -25,7 +25,8 @@ async def ask(router: Router, model: str) -> None:
     body = {"model": model, "messages": messages, "max_tokens": 4, "stream": True}
     url = f"{router.http_url}/v1/chat/completions"
     async with aiohttp.ClientSession() as client, client.post(url, json=body, headers=headers) as reply:
-        assert reply.status == 200, await reply.text()
+        text = await reply.text()
+        assert reply.status == 200, text
 
 
 async def test_every_span_has_the_right_parent_across_router_shard_and_backend(monkeypatch: pytest.MonkeyPatch) -> None:
