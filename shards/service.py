@@ -82,6 +82,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         """Serve one router until either side ends the stream."""
         attachment = Attachment(next(self._streams), self.epoch, limit_bytes=self._outbox_bytes, clock=self._clock)
         self._attachments[attachment.stream] = attachment
+        # before any report: `abort` would send it a second time and fail if the first write is cancelled in its midst
+        await context.send_initial_metadata(())
         reader = asyncio.create_task(self._read(attachment, request_iterator))
         writer = asyncio.create_task(self._write(attachment, context))
         try:

@@ -469,3 +469,36 @@ async def test_a_pin_of_broken_keys_ends_the_stream() -> None:
         await router.say(pin=wire.Pin(call=1, name="p", keys=b"123"))
         code, message = await status_of(router)
         assert (code, "whole uint64s" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+class SlowContext:
+    """A call whose first message never leaves: gRPC sends the initial metadata once, and `abort` fails while a message
+    that carries it is on its way ("too many operations" of the C core).
+    """
+
+    def __init__(self) -> None:
+        self.is_begun = self.is_writing_the_beginning = False
+        self.ended: grpc.StatusCode | None = None
+
+    async def send_initial_metadata(self, _: object) -> None:
+        self.is_begun = True
+
+    async def write(self, _: object) -> None:
+        self.is_writing_the_beginning = not self.is_begun
+        await asyncio.Event().wait()
+
+    async def abort(self, code: grpc.StatusCode, _: str) -> None:
+        assert not self.is_writing_the_beginning, "too many operations"
+        self.ended = code
+
+
+async def test_a_stream_ends_with_its_status_even_if_its_first_report_is_still_being_sent() -> None:
+    async def commands() -> AsyncIterator[wire.Command]:
+        yield wire.Command(hello=wire.Hello(router="hand"))
+        await asyncio.sleep(0.01)
+        yield wire.Command(pin=wire.Pin(call=1, name="p", keys=b"123"))
+
+    context: Any = SlowContext()
+    async with a_shard() as server:
+        await asyncio.wait_for(server.service.Attach(commands(), context), 5)
+    assert context.ended is grpc.StatusCode.INVALID_ARGUMENT
