@@ -191,6 +191,16 @@ class CacheKeeper(Protocol):
 
 
 @runtime_checkable
+class CacheSalter(Protocol):
+    """A backend of a server that keeps prompts with different salts apart in its cache."""
+
+    @property
+    def sends_salts(self) -> bool:
+        """Is each prompt sent with its cache domain as the salt?"""
+        ...
+
+
+@runtime_checkable
 class EventPublisher(Protocol):
     """A backend that can be asked where it publishes cache events."""
 

@@ -123,6 +123,11 @@ class SGLang(OpenAICompatible):
         error = OpenAICompatible._error_of(backend, status, body, headers)
         return _busy_if_full(backend, error)
 
+    @property
+    def sends_salts(self) -> bool:
+        """See CacheSalter."""
+        return self._options.cache_salt
+
     def _own_fields(self, request: Request) -> Mapping[str, Any]:
         priority = request.rank if self._options.low_priority_first else -request.rank
         rank = self.rank if self._is_ranked else None

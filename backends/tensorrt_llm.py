@@ -47,6 +47,11 @@ class TensorRTLLM(OpenAICompatible):
         if self._options.drain_metrics:
             await self._take_report("/metrics", load_of)
 
+    @property
+    def sends_salts(self) -> bool:
+        """See CacheSalter."""
+        return self._options.cache_salt
+
     def _own_fields(self, request: Request) -> Mapping[str, Any]:
         salt = request.domain if self._options.cache_salt else None
         return {"cache_salt": salt, "priority": None, "disaggregated_params": None}

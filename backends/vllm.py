@@ -134,6 +134,11 @@ class VLLM(OpenAICompatible):
         named = self._options.models.get(model, model)
         return str((await self._asked("/detokenize", {"model": named, "tokens": list(token_ids)})).get("prompt"))
 
+    @property
+    def sends_salts(self) -> bool:
+        """See CacheSalter."""
+        return self._options.cache_salt
+
     def _own_fields(self, request: Request) -> Mapping[str, Any]:
         return {
             "cache_salt": request.domain if self._options.cache_salt else None,

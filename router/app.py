@@ -147,7 +147,8 @@ class Router:
     async def _weigh_feeds(self) -> None:
         """Let the index know how far each feed may be trusted, and operators see it."""
         for health in self.gateway.feeds.health():
-            self.gateway.beliefs.trust(health.source.backend, health.source.rank, health.confidence)
+            source = health.source
+            self.gateway.beliefs.trust(source.backend, source.rank, health.confidence, is_whole=health.is_whole)
             self.gateway.telemetry.backends.feed(health)
         self.gateway.beliefs.parity.tick()
 

@@ -38,13 +38,17 @@ class Beliefs:
         is_candidate: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.index = PrefixIndex()
-        self.parity = ParityMonitor(clock, holds=self._holds, is_live=self.is_live)
+        self.parity = ParityMonitor(clock, holds=self._holds, is_live=self.is_live, is_whole=self.is_whole)
         self._tells, self._clock, self._is_candidate = tells, clock, is_candidate
         self._speculation, self._residency = Speculation(), Residency()
-        # of servers that have feeds: the name of each rank -> its server, the names of all, and those that are live
+        # of servers that have feeds: the name of each rank -> its server, the names of all, those that are live, and
+        # those whose events have told all that they hold
         self._server_of: dict[str, str] = {}
         self._ranks: dict[str, set[str]] = {}
         self._live: dict[str, set[str]] = {}
+        self._whole: dict[str, set[str]] = {}
+        # names in the index of those with more blocks than are remembered
+        self._overflowed: set[str] = set()
         # the last rank of servers of which several are heard
         self._last_rank: dict[str, tuple[int, str]] = {}
         # names in the index of those whose events tell no salts
@@ -199,17 +203,29 @@ class Beliefs:
         """Events tell nothing any more of what `name` holds; if it `is_empty`, that is because it holds nothing."""
         backend = self.holder(name)
         self.index.clear(name)
+        self._overflowed.discard(name)
         self.parity.cleared(backend)
         if is_empty and not self._chooses(backend):
             self._speculation.forget(backend)
             self._residency.restarted(backend)
 
-    def trust(self, backend: str, rank: int, confidence: float) -> None:
-        """What the feed of one rank of `backend` told is true with this probability; 1: it is live."""
+    def left_out(self, name: str) -> None:
+        """Events of `name` told of more blocks than are remembered, so that it holds some which are not known here."""
+        self._overflowed.add(name)
+
+    def trust(self, backend: str, rank: int, confidence: float, *, is_whole: bool = False) -> None:
+        """What the feed of one rank of `backend` told is true with this probability; 1: it is live.
+
+        `is_whole`: no block is there that it has not told of.
+        """
         name = self.joined(backend, rank)
         self.index.trust(name, confidence)
-        live = self._live.setdefault(backend, set())
-        (live.add if confidence == 1.0 else live.discard)(name)
+        for names, belongs in (
+            (self._live, confidence == 1.0),
+            (self._whole, is_whole and name not in self._overflowed),
+        ):
+            ranks = names.setdefault(backend, set())
+            (ranks.add if belongs else ranks.discard)(name)
 
     def hears(self, backend: str) -> bool:
         """Is there a feed of cache events of `backend`, however well it is heard?"""
@@ -217,12 +233,12 @@ class Beliefs:
 
     def is_live(self, backend: str) -> bool:
         """Are all events of `backend` heard, of all its ranks where it chooses among them?"""
-        server = self._server_of.get(backend)
-        if server is None:
-            return False
-        live = self._live.get(server, set())
         # while one rank is not heard, what is told of a server that chooses among them is only a part of it
-        return live == self._ranks[server] if self._chooses(server) else backend in live
+        return self._is_among(self._live, backend)
+
+    def is_whole(self, backend: str) -> bool:
+        """Have events told all that `backend` holds, so that no block is there from before they were heard?"""
+        return self._is_among(self._whole, backend)
 
     def forget(self, backend: str) -> None:
         """`backend` is no longer there."""
@@ -230,11 +246,13 @@ class Beliefs:
         for name in self._ranks.pop(backend, ()):
             del self._server_of[name]
             self._unsalted.discard(name)
+            self._overflowed.discard(name)
             self.index.forget(name)
         self._speculation.forget(backend)
         self._residency.forget(backend)
         self._exact.discard(backend)
         self._live.pop(backend, None)
+        self._whole.pop(backend, None)
         self._last_rank.pop(backend, None)
         self.parity.forget(backend)
 
@@ -242,6 +260,14 @@ class Beliefs:
         """Its parts are sound."""
         for part in (self.index, self._speculation, self._residency, self.parity):
             part.check()
+
+    def _is_among(self, names: Mapping[str, set[str]], backend: str) -> bool:
+        """Is `backend` in the set of its server, with all its ranks where the server chooses among them?"""
+        server = self._server_of.get(backend)
+        if server is None:
+            return False
+        ranks = names.get(server, set())
+        return ranks == self._ranks[server] if self._chooses(server) else backend in ranks
 
     def _is_told(self, backend: str, model: str) -> bool:
         """Do events alone count for prompts of token ids?"""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
-from backends.base import Backend, CacheListener, EventPublisher
+from backends.base import Backend, CacheListener, CacheSalter, EventPublisher
 from backends.kinds import Surroundings
 from policies.health import HealthRules
 from policies.learning.answer_length import AnswerLengths
@@ -147,6 +147,7 @@ def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[
             beliefs,
             lambda name: _names_of(in_force(), cluster.backend(name)),
             lambda salt: any(tenant.domain == salt for tenant in in_force().tenants.values()),
+            lambda name: isinstance(backend := cluster.backend(name), CacheSalter) and backend.sends_salts,
         ),
         relay=relay(base.config.store),
         clock=base.clock,

@@ -49,12 +49,14 @@ class Expected:
     """What a prompt's answer is to be compared with.
 
     Once the prompt is computed, its block `last_key` must have been stored; None: the prompt is shorter than a block of
-    the engine. When it was sent, events said that its first `held_tokens` were cached, up to the block `held_key`.
+    the engine. When it was sent, events said that the engine had its first `told_tokens`, and that it surely had
+    `held_tokens` up to the block `held_key`.
     """
 
     last_key: int | None = None
     last: Watched | None = None
     was_there: bool = False
+    told_tokens: int = 0
     held_key: int | None = None
     held: Watched | None = None
     held_tokens: int = 0
@@ -72,17 +74,21 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
+    """A last block that events have not told of yet; `may_be_reused`: perhaps the engine has had it for long."""
+
     due_at: float
     backend: str
     model: str
     key: int
     watched: Watched
+    may_be_reused: bool
 
 
 class ParityMonitor:
     """Compares answers and events of engines with what the router computed, and says whose events may be used.
 
-    `holds` says whether events tell that a backend holds a block now, `is_live` whether all its events are heard.
+    `holds` says whether events tell that a backend holds a block now, `is_live` whether all its events are heard, and
+    `is_whole` whether what they have told is all that it holds.
     """
 
     def __init__(
@@ -91,8 +97,9 @@ class ParityMonitor:
         *,
         holds: Callable[[str, int], bool],
         is_live: Callable[[str], bool],
+        is_whole: Callable[[str], bool],
     ) -> None:
-        self._clock, self._holds, self._is_live = clock, holds, is_live
+        self._clock, self._holds, self._is_live, self._is_whole = clock, holds, is_live, is_whole
         self._records: dict[tuple[str, str], _Record] = {}
         self._watches: dict[str, Watch] = {}
         self._block_tokens: dict[str, int] = {}
@@ -155,6 +162,8 @@ class ParityMonitor:
             expected.last_key = keys[depth - 1]
             expected.last = watch.begin(expected.last_key, now)
             expected.was_there = told is not None and told.blocks >= depth
+        if told is not None:
+            expected.told_tokens = told.blocks * BLOCK_TOKENS
         # of several ranks nobody knows which one answers
         if told is not None and told.p_hit == 1.0 and told.device_blocks:
             expected.held_key = keys[told.device_blocks - 1]
@@ -177,7 +186,9 @@ class ParityMonitor:
             return
         if usage is not None and counts_cached:
             self._compare_cached(backend, prompt.model, expected, usage.cached_tokens)
-        self._compare_last(backend, prompt.model, expected, is_counted_alike=is_equal)
+        # without a word of the engine, any prompt may be one that it has had for long
+        may_be_reused = usage is None or not counts_cached or usage.cached_tokens > expected.told_tokens
+        self._compare_last(backend, prompt.model, expected, is_counted_alike=is_equal, may_be_reused=may_be_reused)
         self.dismiss(backend, expected)
 
     def dismiss(self, backend: str, expected: Expected) -> None:
@@ -198,11 +209,15 @@ class ParityMonitor:
             is_there = one.watched.was_stored or self._holds(one.backend, one.key)
             if watch is None or not self._is_live(one.backend) or (one.watched.was_lost and not is_there):
                 pass
-            elif is_there or now >= one.due_at:
-                self._note(one.backend, one.model, Doubt.BLOCKS, is_equal=is_there)
-            else:
+            elif is_there:
+                self._note_reported(one.backend, one.model)
+            elif now < one.due_at:
                 self._pending.append(one)
                 continue
+            elif one.may_be_reused and not self._is_whole(one.backend):
+                self._note(one.backend, one.model, Doubt.UNREPORTED, is_equal=False)
+            else:
+                self._note(one.backend, one.model, Doubt.BLOCKS, is_equal=False)
             if watch is not None:
                 watch.end(one.key, one.watched)
 
@@ -223,24 +238,31 @@ class ParityMonitor:
             for backend in backends:
                 assert self._records[backend, model].parity.trust is trust, f"{backend} is not {trust} for {model}"
 
-    def _compare_last(self, backend: str, model: str, expected: Expected, *, is_counted_alike: bool) -> None:
+    def _compare_last(
+        self, backend: str, model: str, expected: Expected, *, is_counted_alike: bool, may_be_reused: bool
+    ) -> None:
         key, last = expected.last_key, expected.last
         if key is None:
             return
         if expected.was_there or (last is not None and last.was_stored) or self._holds(backend, key):
-            self._note(backend, model, Doubt.BLOCKS, is_equal=True)
+            self._note_reported(backend, model)
         elif not is_counted_alike:
             # events may be late, but these blocks will never come
             self._note(backend, model, Doubt.BLOCKS, is_equal=False)
         elif last is not None and not last.was_lost:
             last.users += 1
-            self._pending.append(_Pending(self._clock() + _GRACE_S, backend, model, key, last))
+            self._pending.append(_Pending(self._clock() + _GRACE_S, backend, model, key, last, may_be_reused))
 
     def _compare_cached(self, backend: str, model: str, expected: Expected, cached_tokens: int) -> None:
         # what was evicted while the prompt waited there is no lie of the events
         if expected.held is None or expected.held.was_lost or expected.held_tokens < _LEAST_HELD_TOKENS:
             return
         self._note(backend, model, Doubt.CACHED, is_equal=2 * cached_tokens >= expected.held_tokens)
+
+    def _note_reported(self, backend: str, model: str) -> None:
+        """Events have told of a block as the router computes it."""
+        self._note(backend, model, Doubt.BLOCKS, is_equal=True)
+        self._note(backend, model, Doubt.UNREPORTED, is_equal=True)
 
     def _note(self, backend: str, model: str, what: Doubt, *, is_equal: bool) -> None:
         self.listener.compared(backend, what, is_equal=is_equal)
@@ -280,6 +302,8 @@ def _reason(record: _Record) -> str:
             return "its events do not tell of the blocks that the router expects: tokenizer or chat template differ"
         case Doubt.CACHED:
             return "it computes prompts again that its events say are cached"
+        case Doubt.UNREPORTED:
+            return "it may reuse blocks that it stored before the router heard its events"
     return ""
 
 

@@ -87,6 +87,8 @@ class Folder:
         self._parts: dict[Hashable, _Part] = {}
         self.orphans = 0
         """Blocks of the engine that were stored behind a parent, or again, when nobody had told what is in it."""
+        self.dropped = 0
+        """Blocks of the engine that found no room any more."""
 
     def __repr__(self) -> str:
         return f"<Folder of {len(self._parts)} parts, {self.orphans} orphans>"
@@ -119,6 +121,7 @@ class Folder:
                 self._settle(part, changes)
             parent = name
         while len(self._parts) > self._most_parts:
+            self.dropped += 1
             self._forget(next(iter(self._parts)), changes)
         return changes
 

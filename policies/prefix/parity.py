@@ -35,11 +35,16 @@ class Trust(StrEnum):
 
 
 class Doubt(StrEnum):
-    """What differs: the `count` of prompt tokens, the `blocks` that were stored, or the `cached` tokens."""
+    """What differs: the `count` of prompt tokens, the `blocks` that were stored, or the `cached` tokens.
+
+    `unreported`: the blocks of a prompt may be among those that the engine stored before the router heard its events,
+    and that it does not report again when it reuses them.
+    """
 
     COUNT = "count"
     BLOCKS = "blocks"
     CACHED = "cached"
+    UNREPORTED = "unreported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +78,13 @@ class _Window:
         return (self.different & ((1 << _RECENT) - 1)).bit_count() >= _BAD_OF_RECENT
 
     @property
-    def is_good(self) -> bool:
+    def is_forgiven(self) -> bool:
         is_clean = self.compared >= _CLEAN and not self.different & ((1 << _CLEAN) - 1)
-        return is_clean or (self.compared >= _LEAST_GOOD and self.different.bit_count() <= _FORGIVEN)
+        return is_clean or self.different.bit_count() <= _FORGIVEN
+
+    @property
+    def is_good(self) -> bool:
+        return self.compared >= _LEAST_GOOD and self.is_forgiven
 
 
 @dataclass(slots=True)
@@ -84,7 +93,8 @@ class Parity:
 
     The last 20 comparisons of each kind count. Six differences among the last eight break it, which a wrong tokenizer
     or template brings about within eight answers. Blocks outrank counts: where the blocks that were expected are
-    stored, the keys are right whatever the engine counts.
+    stored, the keys are right whatever the engine counts. Blocks that are unreported break nothing, but while there are
+    any, what is learnt knows of hits that events do not.
     """
 
     trust: Trust = Trust.UNPROVEN
@@ -95,17 +105,17 @@ class Parity:
         """One more comparison of `what`; has `trust` or `doubt` changed?"""
         self._windows[what].note(is_equal=is_equal)
         before = self.trust, self.doubt
-        counts, blocks, cached = (self._windows[doubt] for doubt in (Doubt.COUNT, Doubt.BLOCKS, Doubt.CACHED))
+        counts, blocks, cached, unreported = (self._windows[doubt] for doubt in Doubt)
         if blocks.is_bad:
             self.trust, self.doubt = Trust.BROKEN, Doubt.BLOCKS
         elif cached.is_bad:
             self.trust, self.doubt = Trust.BROKEN, Doubt.CACHED
-        elif blocks.is_good:
+        elif blocks.is_good and unreported.is_forgiven:
             self.trust, self.doubt = Trust.PROVEN, Doubt.COUNT if counts.is_bad else None
-        elif counts.is_bad:
+        elif counts.is_bad and not blocks.is_good:
             self.trust, self.doubt = Trust.BROKEN, Doubt.COUNT
         else:
-            self.trust, self.doubt = Trust.UNPROVEN, None
+            self.trust, self.doubt = Trust.UNPROVEN, None if unreported.is_forgiven else Doubt.UNREPORTED
         return before != (self.trust, self.doubt)
 
     def seen(self, what: Doubt) -> tuple[int, int]:

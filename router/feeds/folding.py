@@ -24,22 +24,26 @@ _ADAPTERS = ""
 class _Cache:
     """One source's folders, by what its model is called, and its name in the index.
 
-    Its blocks have so many tokens. `tells_salts`: it has told a cache domain of ours as the salt of a prompt.
+    Its blocks have so many tokens. `is_salted`: it is sent cache domains as salts. `tells_salts`: it has told one of
+    ours as the salt of a prompt.
     """
 
     name: str
     folders: dict[str, Folder]
+    is_salted: bool
     block_tokens: int = 0
     tells_salts: bool = False
 
 
 class FoldingSink:
     """Tells `beliefs` what each source holds. `models_of` is what the backend calls its model; nothing while nobody
-    knows. Some engines give one model several names. `is_domain` knows the cache domains of this router.
+    knows. Some engines give one model several names. `is_domain` knows the cache domains of this router, and
+    `is_salted` whether a backend is sent them as salts. Of each engine and model `most_blocks` are remembered.
 
     A prompt's cache salt is its cache domain, since the router sets the one by the other. An adapter counts as a model
     of its own, named as the engine names it, and so it does for prompts. Blocks that an image is in are left out with
-    all that continues them, and so are prompts without a salt of engines that tell salts: they do not come from here.
+    all that continues them, and so are blocks that no prompt of this router can find: those with a salt at an engine
+    that is sent none, and those without a salt at an engine that is sent salts and tells them.
     """
 
     def __init__(
@@ -47,19 +51,20 @@ class FoldingSink:
         beliefs: Beliefs,
         models_of: Callable[[str], Collection[str]],
         is_domain: Callable[[str], bool] = lambda _: True,
+        is_salted: Callable[[str], bool] = lambda _: True,
+        *,
+        most_blocks: int = 200_000,
     ) -> None:
-        self._beliefs, self._models_of, self._is_domain = beliefs, models_of, is_domain
+        self._beliefs, self._models_of, self._is_domain, self._is_salted = beliefs, models_of, is_domain, is_salted
         self._caches: dict[Source, _Cache] = {}
+        self._most_blocks = most_blocks
 
     def __repr__(self) -> str:
         return f"<FoldingSink of {', '.join(map(str, self._caches)) or 'nobody'}>"
 
     def hear(self, source: Source, event: CacheEvent) -> None:
         """`source` says `event`."""
-        cache = self._caches.get(source)
-        if cache is None:
-            name = self._beliefs.joined(source.backend, source.rank)
-            cache = self._caches[source] = _Cache(name, {})
+        cache = self._caches.get(source) or self._met(source)
         match event:
             case Cleared():
                 cache.folders.clear()
@@ -75,6 +80,13 @@ class FoldingSink:
         """See EventSink. What the index knows of it is for its owner to forget."""
         for source in [one for one in self._caches if one.backend == backend]:
             del self._caches[source]
+
+    def _met(self, source: Source) -> _Cache:
+        name = self._beliefs.joined(source.backend, source.rank)
+        cache = self._caches[source] = _Cache(name, {}, self._is_salted(source.backend))
+        if not cache.is_salted:
+            self._beliefs.tells_salts(name, is_told=False)
+        return cache
 
     def _store(self, source: Source, cache: _Cache, event: Stored) -> None:
         begins = event.parent is None and bool(event.token_ids)
@@ -97,9 +109,13 @@ class FoldingSink:
                 tier=event.tier,
             )
             self._apply(cache, changes)
+            if folder.dropped:
+                self._beliefs.left_out(cache.name)
 
     def _may_be_ours(self, cache: _Cache, salt: str | None) -> bool:
         """Can a prompt that begins so, with this salt, come from this router or from another one like it?"""
+        if not cache.is_salted:
+            return not salt
         if not cache.tells_salts and (salt is None or self._is_domain(salt)):
             cache.tells_salts = salt is not None
             self._beliefs.tells_salts(cache.name, is_told=cache.tells_salts)
@@ -108,9 +124,15 @@ class FoldingSink:
     def _folders(self, source: Source, cache: _Cache, adapter: str | None) -> list[tuple[Folder, str]]:
         """The folders that hold such blocks, each with the name that their keys are made of."""
         if adapter is not None:
-            return [(cache.folders.setdefault(_ADAPTERS, Folder(block_keys)), adapter)]
+            return [(self._folder(cache, _ADAPTERS), adapter)]
         models = sorted(self._models_of(source.backend))[:_MOST_NAMES]
-        return [(cache.folders.setdefault(model, Folder(block_keys)), model) for model in models]
+        return [(self._folder(cache, model), model) for model in models]
+
+    def _folder(self, cache: _Cache, name: str) -> Folder:
+        folder = cache.folders.get(name)
+        if folder is None:
+            folder = cache.folders[name] = Folder(block_keys, most_parts=self._most_blocks)
+        return folder
 
     def _apply(self, cache: _Cache, changes: Changes) -> None:
         for run in changes.runs:

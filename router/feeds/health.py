@@ -48,6 +48,7 @@ class FeedHealth:
     """One source's feed at one moment.
 
     `age_s`: for how long what is known may have been out of date; 0 while live, None while nothing is known.
+    `is_whole`: it has been heard since the engine was empty, so that it told of every block that is there.
     `quiet_s`: seconds since anything was heard of the engine; an idle one says nothing. `trouble` is what went wrong
     last, empty while nothing is.
     """
@@ -59,6 +60,7 @@ class FeedHealth:
     quiet_s: float | None
     counts: FeedCounts
     trouble: str = ""
+    is_whole: bool = False
 
     @property
     def confidence(self) -> float:

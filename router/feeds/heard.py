@@ -94,6 +94,7 @@ class HeardSource:
             quiet_s=None if tracker.heard_at is None else max(0.0, now - tracker.heard_at),
             counts=tracker.counts,
             trouble=self.trouble,
+            is_whole=tracker.is_whole,
         )
 
     def _tell(self, events: Iterable[CacheEvent]) -> None:

@@ -62,6 +62,8 @@ class Tracker:
     wanted: Replay | None = None
     counts: FeedCounts = field(default_factory=FeedCounts)
     heard_at: float | None = None
+    is_whole: bool = False
+    """Everything was applied that the engine has told since it was empty, and so told of every block that it holds."""
     _sure_at: float | None = None
     _applied: tuple[int, float | None] | None = None
     _newest: tuple[int, float | None] | None = None
@@ -330,13 +332,15 @@ class Tracker:
         if self.wanted is None or self.state is FeedState.LIVE:
             self.state, self._sure_at = FeedState.LIVE, now
         self.counts.batches += 1
+        # in each life of the engine nothing comes before the first message
+        self.is_whole = _is_whole(message, self.is_whole or message.seq == 0)
         return list(message.events)
 
     def _forget(self) -> list[CacheEvent]:
         """Clear what is known, if anything is."""
         if self._applied is None:
             return []
-        self._applied, self._sure_at = None, None
+        self._applied, self._sure_at, self.is_whole = None, None, False
         if self.wanted is None:
             self.state = FeedState.EMPTY
         self.counts.cleared += 1
@@ -353,3 +357,10 @@ class Tracker:
         self.counts.resyncs += self.state in (FeedState.GAP, FeedState.RESYNC)
         self.wanted, self._tries, self._sure_at = None, 0, now
         self.state = FeedState.LIVE if self._applied is not None else FeedState.EMPTY
+
+
+def _is_whole(message: Message, was_whole: bool) -> bool:
+    """Is all known that the engine holds after `message`, if it `was_whole` before?"""
+    if message.batch is None or message.batch.malformed:
+        return False
+    return next((event.is_empty for event in reversed(message.events) if isinstance(event, Cleared)), was_whole)

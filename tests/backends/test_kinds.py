@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from backends.base import CacheSalter
 from backends.http.backend import HttpBackend
 from backends.kinds import KINDS, Place, Surroundings, make
 from backends.openai.compatible import OpenAICompatible
@@ -42,6 +43,15 @@ def test_options_are_read_from_text() -> None:
     assert (backend._options.takes_token_ids, backend._options.connect_s) == (False, 2.5)
     assert (backend._options.key, backend._options.models, backend.load().max_requests) == ("k", {"a": "b"}, 8)
     assert backend._options.served == {"m"}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tensorrt_llm"])
+def test_a_backend_says_whether_it_sends_cache_domains_as_salts(kind: str) -> None:
+    for written in ("true", "false"):
+        backend = make(kind, a_place(options={"cache_salt": written}), Surroundings())
+        assert isinstance(backend, CacheSalter)
+        assert backend.sends_salts == (written == "true")
+    assert not isinstance(make("openai_compatible", a_place(), Surroundings()), CacheSalter)
 
 
 @pytest.mark.parametrize(

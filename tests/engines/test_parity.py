@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from policies.prefix.parity import Trust
+from policies.prefix.parity import Doubt, Trust
 from router.app import Router
 from router.feeds.health import FeedState
 from router.prompt_keys import PromptKeys
@@ -109,9 +109,10 @@ async def test_a_long_prompt_is_known_to_be_cached_while_the_feed_is_believed_al
 
 
 async def test_events_of_an_engine_that_is_sent_no_salt_are_proven_too(engines: Engines) -> None:
-    # an engine of its own: behind one that has answered other routers such events are not believed yet, and what is
-    # learnt from answers counts instead
-    (vllm,) = engines.vllm("unsalted", options=SMALL)
+    (vllm,) = engines.vllm("a", options=SMALL)
+    # another router has sent it salts, of which its history of events tells
+    async with a_router(pool(vllm)) as (client, _):
+        await ask(client, [a_document(30, tokens=200)])
     async with a_router(pool(vllm, options={"cache_salt": "false"})) as (client, router):
         await ask(client, [a_document(30, tokens=200)])
         await within(10, lambda: router.gateway.beliefs.is_live("engines-0"))
@@ -119,6 +120,29 @@ async def test_events_of_an_engine_that_is_sent_no_salt_are_proven_too(engines: 
         await within(10, lambda: trust_in(router) == {"engines-0": Trust.PROVEN})
         again = await client.chat(prompt((about := a_document(36, tokens=200)).text, about.questions[0].question))
         assert again.cached_tokens >= 128
+        router.check()
+
+
+async def test_of_what_an_engine_has_cached_since_before_it_was_heard_nothing_is_held_against_its_events(
+    engines: Engines,
+) -> None:
+    (vllm,) = engines.vllm("a", options=SMALL)
+    old = [a_document(seed, tokens=400) for seed in range(40, 50)]
+    async with a_router(pool(vllm)) as (client, _):
+        await ask(client, old)
+    # without a replay, a router hears only what is stored from now on
+    unheard = pool(vllm, options={"events": [vllm.events]})
+    async with a_router(unheard) as (client, router):
+        beliefs = router.gateway.beliefs
+        await ask(client, [a_document(50, tokens=200)])
+        await within(10, lambda: beliefs.is_live("engines-0"))
+        await ask(client, old, at_once=1)
+        # blocks get 3 s to be told of
+        await within(10, lambda: [one.doubt for one in beliefs.parity.reports_of("engines-0")] == [Doubt.UNREPORTED])
+        assert trust_in(router) == {"engines-0": Trust.UNPROVEN}
+        vllm.forget_prefixes()
+        await ask(client, [*old, *(a_document(seed, tokens=200) for seed in range(51, 63))], at_once=1)
+        await within(10, lambda: trust_in(router) == {"engines-0": Trust.PROVEN})
         router.check()
 
 

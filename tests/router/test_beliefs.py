@@ -130,7 +130,7 @@ def feed(stage: Stage) -> None:
     """Let the backend have a live feed, with blocks of 16 tokens."""
     stage.beliefs.emptied(stage.beliefs.joined("a", 0), is_empty=True)
     stage.beliefs.parity.block_tokens("a", 16)
-    stage.beliefs.trust("a", 0, 1.0)
+    stage.beliefs.trust("a", 0, 1.0, is_whole=True)
 
 
 def prove(stage: Stage, answers: int = 4) -> None:

@@ -149,6 +149,7 @@ def test_a_full_folder_lets_go_of_what_it_heard_first() -> None:
         folder.check()
         assert set(keys_of(data, ROOT)) <= listener.held
     assert len(listener.held) <= 16
+    assert folder.dropped == 50 * 10 - 64
 
 
 @pytest.mark.parametrize("seed", range(6))

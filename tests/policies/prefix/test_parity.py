@@ -33,6 +33,17 @@ def test_where_blocks_are_as_expected_another_count_is_told_and_does_not_break_t
     assert (parity.trust, parity.doubt) == (Trust.PROVEN, Doubt.COUNT)
 
 
+def test_unreported_blocks_break_nothing_and_while_there_are_some_what_is_learnt_counts_beside_events() -> None:
+    parity = after([(Doubt.BLOCKS, True), (Doubt.UNREPORTED, False)] * 20)
+    assert (parity.trust, parity.doubt) == (Trust.UNPROVEN, Doubt.UNREPORTED)
+    parity = after([(Doubt.BLOCKS, True), (Doubt.UNREPORTED, False), (Doubt.COUNT, False)] * 20)
+    assert (parity.trust, parity.doubt) == (Trust.UNPROVEN, Doubt.UNREPORTED)
+    for _ in range(12):
+        parity.note(Doubt.BLOCKS, is_equal=True)
+        parity.note(Doubt.UNREPORTED, is_equal=True)
+    assert (parity.trust, parity.doubt) == (Trust.PROVEN, Doubt.COUNT)
+
+
 @given(NOTES, some.sampled_from((Doubt.BLOCKS, Doubt.CACHED)))
 def test_whatever_was_before_eight_differences_break_it(before: list[tuple[Doubt, bool]], what: Doubt) -> None:
     assert after([*before, *[(what, False)] * 8]).trust is Trust.BROKEN

@@ -148,6 +148,36 @@ def test_where_an_engine_tells_salts_prompts_without_one_are_nobodys_here() -> N
     assert told(beliefs, asked("acme", tuple(range(64)))) == {}
 
 
+def test_an_engine_that_is_sent_no_salts_is_proven_by_its_answers_whatever_salts_other_routers_have_sent_it() -> None:
+    beliefs = some_beliefs()
+    sink = FoldingSink(beliefs, lambda _: ("tiny",), is_salted=lambda _: False)
+    beliefs.trust("gpu-0", 0, 1.0)
+    for number in range(6):
+        tokens = tuple(range(number * 1000, number * 1000 + 128))
+        sink.hear(SOURCE, stored(tokens, first=200 * number, salt="acme"))
+        # what another router has sent with a salt is no hit for a prompt without one
+        assert told(beliefs, asked("acme", tokens)) == {}
+        sink.hear(SOURCE, stored(tokens, first=200 * number + 100, salt=None))
+        answer(beliefs, asked("acme", tokens))
+        assert told(beliefs, asked("acme", tokens)) == {"gpu-0": 2}
+    assert beliefs.parity.proven("tiny") == {"gpu-0"}
+    beliefs.check()
+
+
+def test_of_an_engine_that_has_more_blocks_than_are_remembered_no_block_need_be_told_of() -> None:
+    beliefs = some_beliefs()
+    sink = FoldingSink(beliefs, lambda _: ("tiny",), most_blocks=64)
+    sink.hear(SOURCE, stored())
+    for first, is_whole in ((0, True), (100, True), (1000, False), (2000, False)):
+        tokens = tuple(range(first, first + 512))
+        sink.hear(SOURCE, stored(tokens, first=first))
+        beliefs.trust("gpu-0", 0, 1.0, is_whole=True)
+        assert beliefs.is_whole("gpu-0") == is_whole, first
+    sink.hear(SOURCE, Cleared(is_empty=True))
+    beliefs.trust("gpu-0", 0, 1.0, is_whole=True)
+    assert beliefs.is_whole("gpu-0")
+
+
 def test_the_blocks_of_an_adapter_are_found_under_its_name_and_not_under_its_models() -> None:
     beliefs = some_beliefs()
     sink = a_sink(beliefs)

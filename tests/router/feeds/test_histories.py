@@ -130,6 +130,7 @@ class World:
             if at in self.sent:
                 assert self.fold.claims() <= self.sent[at].held, self.tracker
                 assert self.sent[at].life == self.heard_life, f"{self.tracker} believes a dead engine"
+                assert not self.tracker.is_whole or self.fold.claims() == self.sent[at].held, self.tracker
             else:
                 assert not self.fold.claims(), "an unreadable message leaves nothing"
         elif self.tracker.applied is None:
@@ -193,7 +194,7 @@ def heal(world: World) -> None:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_the_index_never_claims_what_the_engine_does_not_hold_for_longer_than_one_resync(shard: int) -> None:
-    claimed = gaps = restarts = 0
+    claimed = gaps = restarts = whole = 0
     for seed in range(shard, HISTORIES, SHARDS):
         world = a_world(seed)
         live_through(world, STEPS)
@@ -203,9 +204,11 @@ def test_the_index_never_claims_what_the_engine_does_not_hold_for_longer_than_on
         claimed += len(world.fold.claims())
         gaps += world.tracker.counts.gaps
         restarts += world.tracker.counts.restarts
+        whole += world.tracker.is_whole
     assert claimed > 3 * HISTORIES / SHARDS
     assert gaps > HISTORIES / SHARDS
     assert restarts > HISTORIES / SHARDS / 4
+    assert HISTORIES / SHARDS / 4 < whole < HISTORIES / SHARDS
 
 
 @pytest.mark.parametrize("version", VERSIONS)

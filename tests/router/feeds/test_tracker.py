@@ -299,3 +299,26 @@ def test_a_relay_that_is_away_makes_it_old_and_not_wrong() -> None:
 def test_the_older_the_less_it_is_believed(state: FeedState, age_s: float | None, confidence: float) -> None:
     health = FeedHealth(Source("vllm-0"), state, connected=True, age_s=age_s, quiet_s=None, counts=FeedCounts())
     assert health.confidence == pytest.approx(confidence)
+
+
+def test_all_that_an_engine_holds_is_known_if_it_was_heard_since_its_first_message_or_since_it_emptied_its_cache() -> (
+    None
+):
+    whole, late = a_live_tracker(), Tracker(replays=False)
+    late.connected()
+    heard(late, a_message(9))
+    assert (whole.is_whole, late.is_whole) == (True, False)
+    for seq, events, is_whole in (
+        (10, (Cleared(is_empty=True), told(10)), True),
+        (11, (told(11),), True),
+        (12, (Cleared(is_empty=True), Cleared()), False),
+        (13, (Cleared(is_empty=True),), True),
+    ):
+        heard(late, Message(seq, Batch(events, sent_at=100.0 + seq)))
+        assert late.is_whole == is_whole
+    heard(late, Message(14, Batch((), sent_at=114.0, malformed=1)))
+    assert not late.is_whole
+    whole.connected()
+    # what was heard last can no longer be had
+    replayed(whole, a_message(9))
+    assert not whole.is_whole
