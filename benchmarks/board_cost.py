@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 
 from policies.nouns import Decision, Prices, Request, Usage
-from router.dashboard.board import Board
-from router.telemetry.telemetry import Telemetry
+from router.operate.dashboard.board import Board
+from router.operate.telemetry.telemetry import Telemetry
 
 CALLS = 50_000
 NAMES = [f"own-{number}" for number in range(8)]

@@ -28,10 +28,10 @@ from backends.fake import FakeBackend
 from policies.nouns import ClusterView, Decision, Delta, Request
 from policies.rules import Facts, classify
 from policies.sla.parse import parse
-from router.build import build
-from router.gateway import Gateway
-from router.prepare import believed
-from router.prompt_keys import PromptKeys
+from router.call.gateway import Gateway
+from router.call.prepare import believed
+from router.fleet.prompt_keys import PromptKeys
+from router.start.build import build
 from router.text.tokenize import Tokens
 from shards.kv.keys import BLOCK_TOKENS
 

@@ -28,8 +28,8 @@ import uvloop
 from aiohttp import web
 
 from policies.sla.parse import parse
-from router.app import Router
-from router.collector import spare_what_stays
+from router.start.app import Router
+from router.start.collector import spare_what_stays
 
 MODEL, EVENTS, EVERY_S = "m", 33, 0.01
 CHAT = "/v1/chat/completions"

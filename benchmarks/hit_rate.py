@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.simulated_shards import Cache, SimulatedCaller, SimulatedShard, a_config
 from policies.prefix.match import Match
 from policies.quantities import read_tokens
-from router.beliefs import Beliefs
-from router.build import build
-from router.pipeline import serve
-from router.prompt_keys import PromptKeys
-from router.simulation.virtual_time import run_virtually
+from router.call.pipeline import serve
+from router.fleet.beliefs import Beliefs
+from router.fleet.prompt_keys import PromptKeys
+from router.start.build import build
 from shards.kv.keys import BLOCK_TOKENS, block_keys
+from simulation.virtual_time import run_virtually
 
 SHARDS = 8
 TRACE_BLOCK = 512

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from policies.nouns import Limits
 from policies.quota.budget import Descriptor, Reservation
 from policies.quota.charge import Charge
-from router.store.base import QuotaStore
-from router.store.guarded import GuardedStore, GuardOptions
-from router.store.memory import MemoryStore
-from router.store.redis import RedisStore
-from tests.router.store.parts import a_redis
+from router.shared.store.base import QuotaStore
+from router.shared.store.guarded import GuardedStore, GuardOptions
+from router.shared.store.memory import MemoryStore
+from router.shared.store.redis import RedisStore
+from tests.router.shared.store.parts import a_redis
 
 REPLICAS = 4
 WIDE = (Descriptor("bench", Limits(10**9, 10**9, None, 10**9)),)

@@ -44,7 +44,7 @@ from shards.bundled import NAME  # noqa: I001 - after the path is set
 from shards.bundled.documents import document, facts_within, prompt
 from tests.engines.programs import MISSING, Program, VLLM, VLLMOptions, a_vllm, free_ports, program
 from tests.engines.routed import KEY
-from tests.router.store.parts import a_redis
+from tests.router.shared.store.parts import a_redis
 
 AT_ONCE, BLOCK = 6, 32
 OPTIONS = VLLMOptions(blocks=600, extra=("--enable-auto-tool-choice", "--tool-call-parser", "hermes"))
@@ -262,7 +262,7 @@ def a_pointsman(name: str, folder: Path, vllms: Sequence[VLLM], *, events: bool,
     file = folder / f"{name}.yaml"
     file.write_text(SLA.format(key=key, pool=json.dumps(pool), port=port, more=more))
     url = f"http://127.0.0.1:{port}"
-    command = (sys.executable, "-c", "from router.cli import main; main()", "serve", str(file))
+    command = (sys.executable, "-c", "from router.start.cli import main; main()", "serve", str(file))
     environment = {"PYTHONPATH": str(ROOT)}
     return Program(name, command, folder, f"{url}/readyz", environment=environment), url
 

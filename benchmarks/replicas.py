@@ -33,12 +33,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.simulated_shards import Cache, SimulatedCaller, SimulatedShard, a_config
 from benchmarks.steady_loop import run_steadily
-from router.build import build
-from router.gateway import Gateway
-from router.pipeline import serve
-from router.replicas.news import News
+from router.call.gateway import Gateway
+from router.call.pipeline import serve
+from router.shared.replicas.news import News
+from router.start.build import build
 from shards.kv.keys import BLOCK_TOKENS
-from tests.router.store.parts import RedisServer, a_redis
+from tests.router.shared.store.parts import RedisServer, a_redis
 
 SHARDS, CACHE_BLOCKS = 8, 2048
 SYSTEM_PROMPTS, SYSTEM_BLOCKS = 24, 24

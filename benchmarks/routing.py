@@ -36,12 +36,12 @@ from policies.compose import Policy, Score, WeightedScore
 from policies.nouns import BackendView, Outcome, Request
 from policies.sla.config import Config
 from policies.sla.parse import parse
-from router.simulation.arrivals import Arrival, settled, sped_up, usual_of
-from router.simulation.client import Call
-from router.simulation.fleet import Fleet
-from router.simulation.run import simulate
-from router.simulation.speed import Machine
-from router.simulation.trace import read_trace
+from simulation.arrivals import Arrival, settled, sped_up, usual_of
+from simulation.client import Call
+from simulation.fleet import Fleet
+from simulation.run import simulate
+from simulation.speed import Machine
+from simulation.trace import read_trace
 
 BLOCK = 64
 FILE = """

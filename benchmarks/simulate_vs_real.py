@@ -40,7 +40,6 @@ import torch
 from torch import Tensor
 
 from policies.sla.parse import parse
-from router.simulation.speed import Machine, Speed, read_profile
 from shards.bundled import NAME as MODEL
 from shards.bundled import weights
 from shards.engine import Engine, EngineOptions
@@ -50,6 +49,7 @@ from shards.model import Model
 from shards.sched.cost import StepShape, prefill_shape
 from shards.server import serve
 from shards.warmup import warm_up
+from simulation.speed import Machine, Speed, read_profile
 
 ROOT = Path(__file__).parents[1]
 CHUNK = 512

@@ -20,8 +20,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 
-from router.simulation.engine import SimulatedEngine
-from router.simulation.speed import Machine, Speed
 from shards.bundled import weights
 from shards.engine import Engine, EngineOptions
 from shards.model import Model
@@ -29,6 +27,8 @@ from shards.nouns import SamplingParams, Submission
 from shards.sched.cost import StepShape
 from shards.threads import use_threads
 from shards.warmup import warm_up
+from simulation.engine import SimulatedEngine
+from simulation.speed import Machine, Speed
 
 ANSWER = 32
 KV_TOKENS = 64_000

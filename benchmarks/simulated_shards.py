@@ -18,7 +18,7 @@ from policies.quota.budget import Standing
 from policies.rules import Rule
 from policies.sla.config import Config, PoolSpec, ServerSettings, StoreSettings
 from router.ask import Ask
-from router.calls.caller import Placement
+from router.call.caller import Placement
 from shards.kv.keys import BLOCK_TOKENS
 
 MODEL = "simulated"

@@ -28,11 +28,11 @@ from backends.fake import Answer, FakeBackend
 from policies.nouns import Decision, Prompt
 from policies.sla.parse import parse
 from router.ask import Ask, Chat
-from router.build import build
-from router.gateway import Gateway
-from router.pipeline import serve
-from router.telemetry.spans import Spans
-from router.telemetry.tracing import Tracing, Untraced
+from router.call.gateway import Gateway
+from router.call.pipeline import serve
+from router.call.tracing import Tracing, Untraced
+from router.operate.telemetry.spans import Spans
+from router.start.build import build
 
 SLA = """
 classes: {interactive: {ttft_p95: 800ms}}

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from policies.sla.parse import parse
-from router.app import Router
-from router.inbound.openai import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
-from router.prepare import find_model, tokenize
+from router.call.prepare import find_model, tokenize
+from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
+from router.start.app import Router
 from router.text.token_ids import unpack
 
 MODEL = "pointsman-reader"

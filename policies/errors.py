@@ -1,4 +1,4 @@
-"""Failures that were planned for. They know no protocol; `router.inbound.status` gives each its status code."""
+"""Failures that were planned for. They know no protocol; `router.protocols.status` gives each its status code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """`python -m router` is the command `pointsman`."""
 
-from router.cli import main
+from router.start.cli import main
 
 main()

@@ -27,8 +27,8 @@ import openai
 from rich.console import Console
 from rich.table import Table
 
-from router.inbound.v1 import inference_pb2 as wire
-from router.inbound.v1 import inference_pb2_grpc as services
+from router.protocols.grpc.v1 import inference_pb2 as wire
+from router.protocols.grpc.v1 import inference_pb2_grpc as services
 from shards.bundled.documents import Document, Question, document, facts_within, prompt
 
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from tests.standins.anthropic import AnthropicServer
 from tests.standins.ollama import OllamaServer
 from tests.standins.standin import StandIn, running

@@ -11,11 +11,11 @@ import pytest
 
 from policies.errors import InvalidRequest, Unavailable
 from policies.keys import KeyBook, keys_of, with_key, without_key
-from router.keys.base import KeyStore
-from router.keys.file import FileKeys
-from router.keys.redis import RedisKeys
+from router.shared.keys.base import KeyStore
+from router.shared.keys.file import FileKeys
+from router.shared.keys.redis import RedisKeys
 from tests.policies.builders import an_issued_key
-from tests.router.store.parts import RedisServer, a_redis
+from tests.router.shared.store.parts import RedisServer, a_redis
 
 NOW_S = 1_700_000_000.0
 

@@ -12,12 +12,12 @@ import pytest
 
 from policies.quota.budget import Descriptor, Refused, Reservation, Standing
 from policies.quota.charge import Charge
-from router.store.base import QuotaStore
-from router.store.guarded import GuardedStore, GuardOptions
-from router.store.memory import MemoryStore
-from router.store.redis import RedisStore
+from router.shared.store.base import QuotaStore
+from router.shared.store.guarded import GuardedStore, GuardOptions
+from router.shared.store.memory import MemoryStore
+from router.shared.store.redis import RedisStore
 from tests.policies.builders import a_descriptor, a_reservation
-from tests.router.store.parts import HandClock, RedisServer, a_redis
+from tests.router.shared.store.parts import HandClock, RedisServer, a_redis
 from tests.shards.attached import eventually
 
 TENANT = a_descriptor(requests_per_minute=60, tokens_per_minute=6000)

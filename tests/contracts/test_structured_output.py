@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from backends.http.backend import HttpBackend
 from policies.errors import InvalidRequest
 from policies.nouns import Capability, Prompt
-from router.inbound.openai import chat_ask
+from router.protocols.openai.request import chat_ask
 from tests.backends.parts import a_request
 from tests.contracts.catalogue import STAGES
 

@@ -45,7 +45,7 @@ case $command in
     serve) set -- --grpc 127.0.0.1:$GRPC "$@"
         grep -q '^ *http:' "$3" || set -- --http 127.0.0.1:$HTTP "$@" ;;
 esac
-exec {python} -c 'import sys; sys.argv[0] = "pointsman"; from router.cli import main; main()' "$command" "$@"
+exec {python} -c 'import sys; sys.argv[0] = "pointsman"; from router.start.cli import main; main()' "$command" "$@"
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from router.cli import app as router_app
+from router.start.cli import app as router_app
 from shards.__main__ import app as shard_app
 from shards.bundled import weights
 from tests.docs.blocks import PAGES, ROOT, Block, PageError, blocks_of, commands_of

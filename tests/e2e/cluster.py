@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from shards.bundled import weights
 from shards.engine import Engine, EngineOptions
 from shards.model import Model

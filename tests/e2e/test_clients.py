@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from shards.nouns import Submission
 from shards.scripted import ScriptedEngine, ScriptedModel
 from shards.wire.translate import unpack_ids

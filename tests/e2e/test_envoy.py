@@ -19,10 +19,10 @@ import pytest
 
 from backends.vllm import VLLM, VLLMOptions
 from policies.nouns import Outcome
-from router.app import Router
+from router.start.app import Router
 from tests.engines.programs import MISSING, program
 from tests.router.parts import KEY, MODEL
-from tests.router.picker.parts import a_chat, a_picker_config, picking
+from tests.router.protocols.picker.parts import a_chat, a_picker_config, picking
 from tests.standins.standin import running
 from tests.standins.vllm import VLLMServer
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from shards.nouns import Submission
 from shards.scripted import ScriptedEngine, ScriptedModel
 from tests.backends.parts import END, a_model_folder, ids_of

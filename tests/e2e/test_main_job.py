@@ -14,8 +14,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from router.inbound.v1 import inference_pb2 as wire
-from router.inbound.v1 import inference_pb2_grpc as services
+from router.protocols.grpc.v1 import inference_pb2 as wire
+from router.protocols.grpc.v1 import inference_pb2_grpc as services
 from shards.bundled.documents import Document, document, facts_within, prompt
 from tests.e2e.cluster import KEYS, MODEL, TWO_TENANTS, Whole, a_whole
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from shards.engine import Engine, EngineOptions
 from shards.server import ServerOptions, ShardServer
 from tests.e2e.cluster import MODEL, bundled_model

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from tests.shards.attached import eventually
 
 KEY = "sha256:" + hashlib.sha256(b"k").hexdigest()

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from tests.engines.programs import free_ports
 from tests.helm.chart import render
 from tests.helm.value_sets import ELSEWHERE

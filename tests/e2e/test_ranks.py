@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from tests.golden.event_encoders import Told, vllm_0_26
-from tests.router.feeds.engine import Published
-from tests.router.feeds.publisher import Publisher, a_publisher, subscribed
+from tests.router.fleet.feeds.engine import Published
+from tests.router.fleet.feeds.publisher import Publisher, a_publisher, subscribed
 from tests.standins.block_cache import BlockCache
 from tests.standins.standin import running
 from tests.standins.vllm import BLOCK_SIZE, VLLMServer

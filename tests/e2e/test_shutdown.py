@@ -18,9 +18,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from policies.sla.parse import parse
-from router.app import Router
-from router.inbound.v1 import inference_pb2 as pb
-from router.inbound.v1.inference_pb2_grpc import InferenceStub
+from router.protocols.grpc.v1 import inference_pb2 as pb
+from router.protocols.grpc.v1.inference_pb2_grpc import InferenceStub
+from router.start.app import Router
 from tests.e2e.cluster import MODEL
 from tests.engines.programs import free_ports
 from tests.standins.openai_compatible import OpenAIServer

@@ -16,8 +16,8 @@ import openai
 import pydantic
 import pytest
 
-from router.inbound.v1 import inference_pb2 as wire
-from router.inbound.v1 import inference_pb2_grpc as services
+from router.protocols.grpc.v1 import inference_pb2 as wire
+from router.protocols.grpc.v1 import inference_pb2_grpc as services
 from shards.bundled import weights
 from shards.model import Model
 from tests.e2e.cluster import KEYS, MODEL, Whole, a_whole

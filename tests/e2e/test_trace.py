@@ -8,14 +8,14 @@ import aiohttp
 import pytest
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from shards.engine import Engine, EngineOptions
 from shards.server import ServerOptions, ShardServer
 from shards.tracing import ShardTraces
 from shards.wire.otel import tracer_provider
 from tests.backends.upstream import an_upstream
 from tests.e2e.cluster import KEYS, MODEL, TWO_TENANTS, bundled_model
-from tests.router.telemetry.traced import CLIENT_SPAN, TRACE, TRACEPARENT, tracing_to_a_collector
+from tests.router.operate.telemetry.traced import CLIENT_SPAN, TRACE, TRACEPARENT, tracing_to_a_collector
 from tests.standins.collector import Span
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from shards.bundled import NAME
 from shards.bundled.documents import Document, document, facts_within
 from tests.engines.programs import VLLM

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from shards.bundled.documents import prompt
 from tests.engines.programs import ROOT, an_envoy, free_ports
 from tests.engines.routed import KEY, Client, a_document

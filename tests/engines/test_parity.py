@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from policies.prefix.parity import Doubt, Trust
-from router.app import Router
-from router.feeds.health import FeedState
-from router.prompt_keys import PromptKeys
+from router.fleet.feeds.health import FeedState
+from router.fleet.prompt_keys import PromptKeys
+from router.start.app import Router
 from shards.bundled import NAME, weights
 from shards.bundled.documents import Document, prompt
 from shards.kv.keys import BLOCK_TOKENS

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.token_counts import calls, config_of, counted
 from policies.sla.parse import parse
-from router.app import Router
+from router.start.app import Router
 from shards.bundled import weights
 from tests.engines.programs import PLAIN
 

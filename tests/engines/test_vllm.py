@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.app import Router
-from router.feeds.health import FeedState
+from router.fleet.feeds.health import FeedState
+from router.start.app import Router
 from shards.bundled.documents import prompt
 from tests.engines.routed import Client, a_document, a_router, pool_of
 from tests.shards.attached import eventually

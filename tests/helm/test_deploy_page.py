@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from policies.sla.parse import parse
-from router.cli import app as router_app
+from router.start.cli import app as router_app
 from tests.helm.chart import CHART, NAMESPACE, RELEASE, Values, render
 from tests.helm.test_rules import groups
 from tests.helm.value_sets import SLA, VALUE_SETS

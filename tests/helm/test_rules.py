@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.telemetry.telemetry import Telemetry
+from router.operate.telemetry.telemetry import Telemetry
 from tests.helm.chart import Values, render
 from tests.helm.rules import Story, growing, histogram, one
 from tests.helm.test_render import render_set

@@ -8,7 +8,7 @@ import pytest
 
 from policies.sla.changes import FIXED_SERVER
 from policies.sla.parse import parse
-from router.config_file import ConfigFile
+from router.start.config_file import ConfigFile
 from tests.helm.chart import CHART, Rendered, Values, defaults, render
 from tests.helm.test_pods import container, pods
 from tests.helm.value_sets import SLA, VALUE_SETS

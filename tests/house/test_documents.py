@@ -13,8 +13,8 @@ import typer
 
 from policies import errors, nouns
 from policies.sla.parse import parse
-from router.cli import app as router_app
-from router.inbound.status import STATUS
+from router.protocols.status import STATUS
+from router.start.cli import app as router_app
 from shards.__main__ import app as shard_app
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SIMULATION = ROOT / "router/simulation"
 
 SCHEDULER = (
     "shards.exec.request",
@@ -26,11 +25,13 @@ MAY_IMPORT = {
     "policies": (),
     "shards": (),
     "backends": ("policies.nouns", "policies.errors", "shards.wire", "shards.nouns", "shards.kv.keys"),
-    "router": ("policies", "backends", "shards.wire", "shards.kv.keys", "shards.bundled", "shards.__main__"),
+    "router": (
+        *("policies", "backends", "simulation.command"),
+        *("shards.wire", "shards.kv.keys", "shards.bundled", "shards.__main__"),
+    ),
+    # it runs the scheduler of the engine, of which nothing knows torch
+    "simulation": ("policies", "backends", "router", "shards.kv.keys", *SCHEDULER),
 }
-
-SIMULATION_MAY_IMPORT = (*MAY_IMPORT["router"], *SCHEDULER)
-"""What the simulation needs of the engine to run its scheduler: nothing of it knows torch."""
 
 OVER_HTTP = ("backends.base", "backends.detokenize", "backends.http", "backends.messages", "backends.openai")
 
@@ -53,10 +54,17 @@ INSIDE = {
     "backends.triton": (*OVER_HTTP, "backends.kserve"),
     "backends.shard": ("backends.base", "backends.detokenize", "backends.reconnect"),
     "backends.events": ("backends.nesting",),
+    # the trunk: each folder may import those above it, and `operate` imports the rest without being imported
     "router.text": ("router.ask",),
-    "router.cluster": ("router.supervise",),
-    "router.calls": ("router.ask", "router.cluster", "router.keys", "router.store", "router.text"),
-    "router.telemetry": ("router.ask", "router.calls", "router.cluster", "router.feeds.health"),
+    "router.fleet": ("router.supervise", "router.shared.replicas.news", "router.operate.telemetry.telemetry"),
+    "router.shared": ("router.ask", "router.supervise", "router.fleet"),
+    "router.call": (
+        *("router.ask", "router.text", "router.fleet", "router.shared"),
+        *("router.operate.telemetry.telemetry", "router.operate.dashboard.board"),
+    ),
+    "router.protocols": ("router.ask", "router.text", "router.fleet", "router.shared", "router.call"),
+    "router.operate": ("router.ask", "router.fleet", "router.shared", "router.call", "router.protocols"),
+    "router.start": ("router",),
 }
 """What folders that are layers may import of the package they are in, beside themselves."""
 
@@ -92,8 +100,7 @@ def test_imports_between_packages_point_one_way(package: str) -> None:
         for name in imports_of(file):
             other = name.split(".")[0]
             if other in MAY_IMPORT and other != package:
-                allowed = SIMULATION_MAY_IMPORT if file.is_relative_to(SIMULATION) else MAY_IMPORT[package]
-                assert name.startswith(allowed), f"{file.relative_to(ROOT)}: may not import {name}"
+                assert name.startswith(MAY_IMPORT[package]), f"{file.relative_to(ROOT)}: may not import {name}"
 
 
 @pytest.mark.parametrize("folder", INSIDE)
@@ -115,11 +122,15 @@ def test_what_decides_does_not_know_the_file_that_it_follows() -> None:
             assert not names, f"{file.relative_to(ROOT)} imports {names}"
 
 
-def test_only_the_command_line_knows_the_simulation_and_only_when_it_is_asked_for() -> None:
+def test_only_the_command_line_knows_the_simulation() -> None:
     for file in files_of("router"):
-        if not file.is_relative_to(SIMULATION):
-            names = {name for name in imports_of(file) if name.startswith("router.simulation")}
-            assert not names or file.name == "cli.py", f"{file.relative_to(ROOT)} imports {names}"
+        names = {name for name in imports_of(file) if name.startswith("simulation")}
+        assert not names or file.name == "cli.py", f"{file.relative_to(ROOT)} imports {names}"
+
+
+def test_every_folder_of_the_router_has_a_rule() -> None:
+    folders = {f"router.{folder.parent.name}" for folder in (ROOT / "router").glob("*/__init__.py")}
+    assert folders == {name for name in INSIDE if name.startswith("router.")}
 
 
 def test_policies_do_no_io_and_have_no_clock() -> None:
@@ -155,7 +166,7 @@ def test_the_scheduler_does_not_know_torch() -> None:
 
 
 def test_importing_the_router_imports_neither_torch_nor_transformers() -> None:
-    modules = "router.app, router.cli, router.simulation.command"
+    modules = "router.start.app, router.start.cli, simulation.command"
     script = f"import sys, {modules}; print(sorted({{'torch', 'transformers', 'triton'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

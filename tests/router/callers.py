@@ -11,11 +11,11 @@ from policies.explain import Explanation
 from policies.nouns import Delta
 from policies.quota.budget import Standing
 from router.ask import Ask
-from router.build import build
-from router.calls.caller import CallerGone, Placement
-from router.gateway import Gateway
-from router.pipeline import serve
-from router.telemetry.tracing import w3c_headers
+from router.call.caller import CallerGone, Placement
+from router.call.gateway import Gateway
+from router.call.pipeline import serve
+from router.call.tracing import w3c_headers
+from router.start.build import build
 from tests.router.parts import KEY, a_config
 
 

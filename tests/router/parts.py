@@ -22,9 +22,9 @@ from policies.health import HealthRules
 from policies.nouns import Capability, Delta, Limits, Prompt, Request, ServiceClass, Tenant, Usage
 from policies.rules import Rule
 from policies.sla.config import Config, PoolSpec, ServerSettings
-from router.app import Router
-from router.cluster.listener import ClusterListener
-from router.telemetry.tracing import Tracing
+from router.call.tracing import Tracing
+from router.fleet.cluster.listener import ClusterListener
+from router.start.app import Router
 
 MODEL = "tiny"
 KEY = "acme-key"

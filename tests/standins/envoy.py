@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import aiohttp
 import grpc
 
-from router.picker.envoy import base_pb2 as core
-from router.picker.envoy import external_processor_pb2 as pb
-from router.picker.envoy.external_processor_pb2_grpc import ExternalProcessorStub
-from router.picker.envoy.processing_mode_pb2 import ProcessingMode
+from router.protocols.picker.envoy import base_pb2 as core
+from router.protocols.picker.envoy import external_processor_pb2 as pb
+from router.protocols.picker.envoy.external_processor_pb2_grpc import ExternalProcessorStub
+from router.protocols.picker.envoy.processing_mode_pb2 import ProcessingMode
 
 T = TypeVar("T")
 

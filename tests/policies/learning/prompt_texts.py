@@ -98,7 +98,7 @@ def code() -> tuple[str, ...]:
         random,
         textwrap,
     )
-    scripts = sorted((ROOT / "router/dashboard/static").glob("*.js"))
+    scripts = sorted((ROOT / "router/operate/dashboard/static").glob("*.js"))
     return (*map(inspect.getsource, modules), *(path.read_text() for path in scripts))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from policies.errors import ConfigError
-from router.config_file import ConfigFile, Contents
+from router.start.config_file import ConfigFile, Contents
 from router.text.checkpoint import NoCheckpointError, check_template, directory_of, doubt_about, read_files, stamp_of
 from tests.router.parts import some_assets
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.nouns import Delta, TokenLogprob, Usage
-from router.inbound.answer import Answer
+from router.protocols.answer import Answer
 from router.text.tool_calls import (
     HERMES,
     LLAMA,

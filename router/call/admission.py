@@ -1,0 +1,160 @@
+"""Permits: the right to run one call. Each reserves its tenant's quota and is settled once, whatever happens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+
+import msgspec
+
+from policies.errors import QuotaExceeded
+from policies.nouns import Outcome, Prices, Usage
+from policies.quota.budget import Descriptor, Refused, Reservation, Standing, meters
+from policies.quota.charge import Charge, charge_of
+from router.call.outcome import outcome_of
+from router.shared.store.base import QuotaStore
+
+_RETRY_AFTER_S = 1.0
+
+
+Tell = Callable[[Standing], None]
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What one call asks for: whose limits bind it (its tenant's first), what to reserve, and what tokens cost."""
+
+    id: str
+    descriptors: tuple[Descriptor, ...]
+    charge: Charge
+    prices: Prices
+
+    @property
+    def tenant(self) -> str:
+        """Who pays."""
+        return self.descriptors[0].tenant
+
+
+class Admission:
+    """Says who may run now. Holds the open permits, by descriptor; what may be used in a time is the store's to say."""
+
+    def __init__(self, store: QuotaStore) -> None:
+        self.store = store
+        self._open: set[Permit] = set()
+        self._running: Counter[tuple[str, str]] = Counter()
+        self.settled: Counter[Outcome] = Counter()
+
+    def __repr__(self) -> str:
+        tenants = {tenant: count for (tenant, scope), count in sorted(self._running.items()) if not scope}
+        named = ", ".join(f"{tenant}: {count}" for tenant, count in tenants.items())
+        return f"<Admission {len(self._open)} open ({named}), {self.settled.total()} settled>"
+
+    def permit(self, claim: Claim, tell: Tell = lambda _: None) -> Permit:
+        """A permit for `claim`, not entered yet. `tell` hears what is left to its tenant when it is, or is refused."""
+        return Permit(self, claim, tell)
+
+    def running(self, tenant: str) -> int:
+        """How many permits of `tenant` are open."""
+        return self._running[(tenant, "")]
+
+    def is_idle(self) -> bool:
+        """Is no permit open?"""
+        return not self._open
+
+    def check(self) -> None:
+        """The counts agree with the open permits; with none open, nobody is counted."""
+        counted = Counter(_who(one) for permit in self._open for one in permit.claim.descriptors)
+        assert counted == self._running, f"{self!r}: counts differ from permits {counted}"
+        assert all(permit.outcome is None for permit in self._open), f"{self!r}: a settled permit is still open"
+
+    async def admit(self, permit: Permit) -> Reservation | Refused | None:
+        """Open `permit`, if it is not refused; None where nothing is limited. Raises QuotaExceeded.
+
+        Called by the permit itself.
+        """
+        for one in permit.claim.descriptors:
+            running, most = self._running[_who(one)], one.limits.concurrent
+            if most is not None and running >= most:
+                raise QuotaExceeded(
+                    f"{one} has {running} requests running, which is its limit",
+                    hint="wait for one to finish",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+        # counted before the store is asked: others come in meanwhile
+        self._count(permit, 1)
+        answer: Reservation | Refused | None = None
+        try:
+            claim = permit.claim
+            if meters(claim.descriptors):
+                answer = await self.store.reserve(Reservation(claim.id, claim.descriptors, claim.charge))
+        except BaseException:
+            self._count(permit, -1)
+            raise
+        if isinstance(answer, Refused):
+            self._count(permit, -1)
+        return answer
+
+    async def settle(self, permit: Permit, outcome: Outcome) -> None:
+        """Close `permit` and say what it really used. Called by the permit itself, once."""
+        self._count(permit, -1)
+        self.settled[outcome] += 1
+        if permit.reservation is not None:
+            # no store keeps anybody waiting here, so a call that was cancelled settles like any other
+            await self.store.settle(permit.reservation, permit.charge())
+
+    def _count(self, permit: Permit, change: int) -> None:
+        (self._open.add if change > 0 else self._open.discard)(permit)
+        for one in permit.claim.descriptors:
+            self._running[_who(one)] += change
+            if not self._running[_who(one)]:
+                del self._running[_who(one)]
+
+
+class Permit:
+    """An async context manager: entered it is open, left it is settled with the Outcome and the `usage` so far.
+
+    `reservation` is what was taken for it, None where its tenant has no limits.
+    """
+
+    def __init__(self, admission: Admission, claim: Claim, tell: Tell) -> None:
+        self.claim, self._tell = claim, tell
+        self.usage: Usage | None = None
+        self.outcome: Outcome | None = None
+        self.reservation: Reservation | None = None
+        self._admission = admission
+
+    def __repr__(self) -> str:
+        return f"<Permit of {self.claim.tenant}: {self.outcome or 'open'}, {self.usage}>"
+
+    def spend(self, usage: Usage) -> None:
+        """Charge `usage` on top of what was charged before."""
+        before = self.usage or Usage()
+        self.usage = Usage(
+            before.prompt_tokens + usage.prompt_tokens,
+            before.completion_tokens + usage.completion_tokens,
+            before.cached_tokens + usage.cached_tokens,
+        )
+
+    def charge(self) -> Charge:
+        """What it used, as its tenant pays for it; a call that nobody answered was one request and no tokens."""
+        return charge_of(self.usage or Usage(), self.claim.prices)
+
+    async def __aenter__(self) -> Permit:
+        answer = await self._admission.admit(self)
+        if answer is not None:
+            self._tell(answer.standing)
+        if isinstance(answer, Refused):
+            raise answer.error()
+        self.reservation = answer
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.outcome is None, f"{self!r} is settled twice"
+        self.outcome = outcome_of(error)
+        await self._admission.settle(self, self.outcome)
+
+
+def _who(descriptor: Descriptor) -> tuple[str, str]:
+    return (descriptor.tenant, descriptor.scope)

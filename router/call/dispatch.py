@@ -1,0 +1,325 @@
+"""Late binding: a prompt waits here until a backend has room for it, so that a better rank can still overtake it.
+
+Source of the idea: late binding of tasks in cluster scheduling (Ousterhout et al., Sparrow, SOSP 2013).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+
+from msgspec.structs import replace
+
+from policies.errors import Overloaded
+from policies.fairness.queue import FairQueue
+from policies.predict import uncached_tokens
+from policies.sla.config import Config
+from policies.waiting import ROOM, is_outage, is_worth_waiting, would_take
+from router.call.bid import Bid, Found, Placed
+from router.call.model_queue import ModelQueue
+from router.fleet.cluster.cluster import Cluster
+
+MOST_FAILED_LOOKS = 8
+"""Decisions that may fail in one walk through a queue: each takes up to 2 ms of the event loop."""
+
+MOST_PLACED = 32
+"""Prompts that one walk may place; then the event loop has its turn."""
+
+MOST_SEEN = 512
+"""Waiting prompts that one walk may look at, 5 µs each where they need not be decided on."""
+
+PAUSE_S = 0.002
+"""Changes within this time are answered by one walk."""
+
+
+class Dispatcher:
+    """A fair queue for each model. A change that may have made room is answered by a walk through the queue, in order.
+
+    Nobody who finds room is kept waiting by somebody of a better rank who finds none, unless that one has waited longer
+    than the ageing time: then nobody behind it may take the room that it waits for, so that small prompts do not starve
+    it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: Callable[[], Config],
+        clock: Callable[[], float],
+        *,
+        on_waiting: Callable[[str, int], None] = lambda *_: None,
+    ) -> None:
+        self._cluster, self._config, self._clock, self._on_waiting = cluster, config, clock, on_waiting
+        self._queues: dict[str, ModelQueue] = {}
+        self._configured: Config | None = None
+        self._by_tenant: Counter[str] = Counter()
+        self._by_class: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        waiting = ", ".join(f"{model}: {len(queue.bids)}" for model, queue in self._queues.items())
+        return f"<Dispatcher waiting {waiting or 'nobody'}>"
+
+    def look(self, bid: Bid) -> Found:
+        """What the policy decides for `bid` now. Raises what its `refusal` says if no backend can take it at all."""
+        queue = self._queue(bid)
+        found = self._look(queue, bid)
+        if queue.walk is not None and found.is_free:
+            # room for those that wait first; what they leave is free now, and nobody is told to wait for nothing
+            queue.walk.cancel()
+            self._walk(queue)
+            found = self._look(queue, bid)
+        # a walk that was cut short has not let everybody have a look
+        return found if queue.walk is None else replace(found, is_free=False)
+
+    def forgive(self, bid: Bid) -> bool:
+        """Let `bid` go again to those that failed it and are ill or on trial now, once they are well; is there one?"""
+        ill = frozenset(name for name in bid.failed & bid.avoiding if self._cluster.is_ill(name))
+        bid.avoiding -= ill
+        return bool(ill)
+
+    def take(self, bid: Bid, found: Found) -> Placed:
+        """Begin the flight that `found` chose, and charge it to the tenant and class once."""
+        assert found.decision.chosen is not None, f"{bid!r} found no backend"
+        if not bid.is_charged:
+            self._queue(bid).fair.charge(bid.ticket(), self._clock())
+            bid.is_charged = True
+        return self._placed(bid, found)
+
+    async def wait(self, bid: Bid, found: Found, *, seconds: float | None) -> Placed | None:
+        """Queue for a backend, after `found` had none; None if none came within `seconds`. Raises Overloaded, or what
+        `refusal` says as soon as no backend can ever take it, or, where `seconds` sets no end, none is well for too
+        long.
+        """
+        queue, was_charged = self._queue(bid), bid.is_charged
+        self._make_place(bid)
+        bid.waiting = waiting = asyncio.get_running_loop().create_future()
+        self._enter(queue, bid, found)
+        try:
+            if seconds is None:
+                await self._through_outages(queue, bid, waiting)
+            else:
+                await asyncio.wait((waiting,), timeout=seconds)
+        except asyncio.CancelledError:
+            if waiting.done() and waiting.exception() is None:
+                self._cluster.end(waiting.result().flight)
+                if not was_charged:
+                    self.correct(bid, 0.0)
+            raise
+        finally:
+            self._leave(queue, bid)
+        return waiting.result() if waiting.done() else None
+
+    def wait_s(self, bid: Bid, found: Found) -> float:
+        """Seconds that `bid` is expected to wait in the queue if it joined it now; while nobody is well, from when
+        somebody is.
+        """
+        queue, request = self._queue(bid), bid.request
+        ahead_s = queue.fair.ahead_s(request.service_class, request.tenant, self._clock())
+        backends = len(would_take(found.view, found.decision))
+        # its own cost stands for what is left of those that run, and after an outage nobody does
+        left_s = 0.0 if found.is_outage else bid.cost_s or 0.0
+        return (ahead_s + left_s) / queue.rate.per_second(backends)
+
+    def correct(self, bid: Bid, actual_s: float) -> None:
+        """The request is over and took `actual_s` of a backend's time; what was charged is put right, once."""
+        self._queue(bid).fair.correct(bid.ticket(), actual_s, self._clock())
+        bid.is_charged = False
+
+    def changed(self) -> None:
+        """There may be room where there was none."""
+        for queue in self._queues.values():
+            if queue.bids:
+                self._walk_soon(queue)
+
+    def check(self) -> None:
+        """Every bid that waits has its ticket in the queue; nothing waits that nobody waits for."""
+        for model, queue in self._queues.items():
+            queue.fair.check()
+            assert len(queue.fair) == len(queue.bids), f"{self!r}: tickets and bids of {model} differ"
+            shaped = {name: bid for bids in queue.shapes.values() for name, bid in bids.items()}
+            assert shaped == queue.bids, f"{self!r}: a bid for {model} has no shape"
+            assert all(bid.waiting is not None for bid in queue.bids.values()), f"{self!r}: a bid waits for nothing"
+
+    def waiting(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """How many prompts wait, by tenant and by class; who is not there has none."""
+        return self._by_tenant, self._by_class
+
+    def is_idle(self) -> bool:
+        """Does nobody wait, and is everybody who was charged put right?"""
+        return not any(queue.bids or queue.fair.charged for queue in self._queues.values())
+
+    @property
+    def _is_full(self) -> bool:
+        """Does the router have as many requests at backends as it may?"""
+        return self._cluster.in_flight >= self._config().server.max_concurrent
+
+    def _look(self, queue: ModelQueue, bid: Bid) -> Found:
+        """What is decided for `bid`, whoever waits. Raises its `refusal`."""
+        view, decision, is_reserved = queue.decide(bid)
+        if decision.chosen is None and not is_worth_waiting(decision):
+            raise bid.refusal(bid.request, view, decision)
+        bid.measure(view, decision)
+        return Found(view, decision, decision.chosen is not None and not is_reserved and not self._is_full)
+
+    def _queue(self, bid: Bid) -> ModelQueue:
+        self._follow_config()
+        model = bid.request.model
+        if model not in self._queues:
+            config = self._config()
+            weights = {name: tenant.weight for name, tenant in config.tenants.items()}
+            self._queues[model] = ModelQueue(FairQueue(config.classes, weights, config.ageing_s))
+        return self._queues[model]
+
+    def _follow_config(self) -> None:
+        config = self._config()
+        if config is not self._configured:
+            self._configured = config
+            weights = {name: tenant.weight for name, tenant in config.tenants.items()}
+            for queue in self._queues.values():
+                queue.fair.reconfigure(config.classes, weights, config.ageing_s)
+
+    def _make_place(self, bid: Bid) -> None:
+        """Where the queue is full the newest of the tenant that fills it most leaves; Overloaded if that is `bid`'s.
+
+        So a flood of one tenant does not close the queue to the others.
+        """
+        waiting, most = self._by_tenant.total(), self._config().server.max_queued
+        if waiting < most:
+            return
+        hint = "try again in a moment, or raise queue.most"
+        full = Overloaded(f"{waiting} requests wait, which is the limit", hint=hint, retry_after_s=1.0)
+        fullest, count = max(self._by_tenant.items(), key=lambda pair: pair[1], default=("", 0))
+        if self._by_tenant[bid.request.tenant] + 1 >= count:
+            raise full
+        for queue in self._queues.values():
+            newest = next((one for one in reversed(queue.bids.values()) if one.request.tenant == fullest), None)
+            if newest is not None:
+                self._let_go(queue, newest, full)
+                # it may have been the one that nobody was to pass
+                self._walk_soon(queue)
+                return
+
+    async def _through_outages(self, queue: ModelQueue, bid: Bid, waiting: asyncio.Future[Placed]) -> None:
+        """Return once `bid` was placed or let go. Raises its `refusal` when nobody was well for too long."""
+        while not waiting.done():
+            left_s = queue.patience_s(bid, self._clock(), self._config().outage_s)
+            if left_s > 0:
+                # an outage that begins meanwhile is not over before this is
+                await asyncio.wait((waiting,), timeout=left_s)
+                continue
+            view, decision = bid.decide(bid.request, bid.avoiding)
+            if is_outage(decision):
+                raise bid.refusal(bid.request, view, decision)
+            queue.looked(bid, view, decision, self._clock())
+            self._walk_soon(queue)
+
+    def _enter(self, queue: ModelQueue, bid: Bid, found: Found) -> None:
+        now = self._clock()
+        queue.enter(bid, now)
+        queue.looked(bid, found.view, found.decision, now)
+        self._count(bid, 1)
+
+    def _leave(self, queue: ModelQueue, bid: Bid) -> None:
+        """Let `bid` wait no longer; it may have been let go already."""
+        bid.waiting = None
+        if bid.request.id in queue.bids:
+            queue.fair.remove(bid.request.id)
+            queue.leave(bid)
+            self._count(bid, -1)
+            # it may have been the one that nobody was to pass
+            self._walk_soon(queue)
+        if not queue.bids:
+            queue.rate.emptied(self._clock())
+
+    def _placed(self, bid: Bid, found: Found) -> Placed:
+        chosen = next(backend for backend in found.view.backends if backend.name == found.decision.chosen)
+        uncached, is_first_try = uncached_tokens(bid.request, chosen), not (bid.avoiding or bid.failed)
+        flight = self._cluster.begin(chosen.name, bid.request, uncached, is_first_try=is_first_try)
+        bid.sent(chosen.name)
+        return Placed(bid, found, flight)
+
+    def _count(self, bid: Bid, change: int) -> None:
+        tenant, service_class = bid.request.tenant, bid.request.service_class
+        self._by_tenant[tenant] += change
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
+        self._by_class[service_class] += change
+        self._on_waiting(service_class, self._by_class[service_class])
+
+    def _walk_soon(self, queue: ModelQueue) -> None:
+        if queue.walk is None and queue.bids:
+            queue.walk = asyncio.get_running_loop().call_later(PAUSE_S, self._walk, queue)
+
+    def _walk(self, queue: ModelQueue) -> None:
+        """Place whom there is room for, in fair order; where too many in front find none, some of the others by turns.
+
+        Those in front look first each time: room that they can use is theirs.
+        """
+        queue.walk = None
+        queue.stuck.clear()
+        queue.reserved.clear()
+        self._follow_config()
+        leaving: dict[Bid, Placed | Exception] = {}
+        is_cut = self._look_around(queue, leaving, past=set())
+        if is_cut and len(leaving) < MOST_PLACED:
+            is_cut = self._look_around(queue, leaving, past=queue.passed)
+            if not is_cut:
+                queue.passed.clear()
+        # the queue stands still while it is walked
+        for bid, outcome in leaving.items():
+            self._let_go(queue, bid, outcome)
+        if is_cut:
+            self._walk_soon(queue)
+
+    def _look_around(self, queue: ModelQueue, leaving: dict[Bid, Placed | Exception], *, past: set[Hashable]) -> bool:
+        """Let those of no shape in `past` have a look, whose shapes are noted there, and note in `leaving` what becomes
+        of those that go. Is there somebody left who had none?
+        """
+        failed = 0
+        for bid in queue.in_turn(self._clock(), MOST_SEEN):
+            if self._is_full or queue.all_stuck():
+                return False
+            if bid.shape in queue.stuck or bid.shape in past or bid in leaving:
+                continue
+            if (outcome := self._tried(queue, bid)) is None:
+                failed += 1
+                past.add(bid.shape)
+            else:
+                leaving[bid] = outcome
+            if len(leaving) == MOST_PLACED or failed == MOST_FAILED_LOOKS:
+                return True
+        # others of their shapes may stand further behind
+        return bool(leaving) and len(queue.bids) > MOST_SEEN
+
+    def _tried(self, queue: ModelQueue, bid: Bid) -> Placed | Exception | None:
+        """Where `bid` goes now, or why it goes nowhere; None if it has to wait on."""
+        try:
+            view, decision, is_reserved = queue.decide(bid)
+        except Exception as error:  # noqa: BLE001 - a policy's mistake is one request's failure, not the queue's
+            return error
+        if is_reserved:
+            queue.stuck.add(bid.shape)
+            return None
+        if decision.chosen is not None:
+            queue.outages.pop(bid.shape, None)
+            return self._placed(bid, Found(view, decision, is_free=True))
+        if not is_worth_waiting(decision):
+            return bid.refusal(bid.request, view, decision)
+        queue.stuck.add(bid.shape)
+        queue.looked(bid, view, decision, self._clock())
+        if self._clock() - bid.arrived_at > self._config().ageing_s:
+            queue.reserved.update(name for name, reason in decision.dropped if reason in ROOM)
+        return None
+
+    def _let_go(self, queue: ModelQueue, bid: Bid, outcome: Placed | Exception) -> None:
+        assert bid.waiting is not None, f"{bid!r} was let go by a queue that it is not in"
+        queue.leave(bid)
+        self._count(bid, -1)
+        if isinstance(outcome, Exception):
+            queue.fair.remove(bid.request.id)
+            bid.waiting.set_exception(outcome)
+            return
+        queue.fair.take(bid.request.id, self._clock())
+        queue.rate.left(bid.cost_s or 0.0)
+        bid.is_charged = True
+        bid.waiting.set_result(outcome)

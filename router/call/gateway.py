@@ -1,0 +1,105 @@
+"""Everything that a request meets on its way through the router."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from policies.learning.answer_length import AnswerLengths
+from policies.learning.text_length import TextLengths
+from policies.nouns import Tenant
+from policies.sla.config import Config
+from router.call.admission import Admission
+from router.call.dispatch import Dispatcher
+from router.call.doors import Doors
+from router.fleet.beliefs import Beliefs
+from router.fleet.cluster.cluster import Cluster
+from router.fleet.cluster.served_model import ServedModel
+from router.fleet.feeds.feeds import Feeds
+from router.fleet.pools import Finding
+from router.operate.dashboard.board import Board
+from router.operate.telemetry.telemetry import Telemetry
+from router.shared.keys.ring import KeyRing
+from router.shared.prefixes.prefixes import Prefixes
+from router.text.engine_text import EngineText
+from router.text.sources import Sources
+from router.text.tokenize import Tokenizers
+
+if TYPE_CHECKING:
+    # a router that shares nothing runs without it, and so without redis-py
+    from router.shared.replicas.replicas import Replicas
+
+
+@dataclass(slots=True)
+class Gateway:
+    """The parts of one router. `config` is replaced whole by one assignment; a call keeps the one it began with.
+
+    `shadow` decides beside it without effect, where there is one. `replicas` are the other routers, where there may be
+    any.
+    """
+
+    config: Config
+    cluster: Cluster
+    beliefs: Beliefs
+    tokenizers: Tokenizers
+    sources: Sources
+    engine_text: EngineText
+    admission: Admission
+    keys: KeyRing
+    telemetry: Telemetry
+    board: Board
+    doors: Doors
+    dispatcher: Dispatcher
+    lengths: AnswerLengths
+    text_lengths: TextLengths
+    clock: Callable[[], float]
+    rng: random.Random
+    finding: Finding
+    feeds: Feeds
+    prefixes: Prefixes
+    shadow: Config | None = None
+    replicas: Replicas | None = None
+
+    def __repr__(self) -> str:
+        return f"<Gateway {self.doors!r} {self.admission!r} {self.cluster!r}>"
+
+    def new_id(self) -> str:
+        """A name for one call, unlike any other's."""
+        return f"{self.rng.getrandbits(96):024x}"
+
+    def unix_time(self) -> float:
+        """The time of day."""
+        return time.time()
+
+    def unix_time_s(self) -> int:
+        """The time of day, for `created` fields."""
+        return int(self.unix_time())
+
+    def models_for(self, tenant: Tenant) -> dict[str, ServedModel]:
+        """The models that are served now and that `tenant` may use, by name."""
+        allowed = tenant.models
+        return {name: one for name, one in self.cluster.models().items() if not allowed or name in allowed}
+
+    def is_ready(self) -> bool:
+        """Are the doors open, and has every pool a healthy backend that was reached?"""
+        pools = self.cluster.pools_ready()
+        return self.doors.open and bool(pools) and all(pools.values())
+
+    def awaits_backends(self) -> bool:
+        """Are there backends that were never reached, or pools that have not found any?"""
+        pools = self.cluster.pools_ready()
+        nowhere = (pool for pool in self.config.pools.values() if pool.is_found and pool.name not in pools)
+        return bool(self.cluster.unreached()) or any(nowhere)
+
+    def check(self) -> None:
+        """Nothing is left of any request; for an idle router."""
+        discovery = self.finding.discovery
+        parts = (self.doors, self.admission, self.dispatcher, self.cluster, self.beliefs, discovery, self.tokenizers)
+        for part in (*parts, self.prefixes, self.engine_text, self.text_lengths):
+            part.check()
+        assert self.doors.inside == 0, f"{self.doors!r}: calls are inside"
+        assert self.admission.is_idle(), f"{self.admission!r}: permits are open"
+        assert self.dispatcher.is_idle(), f"{self.dispatcher!r}: somebody waits"

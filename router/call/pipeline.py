@@ -1,0 +1,398 @@
+"""The life of a request, top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from policies.errors import (
+    BackendFailed,
+    ContextExceeded,
+    DeadlineExceeded,
+    ExpectedError,
+    NoBackend,
+    Overloaded,
+    QuotaExceeded,
+    UnknownModel,
+    Unreached,
+)
+from policies.explain import explain, without_secrets
+from policies.nouns import ClusterView, Decision, Delta, Prompt, Request, Usage
+from policies.promise import answer_s
+from policies.quantities import told_seconds
+from policies.rules import Facts, Ruling, classify, yielding
+from policies.shadow import differences
+from policies.sla.config import Config
+from router.ask import Ask
+from router.call.admission import Permit
+from router.call.bid import Bid, Placed
+from router.call.caller import Caller, CallerGone, Placement
+from router.call.carrier import Carrier, Ourselves
+from router.call.disclosure import shown_name, told_of
+from router.call.gateway import Gateway
+from router.call.identify import Identity, identity_of, on_behalf_of
+from router.call.placing import Placer
+from router.call.prepare import (
+    LookedUp,
+    believed,
+    claim_at,
+    claim_of,
+    facts_of,
+    find_model,
+    learn,
+    looked_up,
+    room,
+    tokenize,
+    wishes,
+)
+from router.call.refusal import refusal_of
+from router.call.tracing import AttemptTrace, PromptTrace
+from router.fleet.cluster.served_model import ServedModel
+from router.operate.telemetry.telemetry import Account, Telemetry
+from router.text.tokenize import Tokens
+
+MOST_TRIES = 3
+"""Backends that one prompt may be tried on; those that it never reached do not count."""
+
+YIELDING = "yielding"
+"""In place of a class, for telemetry: what nobody waits for keeps no promise and breaks none."""
+
+_log = logging.getLogger("pointsman.pipeline")
+
+
+async def serve(
+    caller: Caller, gateway: Gateway, carrier: Carrier | None = None, *, tenant_name: str | None = None
+) -> None:
+    """Answer one call: identify, read, tokenize, classify, admit, choose, stream, settle. Reads in the order it runs.
+
+    Tries another backend only while the client has seen nothing of that answer. Raises ExpectedError or CallerGone;
+    however it ends, the Outcome is counted once and every permit is settled. Without a `carrier` the router itself
+    goes to the backends. `tenant_name` is whose call it is, where that is known already.
+    """
+    with gateway.telemetry.account(caller.id, caller.trace) as account, outer_edge(gateway.telemetry):
+        async with gateway.doors.entered():
+            await _serve(caller, gateway, carrier or Ourselves(), account, tenant_name)
+
+
+async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Account, tenant_name: str | None) -> None:
+    config = gateway.config
+    known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
+    tenant, key = known or identity_of(caller.key, config, gateway.keys)
+    account.tenant = tenant.name
+    ask = await caller.read()
+    async with within(ask.deadline_s):
+        model = find_model(ask.model, tenant, gateway)
+        account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
+        inputs = await tokenize(ask, model, tenant, gateway)
+        prompts = [looked_up(tokens, body, model, gateway) for tokens, body in zip(inputs, ask.bodies, strict=True)]
+        held = [prompt.held for prompt in prompts]
+        facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
+        ruling = classify(facts, config)
+        account.service_class, account.rule = ruling.service_class.name, ruling.rule
+        if ask.yields:
+            ruling, account.service_class = yielding(ruling, config), YIELDING
+        claim = claim_of(caller.id, ask, inputs, held, facts=facts, key=key, config=config, gateway=gateway)
+        async with gateway.admission.permit(claim, caller.limited) as permit:
+            call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
+            await together([call.answer(at, model, prompt) for at, prompt in enumerate(prompts)])
+
+
+@contextmanager
+def outer_edge(telemetry: Telemetry) -> Iterator[None]:
+    """Turn what nobody planned for into an ExpectedError that tells the client nothing, and log it whole."""
+    try:
+        yield
+    except (ExpectedError, CallerGone):
+        raise
+    except Exception as error:
+        _log.exception("a request failed in a way that nobody planned for")
+        telemetry.event("unplanned_failure")
+        raise ExpectedError("the router made a mistake", hint="its log says more") from error
+
+
+def within(seconds: float | None) -> AbstractAsyncContextManager[None]:
+    """Raise DeadlineExceeded if the body takes longer; None: it may take any time."""
+    return nullcontext() if seconds is None else _within(seconds)
+
+
+@asynccontextmanager
+async def _within(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        if limit.expired():
+            hint = "give the request more time"
+            raise DeadlineExceeded(f"the deadline of {told_seconds(seconds)} has passed", hint=hint) from error
+        raise
+
+
+async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all `answers`; the first failure ends the others and is raised by itself."""
+    if len(answers) == 1:
+        return await answers[0]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for answer in answers:
+                group.create_task(answer)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+
+
+class _Others:
+    """Permits of one prompt at models that it was degraded to, open until `stack` is left."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.permits: dict[str, Permit] = {}
+        self._stack = stack
+
+    def __repr__(self) -> str:
+        return f"<_Others {self.permits}>"
+
+    async def admit(self, model: str, permit: Permit) -> None:
+        """Open the `permit` for `model`. Raises QuotaExceeded."""
+        self.permits[model] = await self._stack.enter_async_context(permit)
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """One admitted call, with all that its prompts share."""
+
+    caller: Caller
+    ask: Ask
+    facts: Facts
+    ruling: Ruling
+    config: Config
+    gateway: Gateway
+    permit: Permit
+    account: Account
+    carrier: Carrier
+
+    async def answer(self, at: int, model: ServedModel, prompt: LookedUp) -> None:
+        """Answer `prompt`, number `at`, on another backend if one fails before the client has seen anything."""
+        with self.gateway.telemetry.prompt(self.account, config_version=self.config.version) as trace:
+            await self._answer(at, self._bid(at, model, prompt, trace=trace), trace)
+
+    async def _answer(self, at: int, bid: Bid, trace: PromptTrace) -> None:
+        async with AsyncExitStack() as stack:
+            await self._placed_and_answered(at, bid, trace, _Others(stack))
+
+    async def _placed_and_answered(self, at: int, bid: Bid, trace: PromptTrace, others: _Others) -> None:
+        placer = Placer(
+            self.gateway.dispatcher,
+            self.gateway.clock,
+            steps=() if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ()),
+            degraded=lambda other, name: self._degraded(at, other, name, trace, others),
+            on_step=partial(self.gateway.telemetry.missed, self.ruling.service_class.name),
+            on_shed=lambda shed, found: self._record(at, shed.request, found.view, found.decision, is_late=True),
+        )
+        with trace.queue():
+            placed = await placer.place(bid)
+        try:
+            while (failure := await self._failed(at, placed, trace)) is not None:
+                self.gateway.telemetry.event("retried")
+                try:
+                    with trace.queue():
+                        placed = await placer.elsewhere(placed.bid)
+                except (NoBackend, Overloaded):
+                    # what the last one said tells more than that nobody else is left
+                    raise failure from None
+        finally:
+            self._settle(placed, others)
+
+    async def _failed(self, at: int, placed: Placed, trace: PromptTrace) -> ExpectedError | None:
+        """Stream the answer from where it was placed; why that failed, if another backend may be tried."""
+        bid = placed.bid
+        try:
+            with self.gateway.cluster.flying(placed.flight):
+                await self._answered(at, placed, trace)
+        except ExpectedError as failure:
+            failure.told = told_of(failure)
+            if isinstance(failure, ContextExceeded) and (too_short := placed.too_short()):
+                bid.avoiding |= too_short
+                return failure
+            if not isinstance(failure, BackendFailed | Overloaded):
+                raise
+            _log.warning("request %s: %s", bid.request.id, failure)
+            self.gateway.beliefs.failed(placed.flight.backend)
+            bid.fail(placed.flight.backend, self.gateway.clock())
+            bid.tries += not isinstance(failure, Unreached)
+            if self.caller.has_seen(at) or bid.tries == MOST_TRIES:
+                raise
+            return failure
+        return None
+
+    def _settle(self, placed: Placed, others: _Others) -> None:
+        """Charge what was used, and put right what the queue charged: nothing where nothing was answered.
+
+        Backends that were tried before are not paid for: nobody has seen anything of theirs.
+        """
+        bid, flight, gateway = placed.bid, placed.flight, self.gateway
+        actual_s = 0.0
+        where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
+        bid.ended(flight, where)
+        if flight.answered:
+            # who hung up, or was cut off, is not told: then what was believed to be cached counts as cached
+            cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
+            told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens, cached)
+            self.permit.spend(told)
+            if (beside := others.permits.get(bid.request.model)) is not None:
+                beside.spend(told)
+            self.account.usage = self.permit.usage or Usage()
+            uncached = max(1, told.prompt_tokens - told.cached_tokens)
+            used_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
+            # whatever a backend counts, no request has more of its time than it was there
+            actual_s = min(used_s, max(0.0, gateway.clock() - flight.sent_at))
+            if not self.ask.yields:
+                each = min(bid.request.max_new_tokens, told.completion_tokens // bid.request.sampling.choices)
+                gateway.lengths.learn(bid.request.tenant, bid.request.service_class, each)
+        gateway.dispatcher.correct(bid, actual_s)
+
+    async def _answered(self, at: int, placed: Placed, trace: PromptTrace) -> None:
+        """Stream the answer from where it was placed."""
+        bid, backend = placed.bid, self.gateway.cluster.backend_of(placed.flight)
+        self._record(at, bid.request, placed.found.view, placed.found.decision)
+        self.gateway.telemetry.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
+        await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
+        with trace.sent(placed, backend) as attempt:
+            deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
+            await self._relay(at, placed, deltas, attempt)
+
+    def _bid(self, at: int, model: ServedModel, prompt: LookedUp, *, trace: PromptTrace) -> Bid:
+        """What `prompt`, number `at`, asks of the dispatcher, as one for `model`."""
+        ask, gateway, (tokens, keys, held) = self.ask, self.gateway, prompt
+        request = self._request(at, model, tokens)
+        beliefs = iter([held])
+
+        def decide(asked: Request, avoiding: Collection[str]) -> tuple[ClusterView, Decision]:
+            now, latest = gateway.clock(), next(beliefs, None)
+            # whoever waited or comes back asks the index again
+            latest = believed(tokens, keys, gateway) if latest is None else latest
+            view = self.carrier.seen(gateway.cluster.view(now, latest, asked.rank, asked.prompt_tokens, asked.model))
+            decision = self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
+            trace.decided(asked, view, decision, began_at=now)
+            return view, decision
+
+        def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:
+            self._record(at, asked, view, decision)
+            return refusal_of(asked, view, decision, gateway.cluster.trouble)
+
+        return Bid(
+            request,
+            prompt=Prompt(
+                tokens.token_ids,
+                ask.bodies[at],
+                ask.path,
+                {**ask.passed_headers, **self.account.trace.headers},
+                ask.natives[at] if ask.natives else None,
+            ),
+            echo=tokens.echo,
+            tools=tokens.tools,
+            arrived_at=self.account.started_at,
+            service_class=self.ruling.service_class,
+            new_tokens=gateway.lengths.expected(request.tenant, request.service_class, most=request.max_new_tokens),
+            decide=decide,
+            refusal=refusal,
+            sent=lambda backend: gateway.beliefs.sent(backend, keys),
+            ended=partial(learn, prompt, model, gateway),
+            way=self.carrier.way,
+            avoiding=ask.avoiding,
+        )
+
+    async def _degraded(self, at: int, bid: Bid, name: str, trace: PromptTrace, others: _Others) -> Bid:
+        """`bid` as one for the model `name`; itself where the tenant has no such model, or may not have more of it now,
+        or the prompt does not fit.
+
+        The rule's pools hold for it too if one of them has that model; else any pool that has it will do.
+        """
+        gateway, tenant = self.gateway, self.facts.tenant
+        try:
+            model = find_model(name, tenant, gateway)
+            inputs = await tokenize(self.ask, model, tenant, gateway)
+            other = self._bid(at, model, looked_up(inputs[at], self.ask.bodies[at], model, gateway), trace=trace)
+            if other.request.pools is not None and model.pools.isdisjoint(other.request.pools):
+                other.request = replace(other.request, pools=None)
+            claim = claim_at(model.name, self.permit.claim, other, tenant=tenant)
+            if claim is not None:
+                await others.admit(model.name, gateway.admission.permit(claim))
+            return other
+        except (UnknownModel, NoBackend, ContextExceeded, QuotaExceeded):
+            return bid
+
+    def _record(
+        self, at: int, request: Request, view: ClusterView, decision: Decision, *, is_late: bool = False
+    ) -> None:
+        """Tell the log, the shadow and, if it asked, the client what was decided.
+
+        `is_late`: nobody got it, because the one that was chosen would begin later than promised.
+        """
+        gateway, config = self.gateway, self.config
+        picked = decision
+        if is_late and decision.chosen is not None:
+            dropped = (*decision.dropped, (decision.chosen, "late"))
+            decision = replace(decision, chosen=None, dropped=dropped, predicted_ttft_s=None)
+        chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
+        gateway.telemetry.decided(request, decision, chosen, config_version=config.version)
+        if gateway.shadow is not None:
+            found = differences(request, self.facts, self.ruling, picked, view=view, shadow=gateway.shadow)
+            gateway.telemetry.shadowed(request, found)
+        if self.ask.explain:
+            why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
+            self.caller.explain(at, without_secrets(why, shown_name))
+
+    async def _relay(self, at: int, placed: Placed, deltas: AsyncIterator[Delta], attempt: AttemptTrace) -> None:
+        """Pass `deltas` on."""
+        request, flight, echo = placed.bid.request, placed.flight, placed.bid.echo
+        unechoed = set(range(request.sampling.choices)) if echo else set()
+        async with aclosing(cast("AsyncGenerator[Delta]", deltas)):
+            async for delta in deltas:
+                now = self.gateway.clock()
+                flight.heard(delta, now)
+                if delta.computed_tokens is None:
+                    if flight.first_at is not None:
+                        self.account.heard(now)
+                    if echo:
+                        delta = self.ask.echoed(delta, echo, unechoed)  # noqa: PLW2901
+                if delta.finish_reason is not None:
+                    attempt.finished(delta.finish_reason)
+                await self.caller.write(at, delta)
+
+    def _request(self, at: int, model: ServedModel, tokens: Tokens) -> Request:
+        ask, ruling = self.ask, self.ruling
+        needs, sampling = wishes(ask, tokens)
+        return Request(
+            id=self.caller.id if len(ask.inputs) == 1 else f"{self.caller.id}-{at}",
+            tenant=self.facts.tenant.name,
+            model=model.name,
+            domain=self.facts.tenant.domain,
+            prompt_tokens=tokens.count,
+            least_prompt_tokens=tokens.least,
+            likely_prompt_tokens=tokens.likely,
+            max_new_tokens=room(ask, tokens, model),
+            service_class=ruling.service_class.name,
+            rank=ruling.rank,
+            priority=ask.priority,
+            block_keys=tokens.keys,
+            pools=ruling.pools,
+            policy=ruling.policy,
+            session=ask.session,
+            deadline_s=ask.deadline_s,
+            prefill_slice_tokens=ruling.service_class.prefill_slice_tokens,
+            preemptible=ruling.service_class.preemptible,
+            stream=ask.stream,
+            needs=needs,
+            sampling=sampling,
+        )

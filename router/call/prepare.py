@@ -1,0 +1,300 @@
+"""What is found out about a call before anything runs: its model, its tokens, who holds them, and what it may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from backends.base import TextReader
+from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
+from policies.nouns import BackendView, Capability, Sampling, Tenant
+from policies.quota.budget import Descriptor, descriptors
+from policies.quota.charge import Charge, estimate
+from policies.rules import Facts
+from policies.sla.config import Config
+from policies.suggest import did_you_mean
+from router.ask import Ask, Chat, Reading
+from router.call.admission import Claim
+from router.call.bid import Bid
+from router.call.disclosure import shown_name, told_trouble
+from router.call.gateway import Gateway
+from router.fleet.cluster.cluster import Cluster
+from router.fleet.cluster.flights import Flight
+from router.fleet.cluster.served_model import ServedModel
+from router.fleet.prompt_keys import NO_DOMAIN, PromptKeys
+from router.text.estimates import estimated
+from router.text.tokenize import How, Tokens
+from shards.kv.keys import BLOCK_TOKENS, root_key
+
+UNKNOWN_ROOM_TOKENS = 4096
+"""The answer that is planned for where neither client nor backend says how long it may be."""
+
+
+_MOST_TOLD = 4
+"""Backends that a hint names."""
+
+
+def find_model(name: str, tenant: Tenant, gateway: Gateway) -> ServedModel:
+    """The model that `tenant` means by `name`. Raises UnknownModel, or NoBackend while its backends are away."""
+    allowed = not tenant.models or name in tenant.models
+    model = gateway.cluster.model(name)
+    if model is not None and allowed:
+        return model
+    known = gateway.models_for(tenant)
+    if allowed and (not known or _is_configured(name, gateway.config)) and gateway.awaits_backends():
+        hint = f"{_unreached(gateway.cluster)}try again when /readyz says 200"
+        raise NoBackend(f"no backend of model '{name[:80]}' was reached yet", hint=hint, retry_after_s=1.0)
+    hint = did_you_mean(name, known) or "GET /v1/models lists the models"
+    raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
+
+
+def _unreached(cluster: Cluster) -> str:
+    """Why backends were never reached, for clients, as the beginning of a hint."""
+    troubles = ((name, cluster.trouble(name)) for name in cluster.unreached())
+    told = (f"{shown_name(name)}: {told_trouble(name, trouble)}; " for name, trouble in troubles if trouble)
+    return "".join(islice(told, _MOST_TOLD))
+
+
+async def tokenize(
+    ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway, *, is_asked: bool = False
+) -> list[Tokens]:
+    """Every input of `ask` as tokens with its block keys, by the model's tokenizer; else by its engine, where a rule, a
+    limit or a feed needs exact counts or the client `is_asked` for them; else only estimated.
+
+    Prompts with images are estimated too: only their engine knows how many tokens an image becomes. Raises
+    InvalidRequest, Overloaded, and what the engine objects to where the client asked for the tokens.
+    """
+    name = _backends_name(model, gateway.config)
+    how = How(
+        root_key(name, tenant.domain),
+        vocabulary=model.vocabulary,
+        echo=ask.echo,
+        is_sent=model.speaks_tokens,
+        shows_barred_tools=_shows_barred_tools(model, gateway.config),
+        reading=_reading(ask, model),
+    )
+    if _may_be_read(ask, model) and (text := await gateway.sources.text_of(model)) is not None:
+        return await gateway.tokenizers.tokens(ask, text, how)
+    if _may_be_asked_for(ask) or is_asked:
+        readers = readers_of(model, gateway)
+        may_ask = gateway.sources.asks_engine(model) and _needs_exact(tenant, readers, gateway)
+        if readers and (is_asked or may_ask):
+            found = await gateway.engine_text.tokens(ask, readers, how, is_patient=is_asked)
+            if found is not None:
+                gateway.sources.count_at_engine(model.name)
+                return found
+    if model.speaks_tokens and _may_be_asked_for(ask) and not all(isinstance(one, bytes) for one in ask.inputs):
+        # estimates are for servers that read text themselves
+        hint = "put tokenizer.json beside the checkpoint, or name one with `tokenizer` of the pool; token ids work"
+        raise InvalidRequest(f"'{model.name}' has no tokenizer, so it reads no text", hint=hint, param=ask.subject)
+    return estimated(ask, how.root, gateway.text_lengths.of(name))
+
+
+def readers_of(model: ServedModel, gateway: Gateway) -> dict[str, TextReader]:
+    """The backends of `model` that can be asked for tokens, those with the least to do first."""
+    cluster = gateway.cluster
+    serving = sorted((one for one in cluster.names() if cluster.may_serve(one, model.name)), key=cluster.flights)
+    backends = ((name, cluster.backend(name)) for name in serving)
+    return {name: backend for name, backend in backends if isinstance(backend, TextReader)}
+
+
+def _needs_exact(tenant: Tenant, backends: Iterable[str], gateway: Gateway) -> bool:
+    """Does anything decide by the number of tokens, or match blocks of them?"""
+    limits = (tenant.limits, *tenant.model_limits.values(), *tenant.key_limits.values())
+    return (
+        any(rule.when.prompt_tokens or rule.when.uncached_tokens for rule in gateway.config.rules)
+        or any(one.tokens_per_minute is not None or one.cost_per_day is not None for one in limits)
+        or any(map(gateway.feeds.hears, backends))
+    )
+
+
+def _may_be_asked_for(ask: Ask) -> bool:
+    """May an engine be asked beside the request, or is it work twice done?"""
+    return ask.needs.isdisjoint({Capability.MEDIA, Capability.EMBEDDINGS, Capability.RERANK})
+
+
+def _may_be_read(ask: Ask, model: ServedModel) -> bool:
+    """Can the prompts of `ask` be counted as its engine counts them? Raises InvalidRequest for what no shard can do."""
+    if any(isinstance(given, Chat) and given.template is not None for given in ask.inputs):
+        if model.speaks_tokens:
+            hint = "leave `chat_template` out; operators can give a pool one"
+            raise InvalidRequest("this model reads its own chat template only", hint=hint, param="chat_template")
+        return False
+    if ask.needs & {Capability.EMBEDDINGS, Capability.RERANK}:
+        # several texts are measured together, and each of them has to fit by itself
+        return isinstance(ask.bodies[0].get("input"), str)
+    return Capability.MEDIA not in ask.needs
+
+
+def _reading(ask: Ask, model: ServedModel) -> Reading:
+    """How the client wants its prompts read, with as many tokens as the model takes where it left that open."""
+    if ask.reading.most_tokens != -1:
+        return ask.reading
+    most = model.context_tokens
+    return replace(ask.reading, most_tokens=None if most is None else most - bool(ask.max_new_tokens))
+
+
+def _shows_barred_tools(model: ServedModel, config: Config) -> bool:
+    """Does the model see tools that it must not call? Those of vLLM do, and it is what other servers are, mostly."""
+    kinds = {config.pools[pool].kind for pool in model.pools if pool in config.pools}
+    return not model.speaks_tokens and bool(kinds & {"vllm", "openai_compatible"})
+
+
+def roots_of(domain: str, gateway: Gateway) -> frozenset[int]:
+    """The keys that all block keys of cache `domain` come from, one for each model that is served."""
+    models = gateway.cluster.models().values()
+    return frozenset(root_key(_backends_name(model, gateway.config), domain) for model in models)
+
+
+class LookedUp(NamedTuple):
+    """One prompt as tokens, the keys that it is looked up by, and what each backend was believed to hold of it."""
+
+    tokens: Tokens
+    keys: PromptKeys
+    held: Mapping[str, int]
+
+
+def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel, gateway: Gateway) -> LookedUp:
+    """What backends of `model` hold now of this prompt, which came in `body`."""
+    name = _backends_name(model, gateway.config)
+    keys = PromptKeys(
+        tokens.keys,
+        name,
+        is_exact=tokens.least is None,
+        token_ids=tokens.token_ids,
+        shared_root=root_key(name, NO_DOMAIN),
+        compares=not (body and body.get("truncate_prompt_tokens")),
+    )
+    return LookedUp(tokens, keys, believed(tokens, keys, gateway))
+
+
+def believed(tokens: Tokens, prompt: PromptKeys, gateway: Gateway) -> dict[str, int]:
+    """Backend -> tokens of this prompt's beginning that it is expected to hold: how many, times how likely that is."""
+    return {
+        name: min(round(match.expected_blocks * BLOCK_TOKENS), tokens.count)
+        for name, match in gateway.beliefs.longest(prompt).items()
+    }
+
+
+def facts_of(
+    ask: Ask,
+    inputs: Sequence[Tokens],
+    held: Sequence[Mapping[str, int]],
+    *,
+    tenant: Tenant,
+    model: ServedModel,
+    gateway: Gateway,
+) -> Facts:
+    """What rules may look at of this call; its longest prompt speaks for all. Raises ContextExceeded."""
+    longest, matched = max(zip(inputs, held, strict=True), key=lambda pair: pair[0].count)
+    return Facts(
+        tenant,
+        model.name,
+        prompt_tokens=longest.count,
+        max_new_tokens=room(ask, longest, model),
+        uncached_tokens=max(1, longest.count - gateway.cluster.most_held(model.name, matched)),
+        priority=ask.priority,
+        headers=ask.headers,
+        metadata=ask.metadata,
+    )
+
+
+def claim_of(
+    id: str,  # noqa: A002 - it is the call's id
+    ask: Ask,
+    inputs: Sequence[Tokens],
+    held: Sequence[Mapping[str, int]],
+    *,
+    facts: Facts,
+    key: Descriptor | None,
+    config: Config,
+    gateway: Gateway,
+) -> Claim:
+    """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers.
+
+    `key` is the one that it came with, where that has limits of its own.
+    """
+    charges = [
+        estimate(
+            tokens.count,
+            uncached_tokens=tokens.count - gateway.cluster.most_held(facts.model, matched),
+            max_new_tokens=facts.max_new_tokens,
+            choices=ask.sampling.choices,
+            prices=config.prices,
+        )
+        for tokens, matched in zip(inputs, held, strict=True)
+    ]
+    whole = Charge(1, sum(one.tokens for one in charges), sum(one.cost for one in charges))
+    return Claim(id, descriptors(facts.tenant, facts.model, key), whole, config.prices)
+
+
+def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
+    """What a backend must be able to do for `ask`, and how it is to draw: calls that must be made shape the answer."""
+    if tokens.calls is None:
+        return ask.needs, ask.sampling
+    return ask.needs | {Capability.STRUCTURED_OUTPUT}, replace(ask.sampling, grammar=tokens.calls)
+
+
+def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant) -> Claim | None:
+    """What one prompt reserves where `bid` has it degraded to `model`, beside the `claim` of its call: of what its
+    tenant may use of that model, the same as if it had asked for it. None where nothing is limited there.
+    """
+    if model not in tenant.model_limits or any(one.model == model for one in claim.descriptors):
+        return None
+    request = bid.request
+    charge = estimate(
+        request.prompt_tokens,
+        uncached_tokens=None,
+        max_new_tokens=request.max_new_tokens,
+        choices=request.sampling.choices,
+        prices=claim.prices,
+    )
+    limited = Descriptor(tenant.name, tenant.model_limits[model], model)
+    return Claim(f"{request.id}:{model}", (limited,), charge, claim.prices)
+
+
+def learn(prompt: LookedUp, model: ServedModel, gateway: Gateway, flight: Flight, where: BackendView) -> None:
+    """Learn from how the last flight of `prompt` ended what `where` holds now, and how long such prompts are."""
+    gateway.beliefs.ended(prompt.keys, flight, where)
+    tokens, usage = prompt.tokens, flight.usage
+    if tokens.measured is None or usage is None or usage.is_guess or not usage.prompt_tokens:
+        return
+    name = _backends_name(model, gateway.config)
+    gateway.telemetry.estimated(model.name, abs(tokens.count / usage.prompt_tokens - 1.0))
+    gateway.text_lengths.of(name).learn(tokens.measured, usage.prompt_tokens)
+
+
+def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
+    """How many tokens the answer to `tokens` may have. Raises ContextExceeded if prompt and answer do not fit.
+
+    A length that is only estimated is never refused here: the backend knows better. Then an answer of no given length
+    gets what even a long prompt leaves, and where that is next to nothing, a part of what the lower bound leaves.
+    """
+    wanted = ask.max_new_tokens or ask.usual_new_tokens
+    if model.context_tokens is None:
+        return wanted or UNKNOWN_ROOM_TOKENS
+    left = model.context_tokens - tokens.count
+    if tokens.least is not None:
+        longest = tokens.count if tokens.likely is None else tokens.likely[1]
+        left = max(model.context_tokens - longest, (model.context_tokens - tokens.least) // 8)
+    elif left < (ask.max_new_tokens or 1):
+        asked = "" if ask.max_new_tokens is None else f" and {ask.max_new_tokens} for the answer"
+        raise ContextExceeded(
+            f"{tokens.count} tokens of prompt{asked} do not fit the {model.context_tokens} tokens of '{model.name}'",
+            hint=f"ask for at most {left} tokens" if left > 0 else "shorten the prompt",
+            param="max_tokens" if left > 0 else ask.subject,
+        )
+    return ask.max_new_tokens or max(1, min(left, wanted or left))
+
+
+def _backends_name(model: ServedModel, config: Config) -> str:
+    """What the backends of `model` call it: block keys are made of their name, whatever clients say."""
+    pools = (config.pools[name] for name in sorted(model.pools) if name in config.pools)
+    return next((pool.models[model.name] for pool in pools if model.name in pool.models), model.name)
+
+
+def _is_configured(name: str, config: Config) -> bool:
+    return any(name == pool.model or name in pool.models for pool in config.pools.values())

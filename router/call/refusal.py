@@ -1,0 +1,93 @@
+"""Why no backend takes a prompt, in words for whoever asked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from policies.errors import ContextExceeded, ExpectedError, InvalidRequest, NoBackend, Overloaded
+from policies.health import Trouble
+from policies.nouns import BackendView, Capability, ClusterView, Decision, Request
+from policies.predict import may_fit
+from policies.waiting import UNREACHED, is_outage, is_worth_waiting
+from router.call.disclosure import shown_name, told_trouble
+
+WANTED = {
+    Capability.STRUCTURED_OUTPUT: (
+        "shape its answers",
+        "response_format",
+        "leave `response_format`, `structured_outputs` or a forced `tool_choice` out, and say it in the prompt",
+    ),
+    Capability.TOKEN_IDS: ("take token ids", "prompt", "send the prompt as text"),
+    Capability.LOGPROBS: ("tell log-probabilities", "logprobs", "leave `logprobs` out"),
+    Capability.EMBEDDINGS: ("make embeddings", "model", "ask for a model that embeds"),
+    Capability.RERANK: ("score documents", "model", "ask for a model that reranks"),
+    Capability.MEDIA: ("read images, sound or files", "messages", "send text alone, or ask for a model that sees"),
+    Capability.SUFFIX: ("write what stands before a suffix", "suffix", "put the whole text into `prompt`"),
+    Capability.PROMPT_LOGPROBS: ("tell log-probabilities of a prompt", "echo", "leave `echo` or `logprobs` out"),
+    Capability.PINS: ("keep prefixes for a time", "pin", "leave `pin` out: the prefix is computed there all the same"),
+    Capability.CHOICES: ("give several answers at once", "n", "leave `n` out and ask several times"),
+}
+"""Capability -> what a backend without it cannot do, the field that asked for it, and what to do instead."""
+
+_OF_HEALTH = frozenset({UNREACHED, "healthy"})
+"""Reasons of a decision behind which the health of a backend says more."""
+
+
+def refusal_of(
+    request: Request, view: ClusterView, decision: Decision, trouble: Callable[[str], Trouble | None] = lambda _: None
+) -> ExpectedError:
+    """The error for `request`, of which `decision` on `view` found that nobody can take it.
+
+    `trouble` says what is wrong with the health of a backend.
+    """
+    incapable = _incapable(request, view.backends)
+    return incapable or _too_long(request, view, decision) or _nobody(decision, view.backends, trouble)
+
+
+def _incapable(request: Request, backends: Sequence[BackendView]) -> InvalidRequest | None:
+    """The error if no backend of the model can ever do what the request needs."""
+    serving = [backend for backend in backends if request.model in backend.models]
+    if not serving or any(request.needs <= backend.capabilities for backend in serving):
+        return None
+    missing = sorted(need for need in request.needs if not any(need in one.capabilities for one in serving))
+    what, param, hint = WANTED[(missing or sorted(request.needs))[0]]
+    return InvalidRequest(f"no backend of '{request.model}' can {what}", hint=hint, param=param)
+
+
+def _too_long(request: Request, view: ClusterView, decision: Decision) -> ContextExceeded | None:
+    """The error if it does not fit the context of any backend that may take it, whatever else keeps it from them.
+
+    A pool of which no backend was ever reached may have the model with a longer context: then there is no error yet.
+    """
+    if all(reason != "fits_context" for _, reason in decision.dropped):
+        return None
+    asked = [one for one in view.backends if request.pools is None or one.pool in request.pools]
+    reached = {one.pool for one in asked if one.models}
+    able = [one for one in asked if request.model in one.models and request.needs <= one.capabilities]
+    if any(one.pool not in reached for one in asked) or any(may_fit(request, one) for one in able):
+        return None
+    longest = max(one.context_tokens or 0 for one in able)
+    at_least = "" if request.least_prompt_tokens is None else "at least "
+    return ContextExceeded(
+        f"{at_least}{request.surely_tokens:,} tokens of prompt and {request.max_new_tokens:,} for the answer do not fit"
+        " together",
+        hint=f"the backends that may take it have a context of {longest:,} tokens at most",
+    )
+
+
+def _nobody(
+    decision: Decision, backends: Sequence[BackendView], trouble: Callable[[str], Trouble | None]
+) -> NoBackend | Overloaded:
+    def shown(name: str, reason: str) -> str:
+        # other reasons hold whatever the health of the backend
+        wrong = trouble(name) if reason in _OF_HEALTH else None
+        return f"{shown_name(name)}: {told_trouble(name, wrong) if wrong else reason}"
+
+    reasons = ", ".join(shown(name, reason) for name, reason in decision.dropped[:8])
+    more = f" and {len(decision.dropped) - 8} more" if len(decision.dropped) > 8 else ""
+    kind = Overloaded if is_worth_waiting(decision) and not is_outage(decision) else NoBackend
+    return kind(
+        f"none of {len(backends)} backends can take this request",
+        hint=f"dropped by policy '{decision.policy}': {reasons}{more}" if reasons else "the cluster is empty",
+        retry_after_s=1.0,
+    )

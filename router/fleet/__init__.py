@@ -1,0 +1,1 @@
+"""The backends: which there are, how well they do, and what they hold."""

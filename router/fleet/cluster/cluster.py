@@ -1,0 +1,400 @@
+"""All backends: whether they are well, what they have to do, and one immutable view of it for each decision."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from weakref import WeakValueDictionary
+
+from backends.base import Backend, Ranked
+from policies.errors import BackendFailed
+from policies.health import Health, HealthRules, Trouble
+from policies.learning.cost import Peers, prior_of
+from policies.nouns import ClusterView, Request
+from router.fleet.cluster.flights import Flight, Traffic
+from router.fleet.cluster.listener import ClusterListener, Listeners
+from router.fleet.cluster.member import Member
+from router.fleet.cluster.probes import Probes
+from router.fleet.cluster.served_model import ServedModel, served_model
+from router.fleet.cluster.server import Server
+
+_log = logging.getLogger("pointsman.cluster")
+
+CLOSING_S = 5.0
+"""How long a backend that is removed may take to close, and its last requests to notice."""
+
+
+class Cluster:
+    """Owns the backends and the tasks that probe them. An async context manager.
+
+    A server that turns out to run its model in several data-parallel ranks becomes one backend for each of them. They
+    come and go with what the server tells, are probed as one, and share health, draining and weight.
+    `rules` say when a backend is ill; `pool_rules` have others for some pools. Who wants to know what happens listens.
+    """
+
+    def __init__(
+        self,
+        backends: Iterable[Backend] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        rules: HealthRules = HealthRules(),  # noqa: B008 - frozen
+        pool_rules: Mapping[str, HealthRules] = MappingProxyType({}),
+    ) -> None:
+        self._clock, self._rng = clock, rng or random.Random()
+        self._rules, self._pool_rules = rules, pool_rules
+        self._peers: WeakValueDictionary[tuple[str, str], Peers] = WeakValueDictionary()
+        self._members: dict[str, Member] = {}
+        self._flying: dict[Flight, Member] = {}
+        self._listeners = Listeners()
+        self._probes = Probes(self.probe, self._listeners.reached)
+        self._is_open = False
+        self._serving: set[str] = set()
+        self._health_changed = asyncio.Event()
+        self.hold(backends)
+
+    def __repr__(self) -> str:
+        states = (f"{name} {'well' if m.healthy else 'ill'} {len(m.flights)}" for name, m in self._members.items())
+        return f"<Cluster {', '.join(states)}>"
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    async def __aenter__(self) -> Cluster:
+        self._is_open = True
+        for name, member in self._members.items():
+            self._listeners.health(name, False)
+            await member.backend.start()
+        # a first probe may add ranks
+        for member in tuple(self._members.values()):
+            self._probes.begin(member.backend, member.health.rules)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_open = False
+        await self._probes.close()
+        for member in self._members.values():
+            await member.backend.close()
+
+    def listen(self, listener: ClusterListener) -> None:
+        """Let `listener` hear what happens from now on."""
+        self._listeners.add(listener)
+
+    def hold(self, backends: Iterable[Backend]) -> None:
+        """Have these from the beginning; for a cluster that is not entered yet."""
+        assert not self._is_open, "the cluster is open: add them"
+        for backend in backends:
+            assert backend.name not in self._members, f"two backends are called {backend.name}"
+            self._members[backend.name] = self._member(backend, self._server(backend, is_cold=False))
+
+    def traffic(self) -> dict[str, Traffic]:
+        """What this router has at each backend where it has anything."""
+        return {name: member.flights.traffic() for name, member in self._members.items() if member.flights}
+
+    def hear_elsewhere(self, traffic: Mapping[str, Traffic]) -> None:
+        """What all other routers have at each backend, as far as they tell."""
+        for name, member in self._members.items():
+            there = traffic.get(name, Traffic())
+            if there != member.elsewhere:
+                member.elsewhere = there
+                self.changed(name)
+
+    async def add(self, backend: Backend, *, is_cold: bool = True) -> None:
+        """Start `backend` and give it requests as soon as a probe passes; slowly at first if it `is_cold`."""
+        name = backend.name
+        assert self._is_open, "the cluster is not open"
+        assert name not in self._members, f"two backends are called {name}"
+        member = self._members[name] = self._member(backend, self._server(backend, is_cold=is_cold))
+        self._listeners.health(name, False)
+        await backend.start()
+        self._probes.begin(member.backend, member.health.rules)
+
+    async def remove(self, name: str, *, within_s: float) -> None:
+        """Give the server `name` no new requests, let those there end within `within_s`, then close and forget it.
+
+        Requests that it still has then fail, and are tried elsewhere if their clients have seen nothing. If this is
+        cancelled while requests may still end, the backend stays.
+        """
+        server = self._members[name].server
+        self._leave(server, True)
+        try:
+            await self._landed(server, within_s)
+        except asyncio.CancelledError:
+            self._leave(server, False)
+            raise
+        # from here on there is no way back: whoever cancels this waits for the end all the same
+        closing = asyncio.create_task(self._let_go(server), name=f"closing {name}")
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait((closing,))
+            raise
+
+    def check(self) -> None:
+        """Nothing is at any backend, and there is one probe for each; for an idle router."""
+        for name, member in self._members.items():
+            assert not member.flights, f"{name} still has {len(member.flights)} requests of this router"
+            member.check()
+        assert not self._flying, f"{len(self._flying)} requests are at backends that were removed"
+        servers = {member.server.ranks[0] for member in self._members.values()}
+        assert not self._is_open or set(self._probes.names()) == servers, "a server is probed twice, or never"
+        ranks = [name for server in {member.server for member in self._members.values()} for name in server.ranks]
+        assert sorted(ranks) == sorted(self._members), "a rank is lost, or belongs to nothing"
+        assert self._serving <= self._members.keys(), "a backend that is gone serves"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that this router has at backends."""
+        return len(self._flying)
+
+    def backend(self, name: str) -> Backend:
+        """The backend of this name."""
+        return self._members[name].backend
+
+    def names(self) -> Collection[str]:
+        """All backends by name."""
+        return self._members.keys()
+
+    def tells_cache(self, name: str) -> bool:
+        """Does this backend itself tell what its cache holds?"""
+        description = self._members[name].backend.describe() if name in self._members else None
+        return description is not None and description.reports_cache
+
+    def backend_of(self, flight: Flight) -> Backend:
+        """Where `flight`, which has begun, is; removed or not."""
+        return self._flying[flight].backend
+
+    def flights(self, name: str) -> int:
+        """How many requests this router has at `name`."""
+        return len(self._members[name].flights)
+
+    def server_of(self, name: str) -> Server:
+        """What the backend `name` shares with the other data-parallel ranks of its server."""
+        return self._members[name].server
+
+    def drain(self, name: str, draining: bool = True) -> None:
+        """Give the server of `name` no new requests, or, with False, give it some again."""
+        server = self._members[name].server
+        server.is_kept_out = draining
+        self._changed_at(server)
+
+    def weigh(self, name: str, weight: float) -> None:
+        """Give each rank of the server of `name` a share of the load like `weight`, beside others' weights of 1."""
+        server = self._members[name].server
+        server.weight = weight
+        self._changed_at(server)
+
+    def changed(self, name: str) -> None:
+        """`name` may have got room: say so to all that listen."""
+        self._listeners.changed(name)
+
+    def view(
+        self,
+        now: float,
+        held: Mapping[str, int] | None = None,
+        rank: int | None = None,
+        prompt_tokens: float = math.inf,
+        model: str | None = None,
+    ) -> ClusterView:
+        """All backends at `now`. `held` says how much of a prompt's beginning each is believed to hold, in tokens.
+
+        A backend that does not report its cache has None there instead of 0: nobody knows. `rank` and `prompt_tokens`
+        are those of the request: what is preemptible for it counts as reclaimable, and worse ranks are not in front of
+        it, where backends serve by rank. `model` tells which LoRA adapter has to be ready.
+        """
+        members, held = self._members.values(), held or {}
+        return ClusterView(tuple(member.view(now, held, rank, prompt_tokens, model) for member in members), now)
+
+    def may_serve(self, name: str, model: str) -> bool:
+        """Is `name` there, well, not draining, and does it serve `model`?"""
+        return name in self._members and self._members[name].may_serve(model)
+
+    def most_held(self, model: str, held: Mapping[str, int]) -> int:
+        """The most tokens in `held` of any backend that is well, not draining and serves `model`; 0 without one."""
+        members = ((self._members.get(name), tokens) for name, tokens in held.items())
+        return max((tokens for member, tokens in members if member is not None and member.may_serve(model)), default=0)
+
+    def models(self) -> dict[str, ServedModel]:
+        """Every model that a reached backend serves, by name."""
+        reached = (member.backend.describe() for member in self._members.values())
+        names = {name for description in reached if description for name in description.models}
+        models = ((name, self.model(name)) for name in sorted(names))
+        return {name: model for name, model in models if model is not None}
+
+    def model(self, name: str) -> ServedModel | None:
+        """The model of this name, if a reached backend serves it."""
+        described = ((member.backend, member.backend.describe()) for member in self._members.values())
+        serving = [(backend, said) for backend, said in described if said is not None and name in said.models]
+        return served_model(name, serving) if serving else None
+
+    def pools_ready(self) -> dict[str, bool]:
+        """Pool -> has it a healthy backend that was reached? Pools without any backend are not there."""
+        ready: dict[str, bool] = {}
+        for member in self._members.values():
+            ready[member.backend.pool] = ready.get(member.backend.pool, False) or member.healthy
+        return ready
+
+    def is_ill(self, name: str) -> bool:
+        """Is `name` there, and ill or still on trial?"""
+        return name in self._members and not self._members[name].health.is_well
+
+    def ill_s(self, name: str) -> float:
+        """For how many seconds `name` has got no requests because of its health; 0 if it does, or is not there."""
+        return self._members[name].health.ill_s(self._clock()) if name in self._members else 0.0
+
+    def trouble(self, name: str) -> Trouble | None:
+        """Why `name` gets no requests because of its health; None if it may get some, or is not there."""
+        return self._members[name].health.trouble(self._clock()) if name in self._members else None
+
+    def unreached(self) -> Collection[str]:
+        """Backends that never said what they serve."""
+        return [name for name, member in self._members.items() if member.backend.describe() is None]
+
+    async def health_changed(self) -> None:
+        """Wait until the health of any backend changes, or one is removed."""
+        self._health_changed.clear()
+        await self._health_changed.wait()
+
+    def begin(self, name: str, request: Request, uncached_tokens: int, *, is_first_try: bool = True) -> Flight:
+        """Count `request` as being at `name` from now on, with a prefill of `uncached_tokens`; `end` must follow.
+
+        Nothing is learnt about speed from one that was tried elsewhere before.
+        """
+        member = self._members[name]
+        flight = member.begin(request, uncached_tokens, now=self._clock(), is_first_try=is_first_try)
+        self._flying[flight] = member
+        self._listeners.in_flight(member.backend.name, len(member.flights))
+        return flight
+
+    def end(self, flight: Flight, failure: BaseException | None = None) -> None:
+        """`flight` is over: well, or by `failure`. How it ended tells whether the backend is well, and how fast."""
+        member, name = self._flying.pop(flight), flight.backend
+        member.end(flight, failure, now=self._clock())
+        if self._members.get(name) is member:
+            self._listeners.in_flight(member.backend.name, len(member.flights))
+            member.tell_learnt(self._listeners)
+        # of one that was removed meanwhile nobody asks what was learnt there, but the router has room for one more
+        self.changed(name)
+
+    @contextmanager
+    def flying(self, flight: Flight) -> Iterator[Flight]:
+        """`flight`, which has begun, ends when the context is left."""
+        try:
+            yield flight
+        except BaseException as failure:
+            self.end(flight, failure)
+            raise
+        self.end(flight)
+
+    async def probe(self, name: str) -> bool:
+        """Ask the server of one backend now whether it is well; may it get requests?"""
+        server = self._members[name].server
+        member = self._members[server.ranks[0]]
+        timeout_s = member.health.rules.probe_timeout_s
+        failure: BackendFailed | None = None
+        reports = [(one, one.backend.load()) for one in self._ranks(server)]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await member.backend.probe()
+        except TimeoutError:
+            failure = BackendFailed(f"no answer to a probe in {timeout_s} s")
+        except BackendFailed as error:
+            failure = error
+        if failure is None and isinstance(member.backend, Ranked):
+            self._follow_ranks(server, member.backend.ranks())
+        member.probed(failure, now=self._clock())
+        for one, report in reports:
+            if one.backend.load() != report:
+                # who waits for room may have waited for this report
+                self.changed(one.backend.name)
+        return member.health.may_serve
+
+    def _server(self, backend: Backend, *, is_cold: bool) -> Server:
+        rules = self._pool_rules.get(backend.pool, self._rules)
+        return Server(Health(rules, self._rng, is_cold=is_cold))
+
+    def _member(self, backend: Backend, server: Server) -> Member:
+        server.ranks.append(backend.name)
+        peers = self._peers.setdefault((backend.pool, backend.kind), Peers(prior_of(backend.kind)))
+        return Member(backend, server, peers=peers, on_predicted=self._listeners.predicted, on_health=self._tell)
+
+    def _ranks(self, server: Server) -> list[Member]:
+        return [self._members[name] for name in server.ranks]
+
+    def _follow_ranks(self, server: Server, others: Sequence[Backend]) -> None:
+        """Have the ranks 1, 2, ... of `server` that it tells of, and no others."""
+        known = server.ranks[1:]
+        for backend in others[len(known) :]:
+            assert backend.name not in self._members, f"two backends are called {backend.name}"
+            member = self._members[backend.name] = self._member(backend, server)
+            member.is_leaving = self._members[server.ranks[0]].is_leaving
+            self._listeners.health(backend.name, server.health.may_serve)
+            if server.health.may_serve:
+                self._serving.add(backend.name)
+            self.changed(backend.name)
+        for name in known[len(others) :]:
+            # it was started anew with fewer: what a rank had that is gone is lost
+            self._forget(self._members[name])
+        if len(others) != len(known):
+            _log.info("%s has %d data-parallel ranks", server.ranks[0], len(others) + 1)
+
+    def _tell(self, member: Member) -> None:
+        """The server of `member` may get requests now, or no longer, or more of them."""
+        server, serves = member.server, member.health.may_serve
+        if not server.ranks:
+            # it was removed
+            return
+        if serves != (server.ranks[0] in self._serving):
+            (self._serving.update if serves else self._serving.difference_update)(server.ranks)
+            if not serves and not member.is_leaving:
+                _log.warning("%s is ill: %s", server.ranks[0], member.health.reason)
+            self._health_changed.set()
+            for name in server.ranks:
+                self._listeners.health(name, serves)
+        self._changed_at(server)
+
+    def _changed_at(self, server: Server) -> None:
+        for name in server.ranks:
+            self.changed(name)
+
+    def _leave(self, server: Server, is_leaving: bool) -> None:
+        for member in self._ranks(server):
+            member.is_leaving = is_leaving
+        self._changed_at(server)
+
+    async def _landed(self, server: Server, within_s: float) -> None:
+        """Return when nothing is at `server` any more, or after `within_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                for member in self._ranks(server):
+                    while member.flights:
+                        member.landed.clear()
+                        await member.landed.wait()
+
+    async def _let_go(self, server: Server) -> None:
+        name = server.ranks[0]
+        await self._probes.end(name)
+        try:
+            async with asyncio.timeout(CLOSING_S):
+                await self._members[name].backend.close()
+        except Exception:  # noqa: BLE001 - whatever a backend does on its way out, it goes
+            _log.exception("%s did not close well", name)
+        # whoever was cut off there notices now, and counts against it for the last time
+        await self._landed(server, CLOSING_S)
+        for member in self._ranks(server):
+            self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        name = member.backend.name
+        del self._members[name]
+        member.server.ranks.remove(name)
+        self._serving.discard(name)
+        self._health_changed.set()
+        self._listeners.gone(name)
+        self.changed(name)

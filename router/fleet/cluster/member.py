@@ -1,0 +1,406 @@
+"""One backend and what the router knows of it beside its own reports: health, requests under way, speed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from backends.base import Backend, Description, Load
+from policies.errors import BackendFailed, Overloaded
+from policies.health import Health, HealthRules
+from policies.learning.adapters import AdapterSlots, Readiness
+from policies.learning.concurrency import AdaptiveLimit
+from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
+from policies.learning.fading_sum import FadingSum
+from policies.nouns import BackendView, Request
+from router.fleet.cluster.flights import Flight, Flights, Seen, Traffic
+from router.fleet.cluster.listener import ClusterListener
+from router.fleet.cluster.server import Server
+
+_log = logging.getLogger("pointsman.cluster")
+
+_NOTHING = Description(models=frozenset())
+"""What a backend says that was never reached."""
+
+_LEAST_STEPS = 4
+"""Steps of decoding that say how long a step takes; fewer are mostly the way of their tokens through the network."""
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One backend of a cluster: a server, or one data-parallel rank of it. `server` is what it shares with the other
+    ranks, `model` knows how fast it is, `limit` how many requests it takes.
+
+    The limit counts only where the backend does not tell its own, and what other routers have there, `elsewhere`, only
+    where it does not tell how much it has to do. `is_leaving`: it is about to be removed.
+
+    `on_predicted` hears of each first token at which backend it came, in how many seconds it had been predicted, and in
+    how many it came; `on_health` that it may get requests now, or no longer, or more of them.
+    """
+
+    backend: Backend
+    server: Server = field(default_factory=lambda: Server(Health(HealthRules(), random.Random())))
+    is_leaving: bool = False
+    landed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a request there has ended."""
+    flights: Flights = field(default_factory=Flights)
+    limit: AdaptiveLimit = field(default_factory=AdaptiveLimit)
+    elsewhere: Traffic = field(default_factory=Traffic)
+    told: tuple[Latency, int | None] | None = None
+    """What was last told of its speed and its adaptive limit."""
+    adapters: AdapterSlots = field(default_factory=AdapterSlots)
+    fresh: FadingSum = field(default_factory=FadingSum)
+    """Tokens of prompts that were sent there and not held there."""
+    peers: Peers | None = None
+    """What it has in common with others of its pool and kind; None: it has none."""
+    model: LatencyModel = field(init=False)
+    on_predicted: Callable[[str, float, float], None] = lambda *_: None
+    on_health: Callable[[Member], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.model = LatencyModel(self.peers or Peers(prior_of(self.backend.kind)))
+
+    @property
+    def health(self) -> Health:
+        """Whether its server is well."""
+        return self.server.health
+
+    @property
+    def healthy(self) -> bool:
+        """May it get requests, as far as health goes?"""
+        return self.health.may_serve and self.backend.describe() is not None
+
+    @property
+    def draining(self) -> bool:
+        """Is it to get no new requests: its operators say so, its discovery, or it does itself?"""
+        return self.server.is_kept_out or self.is_leaving or self.backend.load().draining
+
+    @property
+    def adaptive_limit(self) -> int | None:
+        """How many requests it takes at once, as far as its speed tells; None where it tells itself."""
+        return self.limit.limit if self.backend.load().max_requests is None else None
+
+    def may_serve(self, model: str) -> bool:
+        """Is it well, not draining, and does it serve `model`?"""
+        description = self.backend.describe()
+        return self.healthy and not self.draining and description is not None and model in description.models
+
+    def view(
+        self,
+        now: float,
+        held: Mapping[str, int],
+        rank: int | None = None,
+        prompt_tokens: float = math.inf,
+        model: str | None = None,
+    ) -> BackendView:
+        """This backend as one request of `rank` for `model` with so many `prompt_tokens` sees it at `now`.
+
+        `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
+        served last.
+        """
+        self.flights.presume(now)
+        load, description = self.backend.load(), self.backend.describe()
+        said = description or _NOTHING
+        self.model.told(load.prefill_s_per_token)
+        latency = self.model.snapshot()
+        unseen, unseen_tokens = self._unseen(load)
+        seen = self.flights.seen_by(rank if said.preempts else None)
+        # one that reports its cache and is not named holds nothing; of any other nobody knows
+        unnamed = 0 if said.reports_cache else None
+        held_tokens = held.get(self.backend.name, unnamed)
+        ahead = self._ahead(now, load, unseen_tokens, seen, max(1.0, prompt_tokens - (held_tokens or 0)))
+        flights, others = self.flights, self.elsewhere
+        running = len(flights) - flights.waiting + others.running if load.running is None else load.running
+        waiting = flights.waiting + others.waiting if load.waiting is None else load.waiting + unseen
+        waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
+        # what others have there keeps nobody from one request of their own: without any nothing is learnt of the limit
+        adaptive_limit = max(self.limit.limit, running + waiting - len(flights) + 1)
+        readiness = self._readiness(model, said, load) if model in said.tuned else None
+        adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
+        server, health = self.server, self.server.health
+        share = health.share(now)
+        return BackendView(
+            name=self.backend.name,
+            pool=self.backend.pool,
+            kind=self.backend.kind,
+            models=said.models,
+            healthy=(health.is_well or health.is_on_trial) and description is not None,
+            draining=server.is_kept_out or self.is_leaving or load.draining,
+            running=running,
+            waiting=waiting,
+            waiting_tokens=waiting_tokens + unseen_tokens,
+            max_requests=load.max_requests,
+            free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
+            context_tokens=said.context_tokens,
+            held_tokens=held_tokens,
+            reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
+            capabilities=said.capabilities,
+            weight=server.weight * share,
+            latency=latency,
+            queue_s=latency.queue_s(ahead) + adapter_s,
+            adapter=readiness,
+            adaptive_limit=adaptive_limit if load.max_requests is None else None,
+            reclaimable_requests=seen.reclaimable_requests,
+            reclaimable_tokens=seen.reclaimable_tokens,
+            # nearly all are steady, and this is asked of each backend for each decision
+            may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
+            fresh_tokens=self.fresh.at(now),
+            cache_tokens=load.total_tokens,
+        )
+
+    def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
+        """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
+        self.flights.presume(now)
+        uncached_tokens = max(1, uncached_tokens)
+        load, description = self.backend.load(), self.backend.describe()
+        unseen, unseen_tokens = self._unseen(load)
+        by_rank = description is not None and description.preempts
+        seen = self.flights.seen_by(request.rank if by_rank else None)
+        ahead = self._ahead(now, load, unseen_tokens, seen, uncached_tokens)
+        there = len(self.flights) + self.elsewhere.running + self.elsewhere.waiting
+        if load.running is not None:
+            there = load.running + (load.waiting or 0) + unseen
+        latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
+        is_tuned = description is not None and request.model in description.tuned
+        readiness = self._readiness(request.model, description, load) if description and is_tuned else None
+        adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
+        flight = Flight(
+            self.backend.name,
+            request,
+            uncached_tokens,
+            sent_at=now,
+            ahead=ahead,
+            crowd=there + 1,
+            own_crowd=len(self.flights) + 1,
+            predicted_ttft_s=latency.ttft_s(uncached_tokens, cached, queue_s=latency.queue_s(ahead) + adapter_s),
+            is_first_try=is_first_try,
+            book=self.flights,
+            on_first=self._hear_first,
+            is_silent=description is not None and description.may_answer_whole and not request.stream,
+            readiness=readiness,
+            adapter_s=adapter_s,
+        )
+        self.flights.begin(flight)
+        if readiness is not None:
+            self.adapters.begin(request.model)
+        self.fresh.add(uncached_tokens, now)
+        if self.health.is_on_trial and self.server.trial is None:
+            self.server.trial = flight
+        return flight
+
+    def end(self, flight: Flight, failure: BaseException | None, *, now: float) -> None:
+        """`flight` is over: well, or by `failure`. Its end tells of health, and unless it failed of speed."""
+        self._judge(flight, failure, now)
+        if isinstance(failure, Overloaded):
+            self.limit.refuse()
+        elif flight.is_first_try and not isinstance(failure, Exception):
+            self._learn_decode(flight, now)
+            if failure is None and flight.whole_tokens:
+                self._learn_whole(flight, now)
+            elif failure is None and not self._reports_cache:
+                self._learn_late(flight)
+        self.flights.end(flight, now)
+        if flight.readiness is not None:
+            self.adapters.end(flight.request.model)
+        self.landed.set()
+
+    def probed(self, failure: BackendFailed | None, *, now: float) -> None:
+        """A probe passed, or ended with `failure`."""
+        before = self.health.may_serve, self.health.is_well
+        if failure is None:
+            self.health.probe_passed(now)
+        else:
+            self.health.probe_failed(now, failure.message)
+            self.adapters.forget()
+            if not self.health.was_well and self.health.probes_failed == self.health.rules.failures:
+                # once: it may be away for hours, and operators see the reason of the last probe
+                _log.warning("%s is ill: it was never reached: %s", self.backend.name, self.health.reason)
+        # whoever warms up has room for more each time
+        self._tell(before, also=self.health.share(now) < 1.0)
+
+    def tell_learnt(self, listener: ClusterListener) -> None:
+        """Tell `listener` what is known of its speed by now, if that has changed."""
+        learnt = (self.model.snapshot(), self.adaptive_limit)
+        if learnt != self.told:
+            # ten gauges, and an answer that came whole teaches nothing
+            self.told = learnt
+            listener.learnt(self.backend.name, *learnt)
+        load = self.backend.load()
+        if load.drafted_tokens:
+            listener.drafted(self.backend.name, load.drafted_tokens, load.accepted_tokens or 0)
+
+    def check(self) -> None:
+        """Prove what its parts can prove of themselves."""
+        for part in (self.flights, self.limit, self.model, self.health, self.adapters):
+            part.check()
+        assert self.server.trial is None or self.health.is_on_trial, "a request is on trial, and its backend is not"
+
+    def _readiness(self, adapter: str, said: Description, load: Load) -> Readiness:
+        known, active = adapter not in said.loadable, load.active_adapters
+        return self.adapters.readiness(adapter, is_known=known, active=active, slots=load.adapter_slots)
+
+    @property
+    def _reports_cache(self) -> bool:
+        description = self.backend.describe()
+        return description is not None and description.reports_cache
+
+    def _may_take(self, share: float, load: Load) -> int:
+        """How many more requests it may get from here while it is on trial, or warms up to its `share`."""
+        if self.health.is_on_trial:
+            return 0 if self.server.trial else 1
+        most = self.limit.limit if load.max_requests is None else load.max_requests
+        return max(0, math.ceil(most * share) - len(self.flights))
+
+    def _hear_first(self, flight: Flight) -> None:
+        """The first piece of its answer came."""
+        if flight is self.server.trial and flight.first_at is not None:
+            before = self.health.may_serve, self.health.is_well
+            self.health.answered(flight.first_at)
+            self._tell(before)
+        self._learn_ttft(flight)
+
+    def _judge(self, flight: Flight, failure: BaseException | None, now: float) -> None:
+        """What the end of `flight` says of its health. While it is on trial that request alone says anything."""
+        before = self.health.may_serve, self.health.is_well
+        is_trial = flight is self.server.trial
+        if is_trial:
+            self.server.trial = None
+        if is_trial or not self.health.is_on_trial:
+            if failure is None:
+                self.health.request_ended(now)
+            elif isinstance(failure, BackendFailed):
+                self.health.request_failed(now, failure.message)
+        self._tell(before)
+
+    def _tell(self, before: tuple[bool, bool], *, also: bool = False) -> None:
+        if not self.health.is_on_trial:
+            self.server.trial = None
+        if also or before != (self.health.may_serve, self.health.is_well):
+            self.on_health(self)
+
+    def _unseen(self, load: Load) -> tuple[int, int]:
+        """Requests, and tokens to prefill, that the newest report does not know of."""
+        if load.reported_at is None:
+            return len(self.flights), self.flights.waiting_tokens
+        return self.flights.unseen(load.reported_at)
+
+    def _ahead(self, now: float, load: Load, unseen_tokens: int, seen: Seen, tokens: float) -> Ahead:
+        """The prefill that a prompt of so many `tokens`, sent now, has in front of it of what it has `seen`.
+
+        What this router sent is known prompt by prompt; of what others sent, the sum and at times their number.
+        """
+        flights, others = self.flights, self.elsewhere
+        is_told = load.waiting_tokens is not None
+        reported = (load.waiting_tokens or 0) + unseen_tokens
+        if is_told:
+            theirs = Work(max(0, reported - flights.waiting_tokens), 0.0)
+        else:
+            theirs = Work(others.waiting_tokens, others.waiting_pairs)
+        behind_others = _of_equals(theirs, others.waiting, tokens) if theirs.tokens else Ahead()
+        if not flights.waiting:
+            return behind_others
+        if is_told:
+            left = min(1.0, reported / flights.waiting_tokens)
+        else:
+            total_s = self.model.snapshot().work_s(Work(flights.waiting_tokens, flights.waiting_pairs))
+            left = max(0.0, 1.0 - (now - flights.busy_since) / total_s)
+        ahead = seen.front.ahead_of(tokens)
+        if left == 1.0 and not theirs.tokens:
+            # the usual case, and asked of each backend for each decision
+            return ahead
+        return Ahead(_some(ahead.alike, left, behind_others.alike), _some(ahead.beyond, left, behind_others.beyond))
+
+    def _learn_ttft(self, flight: Flight) -> None:
+        if not flight.is_first_try:
+            return
+        if self._learn_adapter(flight, flight.ttft_s):
+            self.on_predicted(flight.backend, flight.predicted_ttft_s, flight.ttft_s)
+            return
+        self.model.judge(flight.predicted_ttft_s, flight.ttft_s)
+        if self.adaptive_limit is not None:
+            cached = max(0, flight.request.prompt_tokens - flight.uncached_tokens)
+            idle_s = self.model.snapshot().prefill_s(flight.uncached_tokens, cached)
+            self.limit.observe(flight.ttft_s / idle_s, flight.crowd)
+        if self._reports_cache and not self._was_crowded(flight):
+            self.model.observe_ttft(flight.work, flight.ahead, flight.ttft_s)
+        self.on_predicted(flight.backend, flight.predicted_ttft_s, flight.ttft_s)
+
+    def _learn_adapter(self, flight: Flight, ttft_s: float) -> bool:
+        """Learn what its backend took for its LoRA adapter. If it took any time, nothing is learnt of prompts."""
+        if flight.readiness is None or flight.adapter_s <= 0:
+            return False
+        self.adapters.observe(flight.readiness, ttft_s - flight.predicted_ttft_s + flight.adapter_s)
+        return True
+
+    def _learn_late(self, flight: Flight) -> None:
+        """Only its end told what was cached. An answer in one piece does not tell when its first token was there."""
+        one_piece = flight.last_at == flight.first_at and flight.later_tokens > 0
+        if flight.first_at is None or one_piece or flight.adapter_s > 0 or self._was_crowded(flight):
+            return
+        self.model.observe_ttft(prefill_work(*_computed(flight)), flight.ahead, flight.ttft_s)
+
+    def _learn_whole(self, flight: Flight, now: float) -> None:
+        """Nobody saw its first token; how long all of it took tells of both, prompt and answer."""
+        steps = max(0.0, flight.whole_tokens / flight.request.sampling.choices - 1)
+        uncached, cached = _computed(flight)
+        batch, context_tokens = self._company(flight, now)
+        took_s, latency = now - flight.sent_at, self.model.snapshot()
+        if self._learn_adapter(flight, took_s - steps * latency.tpot_s(batch, context_tokens)):
+            return
+        if self.adaptive_limit is not None:
+            # beside those that decode with it, and without any in front of it
+            idle_s = latency.prefill_s(uncached, cached) + steps * latency.tpot_s(batch, context_tokens)
+            self.limit.observe(took_s / idle_s, flight.crowd)
+        if not self._was_crowded(flight):
+            self.model.observe_whole(
+                prefill_work(uncached, cached),
+                flight.ahead,
+                took_s,
+                steps=steps,
+                batch=batch,
+                context_tokens=context_tokens,
+            )
+
+    def _learn_decode(self, flight: Flight, now: float) -> None:
+        steps = flight.later_tokens / flight.request.sampling.choices
+        if steps < _LEAST_STEPS or flight.first_at is None or flight.last_at is None:
+            return
+        self.model.observe_decode(*self._company(flight, now), (flight.last_at - flight.first_at) / steps)
+
+    def _company(self, flight: Flight, now: float) -> tuple[float, float]:
+        """Sequences that decoded beside `flight`, itself included, and the tokens of their contexts: the means."""
+        batch, context_tokens = self.flights.company(flight, now)
+        # requests of other routers: as many as are reported beyond ours, with contexts like ours
+        others = max(0, (self.backend.load().running or 0) - len(self.flights))
+        scale = 1.0 + others / max(1.0, batch)
+        return batch * scale, context_tokens * scale
+
+    def _was_crowded(self, flight: Flight) -> bool:
+        """Was it sent among so many that a queue which nobody sees may have delayed it? Those of others do not count:
+        where they never leave, nothing would ever be learnt.
+        """
+        return self.adaptive_limit is not None and self.limit.is_crowded(flight.own_crowd)
+
+
+def _computed(flight: Flight) -> tuple[int, int]:
+    """How many tokens of the prompt were computed and how many were cached, as far as the end of `flight` tells."""
+    prompt_tokens, told = flight.request.prompt_tokens, flight.usage.cached_tokens if flight.usage else 0
+    uncached = max(1, min(flight.uncached_tokens, prompt_tokens - told))
+    return uncached, max(0, prompt_tokens - uncached)
+
+
+def _of_equals(work: Work, prompts: int, tokens: float) -> Ahead:
+    """What is in front of a prompt of so many `tokens` where it is known only what all `prompts` are together."""
+    share = tokens * max(1, prompts) / work.tokens
+    if share >= 1.0:
+        return Ahead(work)
+    alike = Work(work.tokens * share, work.pairs * share)
+    return Ahead(alike, Work(work.tokens - alike.tokens, work.pairs - alike.pairs))
+
+
+def _some(work: Work, share: float, more: Work) -> Work:
+    return Work(work.tokens * share + more.tokens, work.pairs * share + more.pairs)

@@ -1,0 +1,210 @@
+"""Backends of a Kubernetes service: its EndpointSlices, listed and then watched over the plain API.
+
+Sources: Kubernetes API concepts (list, watch, resourceVersion, bookmarks, 410 Gone), discovery.k8s.io/v1 EndpointSlice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from policies.sla.sources import KubernetesService
+from router.fleet.discovery.source import Addresses, SourceFailed
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+_WATCH_S = 240
+"""A watch is asked to last so long, then goes on from where it was: nobody has to notice that a peer vanished."""
+
+_SLACK_S = 15.0
+
+_PAUSE_S = 0.2
+"""Between two watches, for an API that ends each at once."""
+
+_MOST_LINE_BYTES = 8 << 20
+"""One slice has at most 1,000 endpoints, of less than a kilobyte each."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesAccess:
+    """Where the API is and how to prove who asks. `token_file` is read again each time: tokens are rotated."""
+
+    url: str
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+    @classmethod
+    def in_cluster(cls, environment: Mapping[str, str] = os.environ) -> KubernetesAccess:
+        """That of the pod that this runs in. Raises SourceFailed outside a cluster."""
+        host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host:
+            raise SourceFailed("this is no pod: KUBERNETES_SERVICE_HOST is not set")
+        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        return cls(url, _ACCOUNT / "token", _ACCOUNT / "ca.crt")
+
+    def headers(self) -> dict[str, str]:
+        """What proves who asks. Raises SourceFailed if the token cannot be read."""
+        if self.token_file is None:
+            return {}
+        try:
+            return {"authorization": f"Bearer {self.token_file.read_text().strip()}"}
+        except OSError as error:
+            raise SourceFailed(f"the service account's token cannot be read: {error}") from error
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """How the API's certificate is checked. Raises SourceFailed if the authority's file cannot be read."""
+        if self.ca_file is None:
+            return True
+        try:
+            return ssl.create_default_context(cafile=str(self.ca_file))
+        except OSError as error:
+            raise SourceFailed(f"the cluster's authority cannot be read: {error}") from error
+
+
+class _Gone(Exception):
+    """What was seen last is too old to go on from."""
+
+
+class KubernetesSource:
+    """The ready endpoints of one service. Terminating ones are not among them, so that they drain."""
+
+    patience_s = 30.0
+
+    def __init__(self, at: KubernetesService, access: KubernetesAccess | None = None) -> None:
+        self._at, self._given = at, access
+
+    async def addresses(self) -> AsyncGenerator[Addresses]:
+        """As Source."""
+        access = self._given or KubernetesAccess.in_cluster()
+        # an endless reply has no total time; that of each piece is set where it is asked for
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(connect=10.0)) as http:
+            while True:
+                slices, version = await self._list(http, access)
+                yield self._all(slices)
+                try:
+                    while True:
+                        async with aclosing(self._watch(http, access, version)) as events:
+                            async for event in events:
+                                version = event["object"]["metadata"]["resourceVersion"]
+                                if _applied(slices, event):
+                                    yield self._all(slices)
+                        await asyncio.sleep(_PAUSE_S)
+                except _Gone:
+                    continue
+
+    async def _list(self, http: aiohttp.ClientSession, access: KubernetesAccess) -> tuple[dict[str, Any], str]:
+        async with self._get(http, access, {}, read_s=_SLACK_S) as reply:
+            try:
+                listed = msgspec.json.decode(await reply.read())
+                slices = {one["metadata"]["name"]: one for one in listed.get("items") or ()}
+                return slices, str(listed["metadata"]["resourceVersion"])
+            except (msgspec.DecodeError, KeyError, TypeError) as error:
+                raise SourceFailed(f"the API lists nonsense: {error}") from error
+
+    async def _watch(
+        self, http: aiohttp.ClientSession, access: KubernetesAccess, version: str
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Events after `version` until the API ends the watch. Raises _Gone, SourceFailed."""
+        query = {
+            "watch": "1",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_S),
+        }
+        async with self._get(http, access, query, read_s=_WATCH_S + _SLACK_S) as reply:
+            while line := await reply.content.readline():
+                try:
+                    event = msgspec.json.decode(line)
+                    kind, about = event["type"], event["object"]
+                    if kind == "ERROR" and about.get("code") == 410:
+                        raise _Gone
+                    if kind == "ERROR":
+                        raise SourceFailed(f"the API ends the watch: {about.get('message')}")
+                    about["metadata"]["resourceVersion"]
+                except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+                    raise SourceFailed(f"the API tells nonsense: {error!r}") from error
+                yield event
+
+    @asynccontextmanager
+    async def _get(
+        self, http: aiohttp.ClientSession, access: KubernetesAccess, query: Mapping[str, str], *, read_s: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The reply to a question about the slices of the service. Raises _Gone, SourceFailed."""
+        at = self._at
+        try:
+            async with http.get(
+                f"{access.url}/apis/discovery.k8s.io/v1/namespaces/{at.namespace}/endpointslices",
+                params={"labelSelector": f"kubernetes.io/service-name={at.service}", **query},
+                headers=access.headers(),
+                ssl=access.tls(),
+                timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=read_s),
+                read_bufsize=_MOST_LINE_BYTES,
+            ) as reply:
+                if reply.status == 410:
+                    raise _Gone
+                if reply.status != 200:
+                    said = (await reply.content.read(500)).decode(errors="replace")
+                    raise SourceFailed(f"the API answers {reply.status}: {said}")
+                yield reply
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise SourceFailed(f"{access.url}: {error or type(error).__name__}") from error
+
+    def _all(self, slices: Mapping[str, Any]) -> Addresses:
+        try:
+            return _of_one_family([place for one in slices.values() for place in _places(one, self._at.port)])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SourceFailed(f"an EndpointSlice cannot be read: {error!r}") from error
+
+
+def _applied(slices: dict[str, Any], event: Mapping[str, Any]) -> bool:
+    """Let `event` change `slices`; did it?"""
+    if event["type"] in {"ADDED", "MODIFIED"}:
+        slices[event["object"]["metadata"]["name"]] = event["object"]
+        return True
+    if event["type"] == "DELETED":
+        return slices.pop(event["object"]["metadata"]["name"], None) is not None
+    return False
+
+
+class _Place(NamedTuple):
+    """One address of `owner`, the pod that it is of, or itself where the slice names none."""
+
+    owner: str
+    address: str
+    is_six: bool
+    is_ready: bool
+
+
+def _places(one: Mapping[str, Any], wanted: str) -> Iterator[_Place]:
+    """What one EndpointSlice has at the port of the `wanted` name or number."""
+    ports = [port["port"] for port in one.get("ports") or () if wanted in {port.get("name"), str(port.get("port"))}]
+    if not ports and not one.get("ports") and wanted.isdigit():
+        # a slice without ports is about all of them
+        ports = [int(wanted)]
+    is_six = one.get("addressType") == "IPv6"
+    for end in one.get("endpoints") or ():
+        # the addresses of one endpoint are interchangeable: consumers use the first
+        if not end.get("addresses"):
+            continue
+        host, target = str(end["addresses"][0]), end.get("targetRef") or {}
+        owner = target.get("uid") or target.get("name") or host
+        # nobody said that it is not ready: it is
+        is_ready = (end.get("conditions") or {}).get("ready") is not False
+        for port in ports:
+            yield _Place(owner, f"[{host}]:{port}" if is_six else f"{host}:{port}", is_six, is_ready)
+
+
+def _of_one_family(places: Sequence[_Place]) -> Addresses:
+    """The ready addresses. A dual-stack service has a slice of each IP version, and every pod in both: it is one."""
+    with_four = {place.owner for place in places if not place.is_six}
+    ready = (place for place in places if place.is_ready)
+    return frozenset(place.address for place in ready if not place.is_six or place.owner not in with_four)

@@ -1,0 +1,82 @@
+"""Backends that announce themselves: what was said to this router, and until when it counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+
+from policies.errors import Overloaded
+from router.fleet.discovery.source import Addresses
+
+MOST = 1024
+"""Backends that may announce themselves to one pool."""
+
+GONE_S = 90.0
+"""Who announced itself once and never renews that is forgotten after being ill so long; as LMDeploy's proxy does."""
+
+_LOOK_S = 1.0
+
+
+class Registry:
+    """The addresses that announced themselves to one pool. A source; what it says is believed at once.
+
+    `ill_s` tells for how many seconds the backend at an address has been ill. `clock` is in seconds.
+    """
+
+    patience_s = 0.0
+
+    def __init__(self, clock: Callable[[], float], ill_s: Callable[[str], float] = lambda _: 0.0) -> None:
+        self._clock, self._ill_s = clock, ill_s
+        # address -> when it has to be renewed; None: it never is
+        self._until: dict[str, float | None] = {}
+        self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Registry of {len(self._until)} backends>"
+
+    def __contains__(self, address: str) -> bool:
+        return address in self._until
+
+    def register(self, address: str, *, ttl_s: float | None = None) -> None:
+        """The backend at `address` is there, for `ttl_s` unless it says so again; None: until it is ill for good.
+
+        Raises Overloaded if there are too many.
+        """
+        if address not in self._until and len(self._until) >= MOST:
+            raise Overloaded(f"{MOST} backends have announced themselves, which is the limit")
+        is_new = address not in self._until
+        self._until[address] = None if ttl_s is None else self._clock() + ttl_s
+        if is_new:
+            self._changed.set()
+
+    def unregister(self, address: str) -> bool:
+        """The backend at `address` is about to go; was it known?"""
+        known = address in self._until
+        if known:
+            del self._until[address]
+            self._changed.set()
+        return known
+
+    def known(self) -> Mapping[str, float | None]:
+        """Each address, and for how many seconds it still counts if nobody renews it."""
+        now = self._clock()
+        return {address: None if until is None else until - now for address, until in self._until.items()}
+
+    async def addresses(self) -> AsyncGenerator[Addresses]:
+        """As Source."""
+        while True:
+            self._changed.clear()
+            yield frozenset(self._until)
+            while not self._changed.is_set():
+                self._forget()
+                try:
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+
+    def _forget(self) -> None:
+        now = self._clock()
+        for address, until in tuple(self._until.items()):
+            if self._ill_s(address) >= GONE_S if until is None else now >= until:
+                self.unregister(address)

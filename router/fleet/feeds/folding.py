@@ -1,0 +1,141 @@
+"""From engines' cache events to the index: blocks of any size, named anew by their tokens, as ours of 64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from backends.events.nouns import CacheEvent, Cleared, Removed, Stored
+from policies.prefix.folding import Changes, Folder
+from policies.prefix.members import TIERS
+from router.fleet.beliefs import Beliefs
+from router.fleet.feeds.sink import Source
+from router.fleet.prompt_keys import NO_DOMAIN
+from shards.kv.keys import block_keys, root_key
+
+_MOST_NAMES = 4
+"""Names of one model at an engine: its blocks are kept under each of them."""
+
+_ADAPTERS = ""
+"""Where the blocks of adapters are kept: below the names of the adapters."""
+
+
+@dataclass(slots=True)
+class _Cache:
+    """One source's folders, by what its model is called, and its name in the index.
+
+    Its blocks have so many tokens. `is_salted`: it is sent cache domains as salts. `tells_salts`: it has told one of
+    ours as the salt of a prompt.
+    """
+
+    name: str
+    folders: dict[str, Folder]
+    is_salted: bool
+    block_tokens: int = 0
+    tells_salts: bool = False
+
+
+class FoldingSink:
+    """Tells `beliefs` what each source holds. `models_of` is what the backend calls its model; nothing while nobody
+    knows. Some engines give one model several names. `is_domain` knows the cache domains of this router, and
+    `is_salted` whether a backend is sent them as salts. Of each engine and model `most_blocks` are remembered.
+
+    A prompt's cache salt is its cache domain, since the router sets the one by the other. An adapter counts as a model
+    of its own, named as the engine names it, and so it does for prompts. Blocks that an image is in are left out with
+    all that continues them, and so are blocks that no prompt of this router can find: those with a salt at an engine
+    that is sent none, and those without a salt at an engine that is sent salts and tells them.
+    """
+
+    def __init__(
+        self,
+        beliefs: Beliefs,
+        models_of: Callable[[str], Collection[str]],
+        is_domain: Callable[[str], bool] = lambda _: True,
+        is_salted: Callable[[str], bool] = lambda _: True,
+        *,
+        most_blocks: int = 200_000,
+    ) -> None:
+        self._beliefs, self._models_of, self._is_domain, self._is_salted = beliefs, models_of, is_domain, is_salted
+        self._caches: dict[Source, _Cache] = {}
+        self._most_blocks = most_blocks
+
+    def __repr__(self) -> str:
+        return f"<FoldingSink of {', '.join(map(str, self._caches)) or 'nobody'}>"
+
+    def hear(self, source: Source, event: CacheEvent) -> None:
+        """`source` says `event`."""
+        cache = self._caches.get(source) or self._met(source)
+        match event:
+            case Cleared():
+                cache.folders.clear()
+                self._beliefs.emptied(cache.name, is_empty=event.is_empty)
+            case Removed(hashes, tier):
+                for folder in cache.folders.values():
+                    for one in TIERS if tier is None else (tier,):
+                        self._apply(cache, folder.evict(hashes, tier=one))
+            case Stored():
+                self._store(source, cache, event)
+
+    def forget(self, backend: str) -> None:
+        """See EventSink. What the index knows of it is for its owner to forget."""
+        for source in [one for one in self._caches if one.backend == backend]:
+            del self._caches[source]
+
+    def _met(self, source: Source) -> _Cache:
+        name = self._beliefs.joined(source.backend, source.rank)
+        cache = self._caches[source] = _Cache(name, {}, self._is_salted(source.backend))
+        if not cache.is_salted:
+            self._beliefs.tells_salts(name, is_told=False)
+        return cache
+
+    def _store(self, source: Source, cache: _Cache, event: Stored) -> None:
+        begins = event.parent is None and bool(event.token_ids)
+        if begins and not self._may_be_ours(cache, event.salt):
+            return
+        # a block that an image is in is not named by its tokens, nor is what continues it
+        named = next((at for at, keys in enumerate(event.extra_keys) if keys), len(event.hashes))
+        if not named:
+            return
+        if event.block_tokens > cache.block_tokens:
+            cache.block_tokens = event.block_tokens
+            self._beliefs.parity.block_tokens(self._beliefs.holder(cache.name), event.block_tokens)
+        size = len(event.token_ids) // len(event.hashes)
+        for folder, model in self._folders(source, cache, event.adapter):
+            changes = folder.store(
+                event.hashes[:named],
+                parent=event.parent,
+                token_ids=event.token_ids[: named * size],
+                root=root_key(model, event.salt or NO_DOMAIN),
+                tier=event.tier,
+            )
+            self._apply(cache, changes)
+            if folder.dropped:
+                self._beliefs.left_out(cache.name)
+
+    def _may_be_ours(self, cache: _Cache, salt: str | None) -> bool:
+        """Can a prompt that begins so, with this salt, come from this router or from another one like it?"""
+        if not cache.is_salted:
+            return not salt
+        if not cache.tells_salts and (salt is None or self._is_domain(salt)):
+            cache.tells_salts = salt is not None
+            self._beliefs.tells_salts(cache.name, is_told=cache.tells_salts)
+        return salt is not None or not cache.tells_salts
+
+    def _folders(self, source: Source, cache: _Cache, adapter: str | None) -> list[tuple[Folder, str]]:
+        """The folders that hold such blocks, each with the name that their keys are made of."""
+        if adapter is not None:
+            return [(self._folder(cache, _ADAPTERS), adapter)]
+        models = sorted(self._models_of(source.backend))[:_MOST_NAMES]
+        return [(self._folder(cache, model), model) for model in models]
+
+    def _folder(self, cache: _Cache, name: str) -> Folder:
+        folder = cache.folders.get(name)
+        if folder is None:
+            folder = cache.folders[name] = Folder(block_keys, most_parts=self._most_blocks)
+        return folder
+
+    def _apply(self, cache: _Cache, changes: Changes) -> None:
+        for run in changes.runs:
+            (self._beliefs.stored if run.stored else self._beliefs.evicted)(cache.name, run.keys, run.tier)
+        if changes.has_hole:
+            self._beliefs.index.expect_holes(cache.name)

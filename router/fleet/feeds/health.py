@@ -1,0 +1,75 @@
+"""How well a feed is: what operators see of it, and how far its word may be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from router.fleet.feeds.sink import Source
+
+_WHILE_UNSURE = 0.9
+_HALF_LIFE_S = 10.0
+
+
+class FeedState(StrEnum):
+    """`empty`: nothing is known yet. `live`: every event so far was heard. `gap`: some are missing, and what is known
+    may be out of date. `resync`: the missing ones are being heard again."""
+
+    EMPTY = "empty"
+    LIVE = "live"
+    GAP = "gap"
+    RESYNC = "resync"
+
+
+@dataclass(slots=True)
+class FeedCounts:
+    """What has happened since the start.
+
+    `batches` were applied, `repeats` had been heard before, `gaps` were noticed, `resyncs` ended one way or another,
+    `restarts` of the engine were noticed, `cleared` says how often everything was forgotten, `undecodable` events or
+    messages could not be read, `unknown` ones had a tag from another version, `ignored` ones were of cache groups that
+    do not decide, `dropped` messages found no room while waiting for a replay.
+    """
+
+    batches: int = 0
+    repeats: int = 0
+    gaps: int = 0
+    resyncs: int = 0
+    restarts: int = 0
+    cleared: int = 0
+    undecodable: int = 0
+    unknown: int = 0
+    ignored: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FeedHealth:
+    """One source's feed at one moment.
+
+    `age_s`: for how long what is known may have been out of date; 0 while live, None while nothing is known.
+    `is_whole`: it has been heard since the engine was empty, so that it told of every block that is there.
+    `quiet_s`: seconds since anything was heard of the engine; an idle one says nothing. `trouble` is what went wrong
+    last, empty while nothing is.
+    """
+
+    source: Source
+    state: FeedState
+    connected: bool
+    age_s: float | None
+    quiet_s: float | None
+    counts: FeedCounts
+    trouble: str = ""
+    is_whole: bool = False
+
+    @property
+    def confidence(self) -> float:
+        """The probability that a block which the feed told of is still there: P(hit) of a match, in [0, 1].
+
+        1 while live. From 0.9 on it halves every 10 s while events are missing. 0 while nothing is known.
+        """
+        if self.state is FeedState.LIVE:
+            return 1.0
+        if self.age_s is None:
+            return 0.0
+        return float(_WHILE_UNSURE * 0.5 ** (self.age_s / _HALF_LIFE_S))

@@ -1,0 +1,84 @@
+"""The backends of the pools: those whose addresses the file names, and what finds the others while the router runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from backends.base import Backend
+from backends.kinds import Place, Surroundings, make
+from policies.sla.config import Config, PoolSpec
+from router.fleet.cluster.cluster import Cluster
+from router.fleet.cluster.names import backend_name, found_name
+from router.fleet.discovery.discovery import Discovery, source_of
+from router.fleet.discovery.pool import PoolMembers
+from router.fleet.discovery.registry import Registry
+from router.fleet.discovery.source import Source
+from router.fleet.feeds.options import backend_options
+from router.operate.telemetry.telemetry import Telemetry
+
+ANNOUNCED = "register"
+"""What metrics call the source of backends that announce themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What finds backends: `discovery` runs it, `registries` are the pools whose backends announce themselves."""
+
+    discovery: Discovery
+    registries: Mapping[str, Registry]
+
+
+def named_backends(config: Config, surroundings: Surroundings) -> Iterator[Backend]:
+    """The backends at the addresses that the file names. Raises ConfigError, also for what is yet to be found."""
+    for pool in config.pools.values():
+        for number, address in enumerate(pool.at):
+            yield _backend(pool, backend_name(pool.name, number), address, surroundings)
+        if pool.is_found:
+            # its options may be wrong, and that should not come out when the first one is found
+            _backend(pool, found_name(pool.name, "nowhere"), "127.0.0.1:1", surroundings)
+
+
+def finding(
+    config: Config,
+    surroundings: Surroundings,
+    cluster: Cluster,
+    *,
+    drain_s: Callable[[], float],
+    telemetry: Telemetry,
+) -> Finding:
+    """What finds the backends of `config`'s pools and adds them to `cluster`; not started."""
+    registries: dict[str, Registry] = {}
+    members = []
+    for pool in (one for one in config.pools.values() if one.is_found):
+        sources: dict[str, Source] = {str(at): source_of(at) for at in pool.sources}
+        if pool.register:
+            ill_s = lambda address, pool=pool: cluster.ill_s(found_name(pool.name, address))  # noqa: E731
+            sources[ANNOUNCED] = registries[pool.name] = Registry(surroundings.clock, ill_s)
+        members.append(
+            PoolMembers(
+                pool.name,
+                sources,
+                cluster=cluster,
+                make=lambda name, address, pool=pool: _backend(pool, name, address, surroundings),  # type: ignore[misc]
+                drain_s=drain_s,
+                rng=surroundings.rng,
+                on_heard=telemetry.backends.discovered,
+                on_failed=telemetry.backends.discovery_failed,
+            )
+        )
+    return Finding(Discovery(members, on_failure=lambda _: telemetry.event("task_failed")), registries)
+
+
+def _backend(pool: PoolSpec, name: str, address: str, surroundings: Surroundings) -> Backend:
+    # a shard says itself what its model is called; its `model` in the file is where the checkpoint lies
+    own = {pool.model: pool.model} if pool.model is not None and pool.kind != "shard" else {}
+    place = Place(
+        name=name,
+        pool=pool.name,
+        address=pool.reachable(address),
+        key=pool.key,
+        models={**own, **pool.models},
+        options=backend_options(pool.options),
+    )
+    return make(pool.kind, place, surroundings)

@@ -1,1 +1,0 @@
-"""The protocols that clients speak: read into an Ask, written from Deltas."""

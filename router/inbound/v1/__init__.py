@@ -1,1 +1,0 @@
-"""Generated from `proto/router/inbound/v1`."""

@@ -1,0 +1,1 @@
+"""What operators see and do. Nothing that serves a request imports it."""

@@ -1,0 +1,1 @@
+"""The admin port: what operators and their programs call."""

@@ -1,0 +1,160 @@
+"""What operators do with tenants' keys while the router runs: issue, list, rotate, revoke."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from policies.errors import InvalidRequest
+from policies.keys import IssuedKey, id_of
+from policies.nouns import Limits, Tenant
+from policies.quantities import read_count, read_seconds
+from policies.sla.tenants import LIMIT_FIELDS
+from policies.suggest import did_you_mean
+from router.call.gateway import Gateway
+from router.operate.dashboard.routes import json_reply, read_json
+from router.shared.keys.ring import NewKey
+
+_KEYS = "/admin/tenants/{tenant}/keys"
+_USUAL_OVERLAP = "24h"
+_MOST_S = 3650 * 86400.0
+_MOST_NAME = 64
+_TOLD_ONCE = {"Cache-Control": "no-store"}
+
+
+def add_keys(app: web.Application, gateway: Gateway) -> None:
+    """Add the calls to `app`."""
+
+    async def issue(request: web.Request) -> web.Response:
+        tenant, body = _tenant(request, gateway), await _body(request, ("name", "expires", "limits"))
+        name, lives_s, limits = _name(body), _seconds(body, "expires"), _limits(body, tenant)
+        made = await gateway.keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits)
+        return json_reply(_told(made, gateway), status=201, headers=_TOLD_ONCE)
+
+    async def show(request: web.Request) -> web.Response:
+        tenant = _tenant(request, gateway)
+        issued = [_shown(key, gateway) for key in gateway.keys.of(tenant.name)]
+        written = [
+            {"id": id_of(digest), "limits": _told_limits(tenant.key_limits.get(digest)), "from": "file"}
+            for digest in sorted(tenant.key_hashes)
+        ]
+        return json_reply({"tenant": tenant.name, "keys": [*issued, *written]})
+
+    async def rotate(request: web.Request) -> web.Response:
+        tenant, body = _tenant(request, gateway), await _body(request, ("overlap", "expires"))
+        old = _issued(request, tenant)
+        overlap_s, lives_s = _seconds({"overlap": _USUAL_OVERLAP, **body}, "overlap"), _seconds(body, "expires")
+        made = await gateway.keys.rotate(tenant.name, old, overlap_s=overlap_s or 0.0, lives_s=lives_s)
+        replaced = next((_shown(key, gateway) for key in gateway.keys.of(tenant.name) if key.id == old), None)
+        return json_reply({**_told(made, gateway), "replaces": replaced}, status=201, headers=_TOLD_ONCE)
+
+    async def revoke(request: web.Request) -> web.Response:
+        tenant = _tenant(request, gateway)
+        gone = _issued(request, tenant)
+        await gateway.keys.revoke(tenant.name, gone)
+        return json_reply({"id": gone, "revoked": True})
+
+    app.router.add_post(_KEYS, issue)
+    app.router.add_get(_KEYS, show)
+    app.router.add_post(f"{_KEYS}/{{id}}/rotate", rotate)
+    app.router.add_delete(f"{_KEYS}/{{id}}", revoke)
+
+
+def _tenant(request: web.Request, gateway: Gateway) -> Tenant:
+    name, tenants = request.match_info["tenant"], gateway.config.tenants
+    if name not in tenants:
+        hint = did_you_mean(name, tenants) or f"known: {', '.join(list(tenants)[:12])}"
+        raise InvalidRequest(f"there is no tenant '{name[:80]}'", hint=hint, param="tenant")
+    return tenants[name]
+
+
+def _issued(request: web.Request, tenant: Tenant) -> str:
+    """The id in the path. Raises InvalidRequest for one of the file's keys."""
+    asked = request.match_info["id"]
+    if any(id_of(digest) == asked for digest in tenant.key_hashes):
+        hint = f"edit tenants.{tenant.name}.keys there; the change takes effect within two seconds"
+        raise InvalidRequest(f"the key {asked} stands in the SLA file", hint=hint, param="id")
+    return asked
+
+
+async def _body(request: web.Request, known: Collection[str]) -> Mapping[str, Any]:
+    """What was sent, with no other fields than these; nothing is an empty object. Raises InvalidRequest."""
+    body = await read_json(request) if await request.read() else {}
+    if unknown := sorted(body.keys() - set(known)):
+        hint = did_you_mean(unknown[0], known) or f"known: {', '.join(known)}"
+        raise InvalidRequest(f"there is no '{unknown[0][:80]}' to say of a key", hint=hint, param=unknown[0][:80])
+    return body
+
+
+def _name(body: Mapping[str, Any]) -> str | None:
+    name = body.get("name")
+    if name is None:
+        return None
+    if not (isinstance(name, str) and name.strip() and name.isprintable() and len(name) <= _MOST_NAME):
+        raise InvalidRequest(f"name must be text of at most {_MOST_NAME} printable characters", param="name")
+    return name.strip()
+
+
+def _seconds(body: Mapping[str, Any], param: str) -> float | None:
+    wanted = body.get(param)
+    if wanted is None:
+        return None
+    try:
+        seconds = read_seconds(wanted if isinstance(wanted, str) else str(wanted))
+        if seconds > _MOST_S:
+            raise ValueError("must be at most ten years")
+    except ValueError as error:
+        hint = "write how long from now, such as 24h or 90d"
+        raise InvalidRequest(f"{param} {error}", hint=hint, param=param) from error
+    return seconds
+
+
+def _limits(body: Mapping[str, Any], tenant: Tenant) -> Limits | None:
+    """What the new key may use in a time; None where nothing is said."""
+    said = body.get("limits") or {}
+    if not isinstance(said, Mapping):
+        raise InvalidRequest("limits must be an object", hint=f"known: {', '.join(LIMIT_FIELDS)}", param="limits")
+    found = {}
+    for key, wanted in said.items():
+        if key not in LIMIT_FIELDS:
+            hint = did_you_mean(key, LIMIT_FIELDS) or f"known: {', '.join(LIMIT_FIELDS)}"
+            raise InvalidRequest(f"there is no limit '{key[:80]}'", hint=hint, param=f"limits.{key[:80]}")
+        own = getattr(tenant.limits, LIMIT_FIELDS[key])
+        try:
+            if isinstance(wanted, bool):
+                raise ValueError("must be a whole number above zero")
+            found[LIMIT_FIELDS[key]] = most = read_count(wanted if isinstance(wanted, str) else str(wanted))
+            if own is not None and most > own:
+                raise ValueError(f"is above the tenant's own {own:,}, which holds first")
+        except ValueError as error:
+            raise InvalidRequest(
+                f"limits.{key} {error}", hint="write a number like 60 or 6M", param=f"limits.{key}"
+            ) from error
+    return Limits(**found) if found else None
+
+
+def _told_limits(limits: Limits | None) -> dict[str, int]:
+    """The limits that there are, as the SLA file calls them."""
+    told = {key: getattr(limits, name, None) for key, name in LIMIT_FIELDS.items()}
+    return {key: most for key, most in told.items() if most is not None}
+
+
+def _told(made: NewKey, gateway: Gateway) -> dict[str, Any]:
+    """All of a new key, the key itself included: this once."""
+    return {"key": made.text, "tenant": made.kept.tenant, **_shown(made.kept, gateway)}
+
+
+def _shown(key: IssuedKey, gateway: Gateway) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "created": key.created,
+        "expires": key.expires,
+        "expired": key.has_expired(gateway.keys.now()),
+        "last_used": gateway.keys.used(key.sha256),
+        "replaced_by": key.replaced_by,
+        "limits": _told_limits(key.limits),
+        "from": "api",
+    }

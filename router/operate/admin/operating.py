@@ -1,0 +1,102 @@
+"""What operators do to a running router: drain backends, weigh them, read what tenants used."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from aiohttp import web
+
+from policies.errors import InvalidRequest
+from policies.nouns import Outcome
+from policies.suggest import did_you_mean
+from router.call.gateway import Gateway
+from router.operate.admin.clearing import clear_cache, named_tenant
+from router.operate.dashboard.routes import json_reply, read_json
+from router.protocols.http.prefixes import shown
+
+_MOST_WEIGHT = 1000.0
+
+
+def add_operating(app: web.Application, gateway: Gateway) -> None:
+    """Add the calls to `app`."""
+
+    async def change_backend(request: web.Request) -> web.Response:
+        name, wanted = _backend(request.match_info["name"], gateway), await read_json(request)
+        draining, weight = _read_change(wanted)
+        if draining is not None:
+            gateway.cluster.drain(name, draining)
+        if weight is not None:
+            gateway.cluster.weigh(name, weight)
+        view = next(one for one in gateway.cluster.view(gateway.clock()).backends if one.name == name)
+        return json_reply({"backend": name, "draining": view.draining, "weight": view.weight})
+
+    async def clear(request: web.Request) -> web.Response:
+        cleared = await clear_cache(named_tenant(request.match_info["tenant"], gateway), gateway)
+        return json_reply(cleared.shown())
+
+    async def prefixes(_: web.Request) -> web.Response:
+        return json_reply({"prefixes": [{"tenant": one.tenant, **shown(one, str)} for one in gateway.prefixes.of()]})
+
+    async def usage(_: web.Request) -> web.Response:
+        up_s = gateway.clock() - gateway.board.started_at
+        since = gateway.unix_time() - up_s
+        return json_reply({"since": since, "seconds": up_s, "usage": list(_usage(gateway))})
+
+    async def usage_csv(_: web.Request) -> web.Response:
+        headers = {"Content-Disposition": 'attachment; filename="pointsman-usage.csv"'}
+        return web.Response(text=_as_csv(list(_usage(gateway))), content_type="text/csv", headers=headers)
+
+    app.router.add_patch("/admin/backends/{name}", change_backend)
+    app.router.add_delete("/admin/tenants/{tenant}/cache", clear)
+    app.router.add_get("/admin/prefixes", prefixes)
+    app.router.add_get("/admin/usage", usage)
+    app.router.add_get("/admin/usage.csv", usage_csv)
+
+
+def _backend(name: str, gateway: Gateway) -> str:
+    names = [one.name for one in gateway.cluster.view(gateway.clock()).backends]
+    if name not in names:
+        hint = did_you_mean(name, names) or f"known: {', '.join(names[:12])}"
+        raise InvalidRequest(f"there is no backend '{name[:80]}'", hint=hint, param="name")
+    return name
+
+
+def _read_change(wanted: Any) -> tuple[bool | None, float | None]:
+    """Whether to drain, and the weight; None where nothing is to change. Raises InvalidRequest."""
+    if unknown := sorted(wanted.keys() - {"draining", "weight"}):
+        hint = did_you_mean(unknown[0], ("draining", "weight")) or "known: draining, weight"
+        raise InvalidRequest(f"a backend has no '{unknown[0][:80]}' to change", hint=hint, param=unknown[0][:80])
+    draining, weight = wanted.get("draining"), wanted.get("weight")
+    if draining is not None and not isinstance(draining, bool):
+        raise InvalidRequest("draining must be true or false", param="draining")
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if weight is not None and not (is_number and 0 < weight <= _MOST_WEIGHT):
+        hint = "to send it nothing, drain it"
+        raise InvalidRequest(f"weight must be a number above 0 and at most {_MOST_WEIGHT:g}", hint=hint, param="weight")
+    return draining, weight
+
+
+def _usage(gateway: Gateway) -> Iterator[dict[str, Any]]:
+    for (tenant, model), totals in sorted(gateway.board.totals.items()):
+        yield {
+            "tenant": tenant,
+            "model": model,
+            "requests": totals.requests,
+            **{outcome.value: totals.outcomes[outcome.value] for outcome in Outcome},
+            "prompt_tokens": totals.prompt_tokens,
+            "cached_tokens": totals.cached_tokens,
+            "completion_tokens": totals.completion_tokens,
+            "cost": totals.cost / 1000,
+        }
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> str:
+    names = ["tenant", "model", "requests", *(outcome.value for outcome in Outcome)]
+    sheet = io.StringIO()
+    writer = csv.DictWriter(sheet, [*names, "prompt_tokens", "cached_tokens", "completion_tokens", "cost"])
+    writer.writeheader()
+    writer.writerows(rows)
+    return sheet.getvalue()

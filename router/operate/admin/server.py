@@ -1,0 +1,123 @@
+"""The operators' side: an HTTP server of its own, with keys of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from policies.errors import ConfigError, ExpectedError, InvalidRequest, PermissionDenied, Unauthenticated
+from policies.keys import hash_of
+from router.call.gateway import Gateway
+from router.call.identify import key_in
+from router.operate.admin.issuing import add_keys
+from router.operate.admin.operating import add_operating
+from router.operate.dashboard.routes import PAGE, add_data, add_page, json_reply
+from router.protocols.status import openai_error, retry_after, status_of
+
+Reload = Callable[[], Awaitable[str | None]]
+"""Reads the SLA file now; why it was refused, or None if it was taken."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_MOST_BODY_BYTES = 64 * 2**10
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+_HINT = f"GET {PAGE} shows everything; docs/operating.md lists the calls"
+
+
+def admin_app(gateway: Gateway, reload: Reload | None) -> web.Application:
+    """The application for `gateway`; `reload` is None where it runs without a file."""
+    app = web.Application(middlewares=[_guard(gateway)], client_max_size=_MOST_BODY_BYTES)
+    app.router.add_post("/admin/reload", _reloading(gateway, reload))
+    app.router.add_get("/admin/config", _telling(gateway))
+    app.router.add_get("/", _to_page)
+    add_page(app)
+    add_data(app, gateway)
+    add_operating(app, gateway)
+    add_keys(app, gateway)
+    app.router.add_get("/metrics", _measuring(gateway))
+    return app
+
+
+async def _to_page(_: web.Request) -> web.Response:
+    return web.Response(status=302, headers={"Location": PAGE})
+
+
+def _reloading(gateway: Gateway, reload: Reload | None) -> Handler:
+    async def handle(_: web.Request) -> web.Response:
+        if reload is None:
+            raise InvalidRequest("this router runs without a file", hint="start it with one: pointsman up sla.yaml")
+        refusal = await reload()
+        if refusal is not None:
+            raise ConfigError(refusal, hint=f"version {gateway.config.version} goes on")
+        return json_reply({"version": gateway.config.version})
+
+    return handle
+
+
+def _telling(gateway: Gateway) -> Handler:
+    async def handle(_: web.Request) -> web.Response:
+        shadow = gateway.shadow
+        return json_reply({"version": gateway.config.version, "shadow": None if shadow is None else shadow.version})
+
+    return handle
+
+
+def _measuring(gateway: Gateway) -> Handler:
+    """The metrics here too: where several processes share the port of HTTP, each has an admin port of its own."""
+
+    async def handle(request: web.Request) -> web.Response:
+        accept = request.headers.get("Accept", "")
+        body, content_type = await asyncio.to_thread(gateway.telemetry.exposition, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    return handle
+
+
+def _guard(gateway: Gateway) -> Any:
+    """Lets in who has an admin key, and turns every failure into OpenAI's error shape."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            _require_rights(request, gateway)
+            return await handler(request)
+        except web.HTTPException as refusal:
+            what = InvalidRequest(f"{refusal.reason}: {request.method} {request.path[:200]}", hint=_HINT)
+            return json_reply(openai_error(what), status=refusal.status)
+        except ExpectedError as error:
+            after = retry_after(error)
+            headers = None if after is None else {"Retry-After": after}
+            return json_reply(openai_error(error), status=status_of(error).http, headers=headers)
+
+    return guard
+
+
+def _require_rights(request: web.Request, gateway: Gateway) -> None:
+    hashes = gateway.config.server.admin_key_hashes
+    if not hashes:
+        _require_this_machine(request)
+    elif not _is_page(request) and hash_of(key_in(request.headers) or "") not in hashes:
+        raise Unauthenticated("this needs an admin key", hint="send the header 'Authorization: Bearer ADMIN_KEY'")
+
+
+def _is_page(request: web.Request) -> bool:
+    return request.method == "GET" and (request.path in ("/", PAGE) or request.path.startswith(f"{PAGE}/"))
+
+
+def _require_this_machine(request: web.Request) -> None:
+    """Without keys the port is on the loopback interface: whoever reaches it may read the file anyhow.
+
+    But a browser on this machine reaches it too, on behalf of any page that it shows. So the page must be ours, and
+    the name that it knows us by one that nobody else can point here (DNS rebinding).
+    """
+    host = urlsplit(f"//{request.host}")
+    origin = request.headers.get("Origin")
+    if host.hostname not in _LOOPBACK or (origin is not None and urlsplit(origin).netloc != host.netloc):
+        raise PermissionDenied(
+            "without admin keys this port serves this machine alone",
+            hint="write server.admin_keys to reach it by other names",
+        )

@@ -1,0 +1,270 @@
+"""The board: what the router remembers of its last decisions and outcomes, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from policies.nouns import Decision, Outcome, Prices, Request, Usage
+from policies.quota.charge import charge_of
+from router.operate.dashboard.window import Sketch, Window
+from router.operate.telemetry.telemetry import Account
+
+T = TypeVar("T")
+
+_NO_USAGE = Usage()
+
+MOST_ROWS = 256
+"""Decisions that are remembered; with 100 backends and four scores they take 10 MB."""
+
+MOST_KEYS = 2**17
+"""Block keys of all remembered prompts together: 5 MB. The oldest decisions go first."""
+
+MOST_TOTALS = 4096
+"""Pairs of tenant and model whose totals are kept, so that no flood of names can fill the memory."""
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One decision, or a call that ended before there was one (`decision` None), and how it ended.
+
+    `number` never changes and `revision` grows with each change. `at` and `ended_at` are seconds of the router's clock.
+    """
+
+    number: int
+    revision: int
+    request: str
+    tenant: str
+    service_class: str
+    at: float
+    asked: Request | None = None
+    decision: Decision | None = None
+    outcome: str = "running"
+    code: str = ""
+    ended_at: float | None = None
+    ttft_s: float | None = None
+    usage: Usage = _NO_USAGE
+    is_reported: bool = True
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over calls. `cost` is in thousandths of the unit of the tenants' budgets. `reported_tokens` are those of the
+    prompts of backends that report how many were cached."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    reported_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost: int = 0
+
+    @property
+    def hit_share(self) -> float | None:
+        """The cached part of the prompts, in [0, 1]; None where no backend reported any."""
+        return min(1.0, self.cached_tokens / self.reported_tokens) if self.reported_tokens else None
+
+    @property
+    def requests(self) -> int:
+        """Calls, however they ended."""
+        return self.outcomes.total()
+
+    def count(self, outcome: str, usage: Usage, cost: int, *, is_reported: bool) -> None:
+        """One more call; `is_reported`: its backend reports how much of a prompt was cached."""
+        self.outcomes[outcome] += 1
+        self.prompt_tokens += usage.prompt_tokens
+        self.reported_tokens += usage.prompt_tokens if is_reported else 0
+        self.cached_tokens += usage.cached_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.cost += cost
+
+    def add(self, other: Totals) -> None:
+        """All that `other` has counted, too."""
+        for word, count in other.outcomes.items():
+            self.outcomes[word] += count
+        self.prompt_tokens += other.prompt_tokens
+        self.reported_tokens += other.reported_tokens
+        self.cached_tokens += other.cached_tokens
+        self.completion_tokens += other.completion_tokens
+        self.cost += other.cost
+
+
+@dataclass(slots=True)
+class ClassMinute:
+    """What one slot of a window has seen of one class: durations, outcomes, and the steps of `on_miss` tried."""
+
+    ttft: Sketch = field(default_factory=Sketch)
+    tpot: Sketch = field(default_factory=Sketch)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    steps: Counter[str] = field(default_factory=Counter)
+
+
+class Board:
+    """A listener of telemetry. `clock` is the router's, `prices` what tokens cost now, and `reports_cache` says whether
+    a backend reports how much of a prompt was cached.
+
+    Names of tenants, classes and backends come from the SLA file, so there are as many windows as it has names, and
+    one more for whoever was not known.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        prices: Callable[[], Prices],
+        reports_cache: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._clock, self._prices, self._reports_cache = clock, prices, reports_cache
+        self.started_at = clock()
+        self._rows: deque[Row] = deque()
+        self._newest: dict[str, Row] = {}
+        self._keys = 0
+        self._number = 0
+        self.revision = 0
+        self._classes: dict[str, Window[ClassMinute]] = {}
+        self._tenants: dict[str, Window[Totals]] = {}
+        self._backends: dict[str, Window[Totals]] = {}
+        self.totals: dict[tuple[str, str], Totals] = {}
+        """(tenant, model) -> all of it since the router started."""
+
+    def __repr__(self) -> str:
+        return f"<Board {len(self._rows)} rows with {self._keys} keys, {len(self.totals)} totals>"
+
+    def decided(self, request: Request, decision: Decision) -> None:
+        """See Listener."""
+        before = self._newest.get(request.id)
+        if before is not None and before.ended_at is None:
+            self._retried(before)
+        row = self._row(request.id, request.tenant, request.service_class)
+        row.asked, row.decision = request, decision
+        self._keys += len(request.block_keys)
+        self._make_room()
+
+    def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
+        """See Listener."""
+        word, usage = outcome.value, account.usage
+        cost = charge_of(usage, self._prices()).cost if usage.prompt_tokens else 0
+        rows = self._rows_of(account)
+        chosen = [row.decision.chosen for row in rows if row.decision is not None and row.decision.chosen is not None]
+        is_reported = all(map(self._reports_cache, chosen))
+        for sums in (self._window(self._tenants, account.tenant, Totals).at(at), self._total(account)):
+            sums.count(word, usage, cost, is_reported=is_reported)
+        minute = self._window(self._classes, account.service_class, ClassMinute).at(at)
+        minute.outcomes[word] += 1
+        ttft_s = None if account.first_at is None else account.first_at - account.started_at
+        if ttft_s is not None:
+            minute.ttft.add(ttft_s)
+        if account.first_at is not None and account.last_at is not None and usage.completion_tokens > 1:
+            minute.tpot.add((account.last_at - account.first_at) / (usage.completion_tokens - 1))
+        for row in rows:
+            row.is_reported = is_reported
+            row.outcome, row.code, row.ended_at, row.ttft_s = word, code, at, ttft_s
+            # of a call with several prompts only the sum is known
+            row.usage = usage if len(rows) == 1 else _NO_USAGE
+            self._changed(row)
+            if row.decision is not None and row.decision.chosen is not None:
+                sums = self._window(self._backends, row.decision.chosen, Totals).at(at)
+                sums.count(word, row.usage, cost, is_reported=is_reported)
+
+    def missed(self, service_class: str, step: str) -> None:
+        """See Listener."""
+        self._window(self._classes, service_class, ClassMinute).at(self._clock()).steps[step] += 1
+
+    def rows(self, since: int = 0) -> Iterator[Row]:
+        """What has changed after revision `since`, oldest decision first."""
+        return (row for row in self._rows if row.revision > since)
+
+    def row(self, number: int) -> Row | None:
+        """The row of this number, if it is remembered."""
+        return next((row for row in reversed(self._rows) if row.number == number), None)
+
+    def of_class(self, name: str, now: float) -> ClassMinute:
+        """What the class has seen in the window that ends with `now`."""
+        minutes = list(self._classes[name].within(now)) if name in self._classes else []
+        outcomes: Counter[str] = Counter()
+        steps: Counter[str] = Counter()
+        for minute in minutes:
+            outcomes.update(minute.outcomes)
+            steps.update(minute.steps)
+        ttft, tpot = (Sketch.merged(getattr(minute, what) for minute in minutes) for what in ("ttft", "tpot"))
+        return ClassMinute(ttft, tpot, outcomes, steps)
+
+    def of_tenant(self, name: str, now: float) -> Totals:
+        """What the tenant has used in the window that ends with `now`."""
+        return _sum(self._tenants.get(name), now)
+
+    def of_backend(self, name: str, now: float) -> Totals:
+        """What the backend has answered in the window that ends with `now`."""
+        return _sum(self._backends.get(name), now)
+
+    def check(self) -> None:
+        """The bounds hold, and whatever can be found by its name is still remembered."""
+        assert len(self._rows) <= MOST_ROWS, f"{self!r} remembers too much"
+        assert self._keys == sum(map(_keys_of, self._rows)), f"{self!r} has lost count of its keys"
+        assert self._keys <= MOST_KEYS or len(self._rows) == 1, f"{self!r} has too many keys"
+        assert set(self._newest.values()) <= set(self._rows), f"{self!r} finds what it has forgotten"
+
+    def _row(self, request: str, tenant: str, service_class: str) -> Row:
+        self._number += 1
+        self.revision += 1
+        row = Row(self._number, self.revision, request, tenant, service_class, self._clock())
+        self._rows.append(row)
+        self._newest[request] = row
+        return row
+
+    def _make_room(self) -> None:
+        while len(self._rows) > MOST_ROWS or (self._keys > MOST_KEYS and len(self._rows) > 1):
+            gone = self._rows.popleft()
+            self._keys -= _keys_of(gone)
+            if self._newest.get(gone.request) is gone:
+                del self._newest[gone.request]
+
+    def _retried(self, row: Row) -> None:
+        """What was decided here came to nothing, and is decided again."""
+        row.outcome, row.ended_at = "retried", self._clock()
+        self._changed(row)
+        if row.decision is not None and row.decision.chosen is not None:
+            self._window(self._backends, row.decision.chosen, Totals).at(row.ended_at).count(
+                "retried", _NO_USAGE, 0, is_reported=True
+            )
+
+    def _changed(self, row: Row) -> None:
+        self.revision += 1
+        row.revision = self.revision
+
+    def _rows_of(self, account: Account) -> list[Row]:
+        """The rows of a call: of its prompt, of its prompts, or a new one if nothing was decided for it."""
+        if account.id in self._newest:
+            return [self._newest[account.id]]
+        rows: list[Row] = []
+        while f"{account.id}-{len(rows)}" in self._newest:
+            rows.append(self._newest[f"{account.id}-{len(rows)}"])
+        if not rows:
+            rows.append(self._row(account.id, account.tenant, account.service_class))
+            self._make_room()
+        return rows
+
+    def _total(self, account: Account) -> Totals:
+        who = (account.tenant, account.model)
+        if who not in self.totals and len(self.totals) >= MOST_TOTALS:
+            who = ("others", "")
+        return self.totals.setdefault(who, Totals())
+
+    @staticmethod
+    def _window(windows: dict[str, Window[T]], name: str, make: Callable[[], T]) -> Window[T]:
+        window = windows.get(name)
+        if window is None:
+            window = windows[name] = Window(make)
+        return window
+
+
+def _sum(window: Window[Totals] | None, now: float) -> Totals:
+    whole = Totals()
+    for part in window.within(now) if window else ():
+        whole.add(part)
+    return whole
+
+
+def _keys_of(row: Row) -> int:
+    return 0 if row.asked is None else len(row.asked.block_keys)

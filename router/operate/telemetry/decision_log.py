@@ -1,0 +1,209 @@
+"""The decision log: one JSON line per prompt, written by a thread, dropped and counted where the disk is slow."""
+
+from __future__ import annotations
+
+import os
+import queue
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import msgspec
+
+from policies.errors import ConfigError
+from policies.nouns import ClusterView, Decision, Request
+from router.call.bid import Placed
+from router.call.outcome import code_of, outcome_of, why_of
+from router.call.tracing import AttemptTrace, PromptTrace, Span, Target
+from router.operate.telemetry.decision_record import Ended, Made, record_of
+
+STANDARD_OUTPUT = "-"
+
+MOST_WAITING = 1024
+"""Prompts that may wait to be written; each may hold tens of kilobytes (the views of its decisions, its keys)."""
+
+_BATCH = 128
+_PATIENCE_S = 5.0
+
+
+class DecisionLog:
+    """Appends to the file at `path` (`-`: standard output), from a thread of its own.
+
+    A file that has grown beyond `file_bytes` becomes `path.1`, which becomes `path.2`, and so on up to `keep`. What
+    cannot be written is dropped, and `on_dropped` hears how much; it may be called from either thread. `open` it
+    before the first, and `close` it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        on_dropped: Callable[[int], None] = lambda _: None,
+        file_bytes: int = 256 * 2**20,
+        keep: int = 4,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self.path, self._on_dropped = path, on_dropped
+        self._file_bytes, self._keep = file_bytes, keep
+        self._waiting: queue.Queue[Ended | None] = queue.Queue(most_waiting)
+        self._file: BinaryIO | None = None
+        self._written_bytes: int | None = None
+        self._is_torn = False
+        self._thread = threading.Thread(target=self._run, name="decision log", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<DecisionLog {self.path}: {self._waiting.qsize()} wait>"
+
+    def put(self, ended: Ended) -> None:
+        """Have `ended` written soon; never waits."""
+        try:
+            self._waiting.put_nowait(ended)
+        except queue.Full:
+            self._on_dropped(1)
+
+    def open(self) -> None:
+        """Open the file and start the thread. Raises ConfigError."""
+        try:
+            self._file = self._opened()
+        except OSError as error:
+            hint = "choose another file with server.decision_log or --decisions"
+            raise ConfigError(f"the decision log {self.path} cannot be written: {error}", hint=hint) from error
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits, within five seconds. Blocks."""
+        try:
+            self._waiting.put(None, timeout=_PATIENCE_S)
+        except queue.Full:
+            return
+        self._thread.join(_PATIENCE_S)
+
+    def _run(self) -> None:
+        encoder = msgspec.json.Encoder()
+        goes_on = True
+        while goes_on:
+            batch = self._next_batch()
+            goes_on = batch[-1] is not None
+            lines = [encoder.encode(record_of(one)) for one in batch if one is not None]
+            if lines:
+                self._write(lines)
+        if self._file is not None and self.path != STANDARD_OUTPUT:
+            self._file.close()
+
+    def _next_batch(self) -> list[Ended | None]:
+        """What waits, at least one; None is the last."""
+        batch = [self._waiting.get()]
+        while batch[-1] is not None and len(batch) < _BATCH:
+            try:
+                batch.append(self._waiting.get_nowait())
+            except queue.Empty:
+                break
+        return batch
+
+    def _write(self, lines: list[bytes]) -> None:
+        try:
+            file = self._file = self._file or self._opened()
+            # a line that broke off is ended, so that it costs no other
+            whole = b"\n" * self._is_torn + b"\n".join(lines) + b"\n"
+            self._is_torn = True
+            left = memoryview(whole)
+            while left:
+                left = left[file.write(left) :]
+            file.flush()
+            self._is_torn = False
+            if self._written_bytes is not None:
+                self._written_bytes += len(whole)
+                if self._written_bytes >= self._file_bytes:
+                    self._rotate(file)
+        except OSError:
+            self._on_dropped(len(lines))
+
+    def _opened(self) -> BinaryIO:
+        if self.path == STANDARD_OUTPUT:
+            return sys.stdout.buffer
+        file = Path(self.path).open("ab", buffering=0)  # noqa: SIM115 - it stays open
+        status = os.fstat(file.fileno())
+        self._written_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
+        return file
+
+    def _rotate(self, file: BinaryIO) -> None:
+        file.close()
+        self._file = None
+        for number in range(self._keep - 1, 0, -1):
+            older = Path(f"{self.path}.{number}")
+            if older.exists():
+                older.replace(f"{self.path}.{number + 1}")
+        Path(self.path).replace(f"{self.path}.1")
+
+
+class LoggedPrompt:
+    """Passes on to `trace` what is heard of one prompt, and puts it into `log` when it ends."""
+
+    def __init__(
+        self,
+        trace: PromptTrace,
+        log: DecisionLog,
+        *,
+        clock: Callable[[], float],
+        unix_time: Callable[[], float] = time.time,
+        arrived_at: float,
+        rule: int,
+        config: str,
+        trace_id: str | None,
+    ) -> None:
+        self._trace, self._log, self._clock = trace, log, clock
+        self._arrived_at, self._rule, self._config, self._trace_id = arrived_at, rule, config, trace_id
+        self._arrived_unix_s = unix_time() - (clock() - arrived_at)
+        self._made: list[Made] = []
+        self._last: tuple[Request, Made] | None = None
+
+    def __repr__(self) -> str:
+        return f"<LoggedPrompt {len(self._made)} tries>"
+
+    def queue(self) -> Span:
+        """Only the trace wants to know."""
+        return self._trace.queue()
+
+    def decided(self, request: Request, view: ClusterView, decision: Decision, *, began_at: float) -> None:
+        """Remember the newest decision."""
+        self._trace.decided(request, view, decision, began_at=began_at)
+        self._last = request, Made(began_at, decision, view)
+
+    def sent(self, placed: Placed, target: Target) -> AttemptTrace:
+        """Remember where it went."""
+        self._made.append(Made.of(placed))
+        return self._trace.sent(placed, target)
+
+    def __enter__(self) -> Self:
+        self._trace.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._trace.__exit__(kind, error, trace)
+        if self._last is not None:
+            self._log.put(self._ended(*self._last, error))
+
+    def _ended(self, request: Request, last: Made, error: BaseException | None) -> Ended:
+        made: Iterable[Made] = self._made
+        if last.decision.chosen is None:
+            made = (*self._made, last)
+        return Ended(
+            request,
+            self._rule,
+            self._config,
+            arrived_at=self._arrived_at,
+            arrived_unix_s=self._arrived_unix_s,
+            ended_at=self._clock(),
+            outcome=outcome_of(error).value,
+            code=code_of(error),
+            trace_id=self._trace_id,
+            error=why_of(error),
+            made=tuple(made),
+        )

@@ -1,0 +1,309 @@
+"""What the router tells of itself: metrics, traces, the decision log and the structured log, all through one object."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Protocol
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from policies.nouns import BackendView, Decision, Outcome, Request, Usage
+from policies.prefix.parity import Doubt, ParityReport, Trust
+from policies.shadow import Difference
+from router.ask import Input
+from router.call.outcome import code_of, outcome_of, why_of
+from router.call.tracing import Answered, CallTrace, PromptTrace, Tracing, Untraced
+from router.operate.telemetry.backend_metrics import BackendMetrics
+from router.operate.telemetry.decision_log import DecisionLog, LoggedPrompt
+from router.operate.telemetry.logs import Facts
+from router.operate.telemetry.metrics import Metrics
+
+_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
+_TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10, 120)
+_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+_decisions = logging.getLogger("pointsman.decision")
+_shadows = logging.getLogger("pointsman.shadow")
+_outcomes = logging.getLogger("pointsman.outcome")
+
+_parity = logging.getLogger("pointsman.parity")
+
+_NO_CONTEXT: Mapping[str, str] = MappingProxyType({})
+
+
+class Account:
+    """What telemetry learns of one call while it lives. `tenant` and the like are set as soon as they are known."""
+
+    def __init__(self, id: str, started_at: float, trace: CallTrace) -> None:  # noqa: A002 - it is the request's id
+        self.id, self.started_at, self.trace = id, started_at, trace
+        self.tenant, self.service_class, self.model, self.path = "unknown", "none", "", ""
+        self.rule: int | None = None
+        self.inputs: Sequence[Input] = ()
+        self.usage = Usage()
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Account {self.id} of {self.tenant} in {self.service_class}, {self.usage}>"
+
+    def heard(self, now: float) -> None:
+        """A piece of the answer came at `now`."""
+        if self.first_at is None:
+            self.first_at = now
+        self.last_at = now
+
+
+class Listener(Protocol):
+    """Hears what telemetry hears, as it happens. What it does must be cheap: calls wait for it."""
+
+    def decided(self, request: Request, decision: Decision) -> None:
+        """`decision` was made for `request`."""
+        ...
+
+    def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
+        """The call of `account` ended so at `at` of the router's clock; `code` is the error's, or the outcome again."""
+        ...
+
+    def missed(self, service_class: str, step: str) -> None:
+        """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
+        ...
+
+
+class Telemetry:
+    """All metrics of one router, in a registry of its own; `backends` are those of its cluster.
+
+    `tracing` and `decisions` hear of calls if there are any.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        tracing: Tracing | None = None,
+        decisions: DecisionLog | None = None,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock, self._unix_time, self._tracing, self.decisions = clock, unix_time, tracing, decisions
+        self.registry = CollectorRegistry()
+        made = self.metrics = Metrics(self.registry)
+        self.backends = BackendMetrics(made)
+        who = ("tenant", "service_class")
+        self._requests = made.counter("requests", "Requests by how they ended", (*who, "outcome"))
+        self._refusals = made.counter("errors", "Requests that did not finish, by error code", ("code",))
+        self._ttft = made.histogram("ttft_seconds", "Time to the first token of an answer", who, _LATENCY_S)
+        self._tpot = made.histogram("tpot_seconds", "Mean time per further output token", who, _TPOT_S)
+        self._total = made.histogram("request_seconds", "Time from request to end of answer", who, _LATENCY_S)
+        self._tokens = made.counter(
+            "tokens", "Tokens by kind: prompt, cached (part of prompt), completion", (*who, "kind")
+        )
+        self._decided = made.counter("decisions", "Decisions by chosen backend", ("policy", "backend"))
+        self._reloads = made.counter("config_reloads", "SLA files read while running, by result", ("result",))
+        self._config = made.gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
+        self._waiting = made.gauge("queued", "Requests that wait in the router for room", ("service_class",))
+        self._queue_s = made.histogram(
+            "queue_seconds", "Time from the arrival of a request until it is sent to a backend", who, _LATENCY_S
+        )
+        self._misses = made.counter(
+            "misses",
+            "Promises that could not be kept, by the step of on_miss tried",
+            ("service_class", "step"),
+        )
+        self._shadow = made.counter(
+            "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
+        )
+        self._estimate_error = made.histogram(
+            "prompt_estimate_error",
+            "|estimated - counted| / counted, of prompts with an estimated length",
+            ("model",),
+            _SHARES,
+        )
+        self._exact = made.gauge("replicas_exact", "1 if all that other routers tell is known here", ())
+        self._others = made.gauge("replicas_heard", "Other routers that were heard of in the last seconds", ())
+        self._events = made.counter("events", "Things that happen rarely, by name", ("event",))
+        self._lag = made.histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
+        self._worst_lag = made.gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
+        self.worst_lag_s = 0.0
+        self._listeners: list[Listener] = []
+        self._child = made.child
+
+    def __repr__(self) -> str:
+        return f"<Telemetry, worst lag {self.worst_lag_s * 1000:.1f} ms>"
+
+    def listen(self, listener: Listener) -> None:
+        """Let `listener` hear from now on."""
+        self._listeners.append(listener)
+
+    @contextmanager
+    def account(self, id: str, context: Mapping[str, str] = _NO_CONTEXT) -> Iterator[Account]:  # noqa: A002
+        """An Account that is counted once when the context is left, with the Outcome that ended it.
+
+        `context` is the trace context (W3C headers) that the call came with.
+        """
+        trace = Untraced(context) if self._tracing is None else self._tracing.call(id, context)
+        account = Account(id, self._clock(), trace)
+        failure: BaseException | None = None
+        try:
+            yield account
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._count(account, failure)
+
+    def prompt(self, account: Account, *, config_version: str) -> PromptTrace:
+        """What is to hear of the next prompt of a call that was classified."""
+        trace = account.trace.prompt()
+        if self.decisions is None:
+            return trace
+        assert account.rule is not None, f"{account!r} was not classified"
+        return LoggedPrompt(
+            trace,
+            self.decisions,
+            clock=self._clock,
+            unix_time=self._unix_time,
+            arrived_at=account.started_at,
+            rule=account.rule,
+            config=config_version,
+            trace_id=account.trace.ids and account.trace.ids.trace_id,
+        )
+
+    def decided(
+        self, request: Request, decision: Decision, chosen: BackendView | None, *, config_version: str = ""
+    ) -> None:
+        """Record one Decision: who was chosen, who dropped, the scores, and how old the report on the chosen was.
+
+        `config_version` names the SLA file that decided.
+        """
+        self._child(self._decided, decision.policy, decision.chosen or "none").inc()
+        for listener in self._listeners:
+            listener.decided(request, decision)
+        if _decisions.isEnabledFor(logging.INFO):
+            facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
+            facts["config_version"] = config_version
+            sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
+            _decisions.info(Facts({**facts, **sizes, **msgspec.to_builtins(decision)}))
+
+    def config(self, version: str) -> None:
+        """The SLA file of this `version` decides from now on."""
+        self._config.clear()
+        self._config.labels(version).set(1)
+
+    def reloaded(self, *, accepted: bool) -> None:
+        """A changed SLA file was read, and took effect or was refused."""
+        self._child(self._reloads, "accepted" if accepted else "refused").inc()
+
+    def waiting(self, service_class: str, count: int) -> None:
+        """So many requests of the class wait for room."""
+        self._child(self._waiting, service_class).set(count)
+
+    def queued(self, request: Request, seconds: float) -> None:
+        """`request` found a backend after `seconds` in the router."""
+        self._child(self._queue_s, request.tenant, request.service_class).observe(seconds)
+
+    def estimated(self, model: str, error: float) -> None:
+        """A backend counted a prompt of `model`, and its estimated length was off by this share of that."""
+        self._child(self._estimate_error, model).observe(error)
+
+    def missed(self, service_class: str, step: str) -> None:
+        """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
+        self._child(self._misses, service_class, step).inc()
+        for listener in self._listeners:
+            listener.missed(service_class, step)
+
+    def undecided(self, count: int) -> None:
+        """So many lines of the decision log were dropped; may be told from any thread."""
+        self._child(self._events, "decision_log_dropped").inc(count)
+
+    def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
+        """Count what the shadow file would have done otherwise with `request`."""
+        for what in [one.what for one in differences] or ["none"]:
+            self._child(self._shadow, what).inc()
+        if differences and _shadows.isEnabledFor(logging.INFO):
+            _shadows.info(Facts({"request": request.id, "differences": msgspec.to_builtins(differences)}))
+
+    def replicas(self, exact: bool, others: int) -> None:
+        """Whether all that other routers tell is known here, and how many there are."""
+        self._exact.set(int(exact))
+        self._others.set(others)
+
+    def compared(self, backend: str, what: Doubt, *, is_equal: bool) -> None:
+        """An answer of `backend`, or what its events told of it, was as the router had computed, or was not."""
+        self.backends.compared(backend, what, is_equal=is_equal)
+
+    def trusted(self, report: ParityReport) -> None:
+        """How far the events of a backend are believed has changed, or the reason for it."""
+        self.backends.trusted(report)
+        about = f"{report.backend}, model '{report.model}'"
+        if report.trust is Trust.BROKEN:
+            self.event("parity_broken")
+            _parity.warning(
+                "%s: %s; its cache events, if it sends any, are not used for this model", about, report.reason
+            )
+        elif report.trust is Trust.PROVEN:
+            self.event("parity_proven")
+            also = f", but {report.reason}" if report.reason else ""
+            _parity.info("%s: its cache events agree with what the router computes%s", about, also)
+
+    def event(self, name: str) -> None:
+        """Count something that happens rarely. `name` comes from a closed list."""
+        self._child(self._events, name).inc()
+
+    async def measure_lag(self, every_s: float = 0.02) -> None:
+        """Watch how late the event loop is, until cancelled."""
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(every_s)
+            self.lagged(max(0.0, time.perf_counter() - before - every_s))
+
+    def lagged(self, seconds: float) -> None:
+        """The loop woke a sleeper `seconds` late."""
+        self._lag.observe(seconds)
+        if seconds > self.worst_lag_s:
+            self.worst_lag_s = seconds
+            self._worst_lag.set(seconds)
+
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Everything, and its content type: OpenMetrics with exemplars if `accept` takes it, else Prometheus' text.
+
+        Slow with many series (55 ms for 600): call it in a thread.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def _count(self, account: Account, failure: BaseException | None) -> None:
+        now, who, usage = self._clock(), (account.tenant, account.service_class), account.usage
+        outcome, code, ids = outcome_of(failure), code_of(failure), account.trace.ids
+        for listener in self._listeners:
+            listener.ended(account, outcome, code, now)
+        self._child(self._requests, *who, outcome.value).inc()
+        if failure is not None:
+            self._child(self._refusals, code).inc()
+        self._child(self._total, *who).observe(now - account.started_at)
+        if account.first_at is not None and account.last_at is not None:
+            exemplar = None if ids is None else ids._asdict()
+            self._child(self._ttft, *who).observe(account.first_at - account.started_at, exemplar)
+            if usage.completion_tokens > 1:
+                spread = (account.last_at - account.first_at) / (usage.completion_tokens - 1)
+                self._child(self._tpot, *who).observe(spread)
+        self._child(self._tokens, *who, "prompt").inc(usage.prompt_tokens)
+        if usage.cached_tokens:
+            # a zero may mean that the backend does not report them; a series that is not there says so
+            self._child(self._tokens, *who, "cached").inc(usage.cached_tokens)
+        self._child(self._tokens, *who, "completion").inc(usage.completion_tokens)
+        if ids is not None:
+            asked = (account.path, account.model)
+            account.trace.end(Answered(outcome, code, *asked, *who, account.rule, usage, account.inputs))
+        if _outcomes.isEnabledFor(logging.INFO):
+            facts = {"request": account.id, "tenant": who[0], "service_class": who[1], "model": account.model}
+            end = {"outcome": outcome.value, "code": code, "seconds": round(now - account.started_at, 6)}
+            found = {} if ids is None else ids._asdict()
+            found |= {} if (why := why_of(failure)) is None else {"error": why}
+            _outcomes.info(Facts({**facts, **end, **msgspec.to_builtins(usage), **found}))

@@ -1,1 +1,0 @@
-"""Envoy's external processing, as far as it is needed here, generated from proto/router/picker/envoy/."""

@@ -1,0 +1,1 @@
+"""The protocols that clients and gateways speak."""

@@ -1,0 +1,260 @@
+"""Anthropic's messages API, read: a body becomes an Ask, by way of the OpenAI body that says the same.
+
+Backends that speak OpenAI's dialect get the OpenAI body, and the chat template reads it; those that speak Anthropic's
+get the client's own. What OpenAI has no word for travels under the names that servers of open models know: thinking
+as `reasoning_content`, whether to think as `chat_template_kwargs.enable_thinking`, `cache_control` where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from backends.messages.answer import MESSAGES_PATH
+from policies.errors import InvalidRequest
+from policies.nouns import Native
+from router.ask import Ask
+from router.protocols.anthropic.fields import Block, CountBody, MessagesBody, Source, ToolChoice, ToolDefinition, Turn
+from router.protocols.openai.grammars import said_as
+from router.protocols.openai.request import chat_ask
+from router.protocols.reading import converted, members_beyond
+
+COUNT_PATH = "/v1/messages/count_tokens"
+VERSIONS = ("2023-06-01", "2026-10-21")
+"""Values of `anthropic-version` that are spoken. The newer one has no `temperature`, `top_p` and `top_k`; models
+that are not Anthropic's have, so they are read in both."""
+
+_PASSED_HEADERS = ("anthropic-beta", "anthropic-version")
+"""What says how a body is to be read: fields of a beta are refused without the first."""
+
+_Fields = TypeVar("_Fields", bound=CountBody)
+
+_HINTS = {
+    "model": "GET /v1/models lists the models",
+    "max_tokens": "Anthropic's API wants to be told how long the answer may be: at least 1",
+    "messages": "`messages` is a list of objects such as {'role': 'user', 'content': 'Hello'}",
+    "temperature": "from 0 to 1 in Anthropic's API",
+    "tools": "a tool is {'name': ..., 'description': ..., 'input_schema': {...}}",
+}
+_ELSEWHERE = "see Anthropic's API reference for this field"
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_IDLE = ("service_tier", "context_management", "cache_control", "inference_geo", "speed")
+"""Hints to Anthropic's own servers; its backends get them with the body as it came."""
+_INSTEAD = {
+    "n": "send several calls",
+    "max_completion_tokens": "say `max_tokens`",
+    "response_format": "say `output_config.format`",
+    "logprobs": "Anthropic's API has none",
+    "top_logprobs": "Anthropic's API has none",
+    "stream_options": "usage always comes",
+    "functions": "say `tools`",
+    "function_call": "say `tool_choice`",
+    "continue_final_message": "end with a message of the assistant",
+    "add_generation_prompt": "end with a message of the assistant",
+}
+_COPIED = ("max_tokens", "temperature", "top_p", "top_k", "stream")
+
+
+def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
+    """What a body of /v1/messages asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    require_known_version(headers)
+    fields = converted(body, MessagesBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+    more = members_beyond(body, MessagesBody, idle=_IDLE, instead=_INSTEAD)
+    said = {name: value for name in _COPIED if (value := getattr(fields, name)) is not None}
+    if fields.stop_sequences:
+        said["stop"] = fields.stop_sequences
+    if fields.metadata is not None and fields.metadata.user_id is not None:
+        said["user"] = fields.metadata.user_id
+    passed = {name: headers[name] for name in _PASSED_HEADERS if name in headers}
+    ask = chat_ask(more | _chat(fields) | said, headers)
+    whose = {} if "user" not in said else {"user_id": said["user"]}
+    sampling = said_as("output_config.format", ask.sampling)
+    return replace(
+        ask,
+        natives=(Native(MESSAGES_PATH, body),),
+        include_usage=True,
+        metadata=whose,
+        passed_headers=passed,
+        sampling=sampling,
+    )
+
+
+def counted_messages(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
+    """The prompt whose tokens are to be counted. Raises InvalidRequest."""
+    require_known_version(headers)
+    return chat_ask(_chat(converted(body, CountBody, hints=_HINTS, elsewhere=_ELSEWHERE)), headers)
+
+
+def require_known_version(headers: Mapping[str, str]) -> None:
+    """Raise InvalidRequest if `anthropic-version` names a version that is not spoken; none means any."""
+    version = headers.get("anthropic-version", VERSIONS[-1])
+    if version not in VERSIONS:
+        hint = f"send 'anthropic-version: {VERSIONS[-1]}'"
+        raise InvalidRequest(f"anthropic-version: '{version[:40]}' is not spoken here", hint=hint)
+
+
+def _chat(fields: CountBody) -> dict[str, Any]:
+    """What prompt and answer are to be, as a body of /v1/chat/completions."""
+    messages = [*_system(fields.system), *(said for at, turn in enumerate(fields.messages) for said in _turn(turn, at))]
+    body: dict[str, Any] = {"model": fields.model, "messages": messages}
+    if fields.messages[-1].role == "assistant" and messages[-1].get("content"):
+        # what Anthropic calls prefill: the answer goes on where the last message ends
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    if fields.tools:
+        body["tools"] = [_tool(tool, at) for at, tool in enumerate(fields.tools)]
+    if fields.tool_choice is not None:
+        body |= _tool_choice(fields.tool_choice)
+    if fields.thinking is not None:
+        body["chat_template_kwargs"] = {"enable_thinking": fields.thinking.type != "disabled"}
+    return body | _output(fields)
+
+
+def _output(fields: CountBody) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if fields.output_config is not None and fields.output_config.effort is not None:
+        said["reasoning_effort"] = fields.output_config.effort
+    if fields.output_config is not None and (shape := fields.output_config.format) is not None:
+        named = {"name": "answer", "schema": shape.schema, "strict": True}
+        said["response_format"] = {"type": "json_schema", "json_schema": named}
+    return said
+
+
+def _system(system: str | Sequence[Block] | None) -> Iterator[dict[str, Any]]:
+    if system:
+        yield {"role": "system", "content": _content(system, "system")}
+
+
+def _turn(turn: Turn, at: int) -> Iterator[dict[str, Any]]:
+    """The OpenAI messages that say what `turn` says: results of tools are messages of their own."""
+    where = f"messages[{at}].content"
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+    elif turn.role == "assistant":
+        yield _assistant(turn.content, where)
+    else:
+        yield from _user(turn.role, turn.content, where)
+
+
+def _user(role: str, blocks: Sequence[Block], where: str) -> Iterator[dict[str, Any]]:
+    rest = []
+    for at, block in enumerate(blocks):
+        if block.type == "tool_result":
+            yield _tool_result(block, f"{where}[{at}]")
+        else:
+            rest.append((at, block))
+    if rest:
+        parts = [_part(block, f"{where}[{at}]") for at, block in rest]
+        yield {"role": role, "content": _joined(parts)}
+
+
+def _assistant(blocks: Sequence[Block], where: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant"}
+    parts, calls, thoughts = [], [], []
+    for at, block in enumerate(blocks):
+        if block.type == "tool_use":
+            calls.append(_tool_call(block, f"{where}[{at}]"))
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type != "redacted_thinking":  # which only who wrote it can read
+            parts.append(_part(block, f"{where}[{at}]"))
+    message["content"] = _joined(parts) if parts else None if calls else ""
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool_call(block: Block, where: str) -> dict[str, Any]:
+    if not block.id or not block.name:
+        raise InvalidRequest(f"{where}: a tool_use block needs `id` and `name`", hint="send it as it came", param=where)
+    arguments = msgspec.json.encode(block.input or {}).decode()
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _tool_result(block: Block, where: str) -> dict[str, Any]:
+    if not block.tool_use_id:
+        hint = "name the tool_use block that it answers"
+        raise InvalidRequest(f"{where}: a tool_result block needs `tool_use_id`", hint=hint, param=where)
+    content = _content(block.content or "", f"{where}.content")
+    if not isinstance(content, str) and all(part["type"] == "text" for part in content):
+        content = "".join(part["text"] for part in content)
+    if block.is_error:
+        # OpenAI's dialect has no flag for it, and a model should know
+        is_text = isinstance(content, str)
+        content = f"Error: {content}" if is_text else [{"type": "text", "text": "Error: "}, *content]
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _content(content: str | Sequence[Block], where: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return _joined([_part(block, f"{where}[{at}]") for at, block in enumerate(content)])
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """One text, unless parts are no text or marked: servers that know marks want them where they were."""
+    is_text = all(part["type"] == "text" and len(part) == 2 for part in parts)
+    return "".join(part["text"] for part in parts) if is_text else list(parts)
+
+
+def _part(block: Block, where: str) -> dict[str, Any]:
+    """A part for `block`, with its `cache_control`. Raises InvalidRequest for what OpenAI's dialect cannot say."""
+    text = _text(block)
+    part = _media(block) if text is None else {"type": "text", "text": text}
+    if part is None:
+        hint = "text, images, tool_use, tool_result and thinking are, documents by value, and search results"
+        raise InvalidRequest(f"{where}: a block of type '{block.type[:40]}' is not read here", hint=hint, param=where)
+    return part | ({"cache_control": block.cache_control} if block.cache_control else {})
+
+
+def _media(block: Block) -> dict[str, Any] | None:
+    """An image or a file of `block` as OpenAI's dialect has it; None if it cannot."""
+    source = block.source
+    if not isinstance(source, Source):
+        return None
+    data = f"data:{source.media_type};base64,{source.data}" if source.type == "base64" and source.data else None
+    url = data or (source.url if source.type == "url" else None)
+    if block.type == "image" and url:
+        return {"type": "image_url", "image_url": {"url": url}}
+    if block.type == "document" and data:
+        return {"type": "file", "file": {"filename": block.title or "document", "file_data": data}}
+    return None
+
+
+def _text(block: Block) -> str | None:
+    if block.type == "text":
+        return block.text
+    inner: str | None = None
+    if block.type == "document" and isinstance(block.source, msgspec.Struct) and block.source.type == "text":
+        inner = block.source.data
+    elif block.type == "search_result" and isinstance(block.content, list):
+        inner = "\n".join(one.text or "" for one in block.content)
+    return inner if inner is None or not block.title else f"{block.title}\n{inner}"
+
+
+def _tool(tool: ToolDefinition, at: int) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        hint = "only tools that the client runs itself: {'name': ..., 'input_schema': {...}}"
+        raise InvalidRequest(f"tools[{at}]: nobody here runs '{tool.type}'", hint=hint, param=f"tools[{at}].type")
+    schema = tool.input_schema or {"type": "object", "properties": {}}
+    function: dict[str, Any] = {"name": tool.name, "parameters": schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    mark = {"cache_control": tool.cache_control} if tool.cache_control else {}
+    return {"type": "function", "function": function, **mark}
+
+
+def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
+    if choice.type == "tool" and not choice.name:
+        raise InvalidRequest("tool_choice: which tool?", hint="give its `name`", param="tool_choice.name")
+    named = {"type": "function", "function": {"name": choice.name}}
+    said: dict[str, Any] = {"tool_choice": _CHOICES.get(choice.type, named)}
+    if choice.disable_parallel_tool_use:
+        said["parallel_tool_calls"] = False
+    return said

@@ -1,0 +1,20 @@
+"""How many tokens a prompt takes, chat template included: for every protocol that may ask."""
+
+from __future__ import annotations
+
+from policies.errors import InvalidRequest
+from policies.nouns import Tenant
+from router.ask import Ask
+from router.call.gateway import Gateway
+from router.call.prepare import find_model, tokenize
+
+
+async def count_tokens(ask: Ask, tenant: Tenant, gateway: Gateway) -> int:
+    """The tokens of the one prompt of `ask`. Raises UnknownModel, and InvalidRequest without its tokenizer."""
+    model = find_model(ask.model, tenant, gateway)
+    (tokens,) = await tokenize(ask, model, tenant, gateway, is_asked=True)
+    if not tokens.token_ids:
+        hint = "operators can give its pool a `tokenizer`"
+        told = f"the tokenizer of '{model.name}' is not here, and no backend tells"
+        raise InvalidRequest(told, hint=hint, param="model")
+    return tokens.count

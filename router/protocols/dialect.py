@@ -1,0 +1,73 @@
+"""One endpoint of HTTP as its clients speak it: what a caller needs to read a body, and to write answers and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from policies.errors import ExpectedError
+from policies.nouns import Delta, Usage
+from router.ask import Ask
+from router.protocols.answer import Answer, Head
+
+
+class Failure(NamedTuple):
+    """An error as a reply: HTTP status and JSON body."""
+
+    status: int
+    body: bytes
+
+
+class Stream(Protocol):
+    """Renders one streamed answer as server-sent events. Pure but for its own memory."""
+
+    def begin(self, prompt_tokens: int) -> None:
+        """A prompt of so many tokens goes to a backend; again when another one tries."""
+        ...
+
+    def progress(self, comment: str) -> bytes:
+        """What keeps the connection alive while a prompt prefills. Commits to nothing."""
+        ...
+
+    def render(self, index: int, delta: Delta) -> bytes:
+        """The events for one piece of choice `index`; empty if it has nothing that a client would see."""
+        ...
+
+    def merge(self, first: int, raw: bytes) -> bytes:
+        """Events as a backend wrote them for one of several prompts; its first choice is number `first`."""
+        ...
+
+    def end(self, usage: Usage) -> bytes:
+        """The events that end the stream."""
+        ...
+
+    def fail(self, error: ExpectedError) -> bytes:
+        """The events that end the stream with `error`."""
+        ...
+
+
+class Dialect(Protocol):
+    """One endpoint, made anew for each call. `prefix` begins the ids of its answers."""
+
+    prefix: str
+
+    def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
+        """What `body` asks for. `headers` have lower-case names. Raises InvalidRequest."""
+        ...
+
+    def stream(self, head: Head, ask: Ask) -> Stream:
+        """What will render the streamed answer to `ask`."""
+        ...
+
+    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
+        """The JSON body of an answer that is not streamed."""
+        ...
+
+    def failure(self, error: ExpectedError) -> Failure:
+        """The reply to a call that failed before anything of it was sent."""
+        ...
+
+
+def comment(text: str) -> bytes:
+    """`text` as a comment of server-sent events, which clients skip (WHATWG HTML, section 9.2)."""
+    return f": {text}\n\n".encode()

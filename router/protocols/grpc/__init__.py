@@ -1,0 +1,1 @@
+"""Pointsman's own gRPC service."""

@@ -1,0 +1,258 @@
+"""The gRPC side: `pointsman.v1.Inference`, health and reflection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from policies.errors import ExpectedError
+from policies.explain import Explanation
+from policies.nouns import Delta, Usage
+from policies.quota.budget import Standing
+from router.ask import Ask
+from router.call.caller import CallerGone, Placement
+from router.call.gateway import Gateway
+from router.call.identify import identify, key_in
+from router.call.pipeline import outer_edge, serve
+from router.call.tracing import w3c_headers
+from router.protocols.answer import Answer, usage_sum
+from router.protocols.counting import count_tokens
+from router.protocols.explanations import as_header
+from router.protocols.grpc.messages import (
+    answer_of,
+    ask_of,
+    counted_ask,
+    placement_of,
+    read_message,
+    reply_of,
+    usage_of,
+)
+from router.protocols.grpc.v1 import inference_pb2 as pb
+from router.protocols.rate_limits import rate_limit_headers
+from router.protocols.status import retry_after, status_of
+
+SERVICE = "pointsman.v1.Inference"
+
+_FOREVER_S = 365 * 86400.0
+"""grpc reports a deadline beyond this where the client set none."""
+
+Context = grpc.aio.ServicerContext[bytes, Any]
+
+
+class GrpcServer:
+    """Serves one gateway over gRPC. `port` is set once it was started. `shared`: other processes listen there too."""
+
+    def __init__(self, gateway: Gateway, address: str, *, shared: bool = False) -> None:
+        self._gateway, self._address, self.port = gateway, address, 0
+        most_bytes = gateway.config.server.max_body_bytes
+        options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
+        self._server = grpc.aio.server(options=options)
+        self._health = health.aio.HealthServicer()
+        inference = Inference(gateway)
+        self._server.add_generic_rpc_handlers((inference.handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    def __repr__(self) -> str:
+        return f"<GrpcServer {self._address} port {self.port}>"
+
+    async def start(self) -> None:
+        """Listen. Raises OSError or RuntimeError if the address is taken."""
+        self.port = self._server.add_insecure_port(self._address)
+        await self.report_health()
+        await self._server.start()
+
+    async def report_health(self) -> None:
+        """Tell `grpc.health.v1` whether the router is ready now."""
+        status = health_pb2.HealthCheckResponse
+        now = status.SERVING if self._gateway.is_ready() else status.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, now)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls at once; end those that run after `grace_s`."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+class Inference:
+    """The methods of `pointsman.v1.Inference`. They take raw bytes, so that a wrong message is the client's mistake."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The methods by name. Where grpc parses requests itself, a wrong one is an INTERNAL error of the server."""
+        stream, single = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Generate": stream(self.generate, None, _serialize),
+            "Complete": single(self.complete, None, _serialize),
+            "CountTokens": single(self.count_tokens, None, _serialize),
+            "ListModels": single(self.list_models, None, _serialize),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def generate(self, raw: bytes, context: Context) -> None:
+        """Stream an answer."""
+        async with self._edge(context):
+            await serve(_Streaming(raw, context, self._gateway), self._gateway)
+
+    async def complete(self, raw: bytes, context: Context) -> Message | None:
+        """Answer whole."""
+        async with self._edge(context):
+            caller = _Collecting(raw, context, self._gateway)
+            await serve(caller, self._gateway)
+            return caller.reply()
+        return None
+
+    async def count_tokens(self, raw: bytes, context: Context) -> Message | None:
+        """Count what a prompt takes, chat template included."""
+        async with self._edge(context):
+            tenant = identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
+            message = pb.CountTokensRequest()
+            read_message(raw, message)
+            ask = counted_ask(message)
+            return pb.CountTokensReply(tokens=await count_tokens(ask, tenant, self._gateway))
+        return None
+
+    async def list_models(self, raw: bytes, context: Context) -> Message | None:
+        """The models that the caller may use."""
+        async with self._edge(context):
+            tenant = identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
+            read_message(raw, pb.ListModelsRequest())
+            models = self._gateway.models_for(tenant).values()
+            listed = [
+                pb.ListModelsReply.Model(id=one.name, context_tokens=one.context_tokens or 0, backends=one.backends)
+                for one in models
+            ]
+            return pb.ListModelsReply(models=listed)
+        return None
+
+    @asynccontextmanager
+    async def _edge(self, context: Context) -> AsyncIterator[None]:
+        """End the call with a status and trailing metadata when it fails."""
+        try:
+            with outer_edge(self._gateway.telemetry):
+                yield
+        except ExpectedError as error:
+            why = tuple(context.trailing_metadata() or ())
+            await context.abort(status_of(error).grpc, error.told, (*why, *_trailing(error)))
+        except CallerGone:
+            await context.abort(grpc.StatusCode.CANCELLED, "the client has gone")
+
+
+class _GrpcCaller:
+    """What streaming and collecting callers share."""
+
+    def __init__(self, raw: bytes, context: Context, gateway: Gateway) -> None:
+        self._raw, self._context = raw, context
+        self._metadata = _metadata(context)
+        self.id, self.key, self.trace = gateway.new_id(), key_in(self._metadata), w3c_headers(self._metadata)
+        self._placement: Placement | None = None
+
+    def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - a call has one prompt
+        """Say at the end why it went there."""
+        self._trail("pointsman-decision", as_header(explanation))
+
+    def limited(self, standing: Standing) -> None:
+        """Say at the end what is left of its tenant's limits, under the names of the HTTP headers."""
+        for name, value in rate_limit_headers(standing).items():
+            self._trail(name, value)
+
+    def _trail(self, name: str, value: str) -> None:
+        others = tuple(pair for pair in self._context.trailing_metadata() or () if pair[0] != name)
+        self._context.set_trailing_metadata((*others, (name, value)))
+
+    async def read(self) -> Ask:
+        """The message, parsed."""
+        message = pb.GenerateRequest()
+        read_message(self._raw, message)
+        left_s = self._context.time_remaining()
+        deadline_s = None if left_s is None or left_s > _FOREVER_S else max(0.0, left_s)
+        return ask_of(message, self._metadata, deadline_s)
+
+
+class _Streaming(_GrpcCaller):
+    """Writes each piece as a GenerateReply; the first carries the Placement."""
+
+    def __init__(self, raw: bytes, context: Context, gateway: Gateway) -> None:
+        super().__init__(raw, context, gateway)
+        self._seen = False
+
+    async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - a call has one prompt
+        """Remember where it goes, for the next reply."""
+        self._placement = placement
+
+    async def write(self, index: int, delta: Delta) -> None:  # noqa: ARG002
+        """Send one piece; grpc makes it wait while the client reads slowly."""
+        if delta.computed_tokens is not None:
+            # progress alone does not commit to a backend, so it comes without the Placement
+            prompt_tokens = self._placement.request.prompt_tokens if self._placement else 0
+            progress = pb.Progress(
+                computed_tokens=delta.computed_tokens, prompt_tokens=prompt_tokens, expected_s=delta.expected_s
+            )
+            await self._context.write(pb.GenerateReply(progress=progress))
+            return
+        reply = reply_of(delta, delta.choice)
+        if not self._seen and self._placement is not None:
+            reply.placement.CopyFrom(placement_of(self._placement))
+        self._seen = True
+        await self._context.write(reply)
+
+    def has_seen(self, index: int) -> bool:  # noqa: ARG002
+        """Was a piece sent?"""
+        return self._seen
+
+
+class _Collecting(_GrpcCaller):
+    """Collects the answer for one CompleteReply."""
+
+    def __init__(self, raw: bytes, context: Context, gateway: Gateway) -> None:
+        super().__init__(raw, context, gateway)
+        self._answers: list[Answer] = []
+        self._usages: list[Usage] = []
+
+    async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002
+        """Begin to collect anew."""
+        self._placement = placement
+        self._answers = [Answer() for _ in range(placement.request.sampling.choices)]
+
+    async def write(self, index: int, delta: Delta) -> None:  # noqa: ARG002
+        """Collect one piece."""
+        self._answers[delta.choice].add(delta)
+        if delta.usage is not None:
+            self._usages.append(delta.usage)
+
+    def has_seen(self, index: int) -> bool:  # noqa: ARG002
+        """Never before the end."""
+        return False
+
+    def reply(self) -> pb.CompleteReply:
+        """All of it."""
+        placement = None if self._placement is None else placement_of(self._placement)
+        answers = [answer_of(answer) for answer in self._answers]
+        return pb.CompleteReply(answers=answers, usage=usage_of(usage_sum(self._usages)), placement=placement)
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    pairs = context.invocation_metadata() or ()
+    return {name: value for name, value in pairs if isinstance(value, str)}
+
+
+def _trailing(error: ExpectedError) -> Iterable[tuple[str, str]]:
+    yield "pointsman-code", error.code
+    if error.told_hint:
+        # gRPC's metadata is ASCII
+        yield "pointsman-hint", error.told_hint.encode("ascii", "backslashreplace").decode()
+    if (after := retry_after(error)) is not None:
+        yield "retry-after", after

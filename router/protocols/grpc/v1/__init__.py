@@ -1,0 +1,1 @@
+"""Generated from `proto/router/protocols/grpc/v1`."""

@@ -1,0 +1,1 @@
+"""HTTP: which paths there are, how bodies come in and answers go out."""

@@ -1,0 +1,188 @@
+"""`/v1/prefixes`: have the beginning of prompts computed and kept, see what is kept, let it go."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+from msgspec.structs import replace
+
+from policies.errors import InvalidRequest
+from policies.nouns import Tenant
+from policies.quantities import read_seconds, written_seconds
+from policies.suggest import did_you_mean
+from router.ask import Ask, Chat
+from router.call.disclosure import shown_name
+from router.call.gateway import Gateway
+from router.call.warming import as_warm_up
+from router.protocols.openai.fields import ChatBody, Common, CompletionBody
+from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
+from router.protocols.reading import converted
+from router.shared.prefixes.prefix import Place, Prefix
+
+PREFIXES_PATH = "/v1/prefixes"
+
+USUAL_TTL_S = 600.0
+MOST_TTL_S = 7 * 86400.0
+
+Identify = Callable[[web.Request], Tenant]
+Read = Callable[[web.Request], Awaitable[dict[str, Any]]]
+
+_SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
+_OF_ANSWERS = (
+    *("max_completion_tokens", "min_tokens", "n", "response_format"),
+    *("echo", "logprobs", "suffix", "top_logprobs"),
+)
+"""What would have the prompt go to backends of a certain kind alone, or ask for an answer that nobody reads."""
+
+_OWN_FIELDS = ("shards", "ttl", "pin", "wait")
+_ENGINES = frozenset(
+    {
+        *("add_special_tokens", "chat_template", "documents", "media_io_kwargs", "mm_processor_kwargs"),
+        *("parallel_tool_calls", "reasoning_effort"),
+    }
+)
+"""Fields of chats that the router does not read, and that engines make the prompt of."""
+_HINTS = {
+    "model": "GET /v1/models lists the models",
+    "messages": "send `messages` as to /v1/chat/completions, or `prompt` as to /v1/completions",
+    "shards": "on how many backends it is to be: from 1 to 64",
+    "ttl": "for how long: 30s, 10m, 2h, or a number of seconds",
+    "pin": "true: only where it can be pinned; without it, pinned where that can be",
+}
+
+
+class PrefixBody(msgspec.Struct, kw_only=True):
+    """What a body has beside the fields of a chat or a text."""
+
+    shards: Annotated[int, Meta(ge=1, le=64)] = 1
+    ttl: str | float | int = USUAL_TTL_S
+    pin: bool | None = None
+    wait: bool = True
+
+
+class Wish(NamedTuple):
+    """What a body asks for."""
+
+    ask: Ask
+    shards: int
+    ttl_s: float
+    waits: bool
+
+
+def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
+    """What `body` asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    fields = converted(body, PrefixBody, hints=_HINTS, elsewhere="docs/prefixes.md lists the fields")
+    if ("messages" in body) == ("prompt" in body):
+        raise InvalidRequest("send either `messages` or `prompt`", hint=_HINTS["messages"], param="messages")
+    _refuse_unknown(body, ChatBody if "messages" in body else CompletionBody)
+    plain = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
+    plain |= {"max_tokens": 1, "stream": False}
+    for name in _OF_ANSWERS:
+        plain.pop(name, None)
+    # the wish is remembered for as long as the prefix is kept, and a key is not to be
+    kept = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
+    ask = _chat(plain, kept) if "messages" in plain else _text(plain, kept)
+    return Wish(as_warm_up(ask, plain, must_pin=bool(fields.pin)), fields.shards, _seconds(fields.ttl), fields.wait)
+
+
+def add_prefixes(app: web.Application, gateway: Gateway, identify: Identify, read: Read) -> None:
+    """Add the calls to `app`; `identify` says who calls, `read` what the body is."""
+
+    async def create(http: web.Request) -> web.Response:
+        tenant = identify(http)
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        wish = wish_of(await read(http), headers)
+        prefix = await gateway.prefixes.keep(wish.ask, tenant, shards=wish.shards, ttl_s=wish.ttl_s, waits=wish.waits)
+        return _reply(shown(prefix), status=202 if prefix.is_warming else 200)
+
+    async def show_all(http: web.Request) -> web.Response:
+        tenant = identify(http)
+        await gateway.prefixes.caught_up()
+        found = gateway.prefixes.of(tenant.name)
+        return _reply({"object": "list", "data": [shown(prefix) for prefix in found]})
+
+    async def show(http: web.Request) -> web.Response:
+        tenant = identify(http)
+        await gateway.prefixes.caught_up()
+        return _reply(shown(gateway.prefixes.get(tenant.name, http.match_info["id"])))
+
+    async def delete(http: web.Request) -> web.Response:
+        prefix = await gateway.prefixes.drop(identify(http).name, http.match_info["id"])
+        return _reply({"id": prefix.id, "object": "prefix", "deleted": True})
+
+    app.router.add_post(PREFIXES_PATH, create)
+    app.router.add_get(PREFIXES_PATH, show_all)
+    app.router.add_get(f"{PREFIXES_PATH}/{{id}}", show)
+    app.router.add_delete(f"{PREFIXES_PATH}/{{id}}", delete)
+
+
+def shown(prefix: Prefix, named: Callable[[str], str] = shown_name) -> dict[str, Any]:
+    """`prefix` as clients see it, with backends `named` so. Times are Unix times in whole seconds."""
+    return {
+        "id": prefix.id,
+        "object": "prefix",
+        "model": prefix.model,
+        "state": prefix.state,
+        **({"message": prefix.trouble} if prefix.trouble else {}),
+        "created": int(prefix.created_at),
+        "expires_at": int(prefix.expires_at),
+        "tokens": prefix.tokens,
+        "shards": prefix.shards,
+        "backends": [_shown_place(place, prefix, named) for place in prefix.places],
+    }
+
+
+def _shown_place(place: Place, prefix: Prefix, named: Callable[[str], str]) -> dict[str, Any]:
+    told = {"backend": named(place.backend), "pool": place.pool, "held_tokens": place.held_tokens}
+    told |= {"pinned_tokens": place.pinned_tokens}
+    told["pinned_until"] = int(prefix.expires_at) if place.pinned_tokens else None
+    if not place.can_pin:
+        told["message"] = "this backend cannot pin: it keeps what it computed for as long as it likes"
+    elif place.pinned_tokens < place.held_tokens:
+        told["message"] = "there is no room to pin the rest, which may be evicted"
+    return told
+
+
+def _refuse_unknown(body: Mapping[str, Any], kind: type[Common]) -> None:
+    """Raise InvalidRequest for a field that neither `kind` nor this API has: nobody would read it."""
+    known = {*_OWN_FIELDS, *_ENGINES, *kind.__struct_fields__}
+    for name, value in body.items():
+        if name not in known and value is not None:
+            hint = did_you_mean(name, known) or "docs/prefixes.md lists the fields"
+            raise InvalidRequest(f"`{name[:80]}` is no field of this API", hint=hint, param=name[:80])
+
+
+def _chat(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
+    """The conversation up to the end of its last message: whatever follows, in that message or after it."""
+    ask = chat_ask(body, headers)
+    (chat,) = ask.inputs
+    assert isinstance(chat, Chat), "a chat was read"
+    if not str(chat.messages[-1]["content"]).strip():
+        raise InvalidRequest("the last message is empty", hint="end with the document", param="messages")
+    return replace(ask, inputs=(replace(chat, opens_answer=False, continues=True),), path=CHAT_PATH)
+
+
+def _text(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
+    ask = completion_ask(body, headers)
+    if len(ask.inputs) != 1:
+        raise InvalidRequest("a prefix is one prompt", hint="ask once for each", param="prompt")
+    return replace(ask, path=COMPLETION_PATH)
+
+
+def _seconds(ttl: str | float) -> float:
+    try:
+        seconds = float(ttl) if isinstance(ttl, int | float) else read_seconds(ttl)
+    except ValueError as error:
+        raise InvalidRequest(f"ttl: {error}", hint=_HINTS["ttl"], param="ttl") from None
+    if not 1 <= seconds <= MOST_TTL_S:
+        most = written_seconds(MOST_TTL_S)
+        raise InvalidRequest(f"ttl must be from 1s to {most}", hint=_HINTS["ttl"], param="ttl")
+    return seconds
+
+
+def _reply(body: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")

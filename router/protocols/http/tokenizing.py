@@ -1,0 +1,135 @@
+"""`/tokenize` and `/detokenize`, as vLLM serves them: by the model's tokenizer, or by a backend that has it.
+
+Source: vLLM documentation, "OpenAI-Compatible Server", "Tokenizer API".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from policies.errors import InvalidRequest
+from policies.nouns import Tenant
+from router.ask import Ask
+from router.call.gateway import Gateway
+from router.call.prepare import find_model, readers_of, tokenize
+from router.fleet.cluster.served_model import ServedModel
+from router.protocols.openai.request import chat_ask, completion_ask
+from router.protocols.reading import converted
+from router.text.engine_text import first_told
+from router.text.token_ids import pack, unpack
+
+TOKENIZE_PATH = "/tokenize"
+DETOKENIZE_PATH = "/detokenize"
+
+Identify = Callable[[web.Request], Tenant]
+Read = Callable[[web.Request], Awaitable[dict[str, Any]]]
+
+_HINTS = {
+    "prompt": "send one text as `prompt`, or `messages`",
+    "tokens": "`tokens` is a list of token ids such as [1, 2, 3]",
+    "model": "GET /v1/models lists the models",
+}
+_ELSEWHERE = "docs/clients.md says which fields there are"
+
+
+class TokenizeBody(msgspec.Struct):
+    """`POST /tokenize`, without what says how a prompt is read."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    """`POST /detokenize`."""
+
+    tokens: list[Annotated[int, Meta(ge=0, le=2**32 - 1)]]
+    model: str | None = None
+
+
+def add_tokenizing(app: web.Application, gateway: Gateway, identify: Identify, read: Read) -> None:
+    """Add both calls to `app`; `identify` says who calls, `read` what the body is."""
+
+    async def tokens_of(http: web.Request) -> web.Response:
+        tenant = identify(http)
+        body = await read(http)
+        fields = converted(body, TokenizeBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+        model = _model(fields.model, tenant, gateway)
+        ids = await _ids(tokenize_ask(fields, body, model.name), model, tenant, gateway)
+        texts = await _texts(ids, body, model, gateway) if fields.return_token_strs else None
+        told = {"count": len(ids), "max_model_len": model.context_tokens, "tokens": ids, "token_strs": texts}
+        return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+
+    async def text_of(http: web.Request) -> web.Response:
+        tenant = identify(http)
+        fields = converted(await read(http), DetokenizeBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+        model = _model(fields.model, tenant, gateway)
+        text = await _text(fields.tokens, model, gateway)
+        return web.Response(body=msgspec.json.encode({"prompt": text}), content_type="application/json")
+
+    app.router.add_post(TOKENIZE_PATH, tokens_of)
+    app.router.add_post(DETOKENIZE_PATH, text_of)
+
+
+def tokenize_ask(fields: TokenizeBody, body: Mapping[str, Any], model: str) -> Ask:
+    """What a body of /tokenize asks for. Raises InvalidRequest."""
+    if (fields.prompt is None) == (fields.messages is None):
+        raise InvalidRequest("send either `messages` or `prompt`", hint=_HINTS["prompt"], param="prompt")
+    named = {name: value for name, value in body.items() if name != "truncate_prompt_tokens"} | {"model": model}
+    return (chat_ask if fields.prompt is None else completion_ask)(named, {})
+
+
+def _model(name: str | None, tenant: Tenant, gateway: Gateway) -> ServedModel:
+    """The model that is named, or the only one that `tenant` may use."""
+    if name is None and len(models := gateway.models_for(tenant)) == 1:
+        (name,) = models
+    if not name:
+        raise InvalidRequest("which model?", hint=_HINTS["model"], param="model")
+    return find_model(name, tenant, gateway)
+
+
+async def _ids(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -> list[int]:
+    if ask.inputs == ("",):
+        return await _ids_of_nothing(ask, model, gateway)
+    (tokens,) = await tokenize(ask, model, tenant, gateway, is_asked=True)
+    if not tokens.token_ids:
+        raise _untold(model)
+    return unpack(tokens.token_ids).tolist()
+
+
+async def _ids_of_nothing(ask: Ask, model: ServedModel, gateway: Gateway) -> list[int]:
+    """The ids of an empty text, which no backend would answer: special tokens, if any."""
+    if (text := await gateway.sources.text_of(model)) is not None:
+        return unpack(b"" if ask.reading.adds_special is False else text.tokenizer.with_ends(b"")).tolist()
+    told = await first_told(readers_of(model, gateway), lambda one: one.tokenize(ask.bodies[0], model=model.name))
+    return [] if told is None else list(told.ids)
+
+
+async def _texts(ids: list[int], body: Mapping[str, Any], model: ServedModel, gateway: Gateway) -> list[str] | None:
+    """The text of each of `ids`; None where it is not told."""
+    if (text := await gateway.sources.text_of(model)) is not None:
+        return [text.tokenizer.token_of(one) for one in ids]
+    told = await first_told(readers_of(model, gateway), lambda one: one.tokenize(body, model=model.name))
+    return None if told is None or told.texts is None else list(told.texts)
+
+
+async def _text(ids: list[int], model: ServedModel, gateway: Gateway) -> str:
+    if (text := await gateway.sources.text_of(model)) is not None:
+        return text.tokenizer.decode(pack(ids))
+    told = await first_told(readers_of(model, gateway), lambda one: one.detokenize(ids, model=model.name))
+    if told is None:
+        raise _untold(model)
+    return told
+
+
+def _untold(model: ServedModel) -> InvalidRequest:
+    hint = "operators can give its pool a `tokenizer`"
+    return InvalidRequest(
+        f"the tokenizer of '{model.name}' is not here, and no backend tells", hint=hint, param="model"
+    )

@@ -1,0 +1,321 @@
+"""OpenAI's text API, read: a body becomes an Ask, or an InvalidRequest that names the field and what to do.
+
+Strict about the fields that Pointsman understands, tolerant of all others: they stay in the body for backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from xxhash import xxh3_64_hexdigest
+
+from policies.errors import InvalidRequest
+from policies.nouns import Capability, Native, Sampling
+from router.ask import Ask, Chat, Reading
+from router.protocols.openai.fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
+from router.protocols.openai.grammars import grammar_in
+from router.protocols.reading import converted
+from router.text.conversation import message_of, tool_of, without_billing
+from router.text.token_ids import pack
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATH = "/v1/completions"
+
+COMPLETION_MAX_TOKENS = 16
+"""What OpenAI's completions endpoint gives where `max_tokens` is left out."""
+
+_Value = TypeVar("_Value")
+
+_HINTS = {
+    "model": "GET /v1/models lists the models",
+    "messages": "`messages` is a list of objects such as {'role': 'user', 'content': 'Hello'}",
+    "prompt": "a prompt is a text, a list of texts, a list of token ids, or a list of such lists",
+    "max_tokens": "leave `max_tokens` out to get as much as fits",
+    "max_completion_tokens": "leave `max_completion_tokens` out to get as much as fits",
+    "temperature": "0 is greedy, 1 the default, 2 the most",
+    "stop": "`stop` is one text or a list of at most 16",
+    "tools": "a tool is {'type': 'function', 'function': {'name': ..., 'parameters': {...}}}",
+    "top_logprobs": "from 0 to 20",
+    "structured_outputs": "say one of `json`, `regex`, `choice`, `grammar` and `json_object`",
+}
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Parts of a message that are text: type -> the member that holds it."""
+
+_ALONE = 2
+"""So many members has a part that says its text and nothing else."""
+
+MEDIA_PARTS = frozenset({"audio_url", "file", "image_url", "input_audio", "video_url"})
+"""Parts of a message that are no text: OpenAI's, and those that vLLM and SGLang add."""
+
+_PART_MEMBERS = frozenset(
+    {*TEXT_PARTS.values(), *MEDIA_PARTS, "type", "uuid", "name", "closed", "data", "prompt_cache_breakpoint"}
+    | {"image_pil", "image_embeds", "audio_embeds", "video_embeds"}
+)
+"""Members of parts that engines know themselves; templates see all others."""
+
+_ELSEWHERE = "see OpenAI's API reference for this field"
+
+
+def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
+    """What a body of /v1/chat/completions asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+    if fields.top_logprobs and not fields.logprobs:
+        raise InvalidRequest("`top_logprobs` needs `logprobs`", hint="set `logprobs` to true", param="top_logprobs")
+    chat = chat_in(fields, body)
+    limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+    return Ask(
+        model=fields.model,
+        inputs=(chat,),
+        bodies=(body,),
+        natives=(Native(CHAT_PATH, body),),
+        path=CHAT_PATH,
+        sampling=_sampling(fields, logprobs),
+        max_new_tokens=_checked_limit(limit, fields),
+        needs=_needs(fields, logprobs, has_media=chat.media > 0),
+        **_common(fields, headers or {}),
+    )
+
+
+def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
+    """The conversation of `body`, which says `fields`. Raises InvalidRequest."""
+    continues = bool(fields.continue_final_message)
+    parts = [_parts(one, raw, at) for at, (one, raw) in enumerate(zip(fields.messages, body["messages"], strict=True))]
+    variables = fields.chat_template_kwargs or {}
+    own = variables.get("chat_template") if fields.chat_template is None else fields.chat_template
+    return Chat(
+        messages=[message_of(raw, some) for raw, some in zip(body["messages"], parts, strict=True)],
+        tools=[tool_of(tool) for tool in body["tools"]] if fields.tools else None,
+        variables={**variables, **_more_variables(fields)},
+        opens_answer=fields.add_generation_prompt is not False and not continues,
+        continues=continues,
+        media=_media_in(fields.messages),
+        forced=_forced(fields),
+        one_call=fields.parallel_tool_calls is False or isinstance(fields.tool_choice, dict),
+        bars_tools=fields.tool_choice == "none",
+        parts={at: some for at, some in enumerate(parts) if len(some) != 1 or len(some[0]) > _ALONE},
+        template=None if own is None else str(own),
+    )
+
+
+def _more_variables(fields: ChatBody) -> dict[str, Any]:
+    """What a template sees beside `chat_template_kwargs`, by vLLM's names. Effort also says whether to think at all."""
+    variables: dict[str, Any] = {} if fields.documents is None else {"documents": fields.documents}
+    if fields.reasoning_effort is not None:
+        variables["reasoning_effort"] = fields.reasoning_effort
+        if "enable_thinking" not in (fields.chat_template_kwargs or {}):
+            variables["enable_thinking"] = fields.reasoning_effort != "none"
+    return variables
+
+
+def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
+    """What a body of /v1/completions asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    fields = converted(body, CompletionBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+    _refuse_unsupported(fields)
+    prompts = _prompts(fields.prompt)
+    scores_prompt = bool(fields.echo) and fields.logprobs is not None
+    is_one = prompts[0] is fields.prompt
+    natives = [body] if is_one else [{**body, "prompt": prompt} for prompt in prompts]
+    echoes = bool(fields.echo) and not scores_prompt
+    only_echo = bool(fields.echo) and fields.max_tokens == 0
+    # the router answers `echo` itself where a backend does not: one that knew it in these would repeat the prompt
+    bodies = [_without_echo(each) for each in natives] if echoes else natives
+    return Ask(
+        model=fields.model,
+        inputs=tuple(prompt if isinstance(prompt, str) else _packed(prompt) for prompt in prompts),
+        bodies=tuple(bodies),
+        natives=tuple(Native(COMPLETION_PATH, each) for each in natives),
+        path=COMPLETION_PATH,
+        sampling=_sampling(fields, fields.logprobs),
+        max_new_tokens=1 if only_echo else _checked_limit(fields.max_tokens, fields),
+        only_echo=only_echo,
+        usual_new_tokens=COMPLETION_MAX_TOKENS,
+        echo=echoes,
+        needs=_needs(
+            fields,
+            fields.logprobs,
+            takes_ids=not all(isinstance(prompt, str) for prompt in prompts),
+            has_suffix=bool(fields.suffix),
+            scores_prompt=scores_prompt,
+        ),
+        **_common(fields, headers or {}),
+    )
+
+
+def _without_echo(body: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in body.items() if name != "echo"}
+    return rest | {"max_tokens": 1} if rest.get("max_tokens") == 0 else rest
+
+
+def _needs(
+    fields: Common,
+    logprobs: int | None,
+    *,
+    takes_ids: bool = False,
+    has_media: bool = False,
+    has_suffix: bool = False,
+    scores_prompt: bool = False,
+) -> frozenset[Capability]:
+    needed = {
+        Capability.MEDIA: has_media,
+        Capability.STRUCTURED_OUTPUT: grammar_in(fields) is not None,
+        Capability.TOKEN_IDS: takes_ids,
+        Capability.LOGPROBS: logprobs is not None,
+        Capability.SUFFIX: has_suffix,
+        Capability.PROMPT_LOGPROBS: scores_prompt,
+        Capability.CHOICES: _given(fields.n, 1) > 1,
+    }
+    return frozenset(capability for capability, is_needed in needed.items() if is_needed)
+
+
+def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
+    options = fields.stream_options
+    return {
+        "reading": Reading(
+            adds_special=fields.add_special_tokens,
+            most_tokens=fields.truncate_prompt_tokens,
+            keeps_start=None if fields.truncation_side is None else fields.truncation_side == "right",
+        ),
+        "stream": bool(fields.stream),
+        "include_usage": bool(options and options.include_usage),
+        "priority": headers.get("x-pointsman-priority") or None,
+        "session": headers.get("x-pointsman-session") or None,
+        "explain": headers.get("x-pointsman-explain") == "1",
+        "metadata": {name: value for name, value in (fields.metadata or {}).items() if isinstance(value, str)},
+        "headers": headers,
+    }
+
+
+def _checked_limit(limit: int | None, fields: Common) -> int | None:
+    if limit == 0:
+        hint = "at least 1; 0 with `echo` gives the prompt back"
+        raise InvalidRequest("`max_tokens` must be at least 1, got 0", hint=hint, param="max_tokens")
+    if limit is not None and (fields.min_tokens or 0) > limit:
+        raise InvalidRequest("`min_tokens` is more than `max_tokens`", hint="lower `min_tokens`", param="min_tokens")
+    return limit
+
+
+def _sampling(fields: Common, top_logprobs: int | None) -> Sampling:
+    top_p = _given(fields.top_p, 1.0)
+    stop = fields.stop
+    return Sampling(
+        # an empty nucleus leaves the likeliest token: the same as greedy
+        temperature=_given(fields.temperature, 1.0) if top_p else 0.0,
+        top_p=top_p or 1.0,
+        top_k=max(0, _given(fields.top_k, 0)),
+        min_p=_given(fields.min_p, 0.0),
+        repetition_penalty=_given(fields.repetition_penalty, 1.0),
+        presence_penalty=_given(fields.presence_penalty, 0.0),
+        frequency_penalty=_given(fields.frequency_penalty, 0.0),
+        # backends take unsigned seeds
+        seed=None if fields.seed is None else fields.seed % 2**64,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        min_new_tokens=_given(fields.min_tokens, 0),
+        top_logprobs=top_logprobs,
+        logit_bias=_logit_bias(fields.logit_bias or {}),
+        choices=_given(fields.n, 1),
+        grammar=grammar_in(fields),
+    )
+
+
+def _given(value: _Value | None, default: _Value) -> _Value:
+    return default if value is None else value
+
+
+def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
+    ids = [key for key in biases if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 2**32)]
+    if ids:
+        hint = "the keys of `logit_bias` are token ids in decimal"
+        raise InvalidRequest(f"logit_bias: '{ids[0][:40]}' is no token id", hint=hint, param="logit_bias")
+    return {int(key): bias for key, bias in biases.items()}
+
+
+def _media_in(messages: Sequence[Message]) -> int:
+    """How many parts of `messages` are no text."""
+    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    return sum(isinstance(part, Part) and part.type in MEDIA_PARTS for part in parts)
+
+
+def _forced(fields: ChatBody) -> frozenset[str]:
+    """The tools of which one must be called: all, or the one that is named. Raises InvalidRequest if there is none."""
+    names = frozenset(tool.function.name for tool in fields.tools or ())
+    if not isinstance(fields.tool_choice, dict) or fields.tool_choice.get("type") != "function":
+        return names if fields.tool_choice == "required" else frozenset()
+    function = fields.tool_choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if name not in names:
+        hint = "name one of `tools`"
+        raise InvalidRequest(f"tool_choice: no tool is called {str(name)[:80]!r}", hint=hint, param="tool_choice")
+    return frozenset({name})
+
+
+def _parts(message: Message, raw: Mapping[str, Any], at: int) -> list[Mapping[str, Any]]:
+    """The content of `raw` as parts of text; a mark, the same for the same bytes, stands in for what is no text."""
+    where = f"messages[{at}]"
+    if message.content is None and not message.tool_calls and message.role in ("system", "developer", "user", "tool"):
+        hint = "give it a text"
+        raise InvalidRequest(f"{where}: a {message.role} message needs content", hint=hint, param=f"{where}.content")
+    if message.content is None:
+        return []
+    if isinstance(message.content, str):
+        parts: list[Mapping[str, Any]] = [{"type": "text", "text": message.content}]
+    else:
+        pairs = enumerate(zip(message.content, raw["content"], strict=True))
+        parts = [read for n, (part, own) in pairs if (read := _part(part, own, f"{where}.content[{n}]")) is not None]
+    return without_billing(parts) if message.role == "system" else parts
+
+
+def _part(part: Part | str, raw: Any, param: str) -> Mapping[str, Any] | None:
+    """One part as text, with the members that only its template knows; None where it says nothing."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if part.type in TEXT_PARTS and isinstance(text := raw.get(TEXT_PARTS[part.type]), str | None):
+        more = {name: value for name, value in raw.items() if name not in _PART_MEMBERS}
+        return None if text is None else {"type": "text", "text": text, **more}
+    if part.type in MEDIA_PARTS and isinstance(raw.get(part.type), Mapping):
+        digest = xxh3_64_hexdigest(msgspec.json.encode(raw[part.type]))
+        return {"type": "text", "text": f"\x1d{part.type} {digest}\x1d"}
+    kinds = ", ".join(sorted(MEDIA_PARTS))
+    hint = f"{{'type': 'text', 'text': ...}}, or {{'type': T, T: {{...}}}} with T one of {kinds}"
+    raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
+
+
+def _refuse_unsupported(fields: CompletionBody) -> None:
+    if fields.best_of is not None and fields.best_of != _given(fields.n, 1):
+        raise InvalidRequest("`best_of` must equal `n`", hint="leave `best_of` out", param="best_of")
+
+
+def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
+    """The prompts in `prompt`: lists of token ids are told from lists of prompts by what they hold."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [prompt]
+    if not kinds or not kinds <= {str, list}:
+        raise InvalidRequest(
+            "prompt: a list of other things than texts or token ids", hint=_HINTS["prompt"], param="prompt"
+        )
+    if len(prompt) > MOST_PROMPTS:
+        hint = f"send at most {MOST_PROMPTS} prompts in one request"
+        raise InvalidRequest(f"prompt: {len(prompt)} prompts are too many", hint=hint, param="prompt")
+    return prompt
+
+
+def _packed(ids: Sequence[Any]) -> bytes:
+    if set(map(type, ids)) != {int}:
+        raise InvalidRequest("prompt: token ids must be integers", hint=_HINTS["prompt"], param="prompt")
+    try:
+        return pack(ids)
+    except OverflowError:
+        raise InvalidRequest("prompt: a token id is out of range", hint="ids start at 0", param="prompt") from None

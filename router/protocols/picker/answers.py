@@ -1,0 +1,119 @@
+"""What a gateway passes on of an engine's answer, as Deltas: when tokens came, and what they cost. Pure but for memory.
+
+Sources: OpenAI API reference, "Responses", "Streaming events"; Anthropic API reference, "Messages", version 2023-06-01.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from backends.http.client import Answer
+from backends.http.errors import error_in_stream
+from backends.http.sse import SseDecoder
+from backends.messages.answer import MESSAGES_PATH, AnthropicAnswer
+from backends.openai.answer import OpenAIAnswer
+from backends.openai.pooled import POOLED, PooledAnswer
+from backends.openai.responses import RESPONSES_PATH
+from policies.errors import BackendFailed
+from policies.nouns import Delta, Request, Usage
+from router.protocols.openai.fields import MOST_CHOICES, MOST_PROMPTS
+
+_MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, msgspec.DecodeError)
+_ENDS = {"response.completed": "stop", "response.incomplete": "length"}
+
+
+def reader_of(path: str, backend: str, request: Request, *, is_streamed: bool) -> Answer:
+    """What reads the 200 of `backend` to a request to `path`, as server-sent events or whole."""
+    if path in POOLED:
+        return PooledAnswer(backend, path, prompt_tokens=request.prompt_tokens)
+    if path == MESSAGES_PATH and is_streamed:
+        return AnthropicAnswer(backend)
+    if path == RESPONSES_PATH and is_streamed:
+        return ResponseEvents(backend)
+    if path in (MESSAGES_PATH, RESPONSES_PATH):
+        return WholeAnswer(backend)
+    # the body may have several prompts, each with its choices
+    return OpenAIAnswer(backend, request, is_streamed=is_streamed, most_choices=MOST_PROMPTS * MOST_CHOICES)
+
+
+class ResponseEvents:
+    """A streamed answer of OpenAI's Responses: each piece of text or arguments, and usage from the last event."""
+
+    def __init__(self, backend: str) -> None:
+        self.is_over = False
+        self._backend, self._events = backend, SseDecoder()
+
+    def __repr__(self) -> str:
+        return f"<ResponseEvents of {self._backend}: {'over' if self.is_over else 'open'}>"
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
+        for event in self._events.feed(data):
+            if self.is_over:
+                return
+            try:
+                deltas = list(self._hear(msgspec.json.decode(event.data)))
+            except _MISSHAPEN as error:
+                raise _nonsense(self._backend, event.data) from error
+            yield from deltas
+
+    def end(self) -> Iterator[Delta]:
+        """Nothing more. Raises BackendFailed if the end came too early."""
+        if not self.is_over:
+            raise BackendFailed(f"{self._backend} ended its stream without response.completed")
+        return iter(())
+
+    def _hear(self, said: Mapping[str, Any]) -> Iterator[Delta]:
+        kind = said["type"]
+        if kind == "error":
+            raise error_in_stream(self._backend, said)
+        if kind == "response.failed":
+            raise error_in_stream(self._backend, said["response"].get("error") or {})
+        if kind in _ENDS:
+            self.is_over = True
+            yield Delta(finish_reason=_ENDS[kind], usage=_usage_of(said["response"].get("usage") or {}))
+        elif kind.endswith(".delta") and isinstance(said.get("delta"), str):
+            yield Delta(text=said["delta"])
+
+
+class WholeAnswer:
+    """One JSON object of at most `limit_bytes` with its usage, as Responses and Anthropic's Messages answer."""
+
+    def __init__(self, backend: str, *, limit_bytes: int = 64 << 20) -> None:
+        self.is_over = False
+        self._backend, self._limit_bytes = backend, limit_bytes
+        self._whole = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<WholeAnswer of {self._backend}: {len(self._whole)} bytes>"
+
+    def feed(self, data: bytes) -> Iterator[Delta]:
+        """Nothing yet. Raises BackendFailed if the answer is too long."""
+        self._whole += data
+        if len(self._whole) > self._limit_bytes:
+            raise BackendFailed(f"{self._backend} answered more than {self._limit_bytes} bytes")
+        return iter(())
+
+    def end(self) -> Iterator[Delta]:
+        """Its usage. Raises BackendFailed at nonsense."""
+        try:
+            usage = _usage_of(msgspec.json.decode(self._whole)["usage"])
+        except _MISSHAPEN as error:
+            raise _nonsense(self._backend, bytes(self._whole)) from error
+        self.is_over = True
+        yield Delta(finish_reason="stop", usage=usage)
+
+
+def _usage_of(usage: Mapping[str, Any]) -> Usage:
+    """Usage as Responses tell it (cached tokens are among the input's) or Anthropic (they are beside them)."""
+    cached = int(usage.get("cache_read_input_tokens") or 0)
+    prompt = int(usage.get("input_tokens") or 0) + cached + int(usage.get("cache_creation_input_tokens") or 0)
+    details = usage.get("input_tokens_details") or {}
+    return Usage(prompt, int(usage.get("output_tokens") or 0), cached or int(details.get("cached_tokens") or 0))
+
+
+def _nonsense(backend: str, data: bytes) -> BackendFailed:
+    return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")

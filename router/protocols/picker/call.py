@@ -1,0 +1,234 @@
+"""One request of a gateway as the pipeline sees it: who asks, and how the prompt gets to its backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Hashable, Mapping
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from backends.base import Backend
+from backends.http.backend import Forward, HttpBackend
+from backends.http.client import MOST_ERROR_BYTES, encoded
+from backends.http.json_members import maybe_twice
+from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
+from policies.explain import Explanation
+from policies.nouns import ClusterView, Delta, Prompt
+from policies.quota.budget import Standing
+from router.ask import Ask
+from router.call.bid import Placed
+from router.call.caller import Placement
+from router.call.gateway import Gateway
+from router.call.identify import identify, key_in
+from router.call.tracing import w3c_headers
+from router.protocols.dialect import Dialect
+from router.protocols.dialects import DIALECTS
+from router.protocols.explanations import as_header
+from router.protocols.http.endpoints import INLINE_BYTES
+from router.protocols.http.models import model_entry
+from router.protocols.openai.dialect import openai_failure
+from router.protocols.picker.answers import reader_of
+from router.protocols.picker.endpoints import Reach
+from router.protocols.picker.messages import OBJECTIVE, Destination, immediate, picked
+from router.protocols.picker.phases import Head, Phases, ResponseHead
+from router.protocols.rate_limits import rate_limit_headers
+from router.protocols.reading import decode
+from router.protocols.status import retry_after
+
+T = TypeVar("T")
+
+MODELS_PATH = "/v1/models"
+
+_OURS = ("authorization", "x-api-key", "accept-encoding")
+"""Headers that end here: keys of our tenants, and what would hide an answer from whoever counts it."""
+
+
+class PickedCall:
+    """Caller and Carrier of one request: the gateway goes to the backend, and what it tells of the answer counts."""
+
+    def __init__(self, head: Head, phases: Phases, gateway: Gateway, *, deadline_s: float | None) -> None:
+        headers = head.headers
+        self.id, self.key, self.trace = gateway.new_id(), key_in(headers), w3c_headers(headers)
+        self._headers, self._phases, self._gateway, self._deadline_s = headers, phases, gateway, deadline_s
+        path = headers.get(":path", "").partition("?")[0]
+        # a gateway may have its routes below a path of its own
+        self._path = next((known for known in DIALECTS if path.endswith(known)), path)
+        self._dialect: Dialect | None = DIALECTS[self._path]() if self._path in DIALECTS else None
+        self._reach = Reach(self._path, head.subset, gateway.cluster.backend)
+        self._body: Mapping[str, Any] = {}
+        self._took: str | None = None
+        self._is_moving = False
+
+    def __repr__(self) -> str:
+        return f"<PickedCall {self.id} {self._path}, offered {list(self._phases.names) or 'nothing'}>"
+
+    async def read(self) -> Ask:
+        """The body, parsed. Raises InvalidRequest, RequestTooLarge."""
+        if self._dialect is None or self._headers.get(":method", "POST") != "POST":
+            what = f"{self._headers.get(':method', 'POST')} {self._path[:200]}"
+            raise InvalidRequest(f"no endpoint is picked for {what}", hint=f"POST {', '.join(DIALECTS)}")
+        raw = await self._phases.body
+        if self._headers.get("content-encoding", "identity") != "identity":
+            raise InvalidRequest("the body cannot be read: it is compressed", hint="send it without content-encoding")
+        large = len(raw) > INLINE_BYTES
+        ask, self._body = await asyncio.to_thread(self._parsed, raw) if large else self._parsed(raw)
+        # all prompts of a call go where its longest goes
+        longest = max(range(len(ask.inputs)), key=lambda at: _size(ask.inputs[at]))
+        return replace(
+            ask,
+            inputs=(ask.inputs[longest],),
+            bodies=(ask.bodies[longest],),
+            natives=ask.natives[longest : longest + 1],
+            priority=ask.priority or self._objective(),
+            deadline_s=self._deadline_s if ask.deadline_s is None else ask.deadline_s,
+        )
+
+    def limited(self, standing: Standing) -> None:
+        """Say in the head of the answer what is left."""
+        self._phases.adds |= rate_limit_headers(standing)
+
+    def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - it goes to one endpoint
+        """Say in the head of the answer why it went there."""
+        self._phases.adds["x-pointsman-decision"] = as_header(explanation)
+
+    async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002
+        """Say in the head of the answer as what it was placed."""
+        self._phases.adds |= {
+            "x-pointsman-class": placement.request.service_class,
+            "x-pointsman-tenant": placement.request.tenant,
+        }
+
+    async def write(self, index: int, delta: Delta) -> None:
+        """Nothing: the gateway has passed it on already."""
+
+    def has_seen(self, index: int) -> bool:  # noqa: ARG002
+        """Is it on its way? Then only the gateway itself can have moved it."""
+        return self._phases.is_sent and not self._is_moving
+
+    @property
+    def way(self) -> Hashable:
+        """The endpoints that it may reach."""
+        return (self._path, self._reach.subset, self._took)
+
+    def seen(self, view: ClusterView) -> ClusterView:
+        """Without those that the gateway cannot reach; once it has chosen among those offered, with that one alone."""
+        if self._took is None:
+            return self._reach.seen(view)
+        backends = (replace(one, unfit=None if one.name == self._took else "not_taken") for one in view.backends)
+        return ClusterView(tuple(backends), view.taken_at)
+
+    async def carry(self, placed: Placed, backend: Backend, prompt: Prompt) -> AsyncIterator[Delta]:
+        """Send the gateway to `backend`, and read the answer along.
+
+        Raises Unreached if it went to one of the others that were offered: that one is where the flight belongs.
+        """
+        assert isinstance(backend, HttpBackend), f"{backend!r} has no endpoint"
+        request = placed.bid.request
+        forward = backend.forward(request, self._path)
+        self._is_moving = False
+        if not self._phases.is_sent:
+            await self._send(placed, backend, forward, prompt)
+        head = await self._soon(asyncio.shield(self._phases.response), backend, forward)
+        self._heed(head, backend)
+        if head.status != 200:
+            raise forward.error_of(backend.name, head.status, await self._error(backend, forward), head.headers)
+        if head.headers.get("content-encoding", "identity") != "identity":
+            hint = "let the gateway compress after it has asked the picker"
+            raise BackendFailed(f"the answer of {backend.name} is compressed and cannot be counted", hint=hint)
+        is_streamed = head.headers.get("content-type", "").startswith("text/event-stream")
+        reader = reader_of(self._path, backend.name, request, is_streamed=is_streamed)
+        while not reader.is_over and (piece := await self._piece(backend, forward)) is not None:
+            for delta in reader.feed(piece):
+                yield delta
+        if not reader.is_over:
+            for delta in reader.end():
+                yield delta
+
+    @property
+    def asks_for_models(self) -> bool:
+        """Is it a question that the router answers better than any endpoint?"""
+        return self._headers.get(":method") == "GET" and self._path.endswith(MODELS_PATH)
+
+    async def tell_models(self) -> None:
+        """Answer with the models that the client may use. Raises Unauthenticated."""
+        models = self._gateway.models_for(identify(self.key, self._gateway.config, self._gateway.keys)).values()
+        body = encoded({"object": "list", "data": [model_entry(model) for model in models]})
+        await self._phases.say(immediate(200, body, {}, details="models"))
+
+    async def fail(self, error: ExpectedError) -> bool:
+        """Answer with `error` instead of an endpoint; False if an answer is on its way already, which goes on."""
+        if self._phases.response.done() and not isinstance(error, DeadlineExceeded):
+            return False
+        failure = (self._dialect.failure if self._dialect is not None else openai_failure)(error)
+        status = 404 if self._dialect is None and failure.status == 400 else failure.status
+        headers = {"x-request-id": self.id, **self._phases.adds}
+        if (after := retry_after(error)) is not None:
+            headers["retry-after"] = after
+        await self._phases.say(immediate(status, failure.body, headers, details=error.code))
+        return True
+
+    def _parsed(self, raw: bytes) -> tuple[Ask, Mapping[str, Any]]:
+        assert self._dialect is not None
+        body = decode(raw)
+        return self._dialect.parse(body, self._headers), body
+
+    def _objective(self) -> str | None:
+        """The objective that the request names, where it is a class of ours; in a cluster others may have the same."""
+        named = self._headers.get(OBJECTIVE)
+        return named if named in self._gateway.config.classes else None
+
+    async def _send(self, placed: Placed, backend: HttpBackend, forward: Forward, prompt: Prompt) -> None:
+        phases = self._phases
+        phases.names = self._reach.named(placed.found.decision, backend)
+        raw, ended_by = phases.body.result(), phases.ended_by
+        assert ended_by is not None, "the body is whole"
+        body = _rewritten(raw, self._body, forward.fields)
+        headers = {**forward.headers, **prompt.headers}
+        if body is not None and not phases.modes.is_duplex:
+            # with a buffered body the length is ours to say
+            headers["content-length"] = str(len(body))
+        # from here on whoever looks takes it for sent: the gateway may be faster than we are
+        phases.is_sent = True
+        where = Destination(tuple(phases.names), headers, _OURS, body)
+        for answer in picked(where, raw, phases.modes, ended_by=ended_by):
+            await phases.say(answer)
+
+    def _heed(self, head: ResponseHead, backend: HttpBackend) -> None:
+        """Raise Unreached if the gateway has found another endpoint than that of `backend`, for it to count there."""
+        took = None if head.served is None else self._phases.names.get(head.served)
+        if took is None or took == backend.name or self._took is not None:
+            return
+        self._took, self._is_moving = took, True
+        raise Unreached(f"the gateway did not reach {backend.name} and went to {took}", hint=f"is {backend.url} up?")
+
+    async def _error(self, backend: HttpBackend, forward: Forward) -> bytes:
+        body = bytearray()
+        while len(body) < MOST_ERROR_BYTES and (piece := await self._piece(backend, forward)) is not None:
+            body += piece
+        return bytes(body[:MOST_ERROR_BYTES])
+
+    async def _piece(self, backend: HttpBackend, forward: Forward) -> bytes | None:
+        return await self._soon(self._phases.pieces.get(), backend, forward)
+
+    async def _soon(self, coming: Awaitable[T], backend: HttpBackend, forward: Forward) -> T:
+        """What is `coming`, but for a silence that no answer has. Raises BackendFailed."""
+        try:
+            async with asyncio.timeout(forward.idle_s):
+                return await coming
+        except TimeoutError as error:
+            hint = "options.idle_s is how long it may be silent"
+            raise BackendFailed(f"{backend.name} was silent for {forward.idle_s:g} s", hint=hint) from error
+
+
+def _rewritten(raw: bytes, body: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes | None:
+    """`raw`, which says `body`, as the backend is to get it; None if it stays as it came."""
+    changed = {name: value for name, value in fields.items() if body.get(name) != value}
+    if not changed and not maybe_twice(raw, fields.keys() & body.keys()):
+        return None
+    sent = {name: value for name, value in {**body, **changed}.items() if name not in changed or value is not None}
+    return encoded(sent)
+
+
+def _size(prompt: object) -> int:
+    return len(prompt) if isinstance(prompt, str | bytes) else 0

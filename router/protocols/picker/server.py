@@ -1,0 +1,149 @@
+"""The endpoint picker's port: Envoy's external processing, and health as the picker protocol wants it.
+
+Source: Gateway API Inference Extension, proposal 004 "Endpoint Picker Protocol" 1.0.0, "Health Checking".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from policies.errors import ExpectedError
+from router.call.gateway import Gateway
+from router.call.pipeline import serve
+from router.protocols.picker.call import PickedCall
+from router.protocols.picker.envoy import external_processor_pb2 as pb
+from router.protocols.picker.messages import Answer
+from router.protocols.picker.phases import OutOfOrder, Phases
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+LIVENESS, READINESS = "liveness", "readiness"
+
+_MESSAGE_BYTES = 64 << 10
+"""What a message has beside the body: headers, for the most part."""
+
+_FOREVER_S = 365 * 86400.0
+"""grpc reports a deadline beyond this where the gateway set none."""
+
+Context = grpc.aio.ServicerContext[bytes, Any]
+
+
+class PickerServer:
+    """Serves one gateway's picker. `port` is set once it was started. `shared`: other processes listen there too."""
+
+    def __init__(self, gateway: Gateway, address: str, *, shared: bool = False) -> None:
+        self._gateway, self._address, self.port = gateway, address, 0
+        # a body that is buffered comes in one message; one that is too large is to be refused in words
+        most_bytes = 2 * gateway.config.server.max_body_bytes + _MESSAGE_BYTES
+        options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
+        self._server = grpc.aio.server(options=options)
+        self._health = health.aio.HealthServicer()
+        # messages come as bytes: where grpc parses them itself, a wrong one is an INTERNAL error of ours
+        stream = grpc.stream_stream_rpc_method_handler
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Process": stream(self.process, None, Answer.SerializeToString)
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def __repr__(self) -> str:
+        return f"<PickerServer {self._address} port {self.port}>"
+
+    async def start(self) -> None:
+        """Listen. Raises OSError or RuntimeError if the address is taken."""
+        self.port = self._server.add_insecure_port(self._address)
+        await self.report_health()
+        await self._server.start()
+
+    async def report_health(self) -> None:
+        """Tell `grpc.health.v1` that the process lives, and whether requests can be placed now."""
+        status = health_pb2.HealthCheckResponse
+        ready = status.SERVING if self._gateway.is_ready() else status.NOT_SERVING
+        for name, now in {LIVENESS: status.SERVING, READINESS: ready, SERVICE: ready, "": ready}.items():
+            await self._health.set(name, now)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new streams at once; end those that run after `grace_s`."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def process(self, messages: AsyncIterator[bytes], context: Context) -> None:
+        """Pick an endpoint for one HTTP request, and follow it to the end of its response."""
+        try:
+            await _Conversation(self._gateway, context).hold(messages)
+        except OutOfOrder as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+class _Conversation:
+    """One stream: a task that hears what the gateway says, and one that is the call in the pipeline."""
+
+    def __init__(self, gateway: Gateway, context: Context) -> None:
+        self._gateway, self._context = gateway, context
+        self._speaking = asyncio.Lock()
+        self._call: asyncio.Task[bool] | None = None
+        most_bytes = gateway.config.server.max_body_bytes
+        self._phases = Phases(self._say, most_bytes=most_bytes, on_early=self._give_up)
+
+    async def hold(self, messages: AsyncIterator[bytes]) -> None:
+        """Until the gateway ends it, or has got an answer instead of an endpoint. Raises OutOfOrder."""
+        await self._hear(messages, most=1)
+        if self._phases.head is None:
+            return
+        picking = PickedCall(self._phases.head, self._phases, self._gateway, deadline_s=self._left_s())
+        call = self._call = asyncio.create_task(self._serve(picking), name=f"picking {picking.id}")
+        hearing = asyncio.create_task(self._hear(messages), name=f"gateway of {picking.id}")
+        try:
+            await asyncio.wait((call, hearing), return_when=asyncio.FIRST_COMPLETED)
+            is_answered = call.done() and not call.cancelled() and call.result()
+            if not is_answered:
+                await hearing
+        finally:
+            hearing.cancel()
+            # who has heard the whole answer counts it, whatever becomes of the stream
+            if not self._phases.pieces.is_ended:
+                call.cancel()
+            await asyncio.gather(hearing, call, return_exceptions=True)
+
+    async def _hear(self, messages: AsyncIterator[bytes], *, most: int | None = None) -> None:
+        """Take `most` messages, or all there are."""
+        async for raw in messages:
+            message = pb.ProcessingRequest()
+            try:
+                message.ParseFromString(raw)
+            except DecodeError as error:
+                raise OutOfOrder(f"this is no ProcessingRequest: {error}") from error
+            await self._phases.take(message)
+            if most is not None:
+                return
+
+    async def _serve(self, call: PickedCall) -> bool:
+        """Run the call; was it answered in the place of an endpoint?"""
+        try:
+            if call.asks_for_models:
+                await call.tell_models()
+                return True
+            await serve(call, self._gateway, call)
+        except ExpectedError as error:
+            return await call.fail(error)
+        finally:
+            self._phases.pieces.leave()
+        return False
+
+    async def _say(self, answer: Answer) -> None:
+        # grpc takes one message at a time, and both tasks have some
+        async with self._speaking:
+            await self._context.write(answer)
+
+    def _give_up(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def _left_s(self) -> float | None:
+        left_s = self._context.time_remaining()
+        return None if left_s is None or left_s > _FOREVER_S else max(0.0, left_s)

@@ -1,0 +1,1 @@
+"""Embeddings and reranking: answers that are vectors or scores."""

@@ -1,0 +1,33 @@
+"""The headers that tell a client what is left of its limits, as OpenAI's API words them (its guide "Rate limits").
+
+`x-ratelimit-limit-*`, `-remaining-*` and `-reset-*`, for requests and tokens; a reset is a duration as Go prints it:
+`12ms`, `1s`, `6m0s`, `23h47m36.648s`. `Retry-After` is in `router.protocols.status`.
+"""
+
+from __future__ import annotations
+
+from policies.quota.budget import Standing
+
+
+def rate_limit_headers(standing: Standing) -> dict[str, str]:
+    """Headers for what is limited; none for what is not."""
+    headers = {}
+    for name, allowance in (("requests", standing.requests), ("tokens", standing.tokens)):
+        if allowance is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(allowance.limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(allowance.remaining)
+            headers[f"x-ratelimit-reset-{name}"] = duration(allowance.reset_s)
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """`seconds` as Go prints a duration, to the millisecond: `0s`, `12ms`, `1.5s`, `6m0s`."""
+    total_ms = round(seconds * 1000)
+    if 0 < total_ms < 1000:
+        return f"{total_ms}ms"
+    minutes, ms = divmod(total_ms, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{ms / 1000:g}s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text

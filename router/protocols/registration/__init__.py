@@ -1,0 +1,1 @@
+"""How backends announce themselves to a router."""

@@ -1,0 +1,39 @@
+"""Which pool takes a backend that announces itself, and what its address is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.errors import InvalidRequest
+from policies.sla.config import AT_HOST_AND_PORT, PoolSpec
+from policies.sla.pools import read_url
+from policies.sla.server import read_address
+from router.call.gateway import Gateway
+
+
+def pools_of_kind(gateway: Gateway, kind: str) -> list[PoolSpec]:
+    """The pools of `kind` to which backends announce themselves."""
+    pools = (gateway.config.pools[name] for name in gateway.finding.registries)
+    return [pool for pool in pools if pool.kind == kind]
+
+
+def pool_for(gateway: Gateway, kind: str, models: Sequence[str]) -> PoolSpec:
+    """The pool of `kind` that asks for one of `models`; where one pool is all there is, that one.
+
+    Raises InvalidRequest if there is none.
+    """
+    pools = pools_of_kind(gateway, kind)
+    fitting = [pool for pool in pools if {*pool.models.values(), pool.model} & set(models)]
+    chosen = fitting[0] if fitting else pools[0] if len(pools) == 1 else None
+    if chosen is None:
+        hint = f"write a pool with kind: {kind}, register: true and this model"
+        raise InvalidRequest(f"no pool takes a server of {', '.join(models)[:200] or 'no model'}", hint=hint)
+    return chosen
+
+
+def address_in(pool: PoolSpec, text: str) -> str:
+    """`text` as an address of `pool`'s kind. Raises InvalidRequest."""
+    try:
+        return (read_address if pool.kind in AT_HOST_AND_PORT else read_url)(text)
+    except ValueError as error:
+        raise InvalidRequest(f"the address {error}", param="address") from error

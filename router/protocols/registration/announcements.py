@@ -1,0 +1,144 @@
+"""Where backends announce themselves, at the operators' port: our shards, and LMDeploy's servers as to its own proxy.
+
+Source: LMDeploy's proxy (lmdeploy/serve/proxy/proxy.py): POST /nodes/add, POST /nodes/remove, GET /nodes/status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from backends.nesting import decode_json
+from policies.errors import InvalidRequest
+from policies.sla.config import PoolSpec
+from policies.suggest import did_you_mean
+from router.call.gateway import Gateway
+from router.protocols.registration.announced import address_in, pool_for, pools_of_kind
+
+T = TypeVar("T")
+
+LONGEST_TTL_S = 3600.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Announcement(msgspec.Struct):
+    """A backend of `pool` is at `address`, and says so again within `ttl_s`."""
+
+    pool: str
+    address: str
+    ttl_s: float = 30.0
+
+
+class NodeStatus(msgspec.Struct):
+    """What LMDeploy says of a server; the rest of it is not needed here."""
+
+    models: list[str] | None = None
+
+
+class Node(msgspec.Struct):
+    """A server of LMDeploy."""
+
+    url: str
+    status: NodeStatus | None = None
+
+
+def announcements(gateway: Gateway) -> Sequence[web.RouteDef]:
+    """The routes, for an application that lets in only who may."""
+    return (
+        web.post("/backends/register", _registering(gateway)),
+        web.post("/backends/unregister", _unregistering(gateway)),
+        web.get("/backends/registered", _registered(gateway)),
+        web.post("/nodes/add", _adding(gateway)),
+        web.post("/nodes/remove", _removing(gateway)),
+        web.get("/nodes/status", _status(gateway)),
+    )
+
+
+def _registering(gateway: Gateway) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        said = await _read(request, Announcement)
+        if not 0 < said.ttl_s <= LONGEST_TTL_S:
+            raise InvalidRequest(f"ttl_s is {said.ttl_s:g}", hint="more than 0, at most 3600", param="ttl_s")
+        pool = _pool(gateway, said.pool)
+        gateway.finding.registries[pool.name].register(address_in(pool, said.address), ttl_s=said.ttl_s)
+        return _json({"ttl_s": said.ttl_s})
+
+    return handle
+
+
+def _unregistering(gateway: Gateway) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        said = await _read(request, Announcement)
+        pool = _pool(gateway, said.pool)
+        known = gateway.finding.registries[pool.name].unregister(address_in(pool, said.address))
+        return _json({"known": known})
+
+    return handle
+
+
+def _registered(gateway: Gateway) -> Handler:
+    async def handle(_: web.Request) -> web.Response:
+        return _json({pool: registry.known() for pool, registry in gateway.finding.registries.items()})
+
+    return handle
+
+
+def _adding(gateway: Gateway) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        node = await _read(request, Node)
+        pool = pool_for(gateway, "lmdeploy", (node.status and node.status.models) or ())
+        gateway.finding.registries[pool.name].register(address_in(pool, node.url))
+        return _json("Added successfully")
+
+    return handle
+
+
+def _removing(gateway: Gateway) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        # older servers say it in the query
+        url = request.query.get("node_url") or (await _read(request, Node)).url
+        for pool in pools_of_kind(gateway, "lmdeploy"):
+            gateway.finding.registries[pool.name].unregister(address_in(pool, url))
+        return _json("Deleted successfully")
+
+    return handle
+
+
+def _status(gateway: Gateway) -> Handler:
+    async def handle(_: web.Request) -> web.Response:
+        models = {
+            pool.name: sorted({*pool.models.values(), *filter(None, [pool.model])})
+            for pool in pools_of_kind(gateway, "lmdeploy")
+        }
+        return _json(
+            {
+                url: {"models": models[name], "unfinished": 0, "latency": [], "speed": None}
+                for name in models
+                for url in gateway.finding.registries[name].known()
+            }
+        )
+
+    return handle
+
+
+def _pool(gateway: Gateway, name: str) -> PoolSpec:
+    registries = gateway.finding.registries
+    if name not in registries:
+        hint = did_you_mean(name, registries) or "a pool of the file with `register: true`"
+        raise InvalidRequest(f"backends cannot announce themselves to '{name[:80]}'", hint=hint, param="pool")
+    return gateway.config.pools[name]
+
+
+async def _read(request: web.Request, kind: type[T]) -> T:
+    try:
+        return decode_json(await request.read(), kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body cannot be understood: {error}") from error
+
+
+def _json(body: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")

@@ -1,0 +1,205 @@
+"""FastChat's controller, as its workers see it, at the operators' port: they register here, beat, and get requests.
+
+Start a worker with `--controller-address http://any:KEY@router:9000` and it belongs to a pool of kind `fastchat`, until
+it has not beaten for 90 s.
+
+Source: FastChat 0.2.36, its controller's HTTP API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from backends.nesting import decode_json
+from policies.errors import InvalidRequest
+from router.call.gateway import Gateway
+from router.protocols.registration.announced import address_in, pool_for, pools_of_kind
+from router.protocols.registration.fastchat_workers import Worker, Workers
+
+_STATUS_S = 5.0
+
+
+class _Status(msgspec.Struct):
+    model_names: list[str]
+    speed: float = 1.0
+    queue_length: int = 0
+
+
+class _Registration(msgspec.Struct):
+    worker_name: str
+    check_heart_beat: bool = True
+    worker_status: _Status | None = None
+    multimodal: bool = False
+
+
+class _Beat(msgspec.Struct):
+    worker_name: str
+    queue_length: int = 0
+
+
+class _Wanted(msgspec.Struct):
+    model: str
+
+
+AskStatus = Callable[[str], Awaitable[_Status | None]]
+"""(a worker's address) -> what it says of itself; None if it does not answer."""
+
+
+class FastChatPools:
+    """Hears of workers and lets them announce themselves to the pools of kind `fastchat`."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def joined(self, worker: Worker) -> None:
+        """As WorkerListener. Raises InvalidRequest if no pool takes it, Overloaded if that pool is full."""
+        pool = pool_for(self._gateway, "fastchat", sorted(worker.models))
+        address = address_in(pool, worker.address)
+        self.left(worker)
+        self._gateway.finding.registries[pool.name].register(address)
+
+    def left(self, worker: Worker) -> None:
+        """As WorkerListener."""
+        for pool in pools_of_kind(self._gateway, "fastchat"):
+            self._gateway.finding.registries[pool.name].unregister(address_in(pool, worker.address))
+
+    def holds(self, worker: Worker) -> bool:
+        """As WorkerListener."""
+        registries, pools = self._gateway.finding.registries, pools_of_kind(self._gateway, "fastchat")
+        return any(address_in(pool, worker.address) in registries[pool.name] for pool in pools)
+
+
+class FastChatController:
+    """Serves `workers` to FastChat. `ask` reads the status of a worker that registers without one.
+
+    Silent workers are looked for every `look_every_s`.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        *,
+        ask: AskStatus | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        look_every_s: float = 10.0,
+    ) -> None:
+        self.workers = workers
+        self._ask, self._sleep, self._look_every_s = ask or self._get_status, sleep, look_every_s
+        self._http: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"<FastChatController of {self.workers!r}>"
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes to `app`, which lets in only who may; workers expire while it runs."""
+        app.add_routes(
+            [
+                web.post("/register_worker", self._register),
+                web.post("/receive_heart_beat", self._beat),
+                web.post("/refresh_all_workers", self._refresh),
+                web.post("/get_worker_address", self._address),
+                web.post("/list_models", self._list(None)),
+                web.post("/list_multimodal_models", self._list(True)),
+                web.post("/list_language_models", self._list(False)),
+                web.post("/worker_get_status", self._status),
+                web.get("/test_connection", self._test),
+            ]
+        )
+        app.cleanup_ctx.append(self._running)
+
+    async def _running(self, app: web.Application) -> AsyncIterator[None]:  # noqa: ARG002
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_STATUS_S))
+        looking = asyncio.create_task(self._keep_looking(), name="expiry of FastChat workers")
+        yield
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        await self._http.close()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._sleep(self._look_every_s)
+            self.workers.expire()
+
+    async def _register(self, request: web.Request) -> web.Response:
+        said = await _read(request, _Registration)
+        address = said.worker_name
+        if not address.startswith(("http://", "https://")) or len(address) > 500:
+            raise InvalidRequest("a worker's name is its URL", hint="http://host:port", param="worker_name")
+        status = said.worker_status or await self._ask(address)
+        if status is not None:
+            self.workers.register(_worker(said, status))
+        return web.json_response(None)
+
+    async def _refresh(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        known = tuple(self.workers.known.values())
+        statuses = await asyncio.gather(*(self._ask(worker.address) for worker in known))
+        for worker, status in zip(known, statuses, strict=True):
+            if status is None:
+                self.workers.remove(worker.address)
+            else:
+                said = _Registration(worker.address, worker.beats, status, worker.is_multimodal)
+                self.workers.register(_worker(said, status))
+        return web.json_response(None)
+
+    async def _beat(self, request: web.Request) -> web.Response:
+        said = await _read(request, _Beat)
+        return web.json_response({"exist": self.workers.beat(said.worker_name, said.queue_length)})
+
+    async def _address(self, request: web.Request) -> web.Response:
+        said = await _read(request, _Wanted)
+        return web.json_response({"address": self.workers.address_for(said.model)})
+
+    def _list(self, multimodal: bool | None) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def listed(request: web.Request) -> web.Response:  # noqa: ARG001
+            return web.json_response({"models": self.workers.models(multimodal=multimodal)})
+
+        return listed
+
+    async def _status(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        """All workers as if they were one."""
+        all_of_them = self.workers.known.values()
+        return web.json_response(
+            {
+                "model_names": self.workers.models(),
+                "speed": sum(worker.speed for worker in all_of_them),
+                "queue_length": sum(worker.queue_length for worker in all_of_them),
+            }
+        )
+
+    async def _test(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        return web.json_response("success")
+
+    async def _get_status(self, address: str) -> _Status | None:
+        assert self._http is not None, "the app runs"
+        try:
+            async with self._http.post(f"{address}/worker_get_status", allow_redirects=False) as reply:
+                if reply.status != 200:
+                    return None
+                return msgspec.json.decode(await reply.content.read(1 << 20), type=_Status)
+        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError):
+            return None
+
+
+def _worker(said: _Registration, status: _Status) -> Worker:
+    return Worker(
+        said.worker_name,
+        frozenset(status.model_names),
+        speed=status.speed,
+        queue_length=status.queue_length,
+        is_multimodal=said.multimodal,
+        beats=said.check_heart_beat,
+    )
+
+
+async def _read(request: web.Request, kind: type[Any]) -> Any:
+    """The body as a `kind`. Raises InvalidRequest."""
+    try:
+        return decode_json(await request.read(), kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not what a FastChat worker sends: {error}") from error

@@ -1,0 +1,246 @@
+"""OpenAI's Responses API, written: Deltas become events of a stream or one response object. Pure; bytes out.
+
+Source: OpenAI API reference, "Responses", "Streaming events".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from policies.errors import ExpectedError
+from policies.nouns import Delta, Usage
+from router.ask import Ask
+from router.protocols.answer import Answer, Head, refusal_in, thought_in
+from router.protocols.dialect import Failure, comment
+from router.protocols.openai.answers import chat_logprob
+from router.protocols.openai.dialect import openai_failure
+from router.protocols.responses.request import responses_ask
+
+_encode = msgspec.json.encode
+
+_ECHOED: Mapping[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "reasoning": None,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "user": None,
+}
+"""Fields of a request that its response repeats, and what they are where it left them out."""
+
+_MESSAGE: Mapping[str, Any] = {"type": "message", "role": "assistant"}
+_IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+"""What the ids of items begin with, by their type."""
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponsesDialect:
+    """`/v1/responses`."""
+
+    prefix = "resp_"
+
+    def __init__(self) -> None:
+        self._body: Mapping[str, Any] = {}
+
+    def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
+        """What `body` asks for. Raises InvalidRequest."""
+        self._body = body
+        return responses_ask(body, headers)
+
+    def stream(self, head: Head, ask: Ask) -> ResponseStream:  # noqa: ARG002 - usage always comes
+        """Events from response.created to response.completed."""
+        return ResponseStream(head, self._body)
+
+    def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
+        """One response: what its stream would have ended with; the backend's own, where it speaks the dialect."""
+        (answer,) = answers
+        if answer.body:
+            return answer.body
+        stream = ResponseStream(head, self._body)
+        thought = thought_in(answer.message)
+        if thought:
+            stream.render(0, Delta(message={"reasoning_content": thought}))
+        beside = {"refusal": refusal_in(answer.message), "tool_calls": answer.message.get("tool_calls") or ()}
+        logprobs = tuple(answer.logprobs)
+        stream.render(0, Delta(answer.text, logprobs=logprobs, message=beside, finish_reason=answer.finish_reason))
+        stream.end(usage)
+        return _encode(stream.response)
+
+    def failure(self, error: ExpectedError) -> Failure:
+        """{"error": ...}."""
+        return openai_failure(error)
+
+
+class ResponseStream:
+    """Renders one streamed response: items of reasoning, text and function calls, one open at a time.
+
+    `response` is what was said so far, as the response object that the last event carries.
+    """
+
+    def __init__(self, head: Head, body: Mapping[str, Any]) -> None:
+        echoed = {name: usual if body.get(name) is None else body[name] for name, usual in _ECHOED.items()}
+        self.response: dict[str, Any] = {
+            "id": head.id,
+            "object": "response",
+            "created_at": head.created,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "model": head.model,
+            "output": [],
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "usage": None,
+            **echoed,
+        }
+        self._events, self._is_begun = 0, False
+        self._open: str | int | None = None
+        """What the open item is: "reasoning", "message", "refusal", or the number of a tool call."""
+        self._finish: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<ResponseStream {self.response['id']}: {len(self.response['output'])} items, {self._open!r} open>"
+
+    def begin(self, prompt_tokens: int) -> None:
+        """Nothing: usage comes at the end."""
+
+    def progress(self, text: str) -> bytes:
+        """A comment."""
+        return comment(text)
+
+    def render(self, index: int, delta: Delta) -> bytes:  # noqa: ARG002 - a response has one choice
+        """The events for one piece."""
+        self._finish = delta.finish_reason or self._finish
+        said = delta.message or {}
+        if not (delta.text or delta.logprobs or said.get("tool_calls") or thought_in(said) or refusal_in(said)):
+            return b""
+        return b"".join([*self._begin(), *self._piece(delta, said)])
+
+    def merge(self, first: int, raw: bytes) -> bytes:  # noqa: ARG002 - a call has one prompt
+        """`raw`."""
+        return raw
+
+    def end(self, usage: Usage) -> bytes:
+        """What closes the last item, and the whole response."""
+        reason = _INCOMPLETE.get(self._finish or "")
+        status = "completed" if reason is None else "incomplete"
+        events = [*self._begin(), *self._close(status)]
+        details = None if reason is None else {"reason": reason}
+        self.response |= {"status": status, "incomplete_details": details, "usage": _usage(usage)}
+        return b"".join(events) + self._event(f"response.{status}", response=self.response)
+
+    def fail(self, error: ExpectedError) -> bytes:
+        """An error event, and the response as far as it came."""
+        events = [*self._begin(), self._event("error", code=error.code, message=error.told, param=error.param)]
+        self.response |= {"status": "failed", "error": {"code": error.code, "message": error.told}}
+        return b"".join(events) + self._event("response.failed", response=self.response)
+
+    def _begin(self) -> Iterator[bytes]:
+        if not self._is_begun:
+            self._is_begun = True
+            yield self._event("response.created", response=self.response)
+            yield self._event("response.in_progress", response=self.response)
+
+    def _piece(self, delta: Delta, said: Mapping[str, Any]) -> Iterator[bytes]:
+        if thought := thought_in(said):
+            reasoning = {"type": "reasoning_text", "text": ""}
+            yield from self._switch("reasoning", {"type": "reasoning", "summary": [], "content": []}, reasoning)
+            self._part["text"] += thought
+            yield self._in_part("response.reasoning_text.delta", delta=thought)
+        if delta.text or delta.logprobs:
+            text = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield from self._switch("message", {**_MESSAGE, "content": []}, text)
+            logprobs = [chat_logprob(one) for one in delta.logprobs]
+            self._part["text"] += delta.text
+            self._part["logprobs"] += logprobs
+            yield self._in_part("response.output_text.delta", delta=delta.text, logprobs=logprobs)
+        if refusal := refusal_in(said):
+            yield from self._switch("refusal", {**_MESSAGE, "content": []}, {"type": "refusal", "refusal": ""})
+            self._part["refusal"] += refusal
+            yield self._in_part("response.refusal.delta", delta=refusal)
+        for call in said.get("tool_calls") or ():
+            yield from self._call(call)
+
+    def _call(self, call: Mapping[str, Any]) -> Iterator[bytes]:
+        function = call.get("function") or {}
+        item = {"type": "function_call", "call_id": call.get("id"), "name": function.get("name"), "arguments": ""}
+        yield from self._switch(int(call.get("index") or 0), item, None)
+        if arguments := function.get("arguments"):
+            self._item["arguments"] += arguments
+            yield self._in_item("response.function_call_arguments.delta", delta=arguments)
+
+    def _switch(self, kind: str | int, item: dict[str, Any], part: dict[str, Any] | None) -> Iterator[bytes]:
+        """Close what is open, unless it is of `kind`, and begin `item` with its one content `part`."""
+        if self._open == kind:
+            return
+        yield from self._close()
+        self._open = kind
+        number = len(self.response["output"])
+        name = _IDS[item["type"]]
+        item = {"id": f"{name}_{self.response['id'].removeprefix('resp_')}_{number}", **item, "status": "in_progress"}
+        self.response["output"].append(item)
+        yield self._event("response.output_item.added", output_index=number, item=item)
+        if part is not None:
+            item["content"].append(part)
+            yield self._in_part("response.content_part.added", part=part)
+
+    def _close(self, status: str = "completed") -> Iterator[bytes]:
+        if self._open is None:
+            return
+        item, self._open = self._item, None
+        if item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": item["arguments"] or "{}"}
+            item["arguments"] = done["arguments"]
+            yield self._in_item("response.function_call_arguments.done", **done)
+        else:
+            part = self._part
+            told = {name: value for name, value in part.items() if name not in ("type", "annotations")}
+            yield self._in_part(f"response.{part['type']}.done", **told)
+            yield self._in_part("response.content_part.done", part=part)
+        item["status"] = status
+        yield self._event("response.output_item.done", output_index=self._number, item=item)
+
+    @property
+    def _number(self) -> int:
+        return len(self.response["output"]) - 1
+
+    @property
+    def _item(self) -> dict[str, Any]:
+        item: dict[str, Any] = self.response["output"][-1]
+        return item
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = self._item["content"][0]
+        return part
+
+    def _in_part(self, kind: str, **fields: Any) -> bytes:
+        return self._in_item(kind, content_index=0, **fields)
+
+    def _in_item(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, item_id=self._item["id"], output_index=self._number, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = _encode({"type": kind, "sequence_number": self._events, **fields})
+        self._events += 1
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

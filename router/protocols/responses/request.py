@@ -1,0 +1,197 @@
+"""OpenAI's Responses API, read: a body becomes an Ask, by way of the chat body that says the same.
+
+Stateless: a router keeps no answers, so whatever refers to an earlier one is refused, and `store` changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from backends.openai.responses import RESPONSES_PATH
+from policies.errors import InvalidRequest
+from policies.nouns import Native
+from router.ask import Ask
+from router.protocols.openai.grammars import said_as
+from router.protocols.openai.request import chat_ask
+from router.protocols.reading import converted, members_beyond
+from router.protocols.responses.fields import Format, Item, Part, ResponsesBody, Tool
+
+_HINTS = {
+    "model": "GET /v1/models lists the models",
+    "input": "`input` is a text, or a list of items such as {'role': 'user', 'content': 'Hello'}",
+    "max_output_tokens": "leave it out to get as much as fits",
+    "temperature": "0 is greedy, 1 the default, 2 the most",
+    "tools": "a tool is {'type': 'function', 'name': ..., 'parameters': {...}}",
+}
+_ELSEWHERE = "see OpenAI's API reference for this field"
+_STATEFUL = {
+    "previous_response_id": "send the whole conversation in `input`",
+    "conversation": "send the whole conversation in `input`",
+    "prompt": "send `instructions` and `input`",
+    "background": "leave it out, and stream",
+}
+_SAME = ("temperature", "top_p", "stream", "user", "parallel_tool_calls")
+_IDLE = ("store", "truncation", "max_tool_calls", "stream_options", "context_management")
+"""What changes nothing where no answers are kept, nothing is cut and no tools are run."""
+_INSTEAD = {
+    "messages": "say `input`",
+    "n": "send several calls",
+    "max_tokens": "say `max_output_tokens`",
+    "max_completion_tokens": "say `max_output_tokens`",
+    "response_format": "say `text.format`",
+    "logprobs": "say `top_logprobs`",
+    "functions": "say `tools`",
+    "function_call": "say `tool_choice`",
+    "continue_final_message": "end with what the user says",
+    "add_generation_prompt": "end with what the user says",
+}
+_LOGPROBS = "message.output_text.logprobs"
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def responses_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
+    """What a body of /v1/responses asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    fields = converted(body, ResponsesBody, hints=_HINTS, elsewhere=_ELSEWHERE)
+    for name, hint in _STATEFUL.items():
+        if getattr(fields, name):
+            raise InvalidRequest(f"{name}: this router keeps no answers", hint=hint, param=name)
+    more = members_beyond(body, ResponsesBody, idle=_IDLE, instead=_INSTEAD)
+    ask = chat_ask(more | _chat(fields), headers)
+    # metadata are for rules and the response; to a chat that is not stored OpenAI wants none
+    sampling = said_as("text.format", ask.sampling)
+    return replace(ask, natives=(Native(RESPONSES_PATH, body),), metadata=fields.metadata or {}, sampling=sampling)
+
+
+def _chat(fields: ResponsesBody) -> dict[str, Any]:
+    chat: dict[str, Any] = {"model": fields.model, "messages": _messages(fields)}
+    chat |= {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
+    if fields.max_output_tokens is not None:
+        chat["max_tokens"] = fields.max_output_tokens
+    if fields.tools:
+        chat["tools"] = [_tool(tool, at) for at, tool in enumerate(fields.tools)]
+    if fields.tool_choice is not None:
+        chat["tool_choice"] = _tool_choice(fields.tool_choice)
+    if fields.top_logprobs is not None or _LOGPROBS in (fields.include or ()):
+        chat |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
+    if fields.reasoning is not None and fields.reasoning.effort is not None:
+        chat["reasoning_effort"] = fields.reasoning.effort
+    if fields.text is not None and fields.text.verbosity is not None:
+        chat["verbosity"] = fields.text.verbosity
+    if fields.text is not None and fields.text.format is not None and fields.text.format.type != "text":
+        chat["response_format"] = _response_format(fields.text.format)
+    return chat
+
+
+def _messages(fields: ResponsesBody) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if fields.instructions:
+        messages.append({"role": "system", "content": fields.instructions})
+    if isinstance(fields.input, str):
+        return [*messages, {"role": "user", "content": fields.input}]
+    for at, item in enumerate(fields.input):
+        _add(messages, item, f"input[{at}]")
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
+    """Add what `item` says; one turn of the assistant may be several items and is one message."""
+    if item.type == "message":
+        if item.role is None:
+            raise InvalidRequest(f"{where}: a message needs a role", hint="such as 'user'", param=f"{where}.role")
+        content = _content(item.content, f"{where}.content")
+        if item.role == "assistant":
+            _turn(messages, "content")["content"] = content
+        else:
+            messages.append({"role": item.role, "content": content})
+    elif item.type == "reasoning":
+        thought = _text(item.content or item.summary, where)
+        if thought:
+            _turn(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
+    elif item.type == "function_call":
+        function = {"name": item.name or "", "arguments": item.arguments or "{}"}
+        call = {"id": _named(item, where), "type": "function", "function": function}
+        _turn(messages).setdefault("tool_calls", []).append(call)
+    elif item.type == "function_call_output":
+        said = _content(item.output, f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": _named(item, where), "content": said})
+    else:
+        hint = "message, reasoning, function_call and function_call_output are"
+        raise InvalidRequest(f"{where}: an item of type '{item.type[:40]}' is not read here", hint=hint, param=where)
+
+
+def _turn(messages: list[dict[str, Any]], *unless: str) -> dict[str, Any]:
+    """The assistant's message at the end, if it has none of the fields `unless`; else a new one."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or any(last.get(name) for name in unless):
+        last = {"role": "assistant", "content": None}
+        messages.append(last)
+    return last
+
+
+def _named(item: Item, where: str) -> str:
+    if not item.call_id:
+        hint = "send what the function_call said"
+        raise InvalidRequest(f"{where}: a {item.type} needs a call_id", hint=hint, param=f"{where}.call_id")
+    return item.call_id
+
+
+def _content(content: str | Sequence[Part] | None, where: str) -> str | list[dict[str, Any]]:
+    """One text, or parts in the shape of chats where some are no text."""
+    if content is None or isinstance(content, str) or all(_media(part) is None for part in content):
+        return _text(content, where)
+    parts = enumerate(content)
+    return [_media(part) or {"type": "text", "text": _text((part,), where, at)} for at, part in parts]
+
+
+def _media(part: Part) -> dict[str, Any] | None:
+    if part.type == "input_image" and part.image_url:
+        detail = {} if part.detail is None else {"detail": part.detail}
+        return {"type": "image_url", "image_url": {"url": part.image_url, **detail}}
+    if part.type == "input_file" and part.file_data:
+        return {"type": "file", "file": {"filename": part.filename or "file", "file_data": part.file_data}}
+    return None
+
+
+def _text(content: str | Sequence[Part] | None, where: str, first: int = 0) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for at, part in enumerate(content, first):
+        if _said(part) is None:
+            param, hint = f"{where}[{at}]", "input_text, and input_image and input_file by URL or value, are"
+            raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
+    return "".join(_said(part) or "" for part in content)
+
+
+def _said(part: Part) -> str | None:
+    """The text of `part`; None if it is none."""
+    if part.type == "refusal":
+        return part.refusal
+    return part.text if part.type in _TEXT_PARTS else None
+
+
+def _tool(tool: Tool, at: int) -> dict[str, Any]:
+    if tool.type != "function" or not tool.name:
+        hint = "only functions that the client runs itself: {'type': 'function', 'name': ..., 'parameters': {...}}"
+        raise InvalidRequest(f"tools[{at}]: nobody here runs '{tool.type[:40]}'", hint=hint, param=f"tools[{at}].type")
+    said = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    given = {name: value for name, value in said.items() if value is not None}
+    return {"type": "function", "function": {"name": tool.name, **given}}
+
+
+def _tool_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
+    if isinstance(choice, str):
+        return choice
+    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        hint = "'auto', 'none', 'required', or {'type': 'function', 'name': ...}"
+        raise InvalidRequest("tool_choice cannot be read", hint=hint, param="tool_choice")
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def _response_format(shape: Format) -> dict[str, Any]:
+    if shape.type == "json_object":
+        return {"type": "json_object"}
+    said = {"name": shape.name, "schema": shape.schema, "strict": shape.strict, "description": shape.description}
+    return {"type": "json_schema", "json_schema": {name: value for name, value in said.items() if value is not None}}

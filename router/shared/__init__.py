@@ -1,0 +1,1 @@
+"""What several routers have in common, in memory, files or Redis."""

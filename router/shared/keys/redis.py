@@ -1,0 +1,107 @@
+"""Issued keys in Redis or Valkey, shared by all routers that name the same server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from policies.errors import ConfigError, Unavailable
+from policies.keys import NO_KEYS, KeyBook
+from router.shared.keys.base import Edit
+from router.shared.keys.lines import decode, encode
+from router.shared.store.base import StoreFailed
+from router.shared.store.redis import faults
+
+PATIENCE_S = 1.0
+"""Without an answer for so long the server counts as away. No request waits for it, but operators do."""
+
+_TRIES = 20
+"""Changes by other routers that one change gives way to."""
+
+_PUT = """
+local now = tonumber(redis.call('HGET', KEYS[1], 'revision') or '0')
+if now < tonumber(ARGV[1]) or now > tonumber(ARGV[2]) then return 0 end
+redis.call('HSET', KEYS[1], 'revision', ARGV[3], 'book', ARGV[4])
+return 1
+"""
+"""Writes a revision and its book, the last two arguments, if the present revision lies between the first two."""
+
+
+class RedisKeys:
+    """One hash at `key`: the book, and a revision that counts its changes.
+
+    A server that is older than what was read from it has lost changes, most of all when it comes back empty. It is
+    given what was known: otherwise a restart of Redis would lock every tenant out. `on_event` hears of `keys_put_back`.
+    """
+
+    def __init__(
+        self, url: str, *, key: str = "pointsman:keys", on_event: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._redis = redis.asyncio.Redis.from_url(
+            url, retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE_S, socket_connect_timeout=PATIENCE_S
+        )
+        self._key, self._on_event = key, on_event
+        self._put = self._redis.register_script(_PUT)
+        self._revision, self._seen = -1, NO_KEYS
+
+    def __repr__(self) -> str:
+        return f"<RedisKeys {self._key}, {len(self._seen)} keys of revision {self._revision}>"
+
+    async def look(self) -> KeyBook | None:
+        """See KeyStore."""
+        before = self._revision
+        await self._catch_up()
+        return None if self._revision == before else self._seen
+
+    async def change(self, edit: Edit) -> KeyBook:
+        """See KeyStore."""
+        for _ in range(_TRIES):
+            await self._catch_up()
+            book, known = edit(self._seen), self._revision
+            if await self._written(book, known + 1, least=known, most=known):
+                self._revision, self._seen = known + 1, book
+                return book
+        raise Unavailable("other routers change the keys all the time", hint="try again", retry_after_s=1.0)
+
+    async def close(self) -> None:
+        """See KeyStore."""
+        await self._redis.aclose()
+
+    async def _catch_up(self) -> None:
+        """Read the book if it is newer than what is known; put back what is known if it is older."""
+        revision = _number(await self._asked(self._redis.hget(self._key, "revision")))
+        if revision < self._revision and await self._written(
+            self._seen, self._revision, least=0, most=self._revision - 1
+        ):
+            self._on_event("keys_put_back")
+            return
+        if revision != self._revision:
+            found, text = await self._asked(self._redis.hmget(self._key, "revision", "book"))
+            try:
+                book = decode(text or b"", f"'{self._key}' in Redis")
+            except ConfigError as error:
+                raise Unavailable(str(error), hint="those that were known are still valid") from error
+            self._revision, self._seen = _number(found), book
+
+    async def _written(self, book: KeyBook, revision: int, *, least: int, most: int) -> bool:
+        return bool(await self._asked(self._put(keys=[self._key], args=[least, most, revision, encode(book)])))
+
+    async def _asked(self, call: Any) -> Any:
+        try:
+            with faults():
+                return await call
+        except StoreFailed as failure:
+            hint = "those that were known are still valid; list them before you try again: it may have happened"
+            raise Unavailable(f"the store of keys is away: {failure}", hint=hint, retry_after_s=5.0) from failure
+
+
+def _number(found: Any) -> int:
+    try:
+        return int(found or 0)
+    except (TypeError, ValueError) as error:
+        hint = "those that were known are still valid"
+        raise Unavailable(f"the revision of the keys is no number: {found!r}"[:120], hint=hint) from error

@@ -1,0 +1,202 @@
+"""The issued keys that this router knows, as a request sees them: a dictionary, kept fresh from a store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policies.errors import ConfigError, InvalidRequest, Unavailable
+from policies.keys import (
+    NO_KEYS,
+    PREFIX,
+    IssuedKey,
+    KeyBook,
+    find_key,
+    hash_of,
+    keys_of,
+    rotated,
+    with_key,
+    without_key,
+)
+from policies.nouns import Limits
+from router.shared.keys.base import Edit, KeyStore
+
+LOOK_EVERY_S = 1.0
+"""So late, at most, a router hears of a key that another one issued or revoked."""
+
+_log = logging.getLogger("pointsman.keys")
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key that was just made. `text` is the key itself, which is kept nowhere: it is told once."""
+
+    text: str
+    kept: IssuedKey
+
+    def __repr__(self) -> str:
+        return f"<NewKey {self.kept.id}>"
+
+
+class KeyRing:
+    """Looks keys up, and issues, rotates and revokes them in `store`; None: there are none and none can be issued.
+
+    While the store is away the keys that were known stay valid. `clock` is Unix time. `on_event` hears of `keys_away`,
+    `keys_refused` (the store holds what cannot be understood) and `keys_back`.
+    """
+
+    def __init__(
+        self,
+        store: KeyStore | None,
+        *,
+        clock: Callable[[], float],
+        on_event: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._store, self._clock, self._on_event = store, clock, on_event
+        self._book: KeyBook = NO_KEYS
+        self._used: dict[str, float] = {}
+        # the store is asked one thing after the other: an old answer must not come after a new one
+        self._turn = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
+        self._trouble: str | None = None
+        self.is_known = store is None
+        """Was the store ever read? Until then nobody can say that a key is not one."""
+
+    def __repr__(self) -> str:
+        return f"<KeyRing {len(self._book)} keys{f', {self._trouble}' if self._trouble else ''}>"
+
+    @property
+    def is_empty(self) -> bool:
+        """Was no key issued that is still there?"""
+        return not self._book
+
+    def now(self) -> float:
+        """Unix time, by which keys expire."""
+        return self._clock()
+
+    def find(self, digest: str) -> IssuedKey | None:
+        """The key with this sha256, expired or not. Remembers that it was used."""
+        found = self._book.get(digest)
+        if found is not None:
+            self._used[digest] = self._clock()
+        return found
+
+    def of(self, tenant: str) -> list[IssuedKey]:
+        """The keys of `tenant`, oldest first."""
+        return keys_of(self._book, tenant)
+
+    def used(self, digest: str) -> float | None:
+        """When a call came with this key to this router, since it started."""
+        return self._used.get(digest)
+
+    async def start(self) -> None:
+        """Read the store, or begin without it if it is away. Raises ConfigError for a file that is no book."""
+        if self._store is None:
+            return
+        try:
+            async with self._turn:
+                self._take(await self._store.look())
+        except Unavailable as error:
+            self._note(error)
+
+    async def watch(self) -> None:
+        """Look at the store again and again, until cancelled."""
+        while self._store is not None:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take what the store holds now; if it cannot be had, go on with what is known."""
+        assert self._store is not None
+        try:
+            async with self._turn:
+                self._take(await self._store.look())
+        except (Unavailable, ConfigError) as error:
+            self._note(error)
+            return
+        if self._trouble is not None:
+            self._trouble = None
+            self._on_event("keys_back")
+
+    async def issue(
+        self, tenant: str, *, name: str | None = None, lives_s: float | None = None, limits: Limits | None = None
+    ) -> NewKey:
+        """A new key for `tenant`, valid here at once. Raises InvalidRequest, Unavailable, ConfigError."""
+        made = self._made(tenant, name, lives_s, limits)
+        await self._change(lambda book: with_key(book, made.kept, now=self._clock()))
+        _log.info("key %s of tenant %s was issued", made.kept.id, tenant)
+        return made
+
+    async def rotate(self, tenant: str, id: str, *, overlap_s: float, lives_s: float | None = None) -> NewKey:  # noqa: A002
+        """A new key in the place of that one, which lives for `overlap_s` beside it. Raises as `issue` does.
+
+        The new one has the old one's name and limits, and may live as long as that one might unless `lives_s` says
+        otherwise.
+        """
+        if self._store is not None:
+            await self.look()  # it may have been issued elsewhere, a moment ago
+        old = find_key(self._book, tenant, id)
+        if lives_s is None and old.expires is not None:
+            lives_s = old.expires - old.created
+        made = self._made(tenant, old.name, lives_s, old.limits)
+        until = math.ceil(self._clock() + overlap_s)
+        await self._change(lambda book: rotated(book, id, made.kept, until=until, now=self._clock()))
+        _log.info("key %s of tenant %s was rotated to %s", id, tenant, made.kept.id)
+        return made
+
+    async def revoke(self, tenant: str, id: str) -> None:  # noqa: A002
+        """Let nobody in with that key any more; who is inside stays. Raises as `issue` does."""
+        await self._change(lambda book: without_key(book, tenant, id))
+        _log.info("key %s of tenant %s was revoked", id, tenant)
+
+    async def close(self) -> None:
+        """Let go of the store, once what was begun is done."""
+        if self._changes:
+            await asyncio.wait(self._changes)
+        if self._store is not None:
+            await self._store.close()
+
+    def _made(self, tenant: str, name: str | None, lives_s: float | None, limits: Limits | None) -> NewKey:
+        # not of the router's rng, which is seeded in tests and guessable everywhere
+        text, created = PREFIX + secrets.token_urlsafe(32), int(self._clock())
+        expires = None if lives_s is None else created + math.ceil(lives_s)
+        return NewKey(text, IssuedKey(hash_of(text), tenant, created, name, expires, limits=limits))
+
+    async def _change(self, edit: Edit) -> None:
+        # of a caller who leaves meanwhile the store knows nothing: what it then holds must be known here too
+        task = asyncio.create_task(self._changed(edit))
+        self._changes.add(task)
+        task.add_done_callback(self._ended)
+        await asyncio.shield(task)
+
+    async def _changed(self, edit: Edit) -> None:
+        if self._store is None:
+            hint = "name a file as server.keys_file, or a Redis as store.redis"
+            raise InvalidRequest("this router has no place to keep keys in", hint=hint)
+        async with self._turn:
+            self._take(await self._store.change(edit))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever stopped waiting for it does not want to know
+
+    def _take(self, book: KeyBook | None) -> None:
+        self.is_known = True
+        if book is not None:
+            self._book = book
+            self._used = {digest: at for digest, at in self._used.items() if digest in book}
+
+    def _note(self, error: Unavailable | ConfigError) -> None:
+        if error.code == self._trouble:
+            return
+        self._trouble = error.code
+        if isinstance(error, ConfigError):
+            self._on_event("keys_refused")
+        else:
+            self._on_event("keys_away")
+        _log.warning("issued keys: %s", error)

@@ -1,0 +1,147 @@
+"""A relay through Redis: the lease is a key that expires, what was drained is a stream of bounded length.
+
+A router that starts late, or was cut off for a while, reads on where it was, as far as the stream goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from router.fleet.feeds.relay import MOST_KEPT, MOST_KEPT_BYTES, Relayed, RelayForgot
+from router.shared.store.redis import MUTE_S
+
+_CLAIM = """
+local owner = redis.call('HGET', KEYS[1], 'owner')
+if owner and owner ~= ARGV[1] then return false end
+local token = redis.call('HGET', KEYS[1], 'token')
+if not token then
+    local now, least = redis.call('TIME'), 0
+    local newest = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+    for i = 1, newest and #newest[2] or 0, 2 do
+        if newest[2][i] == 'token' then least = (tonumber(newest[2][i + 1]) or 0) + 1 end
+    end
+    token = string.format('%.0f', math.max(least, now[1] * 1000000 + now[2]))
+    redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'token', token)
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return token
+"""
+"""The token is the time at which the lease was taken, so that it grows even if Redis forgets everything; and more than
+the last one that was published, so that it grows even if the clock goes back."""
+
+_RELEASE = """
+if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+
+_START = "0-0"
+_BLOCK_MS = 1000
+_MOST_AT_ONCE = 16
+_OF_SO_MANY = 32
+"""Drains whose mean says how many of them there is room for."""
+
+_KEPT_S = 86400
+"""A channel that nobody publishes to any more goes after so long."""
+
+
+class RedisRelay:
+    """A relay for routers that share a Redis (6.2 or newer). `redis` answers with bytes and is closed with the relay.
+
+    Of each channel the last `most_kept` drains are kept, or about `most_bytes` of them.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        prefix: str = "pointsman:feeds:",
+        most_kept: int = MOST_KEPT,
+        most_bytes: int = MOST_KEPT_BYTES,
+    ) -> None:
+        self._redis, self._prefix, self._most_kept, self._most_bytes = redis, prefix, most_kept, most_bytes
+        self._usual_bytes: dict[str, float] = {}
+        self._claim: Callable[..., Any] = redis.register_script(_CLAIM)
+        self._release: Callable[..., Any] = redis.register_script(_RELEASE)
+
+    def __repr__(self) -> str:
+        return f"<RedisRelay at {self._prefix}>"
+
+    @classmethod
+    def at(cls, url: str, *, prefix: str = "pointsman:feeds:") -> RedisRelay:
+        """A relay at `url`, which need not be there yet."""
+        retry, mute_s = Retry(NoBackoff(), 0), MUTE_S
+        return cls(
+            Redis.from_url(url, retry=retry, socket_timeout=mute_s, socket_connect_timeout=mute_s), prefix=prefix
+        )
+
+    async def claim(self, channel: str, owner: str, ttl_s: float) -> int | None:
+        """See Relay."""
+        with _as_os_error():
+            keys = [self._lease(channel), self._stream(channel)]
+            token = await self._claim(keys=keys, args=[owner, max(1, int(ttl_s * 1000))])
+        return None if token is None else int(token)
+
+    async def release(self, channel: str, owner: str) -> None:
+        """See Relay."""
+        with _as_os_error():
+            await self._release(keys=[self._lease(channel)], args=[owner])
+
+    async def publish(self, channel: str, token: int, payload: bytes) -> None:
+        """See Relay."""
+        entry: dict[Any, Any] = {"token": token, "payload": payload}
+        usual = self._usual_bytes.get(channel, float(len(payload)))
+        self._usual_bytes[channel] = usual = usual + (len(payload) - usual) / _OF_SO_MANY
+        most = max(1, min(self._most_kept, int(self._most_bytes / max(1.0, usual))))
+        with _as_os_error():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.xadd(self._stream(channel), entry, maxlen=most, approximate=True)
+                pipe.expire(self._stream(channel), _KEPT_S)
+                await pipe.execute()
+
+    async def hear(self, channel: str, *, after: str | None = None) -> AsyncIterator[Relayed]:
+        """See Relay. Ends with OSError when Redis is out of reach."""
+        stream, last = self._stream(channel), after or _START
+        while True:
+            with _as_os_error():
+                found: Any = await self._redis.xread({stream: last}, count=_MOST_AT_ONCE, block=_BLOCK_MS)
+                newest: Any = found or await self._redis.xrevrange(stream, count=1)
+            if not found and last != _START and _place(newest[0][0] if newest else b"0-0") < _place(last.encode()):
+                raise RelayForgot(f"{stream} begins anew")
+            for _, entries in found or ():
+                for number, entry in entries:
+                    last = number.decode()
+                    # who else writes there cannot be understood, and need not be
+                    if entry and entry.get(b"token", b"").isdigit() and b"payload" in entry:
+                        yield Relayed(int(entry[b"token"]), entry[b"payload"], last)
+
+    async def close(self) -> None:
+        """See Relay."""
+        await self._redis.aclose()
+
+    def _lease(self, channel: str) -> str:
+        return f"{self._prefix}{{{channel}}}:lease"
+
+    def _stream(self, channel: str) -> str:
+        return f"{self._prefix}{{{channel}}}:events"
+
+
+def _place(number: bytes) -> tuple[int, ...]:
+    return tuple(int(part) for part in number.split(b"-"))
+
+
+@contextmanager
+def _as_os_error() -> Any:
+    try:
+        yield
+    except RedisConnectionError as error:
+        raise ConnectionError(str(error)) from error
+    except RedisError as error:
+        raise OSError(f"redis: {error}") from error

@@ -1,0 +1,48 @@
+"""A connection to Redis or Valkey on which nothing but StoreFailed goes wrong. Redis 6.2 or newer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from router.shared.store.base import Fault, StoreFailed
+from router.shared.store.redis import MUTE_S, faults
+
+KEPT_S = 3600
+"""What nobody writes to any more goes after so long."""
+
+
+class RedisLine:
+    """One connection to the server at `url`. It knows no deadline and does not retry."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = redis.asyncio.Redis.from_url(
+            url, retry=Retry(NoBackoff(), 0), socket_timeout=MUTE_S, socket_connect_timeout=MUTE_S
+        )
+
+    @asynccontextmanager
+    async def pipe(self) -> AsyncIterator[Any]:
+        """A pipeline; its failures, and whatever is wrong with what is made of its answers inside, are StoreFailed."""
+        try:
+            with faults():
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    yield pipe
+        except StoreFailed:
+            await self._hang_up()
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            await self._hang_up()
+            raise StoreFailed(Fault.NONSENSE, f"it answers otherwise than Redis: {error}") from error
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._redis.aclose()
+
+    async def _hang_up(self) -> None:
+        # what still comes on this connection answers questions of the past
+        await self._redis.connection_pool.disconnect()

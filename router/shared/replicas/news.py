@@ -1,0 +1,126 @@
+"""What one router tells the others, and its bytes: MessagePack arrays, as msgspec writes tagged structs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, get_args
+
+import msgspec
+
+from backends.nesting import check_msgpack
+from router.fleet.cluster.flights import Traffic
+from router.shared.prefixes.prefix import Dropped, Prefix
+
+MOST_KEYS = 4096
+"""Blocks of one prompt that are told (262,144 tokens, 36 KiB). What lies beyond is believed nowhere but where it was
+learnt: the others expect less of such a prompt than there is, never more."""
+
+MOST_BYTES = 2**16
+"""Size from which a batch is ended: Redis and whoever reads handle each in one go."""
+
+Key = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True, tag="sent"):
+    """A prompt went to `backend`; `noted` are the keys that Speculation notes of it."""
+
+    backend: str
+    noted: tuple[Key, ...]
+
+
+class Learnt(msgspec.Struct, frozen=True, array_like=True, tag="learnt"):
+    """`backend`, which tells nothing of its cache, answered a prompt of so many `blocks`, the first of them `keys`.
+
+    The answer filled `drawn_blocks`. `cached_share` of the prompt was cached, as surely as `weight`; None: nobody
+    knows. `counts`: it has told of cached tokens before, so that its zeros can be believed.
+    """
+
+    backend: str
+    keys: tuple[Key, ...]
+    blocks: Count
+    drawn_blocks: Count = 0
+    cached_share: Share | None = None
+    weight: Share = 1.0
+    counts: bool = False
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
+    """`backend` broke off: what was just sent there may never have been computed."""
+
+    backend: str
+
+
+Belief = Sent | Learnt | Lost
+News = Belief | Prefix | Dropped
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """What a router has to tell at one time: `news`, each with its age in ms, oldest first, and what it has under way.
+
+    `traffic` is all that it has at each backend, so that a lost batch is put right by the next; None: as before.
+    """
+
+    news: tuple[tuple[Count, News], ...] = ()
+    traffic: dict[str, Traffic] | None = None
+
+
+class _Loose(msgspec.Struct, frozen=True, array_like=True):
+    news: tuple[tuple[Count, msgspec.Raw], ...] = ()
+    traffic: dict[str, Traffic] | None = None
+
+
+class _Kind(msgspec.Struct, array_like=True):
+    kind: str
+
+
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Batch)
+_loose, _kind = msgspec.msgpack.Decoder(_Loose), msgspec.msgpack.Decoder(_Kind)
+_one: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(News)
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(News))
+
+
+def encode(batch: Batch) -> bytes:
+    """The bytes of `batch`."""
+    return _encoder.encode(batch)
+
+
+def decode(payload: bytes) -> Batch:
+    """The batch in `payload`, without news of kinds that only later versions know. Raises ValueError if there is none.
+
+    What is added to the end of a struct is passed over too, so that routers of two versions can share a stream.
+    """
+    check_msgpack(payload)
+    try:
+        return _decoder.decode(payload)
+    except msgspec.ValidationError:
+        loose = _loose.decode(payload)
+        known = ((age_ms, raw) for age_ms, raw in loose.news if _kind.decode(raw).kind in _KINDS)
+        return Batch(tuple((age_ms, _one.decode(raw)) for age_ms, raw in known), loose.traffic)
+
+
+def batches(news: Sequence[tuple[float, News]], traffic: Mapping[str, Traffic] | None, now: float) -> Iterator[Batch]:
+    """`news`, each with the time at which it was told, in batches of about MOST_BYTES; `traffic` in the last one."""
+    aged: list[tuple[int, News]] = []
+    size = 0
+    for at, one in news:
+        aged.append((max(0, round((now - at) * 1000)), one))
+        size += _size(one)
+        if size >= MOST_BYTES:
+            yield Batch(tuple(aged))
+            aged, size = [], 0
+    if aged or traffic is not None:
+        yield Batch(tuple(aged), None if traffic is None else dict(traffic))
+
+
+def _size(news: News) -> int:
+    match news:
+        case Sent():
+            return 64 + 9 * len(news.noted)
+        case Learnt():
+            return 64 + 9 * len(news.keys)
+        case Prefix():
+            return 256 + 64 * len(news.places)
+        case Lost() | Dropped():
+            return 64

@@ -1,0 +1,310 @@
+"""Replicas: this router among others, telling what it sends and learns and hearing what they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from policies.prefix.match import faded
+from router.fleet.beliefs import Beliefs
+from router.fleet.cluster.cluster import Cluster
+from router.fleet.cluster.flights import Traffic
+from router.shared.prefixes.prefix import Dropped, Prefix, PrefixNews
+from router.shared.replicas.news import Learnt, News, batches, decode, encode
+from router.shared.replicas.peers import Peers
+from router.shared.replicas.scribe import Scribe, Taken
+from router.shared.replicas.shelf import Shelf
+from router.shared.replicas.stream import AT_ONCE, START, Exchanged, Standing, Stream, Told, earlier, is_after
+from router.shared.store.base import Fault, StoreFailed
+from router.shared.store.calls import Calls
+from router.supervise import supervise
+
+_JUST_SENT_S = 10.0
+"""Older prompts are no longer believed where they were sent, unless their answers taught it."""
+
+_LEAST_TRUST = 0.5
+"""What was learnt is never believed less for others being out of hearing: what this router sent itself stays true."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """How often, how patiently and how much.
+
+    Every `every_s` what is new is written and read. Without an answer within `deadline_s` the stream counts as away,
+    and is looked for after `first_backoff_s`, then ever less often. `patience_s`: how long starting waits until it has
+    caught up. At most `most_kept` news wait to be told; the oldest go first. What is under way is said again every
+    `again_s`, and who says nothing for `silent_s` is gone. One of the routers writes a snapshot every
+    `snapshot_every_s`. Who came too late to hear everything and found no snapshot counts as exact after `settled_s`,
+    and so long backends of a snapshot that are not there may come.
+    """
+
+    every_s: float = 0.015
+    deadline_s: float = 0.25
+    first_backoff_s: float = 0.1
+    most_backoff_s: float = 2.0
+    patience_s: float = 2.0
+    most_kept: int = 4096
+    again_s: float = 1.0
+    silent_s: float = 4.0
+    snapshot_every_s: float = 8.0
+    settled_s: float = 60.0
+
+
+class Replicas:
+    """Tells `stream` what `beliefs` hears and what `cluster` has under way, and both what other routers tell.
+
+    A request only appends to a buffer; one background task writes and reads. The stream keeps only the last of what was
+    told; what came before is in a snapshot on `shelf`. `is_exact`: both together are known here; until then, and while
+    they are away, placement is approximate and requests are served all the same. `by` is this router's name, unlike any
+    other's. `clock` is that of `beliefs`.
+
+    `on_event` hears of `replicas_<fault>`, `replicas_back`, `replicas_forgotten` (the stream began anew),
+    `replicas_missed` (the stream no longer had all that came since it was last heard), `replicas_news_dropped`,
+    `replicas_unreadable`, and what Scribe tells; `on_state` of `is_exact` and how many other routers are heard;
+    `on_prefix` of the prefixes that others keep.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        shelf: Shelf,
+        by: str,
+        *,
+        beliefs: Beliefs,
+        cluster: Cluster,
+        clock: Callable[[], float],
+        options: ReplicaOptions = ReplicaOptions(),
+        on_event: Callable[[str], None] = lambda _: None,
+        on_state: Callable[[bool, int], None] = lambda *_: None,
+        on_prefix: Callable[[PrefixNews], None] = lambda _: None,
+    ) -> None:
+        self._stream, self._by, self._clock, self._options = stream, by, clock, options
+        self._beliefs, self._cluster = beliefs, cluster
+        self._on_event, self._on_state, self._on_prefix = on_event, on_state, on_prefix
+        self._peers = Peers(silent_s=options.silent_s)
+        self._news: deque[tuple[float, News]] = deque()
+        self._told_traffic: dict[str, Traffic] = {}
+        self._told_at = self._heard_all_at = -1e9
+        self._after, self._is_known = START, False
+        self._is_current = self._is_whole = False
+        self._listens_since = clock()
+        self._taken = Taken(START, {})
+        self._awaited: set[str] = set()
+        self._backoff_s = options.first_backoff_s
+        self._task: asyncio.Task[None] | None = None
+        self._has_caught_up = asyncio.Event()
+        self._turns = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._calls = Calls(options.deadline_s)
+        self._scribe = Scribe(shelf, by, beliefs, clock, self._calls, options.snapshot_every_s, on_event)
+        beliefs.share(self.tell)
+
+    def __repr__(self) -> str:
+        state = "exact" if self.is_exact else "approximate"
+        return f"<Replicas {self._by} {state}, {len(self._news)} news to tell, {self._peers!r}>"
+
+    @property
+    def is_exact(self) -> bool:
+        """Is all that others told known here?"""
+        return self._is_current and self._is_whole
+
+    @property
+    def state(self) -> str:
+        """`exact` or `approximate`, as operators see it."""
+        return "exact" if self.is_exact else "approximate"
+
+    def tell(self, news: News) -> None:
+        """Have the others hear `news` in a moment."""
+        if len(self._news) >= self._options.most_kept:
+            self._news.popleft()
+            self._on_event("replicas_news_dropped")
+        self._news.append((self._clock(), news))
+
+    async def start(self) -> None:
+        """Begin to listen; returns once caught up, or when it has taken too long, and then it goes on behind."""
+        self._on_state(False, 0)
+        self._task = asyncio.create_task(supervise("replicas", self._look_after))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.patience_s):
+                await self._has_caught_up.wait()
+
+    async def close(self) -> None:
+        """Tell what is left, and that nothing is under way here any more, if the stream listens; let go of it."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._is_current:
+            with suppress(StoreFailed):
+                await self._calls.run(self._stream.exchange(self._payloads({}), self._after))
+        await self._stream.close()
+        await self._scribe.close()
+        await self._calls.end()
+
+    async def catch_up(self) -> None:
+        """Return when all that was told here before was written, and all that others had written before was heard.
+
+        While they are away at once, and after `deadline_s` in any case.
+        """
+        if self._is_current:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            # a turn that runs already may have read before now
+            self._waiting.append((self._turns + 1, done))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._options.deadline_s):
+                    await done
+
+    async def turn(self) -> bool:
+        """Write what is new and read once; is there more to read? Never raises StoreFailed."""
+        self._turns += 1
+        try:
+            if not self._is_known:
+                await self._find()
+            count = len(self._news)
+            payloads = self._payloads(self._new_traffic())
+            found = await self._calls.run(self._stream.exchange(payloads, self._after))
+        except StoreFailed as failure:
+            self._lost(failure.fault)
+            return False
+        if found.unwritten is None:
+            self._forget_told(count)
+        await self._hear(found)
+        if found.unwritten is not None:
+            self._lost(found.unwritten.fault)
+        elif len(found.told) < AT_ONCE:
+            self._caught_up()
+            if self.is_exact:
+                await self._scribe.write(self._after)
+        return self._is_known and len(found.told) == AT_ONCE
+
+    def check(self) -> None:
+        """Nothing is buffered without bound."""
+        assert len(self._news) <= self._options.most_kept, f"{self!r} keeps too much"
+
+    async def _look_after(self) -> None:
+        while True:
+            if not await self.turn():
+                await asyncio.sleep(self._options.every_s if self._is_known else self._backoff())
+
+    async def _find(self) -> None:
+        """Learn whether the stream still has all that follows what was heard; if not, and at first, take over the
+        snapshot."""
+        there = await self._calls.run(self._stream.state())
+        if is_after(self._after, there.newest):
+            # Redis lost it: what comes now may have smaller numbers
+            self._after = START
+            self._on_event("replicas_forgotten")
+        is_missed = there.lacks(self._after)
+        if is_missed and self._after != START:
+            self._on_event("replicas_missed")
+        if is_missed:
+            self._is_whole, self._listens_since = False, self._clock()
+        elif self._after == START:
+            self._is_whole = True
+        if is_missed or self._after == START:
+            await self._take_over(there)
+        self._is_known = True
+
+    async def _take_over(self, there: Standing) -> None:
+        taken = await self._scribe.read(there.lacks)
+        if taken is not None:
+            self._taken, self._is_whole = taken, True
+            # what was just sent is not in it
+            self._after = earlier(taken.position, _JUST_SENT_S)
+            self._awaited = {name for name in taken.covered if name not in self._cluster}
+            self._listens_since = self._clock()
+
+    def _is_awaited(self, backend: str) -> bool:
+        """Is it here, or may it be found soon, as another router has found it?"""
+        return backend in self._cluster or backend in self._awaited
+
+    def _settle(self) -> None:
+        """Whoever has listened for long knows what counts, and whoever has not come by now is not awaited any more."""
+        if self._clock() - self._listens_since >= self._options.settled_s:
+            self._is_whole = True
+            for name in self._awaited:
+                if name not in self._cluster:
+                    self._beliefs.forget(name)
+            self._awaited.clear()
+
+    def _payloads(self, traffic: dict[str, Traffic] | None) -> list[bytes]:
+        now = self._clock()
+        payloads = [encode(batch) for batch in batches(self._news, traffic, now)]
+        if traffic is not None:
+            self._told_traffic, self._told_at = traffic, now
+        return payloads
+
+    def _new_traffic(self) -> dict[str, Traffic] | None:
+        """What is under way here, if that is news or was not said for a while."""
+        traffic = self._cluster.traffic()
+        is_due = self._clock() - self._told_at >= self._options.again_s
+        return traffic if is_due or traffic != self._told_traffic else None
+
+    def _forget_told(self, count: int) -> None:
+        # the oldest may have had to make room while the others were written
+        for _ in range(min(count, len(self._news))):
+            self._news.popleft()
+
+    async def _hear(self, found: Exchanged) -> None:
+        now = self._clock()
+        for told in found.told:
+            self._after = told.number
+            if told.by != self._by:
+                # one entry is a few hundred microseconds of work: requests go in between
+                await asyncio.sleep(0)
+                # two clocks drift apart, so that both times are the server's
+                self._hear_one(told, now - max(0, found.now_ms - told.at_ms) / 1000)
+        self._cluster.hear_elsewhere(self._peers.together(now))
+
+    def _hear_one(self, told: Told, written_at: float) -> None:
+        try:
+            batch = decode(told.payload)
+        except ValueError:  # of a router that speaks otherwise, or of somebody else
+            self._on_event("replicas_unreadable")
+            return
+        self._peers.hear(told.by, batch.traffic, written_at)
+        for age_ms, news in batch.news:
+            if isinstance(news, Prefix | Dropped):
+                self._on_prefix(news)
+            elif self._is_awaited(news.backend) and not self._is_covered(news, told.number):
+                self._beliefs.hear(news, written_at - age_ms / 1000)
+
+    def _is_covered(self, news: News, number: str) -> bool:
+        """Did the snapshot have it already?"""
+        taken = self._taken
+        return isinstance(news, Learnt) and not is_after(number, taken.covered.get(news.backend, taken.position))
+
+    def _caught_up(self) -> None:
+        if not self._is_current:
+            self._on_event("replicas_back")
+            self._beliefs.doubt(1.0)
+        self._is_current, self._heard_all_at = True, self._clock()
+        self._settle()
+        self._has_caught_up.set()
+        self._backoff_s = self._options.first_backoff_s
+        self._on_state(self.is_exact, len(self._peers))
+        self._let_go_on(self._turns)
+
+    def _lost(self, fault: Fault) -> None:
+        self._is_current = self._is_known = False
+        self._on_event(f"replicas_{fault}")
+        now = self._clock()
+        self._beliefs.doubt(max(_LEAST_TRUST, faded(now - self._heard_all_at)))
+        self._cluster.hear_elsewhere(self._peers.together(now))
+        self._on_state(False, len(self._peers))
+        self._let_go_on(self._turns + 1)
+
+    def _let_go_on(self, turn: int) -> None:
+        """Whoever waited for this turn or an earlier one waits no longer."""
+        for number, done in self._waiting:
+            if number <= turn and not done.done():
+                done.set_result(None)
+        self._waiting = [(number, done) for number, done in self._waiting if not done.done()]
+
+    def _backoff(self) -> float:
+        backoff_s = self._backoff_s
+        self._backoff_s = min(self._options.most_backoff_s, 2 * backoff_s)
+        return backoff_s

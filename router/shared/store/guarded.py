@@ -1,0 +1,277 @@
+"""A shared store that may be slow, gone, full or lying, and quotas that hold all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from policies.errors import Overloaded
+from policies.quota.budget import Descriptor, Refused, Reservation, Standing, meters, share
+from policies.quota.charge import Charge
+from policies.quota.ledger import KEPT_S, Ledger
+from router.shared.store.base import Fault, QuotaStore, StoreFailed
+from router.shared.store.calls import Calls
+from router.supervise import supervise
+
+PATIENCE_S = 1.0
+"""How long starting waits for the shared store to answer at all, closing for it to hear what is owed, and a request for
+its turn to ask: a store that answers in time, but less often than it is asked, would keep each one waiting longer."""
+
+AT_ONCE = 4
+"""Most reservations that ask the shared store at once: a burst of them would look like a slow store. More would not be
+faster, since a router and Redis are one thread each, and opening a connection costs several round trips."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardOptions:
+    """How much patience there is with the shared store.
+
+    `replicas` share the limits equally while it is away. `strict` refuses rather than let more than the limit through.
+    A settlement whose first try failed is tried again for `retry_for_s`: later the store may have forgotten that it
+    arrived, and would charge it twice.
+    """
+
+    replicas: int = 1
+    strict: bool = False
+    deadline_s: float = 0.1
+    first_backoff_s: float = 0.1
+    most_backoff_s: float = 5.0
+    renew_every_s: float = 20.0
+    most_owed: int = 10_000
+    retry_for_s: float = KEPT_S / 2
+
+
+@dataclass(slots=True)
+class _Owed:
+    """A settlement that the shared store has not confirmed. `tried_at` is when it was first sent."""
+
+    reservation: Reservation
+    charge: Charge
+    tried_at: float | None = None
+
+
+class GuardedStore:
+    """Asks `shared` within a deadline; while that is away, this router's own share of the limits.
+
+    One failure and the shared store counts as away: no request waits for it until a background task has found it again
+    and told it what is owed. The local ledger is charged for everything that this router lets in, and hears with every
+    answer what all together used, so that its share is not fresh when it is needed. Settlements always go through the
+    background task: the end of a request waits for nobody, and a cancelled one settles all the same.
+
+    `on_event` hears of `quota_store_<fault>`, `quota_store_back` and `quota_settlement_dropped`. `clock` is Unix time.
+    """
+
+    def __init__(
+        self,
+        shared: QuotaStore,
+        *,
+        clock: Callable[[], float],
+        options: GuardOptions | None = None,
+        on_event: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._shared, self._clock, self._on_event = shared, clock, on_event
+        self._options = options or GuardOptions()
+        self._local = Ledger()
+        self._calls = Calls(self._options.deadline_s)
+        self._open: dict[str, Reservation] = {}
+        self._owed: deque[_Owed] = deque()
+        self._has_work = asyncio.Event()
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._backoff_s = self._options.first_backoff_s
+        self._renew_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.is_away = False
+        """Is only the local share asked? For metrics."""
+
+    def __repr__(self) -> str:
+        where = "local share" if self.is_away else "shared"
+        return f"<GuardedStore {where}, {len(self._open)} open, {len(self._owed)} owed, {self._shared!r}>"
+
+    @property
+    def owed(self) -> int:
+        """Settlements that the shared store has not heard of yet. For metrics."""
+        return len(self._owed)
+
+    async def start(self) -> None:
+        """Begin to look after the shared store, once it answers on as many connections as are used at once: a router
+        that began with its share while others had all of the limit already would let in more than there is."""
+        try:
+            await asyncio.gather(
+                *(self._calls.run(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE))
+            )
+        except StoreFailed as failure:
+            self._lost(failure.fault)
+        self._renew_at = _now() + self._options.renew_every_s
+        self._task = asyncio.create_task(supervise("quota store", self._look_after))
+
+    async def close(self) -> None:
+        """Tell the shared store what is owed, if it listens, and let go of it."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        with suppress(StoreFailed, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._pay()
+        await self._shared.close()
+        await self._calls.end(within_s=PATIENCE_S)
+
+    async def reserve(self, asked: Reservation) -> Reservation | Refused:
+        """See QuotaStore; never raises StoreFailed. Raises Overloaded if it is strict and the shared store is away."""
+        if not meters(asked.descriptors):
+            return asked
+        # who waits for a turn waits for this router, which for a while is no reason to believe that the store is slow
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            if not self.is_away:
+                self._lost(Fault.SLOW)
+            return self._alone(asked)
+        try:
+            return await self._together(asked)
+        finally:
+            self._turns.release()
+
+    async def _together(self, asked: Reservation) -> Reservation | Refused:
+        """What the shared store says, or this router's share while it is away."""
+        if self.is_away:
+            return self._alone(asked)
+        try:
+            answer = await self._calls.run(self._shared.reserve(asked))
+        except StoreFailed as failure:
+            self._lost(failure.fault)
+            return self._after_failure(asked)
+        except asyncio.CancelledError:
+            self._owe(asked, Charge())
+            raise
+        self._backoff_s = self._options.first_backoff_s
+        self._remember(asked, answer)
+        return answer
+
+    async def settle(self, reservation: Reservation, charge: Charge) -> None:
+        """See QuotaStore. Waits for nothing; the shared store hears of it in a moment, or when it is back."""
+        if not meters(reservation.descriptors):
+            return
+        self._open.pop(reservation.id, None)
+        self._local.settle(self._own(reservation), charge, now=self._clock())
+        self._owe(reservation, charge)
+
+    async def renew(self, reservations: Sequence[Reservation]) -> None:
+        """Nothing to do: what is open here is renewed until it is settled."""
+
+    async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
+        """See QuotaStore; of this router's share while the shared store is away."""
+        if not self.is_away:
+            try:
+                return await self._calls.run(self._shared.standing(descriptors))
+            except StoreFailed as failure:
+                self._lost(failure.fault)
+        return self._local.standing(self._shares(descriptors), now=self._clock())
+
+    def check(self) -> None:
+        """The local ledger balances, and nothing is buffered without bound."""
+        self._local.check()
+        assert len(self._owed) <= self._options.most_owed, f"{self!r} owes too much"
+
+    def _remember(self, asked: Reservation, answer: Reservation | Refused) -> None:
+        """Charge the local ledger as if it had been asked, and for this router's part of what all others used."""
+        own, now = self._own(asked), self._clock()
+        if isinstance(answer, Reservation):
+            self._local.grant(own, now=now)
+            self._open[answer.id] = answer
+        levels = [-(-level // self._options.replicas) for level in answer.levels]
+        self._local.learn(own.descriptors, levels, now=now)
+
+    def _alone(self, asked: Reservation) -> Reservation | Refused:
+        if self._options.strict:
+            hint = "quotas are strict, so nothing is let in meanwhile"
+            raise Overloaded("the store of quotas is away", hint=hint, retry_after_s=self._options.most_backoff_s)
+        answer = self._local.reserve(self._own(asked), now=self._clock())
+        if isinstance(answer, Refused):
+            return replace(answer, is_local=True)
+        granted = replace(answer, descriptors=asked.descriptors, is_local=True)
+        self._open[asked.id] = granted
+        return granted
+
+    def _after_failure(self, asked: Reservation) -> Reservation | Refused:
+        """Ask the local share. The shared store may have reserved all the same: undone there if nothing comes of it."""
+        answer: Reservation | Refused | None = None
+        try:
+            answer = self._alone(asked)
+            return answer
+        finally:
+            if not isinstance(answer, Reservation):
+                self._owe(asked, Charge())
+
+    def _own(self, reservation: Reservation) -> Reservation:
+        return replace(reservation, descriptors=self._shares(reservation.descriptors))
+
+    def _shares(self, descriptors: Sequence[Descriptor]) -> tuple[Descriptor, ...]:
+        return tuple(share(descriptor, self._options.replicas) for descriptor in descriptors)
+
+    def _owe(self, reservation: Reservation, charge: Charge) -> None:
+        if len(self._owed) >= self._options.most_owed:
+            self._owed.popleft()
+            self._on_event("quota_settlement_dropped")
+        self._owed.append(_Owed(reservation, charge))
+        self._has_work.set()
+
+    def _lost(self, fault: Fault) -> None:
+        self.is_away = True
+        self._on_event(f"quota_store_{fault}")
+        self._has_work.set()
+
+    async def _look_after(self) -> None:
+        while True:
+            await self._until_needed()
+            try:
+                if self.is_away or _now() >= self._renew_at:
+                    await self._renew_open()
+                await self._pay()
+            except StoreFailed as failure:
+                self._lost(failure.fault)
+                continue
+            if self.is_away:
+                self.is_away = False
+                self._on_event("quota_store_back")
+
+    async def _until_needed(self) -> None:
+        """Wait for something owed or for the time to renew; while the store is away, only for the time to try again."""
+        if self.is_away:
+            await asyncio.sleep(self._backoff_s)
+            self._backoff_s = min(self._options.most_backoff_s, 2 * self._backoff_s)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._renew_at):
+                await self._has_work.wait()
+        self._has_work.clear()
+
+    async def _renew_open(self) -> None:
+        by_tenant: dict[str, list[Reservation]] = {}
+        for reservation in self._open.values():
+            if not reservation.is_local:
+                by_tenant.setdefault(reservation.descriptors[0].tenant, []).append(reservation)
+        for reservations in by_tenant.values() or ([],):
+            await self._calls.run(self._shared.renew(reservations))
+        self._renew_at = _now() + self._options.renew_every_s
+
+    async def _pay(self) -> None:
+        """Send what is owed, oldest first; no more than there is now, so that renewing gets its turn."""
+        for _ in range(len(self._owed)):
+            owed = self._owed[0]
+            if owed.tried_at is not None and _now() - owed.tried_at > self._options.retry_for_s:
+                self._on_event("quota_settlement_dropped")
+            else:
+                owed.tried_at = owed.tried_at or _now()
+                await self._calls.run(self._shared.settle(owed.reservation, owed.charge))
+            # only once it arrived; meanwhile the oldest may have had to make room
+            if self._owed and self._owed[0] is owed:
+                self._owed.popleft()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

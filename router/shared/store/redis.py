@@ -1,0 +1,147 @@
+"""Quotas in Redis or Valkey, shared by all routers that name the same server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis.asyncio
+from redis import exceptions as failures
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from policies.quota.budget import Descriptor, Refused, Reservation, Standing, granted, meters, refusal, standing_of
+from policies.quota.charge import Charge
+from policies.quota.ledger import KEPT_S, milliseconds
+from router.shared.store.base import Fault, StoreFailed
+from router.shared.store.scripts import RENEW, RESERVE, SETTLE, STANDING
+
+CONNECTIONS = 6
+"""Most connections of one router; who finds none free waits for one."""
+
+MUTE_S = 5.0
+"""A connection on which nothing comes for so long is given up, if its caller has not long done so."""
+
+_REFUSALS = (failures.AuthenticationError, failures.ResponseError)
+
+LEASE_S = 60.0
+"""A reservation that is not renewed for so long lapses: its router is gone."""
+
+
+class RedisStore:
+    """One script, one round trip for each call, on the server's clock unless a `clock` (Unix seconds) is given.
+
+    `url` is redis-py's: redis://user:password@host:port/db, rediss:// for TLS, unix://path. It does not retry and knows
+    no deadline; GuardedStore does.
+    """
+
+    def __init__(
+        self, url: str, *, prefix: str = "pointsman", lease_s: float = LEASE_S, clock: Callable[[], float] | None = None
+    ) -> None:
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url,
+            max_connections=CONNECTIONS,
+            timeout=None,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=MUTE_S,
+            socket_connect_timeout=MUTE_S,
+        )
+        self._redis = redis.asyncio.Redis(connection_pool=pool)
+        self._prefix, self._lease_ms, self._clock = prefix, milliseconds(lease_s), clock
+        register = self._redis.register_script
+        self._reserve, self._settle = register(RESERVE), register(SETTLE)
+        self._renew, self._standing = register(RENEW), register(STANDING)
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self._prefix}>"
+
+    async def reserve(self, asked: Reservation) -> Reservation | Refused:
+        """See QuotaStore."""
+        metered = meters(asked.descriptors)
+        arguments: list[str | int] = [self._now(), asked.id, self._lease_ms]
+        for meter in metered:
+            amount = meter.amount(asked.charge)
+            arguments += [meter.name, meter.rate, meter.capacity, meter.need(amount), amount]
+        with faults():
+            reply = await self._reserve(self._keys(asked.descriptors), arguments)
+        fits, now_ms, *found = _integers(reply, 2 + len(metered))
+        levels = list(zip(metered, found, strict=True))
+        if fits:
+            return granted(asked, levels, now_ms=now_ms)
+        refused = refusal(levels, asked.charge, now_ms=now_ms)
+        if refused is None:
+            raise StoreFailed(Fault.NONSENSE, f"it refuses what fits: {reply!r}")
+        return refused
+
+    async def settle(self, reservation: Reservation, charge: Charge) -> None:
+        """See QuotaStore."""
+        arguments: list[str | int] = [self._now(), reservation.id, milliseconds(KEPT_S)]
+        for meter in meters(reservation.descriptors):
+            arguments += [meter.name, meter.rate, meter.amount(charge)]
+        with faults():
+            reply = await self._settle(self._keys(reservation.descriptors), arguments)
+        if reply not in (0, 1, 2):
+            raise StoreFailed(Fault.NONSENSE, f"settling answers {reply!r}")
+
+    async def renew(self, reservations: Sequence[Reservation]) -> None:
+        """See QuotaStore."""
+        with faults():
+            if not reservations:
+                await self._redis.ping()
+                return
+            arguments: list[str | int] = [self._now(), self._lease_ms, *(one.id for one in reservations)]
+            await self._renew(self._keys([d for one in reservations for d in one.descriptors]), arguments)
+
+    async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
+        """See QuotaStore."""
+        metered = meters(descriptors)
+        arguments: list[str | int] = [self._now()]
+        for meter in metered:
+            arguments += [meter.name, meter.rate]
+        with faults():
+            reply = await self._standing(self._keys(descriptors), arguments)
+        now_ms, *found = _integers(reply, 1 + len(metered))
+        return standing_of(list(zip(metered, found, strict=True)), now_ms=now_ms)
+
+    async def start(self) -> None:
+        """See QuotaStore."""
+
+    async def close(self) -> None:
+        """See QuotaStore."""
+        await self._redis.aclose(close_connection_pool=True)
+
+    def _keys(self, descriptors: Sequence[Descriptor]) -> tuple[str, ...]:
+        (tenant,) = {descriptor.tenant for descriptor in descriptors}
+        return tuple(f"{self._prefix}:{{{tenant}}}:{what}" for what in ("levels", "held", "due"))
+
+    def _now(self) -> str | int:
+        return "" if self._clock is None else milliseconds(self._clock())
+
+
+@contextmanager
+def faults() -> Iterator[None]:
+    """Errors of redis-py and of the network, as ours. The order matters: some are kinds of others."""
+    try:
+        yield
+    except (failures.TimeoutError, failures.BusyLoadingError, TimeoutError) as error:
+        raise StoreFailed(Fault.SLOW, str(error)) from error
+    except failures.InvalidResponse as error:
+        raise StoreFailed(Fault.NONSENSE, str(error)) from error
+    except (failures.ConnectionError, OSError) as error:
+        # a password that the server refuses is to redis-py a connection that failed
+        is_refused = any(isinstance(one, _REFUSALS) for one in (error, error.__cause__))
+        raise StoreFailed(Fault.REFUSING if is_refused else Fault.GONE, str(error)) from error
+    except failures.ResponseError as error:
+        # Redis 6 tells of full memory inside of the script's own error
+        is_full = isinstance(error, failures.OutOfMemoryError) or "OOM " in str(error)
+        raise StoreFailed(Fault.FULL if is_full else Fault.REFUSING, str(error)) from error
+    except (failures.RedisError, ValueError) as error:
+        raise StoreFailed(Fault.NONSENSE, str(error)) from error
+
+
+def _integers(reply: Any, count: int) -> list[int]:
+    """`reply` if it is a list of so many numbers, none of them negative."""
+    if isinstance(reply, list) and len(reply) == count and all(isinstance(n, int) and n >= 0 for n in reply):
+        return reply
+    raise StoreFailed(Fault.NONSENSE, f"it answers {str(reply)[:80]!r}")

@@ -1,0 +1,1 @@
+"""The command line, and the parts of a router put together and started."""

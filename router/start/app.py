@@ -1,0 +1,225 @@
+"""A running router: what was put together, started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Unpack
+
+from aiohttp import web
+
+from policies.sla.config import Config
+from router.operate.admin.server import admin_app
+from router.operate.telemetry.logs import HttpServerLog
+from router.protocols.grpc.server import GrpcServer
+from router.protocols.http.endpoints import http_app
+from router.protocols.picker.server import PickerServer
+from router.protocols.registration.announcements import announcements
+from router.protocols.registration.fastchat_controller import FastChatController, FastChatPools
+from router.protocols.registration.fastchat_workers import Workers
+from router.start.address import Address, cannot_listen
+from router.start.build import Parts, build
+from router.start.preflight import require_guarded
+from router.start.reload import Reloader, as_shadow
+from router.supervise import supervise
+from router.text.sources import LOOK_EVERY_S
+
+_MOST_HEADER_BYTES = 32 << 10
+"""Of one header: tokens of some identity providers, and baggage of traces, are longer than aiohttp's 8190."""
+
+_LEFTOVERS_S = 2.0
+"""How long requests may take, after the drain, to let go of what they have and to tell their clients how they ended."""
+
+
+class Router:
+    """A running router. An async context manager: entered it listens, left it has drained and let go of everything.
+
+    Takes what `build` takes. `http`, `grpc`, `admin` and `picker` are the addresses that it really has; None where the
+    config turns it off.
+    """
+
+    def __init__(self, config: Config, **parts: Unpack[Parts]) -> None:
+        self.gateway = build(config, **parts)
+        self.reloader = Reloader(self.gateway, parts["file"]) if "file" in parts else None
+        self._shadow = Reloader(self.gateway, parts["shadow"], take=as_shadow) if "shadow" in parts else None
+        self.http = Address.parse(config.server.http)
+        self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
+        self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
+        self.picker = None if config.server.picker is None else Address.parse(config.server.picker)
+        self._servers: list[GrpcServer | PickerServer] = []
+        self._shares_ports = parts.get("shares_ports", False)
+        self._stack = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<Router http {self.http} grpc {self.grpc} {self.gateway!r}>"
+
+    @property
+    def http_url(self) -> str:
+        """Where clients of HTTP find it."""
+        return f"http://{self.http}"
+
+    @property
+    def grpc_address(self) -> str | None:
+        """Where clients of gRPC find it."""
+        return None if self.grpc is None else str(self.grpc)
+
+    def models(self) -> tuple[str, ...]:
+        """The names of the models that are served now."""
+        return tuple(self.gateway.cluster.models())
+
+    async def wait_until_reached(self, timeout_s: float) -> bool:
+        """Wait until every pool has a healthy backend, at most `timeout_s`; is it so?"""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.gateway.is_ready():
+                    await self.gateway.cluster.health_changed()
+        except TimeoutError:
+            return False
+        return True
+
+    def reload_soon(self) -> None:
+        """Have the files read at once, changed or not."""
+        for reloader in (self.reloader, self._shadow):
+            if reloader is not None:
+                reloader.ask()
+
+    def check(self) -> None:
+        """Nothing is left of any request: no call, permit, or request at a backend; for an idle router."""
+        self.gateway.check()
+
+    async def __aenter__(self) -> Router:
+        async with AsyncExitStack() as stack:
+            if (log := self.gateway.telemetry.decisions) is not None:
+                log.open()
+                stack.push_async_callback(asyncio.to_thread, log.close)
+            stack.push_async_callback(self.gateway.tokenizers.close)
+            stack.push_async_callback(self.gateway.sources.close)
+            stack.push_async_callback(self.gateway.admission.store.close)
+            await self.gateway.admission.store.start()
+            stack.push_async_callback(self.gateway.keys.close)
+            await self.gateway.keys.start()
+            self._own(stack, "API keys", self.gateway.keys.watch)
+            # backends join the feeds as soon as the cluster has reached them
+            await stack.enter_async_context(self.gateway.feeds)
+            await stack.enter_async_context(self.gateway.cluster)
+            await stack.enter_async_context(self.gateway.prefixes)
+            if self.gateway.replicas is not None:
+                stack.push_async_callback(self.gateway.replicas.close)
+                await self.gateway.replicas.start()
+            self._own(stack, "health of feeds", lambda: _every(1.0, self._weigh_feeds))
+            await stack.enter_async_context(self.gateway.finding.discovery)
+            self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
+            self._own(stack, "tokenizers", self._load_tokenizers)
+            if self.reloader is not None:
+                self._own(stack, "SLA file", self.reloader.watch)
+            if self._shadow is not None:
+                self._own(stack, "shadow file", self._shadow.watch)
+            self.http = await self._listen_http(stack, self.http, http_app(self.gateway), shared=self._shares_ports)
+            if self.admin is not None:
+                self.admin = await self._listen_http(stack, self.admin, self._admin_app(self.admin))
+            if self.grpc is not None:
+                self.grpc = await self._listen_grpc(stack, self.grpc, GrpcServer)
+            if self.picker is not None:
+                self.picker = await self._listen_grpc(stack, self.picker, PickerServer)
+            # left first: requests run to their end before anything that they need is closed
+            stack.push_async_callback(self._drain)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _load_tokenizers(self) -> None:
+        """Load each model's tokenizer as soon as its model is served, so that no request waits for that, and again when
+        its files change.
+        """
+        gateway = self.gateway
+        while True:
+            for model in gateway.cluster.models().values():
+                await gateway.sources.text_of(model)
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await gateway.cluster.health_changed()
+            except TimeoutError:
+                await gateway.sources.refresh()
+
+    async def _weigh_feeds(self) -> None:
+        """Let the index know how far each feed may be trusted, and operators see it."""
+        for health in self.gateway.feeds.health():
+            source = health.source
+            self.gateway.beliefs.trust(source.backend, source.rank, health.confidence, is_whole=health.is_whole)
+            self.gateway.telemetry.backends.feed(health)
+        self.gateway.beliefs.parity.tick()
+
+    async def _drain(self) -> None:
+        doors = self.gateway.doors
+        doors.close()
+        for server in self._servers:
+            await server.report_health()
+        if not await doors.emptied(self.gateway.config.server.drain_s):
+            doors.turn_out()
+            await doors.emptied(_LEFTOVERS_S)
+
+    async def _listen_http(
+        self, stack: AsyncExitStack, address: Address, app: web.Application, *, shared: bool = False
+    ) -> Address:
+        """Serve `app` at `address` until the stack is left; the address that it really has."""
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=_LEFTOVERS_S,
+            max_field_size=_MOST_HEADER_BYTES,
+            logger=HttpServerLog(),
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        with _naming(address):
+            await web.TCPSite(runner, address.host, address.port, reuse_address=True, reuse_port=shared).start()
+        return Address(address.host, runner.addresses[0][1])
+
+    def _admin_app(self, address: Address) -> web.Application:
+        require_guarded(address, self.gateway.config)
+        app = admin_app(self.gateway, None if self.reloader is None else self.reloader.reload)
+        app.add_routes(announcements(self.gateway))
+        FastChatController(Workers(FastChatPools(self.gateway), self.gateway.clock)).add_to(app)
+        return app
+
+    async def _listen_grpc(
+        self, stack: AsyncExitStack, address: Address, kind: type[GrpcServer | PickerServer]
+    ) -> Address:
+        """Serve over gRPC at `address` until the stack is left; the address that it really has."""
+        server = kind(self.gateway, str(address), shared=self._shares_ports)
+        self._servers.append(server)
+        stack.push_async_callback(server.stop, _LEFTOVERS_S)
+        with _naming(address):
+            await server.start()
+        self._own(stack, f"gRPC health at {address}", lambda: _every(1.0, server.report_health))
+        return Address(address.host, server.port)
+
+    def _own(self, stack: AsyncExitStack, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        task = asyncio.create_task(
+            supervise(name, work, on_failure=lambda _: self.gateway.telemetry.event("task_failed"))
+        )
+        stack.push_async_callback(_end, task)
+
+
+@contextmanager
+def _naming(address: Address) -> Iterator[None]:
+    """Turn a failure to listen into a ConfigError that says where."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: grpc's own word for it
+        raise cannot_listen(address, error) from error
+
+
+async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await work()
+        await asyncio.sleep(seconds)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

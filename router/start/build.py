@@ -1,0 +1,198 @@
+"""The composition root: every part of a router, put together and not started."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+from backends.base import Backend, CacheListener, CacheSalter, EventPublisher
+from backends.kinds import Surroundings
+from policies.health import HealthRules
+from policies.learning.answer_length import AnswerLengths
+from policies.learning.text_length import TextLengths
+from policies.sla.config import Config
+from router.call.admission import Admission
+from router.call.dispatch import Dispatcher
+from router.call.doors import Doors
+from router.call.gateway import Gateway
+from router.call.tracing import Tracing
+from router.call.warming import GatewayWarmer
+from router.fleet.beliefs import Beliefs
+from router.fleet.cluster.cluster import Cluster
+from router.fleet.cluster.listener import ClusterListener
+from router.fleet.feeds.feeds import Feeds
+from router.fleet.feeds.folding import FoldingSink
+from router.fleet.pools import finding, named_backends
+from router.operate.dashboard.board import Board
+from router.operate.telemetry.decision_log import DecisionLog
+from router.operate.telemetry.telemetry import Telemetry
+from router.shared.keys.ring import KeyRing
+from router.shared.prefixes.prefixes import Prefixes
+from router.shared.prefixes.warmer import Warmer
+from router.shared.store.base import QuotaStore
+from router.start.config_file import Contents
+from router.start.shared import key_store, quota_store, relay, replicas
+from router.text.engine_text import EngineText
+from router.text.sources import Sources
+from router.text.tokenize import Tokenizers
+
+
+class Parts(TypedDict, total=False):
+    """What may be given to a router instead of what it makes itself: backends, time, chance, health rules, quotas.
+
+    `file` is what the SLA file said when it was read; it is watched for changes. Without it the config stays.
+    `shadow` is a second file that decides beside it without effect; it is watched too. `shares_ports`: other processes
+    of this machine listen at the same addresses.
+    """
+
+    backends: Callable[[CacheListener], Sequence[Backend]]
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+    rng: random.Random
+    health: HealthRules
+    file: Contents
+    shadow: Contents
+    quotas: QuotaStore
+    tracing: Tracing
+    shares_ports: bool
+
+
+def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
+    """The parts of a router for `config`, put together and not started."""
+    base = _base(config, parts)
+    cluster = _cluster(base, parts)
+    beliefs = Beliefs(cluster.tells_cache, base.clock, cluster.__contains__)
+    # what all backends are made with, also those that are found later
+    around = Surroundings(listener=beliefs.index, on_load=cluster.changed, clock=base.clock, rng=base.rng)
+    cluster.hold(parts["backends"](beliefs.index) if "backends" in parts else named_backends(config, around))
+
+    def in_force() -> Config:
+        return gateway.config
+
+    tokenizers = Tokenizers()
+    gateway = Gateway(
+        config=config,
+        cluster=cluster,
+        beliefs=beliefs,
+        tokenizers=tokenizers,
+        sources=Sources(tokenizers, config.pools),
+        engine_text=EngineText(tokenizers.cache, base.clock),
+        admission=Admission(parts.get("quotas") or quota_store(config, base.telemetry)),
+        keys=KeyRing(key_store(config, base.telemetry), clock=base.unix_time, on_event=base.telemetry.event),
+        telemetry=base.telemetry,
+        board=Board(
+            base.clock,
+            lambda: in_force().prices,
+            lambda name: cluster.tells_cache(name) or beliefs.counts_cached(name),
+        ),
+        doors=Doors(),
+        dispatcher=Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting),
+        lengths=AnswerLengths(),
+        text_lengths=TextLengths(),
+        clock=base.clock,
+        rng=base.rng,
+        shadow=parts["shadow"].config if "shadow" in parts else None,
+        prefixes=_prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway)),
+        finding=finding(config, around, cluster, drain_s=lambda: in_force().server.drain_s, telemetry=base.telemetry),
+        feeds=_feeds(base, cluster, beliefs, in_force),
+    )
+    _introduce(gateway)
+    return gateway
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What the parts of a router are made from: what was written, time, chance, and what tells of it all."""
+
+    config: Config
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+    rng: random.Random
+    telemetry: Telemetry
+
+    def task_failed(self, *_: object) -> None:
+        """Count that one of the tasks that run beside the calls has failed."""
+        self.telemetry.event("task_failed")
+
+
+def _base(config: Config, parts: Parts) -> _Base:
+    clock, unix_time = parts.get("clock", time.monotonic), parts.get("unix_time", time.time)
+    telemetry = Telemetry(clock, tracing=parts.get("tracing"), unix_time=unix_time)
+    if config.server.decision_log is not None:
+        telemetry.decisions = DecisionLog(config.server.decision_log, on_dropped=telemetry.undecided)
+    telemetry.config(config.version)
+    return _Base(config, clock, unix_time, parts.get("rng") or random.Random(), telemetry)
+
+
+def _cluster(base: _Base, parts: Parts) -> Cluster:
+    pool_rules = {} if "health" in parts else {pool.name: pool.health for pool in base.config.pools.values()}
+    rules = parts.get("health", HealthRules())
+    return Cluster(clock=base.clock, rng=base.rng, rules=rules, pool_rules=pool_rules)
+
+
+def _prefixes(base: _Base, cluster: Cluster, beliefs: Beliefs, warmer: Warmer) -> Prefixes:
+    # not of the router's rng: two routers with one seed would take each other for themselves
+    by = uuid.uuid4().hex
+    return Prefixes(cluster, beliefs.index, warmer, by=by, now=base.unix_time, on_failure=base.task_failed)
+
+
+def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[], Config]) -> Feeds:
+    return Feeds(
+        base.config.pools.values(),
+        FoldingSink(
+            beliefs,
+            lambda name: _names_of(in_force(), cluster.backend(name)),
+            lambda salt: any(tenant.domain == salt for tenant in in_force().tenants.values()),
+            lambda name: isinstance(backend := cluster.backend(name), CacheSalter) and backend.sends_salts,
+        ),
+        relay=relay(base.config.store),
+        clock=base.clock,
+        rng=base.rng,
+        on_failure=base.task_failed,
+    )
+
+
+def _introduce(gateway: Gateway) -> None:
+    """Let the parts of `gateway` hear of each other."""
+    gateway.telemetry.listen(gateway.board)
+    gateway.beliefs.parity.listener = gateway.telemetry
+    gateway.cluster.listen(gateway.telemetry.backends)
+    gateway.cluster.listen(_Membership(gateway))
+    if gateway.config.store.redis is not None:
+        gateway.replicas = replicas(gateway.config.store.redis, gateway.config.store.namespace, gateway)
+
+
+@dataclass(frozen=True, slots=True)
+class _Membership(ClusterListener):
+    """Lets the parts of `gateway` know who is in its cluster, and who may have room."""
+
+    gateway: Gateway
+
+    def reached(self, backend: Backend) -> None:
+        publisher = backend if isinstance(backend, EventPublisher) else None
+        self.gateway.feeds.join(backend.name, backend.pool, backend.address, publisher)
+
+    def health(self, backend: str, healthy: bool) -> None:
+        if healthy:
+            self.gateway.feeds.ask(backend)
+
+    def changed(self, backend: str) -> None:  # noqa: ARG002 - it looks at all of them
+        self.gateway.dispatcher.changed()
+
+    def gone(self, backend: str) -> None:
+        sources = self.gateway.feeds.leave(backend)
+        self.gateway.beliefs.forget(backend)
+        self.gateway.telemetry.backends.forget(backend, sources)
+
+
+def _names_of(config: Config, backend: Backend) -> frozenset[str]:
+    """What `backend` calls its model, adapters left out; nothing if it was never reached."""
+    pool, description = config.pools[backend.pool], backend.describe()
+    if description is None:
+        return frozenset()
+    named = frozenset(pool.models.get(name, name) for name in description.models)
+    return named - description.adapters

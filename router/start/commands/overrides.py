@@ -1,0 +1,69 @@
+"""What the command line says over the SLA file's word."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from dataclasses import replace
+
+from policies.quantities import read_count
+from policies.sla.config import Config
+from router.start.address import Address
+
+USUAL_ADMIN = "127.0.0.1:8082"
+"""Where operators are served by `pointsman up` unless told otherwise."""
+
+
+def listening(
+    config: Config,
+    http: str | None,
+    grpc: str | None,
+    admin: str | None,
+    picker: str | None = None,
+    *,
+    usual_admin: bool = False,
+) -> Config:
+    """`config` with the addresses that the command line gave; `usual_admin`: operators are served
+    somewhere in any case.
+
+    Who tries it out is to see the dashboard, and two routers on one machine are to start.
+    """
+    operators = admin or config.server.admin or (usual_or_free(USUAL_ADMIN) if usual_admin else None)
+    server = replace(
+        config.server,
+        http=http or config.server.http,
+        grpc=None if grpc == "off" else grpc or config.server.grpc,
+        admin=None if operators == "off" else operators,
+        picker=picker or config.server.picker,
+    )
+    return replace(config, server=server)
+
+
+def logging_decisions(config: Config, to: str | None) -> Config:
+    """`config` with the decision log that the command line gave."""
+    return config if to is None else replace(config, server=replace(config.server, decision_log=to))
+
+
+def usual_or_free(address: str) -> str:
+    """`address`, or another port of its host if that is taken: nobody asked for this one."""
+    wanted = Address.parse(address)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((wanted.host, wanted.port))
+        except OSError:
+            return str(Address(wanted.host, 0))
+    return address
+
+
+def read_pair(text: str) -> tuple[str, str]:
+    """Name and value of `NAME=VALUE`. Raises ValueError with a sentence."""
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise ValueError(f"write NAME=VALUE, not '{text}'")
+    return name, value
+
+
+def read_counts(texts: Iterable[str]) -> dict[str, int]:
+    """Counts by name, of texts like `own=8,spot=2`. Raises ValueError with a sentence."""
+    return {name: read_count(value) for text in texts for name, value in map(read_pair, text.split(","))}

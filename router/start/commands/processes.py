@@ -1,0 +1,129 @@
+"""Several routers on one machine as processes that listen at the same addresses: the kernel deals out connections."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from policies.errors import ConfigError
+from policies.sla.config import Config
+from router.operate.telemetry.decision_log import STANDARD_OUTPUT
+
+SETTLED_S = 3.0
+"""A process that ends so soon, the first time, will end each time: all end with it."""
+
+PAUSE_S = 1.0
+"""From the end of a process to its next beginning."""
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Processes:
+    """Runs `command` so many times, each with `--process NUMBER/COUNT`, and begins each again that ends by itself.
+
+    They live with this one: their standard input is a pipe that closes when it dies, by whatever cause, and then they
+    drain. `say` hears what happens, for people.
+    """
+
+    def __init__(self, command: Sequence[str], count: int, say: Callable[[str], None]) -> None:
+        self._command, self._count, self._say = tuple(command), count, say
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._stopped = asyncio.Event()
+        self.failed = False
+        """Did one end as soon as it began?"""
+
+    def __repr__(self) -> str:
+        return f"<Processes {len(self._running)} of {self._count} running>"
+
+    async def run(self) -> None:
+        """Run until `pass_on` stops them, or until one fails at once; returns when all have ended."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._count):
+                group.create_task(self._keep(number))
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to all; SIGINT and SIGTERM let them drain and end for good."""
+        if number != signal.SIGHUP:
+            self._stopped.set()
+        for process in self._running.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    async def _keep(self, number: int) -> None:
+        loop, is_first = asyncio.get_running_loop(), True
+        while not self._stopped.is_set():
+            began = loop.time()
+            code = await self._once(number)
+            if self._stopped.is_set():
+                return
+            if is_first and loop.time() - began < SETTLED_S:
+                self._say(f"process {number} ended with {code} as soon as it began")
+                self.failed = True
+                self.pass_on(signal.SIGTERM)
+                return
+            is_first = False
+            self._say(f"process {number} ended with {code} and is started again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_S):
+                    await self._stopped.wait()
+
+    async def _once(self, number: int) -> int:
+        command = (*self._command, "--process", f"{number}/{self._count}")
+        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+        self._running[number] = process
+        try:
+            if self._stopped.is_set():  # while it was being made
+                process.send_signal(signal.SIGTERM)
+            return await process.wait()
+        finally:
+            del self._running[number]
+
+
+async def run_processes(arguments: Sequence[str], count: int, say: Callable[[str], None]) -> bool:
+    """Run `pointsman` with `arguments` so many times until a signal ends it; did it go well?"""
+    processes = Processes((sys.executable, "-m", "router", *arguments), count, say)
+    loop = asyncio.get_running_loop()
+    for number in PASSED_ON:
+        loop.add_signal_handler(number, processes.pass_on, number)
+    await processes.run()
+    return not processes.failed
+
+
+def place_of(process: str) -> tuple[int, int]:
+    """Number and count in `NUMBER/COUNT`. Raises ConfigError."""
+    number, slash, count = process.partition("/")
+    if slash and number.isdecimal() and count.isdecimal() and int(number) < int(count):
+        return int(number), int(count)
+    raise ConfigError(f"'{process}' is no process", hint="it is written by `pointsman serve --processes` alone")
+
+
+def require_shareable(config: Config) -> None:
+    """Every port is chosen, and no line can be torn by another process. Raises ConfigError."""
+    server = config.server
+    listeners = {"http": server.http, "grpc": server.grpc, "admin": server.admin, "picker": server.picker}
+    for name, address in listeners.items():
+        if address is not None and address.endswith(":0"):
+            raise ConfigError(f"server.{name} is {address}", hint="several processes need a port that they can share")
+    if server.decision_log == STANDARD_OUTPUT:
+        # a pipe keeps writes whole up to 4 KiB alone (POSIX, PIPE_BUF), and a decision may be longer
+        hint = "name a file: each process then has its own"
+        raise ConfigError("several processes would mingle their decisions on standard output", hint=hint)
+
+
+def as_process(config: Config, number: int, count: int) -> Config:
+    """`config` as process `number` of so many reads it: an admin port and a decision log of its own, and its part of
+    each limit."""
+    server, store = config.server, config.store
+    if server.admin is not None:
+        host, _, port = server.admin.rpartition(":")
+        server = replace(server, admin=f"{host}:{int(port) + number}")
+    if server.decision_log is not None:
+        log = Path(server.decision_log)
+        # not behind the name: there the log numbers what is full
+        server = replace(server, decision_log=str(log.with_stem(f"{log.stem}-{number}")))
+    return replace(config, server=server, store=replace(store, replicas=store.replicas * count))

@@ -1,0 +1,196 @@
+"""Running: the router, and with `pointsman up` its local shards too, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import NamedTuple
+
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from policies.sla.config import Config
+from router.fleet.cluster.names import backend_name
+from router.operate.telemetry.export import begin_metrics, begin_tracing
+from router.operate.telemetry.logs import LogOptions, log_to
+from router.start.address import Address
+from router.start.app import Router
+from router.start.build import Parts
+from router.start.collector import spare_what_stays
+from router.start.commands.local_shards import LocalShards, ShardCommand
+from router.start.commands.overrides import USUAL_ADMIN
+from router.start.commands.processes import as_process, place_of, require_shareable, run_processes
+from router.start.commands.shard_options import link_options, shard_flags
+from router.start.config_file import Contents
+from router.start.preflight import require_startable
+
+
+class Files(NamedTuple):
+    """What a router was started with: the SLA file, and one that decides beside it without effect."""
+
+    sla: Contents | None = None
+    shadow: Contents | None = None
+
+
+def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: str | None = None) -> None:
+    """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
+
+    `files` are watched: their changes take effect while running, at once after SIGHUP.
+    `process` is `NUMBER/COUNT` where others listen at the same addresses; it then ends with its standard input too.
+    Raises ConfigError, before anything is started if what keeps it from starting can be seen then.
+    """
+    console = Console(stderr=True)
+    log_to(console, log)
+    if process is not None:
+        config = as_process(config, *place_of(process))
+    require_startable(config, shares_ports=process is not None)
+    uvloop.run(serve_until_signal(config, files, console, local=local, is_one_of_many=process is not None))
+
+
+def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
+    """Serve `config` by so many processes of `pointsman` with `arguments`; did it go well?"""
+    console = Console(stderr=True)
+    require_shareable(config)
+    if config.store.redis is None:
+        console.print(
+            f"[bold]{count} processes without `store:`[/] know nothing of each other: limits count for each of them "
+            "alone, and so does what was learnt of caches. With store: {redis: ...} in the file they share."
+        )
+    if config.server.admin is None:
+        console.print("Without `server.admin` each look at /metrics shows any one of the processes.")
+    return uvloop.run(run_processes(arguments, count, console.print))
+
+
+async def serve_until_signal(
+    config: Config, files: Files, console: Console, *, local: bool, is_one_of_many: bool = False
+) -> None:
+    """Start everything, say where it listens, wait for a signal, drain."""
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    if any(files):
+        # there is nothing to reload yet, and it must not end the process
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    if is_one_of_many:
+        # nothing is ever written to it: it is readable when whoever started this is gone
+        loop.add_reader(sys.stdin.fileno(), _orphaned, stopped)
+    async with AsyncExitStack() as stack:
+        tracing = begin_tracing(stack)
+        if local:
+            with LoadingBars(console) as bars:
+                shards = LocalShards(list(commands(config)), bars.update)
+                await stack.enter_async_context(shards)
+            config = with_addresses(config, shards.addresses)
+        parts: Parts = {"shares_ports": is_one_of_many}
+        if files.sla is not None:
+            parts["file"] = files.sla
+        if files.shadow is not None:
+            parts["shadow"] = files.shadow
+        if tracing is not None:
+            parts["tracing"] = tracing
+        router = Router(config, **parts)
+        begin_metrics(stack, router.gateway.telemetry.registry)
+        await stack.enter_async_context(router)
+        spare_what_stays()
+        if any(files):
+            loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
+        # a signal that comes while backends are away is heard too
+        greeting = asyncio.create_task(_greet_when_reached(console, config, router))
+        await stopped.wait()
+        greeting.cancel()
+        await asyncio.gather(greeting, return_exceptions=True)
+        console.print("draining ...")
+
+
+def _orphaned(stopped: asyncio.Event) -> None:
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    stopped.set()
+
+
+def commands(config: Config) -> Iterator[ShardCommand]:
+    """One command per local shard. The machine's cores are divided among them, one left to the router if there are
+    enough, except where a pool has the option `threads`.
+    """
+    count = sum(pool.local for pool in config.pools.values())
+    threads = max(1, ((os.cpu_count() or 1) - 1) // max(1, count))
+    for pool in config.pools.values():
+        for number in range(pool.local):
+            flags = ("--threads", str(threads), *shard_flags(pool.options))
+            yield ShardCommand(backend_name(pool.name, number), pool.model or "bundled", flags)
+
+
+def with_addresses(config: Config, addresses: dict[str, str]) -> Config:
+    """`config` in which local shards have become addresses, and only the router's own options are left of theirs."""
+    pools = {
+        name: replace(
+            pool,
+            at=tuple(addresses[backend_name(pool.name, number)] for number in range(pool.local)),
+            options=link_options(pool.options),
+        )
+        if pool.local
+        else pool
+        for name, pool in config.pools.items()
+    }
+    return replace(config, pools=pools)
+
+
+class LoadingBars:
+    """Progress bars, one per shard, on a terminal; one line per shard elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[what]}"),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> LoadingBars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def update(self, shard: str, share: float, what: str) -> None:
+        """Show that `shard` is `share` done and busy with `what`."""
+        if shard not in self._tasks:
+            self._tasks[shard] = self._bars.add_task(f"shard {shard}", total=1.0, what=what)
+        self._bars.update(self._tasks[shard], completed=share, what=what)
+
+
+async def _greet_when_reached(console: Console, config: Config, router: Router) -> None:
+    # whoever is yet to be found or to announce himself may come in a second or never
+    if any(pool.at for pool in config.pools.values()):
+        await router.wait_until_reached(timeout_s=30)
+    greet(console, config, router)
+
+
+def greet(console: Console, config: Config, router: Router) -> None:
+    """Say where the router listens and what to type."""
+    models = sorted(router.models())
+    console.print(f"[bold]Pointsman[/] serves {', '.join(models) or 'no model yet'}")
+    console.print(f"  HTTP  {router.http_url}/v1   (metrics: {router.http_url}/metrics)")
+    if router.grpc_address:
+        console.print(f"  gRPC  {router.grpc_address}   (pointsman.v1.Inference, with reflection)")
+    if router.admin is not None:
+        console.print(
+            f"  dashboard  http://{router.admin}/dashboard   (in a terminal: pointsman top{_where(router.admin)})"
+        )
+    key = "" if config.anonymous else " -H 'authorization: Bearer YOUR_KEY'"
+    body = f'{{"model": "{models[0] if models else "MODEL"}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    curl = f"curl {router.http_url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
+    console.print(f"\n{curl}\n", markup=False, highlight=False, soft_wrap=True)
+    console.print("Ctrl-C ends it.")
+
+
+def _where(admin: Address) -> str:
+    return "" if str(admin) == USUAL_ADMIN else f" --admin {admin}"

@@ -1,0 +1,84 @@
+"""The SLA file where it lies: read, validated, and seen to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from policies.catalogue import Catalogue
+from policies.errors import ConfigError
+from policies.sla.config import Config
+from policies.sla.parse import examine
+from policies.sla.secrets import Outside
+from router.start.pool_options import check_option
+from router.text.checkpoint import check_template, doubt_about
+
+Stamp = tuple[int, int, int]
+"""Time of the last change in ns, size in bytes, and which file it is: another one where it was replaced."""
+
+
+class Source(Protocol):
+    """Where an SLA file comes from."""
+
+    def read(self) -> Contents:
+        """What it says now. Raises ConfigError with every mistake, or that it cannot be read."""
+        ...
+
+    def stamp(self) -> Stamp | None:
+        """Differs from that of another moment if the file changed in between; None where there is no file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What `source` said at one moment: its text, the sound Config in it, and the stamp that it had before.
+
+    `doubts` are what in it is legal but hardly meant, as `file:line: path: sentence` each.
+    """
+
+    source: Source
+    text: str
+    config: Config
+    stamp: Stamp | None
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The SLA file at `path`; `environment` answers `${env:NAME}`, `catalogue` holds the words of its policies."""
+
+    path: Path
+    environment: Mapping[str, str]
+    catalogue: Catalogue | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def read(self) -> Contents:
+        """What it says now. Raises ConfigError with every mistake, or that it cannot be read."""
+        stamp = self.stamp()
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"cannot read {self.path}: {error}", hint="the file is text in UTF-8") from error
+        outside = Outside(
+            self.environment,
+            lambda name: Path(name).read_text(),
+            doubt_tokenizer=doubt_about,
+            check_template=check_template,
+            check_option=check_option,
+        )
+        parsed = examine(text, source=str(self.path), outside=outside, catalogue=self.catalogue)
+        return Contents(self, text, parsed.config, stamp, parsed.doubts)
+
+    def stamp(self) -> Stamp | None:
+        """Differs from that of another moment if the file changed in between; None where there is no file."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino

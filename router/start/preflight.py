@@ -1,0 +1,74 @@
+"""What would fail only once shards have been loaded, found before: no engine, no model, an address that is taken."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+from policies.errors import ConfigError
+from policies.sla.config import BUNDLED, Config
+from router.start.address import Address, cannot_listen
+
+
+def require_startable(config: Config, *, shares_ports: bool = False) -> None:
+    """Nothing that is seen from here keeps `config` from being served. Raises ConfigError with the first that does.
+
+    `shares_ports`: other processes listen at the same addresses, and that is meant.
+    """
+    models = {pool.name: pool.model or BUNDLED for pool in config.pools.values() if pool.local}
+    if models:
+        require_engine()
+    for pool, model in models.items():
+        if model != BUNDLED:
+            _require_checkpoint(pool, Path(model))
+    if config.server.admin is not None:
+        require_guarded(Address.parse(config.server.admin), config)
+    if not shares_ports:
+        _require_free(config)
+
+
+def require_guarded(admin: Address, config: Config) -> None:
+    """Operators are served on this machine alone, or have keys. Raises ConfigError."""
+    if not admin.is_loopback and not config.server.admin_key_hashes:
+        hint = "write server.admin_keys, or listen on 127.0.0.1"
+        raise ConfigError(f"the admin port {admin} can be reached by others and has no keys", hint=hint)
+
+
+def require_engine() -> None:
+    """Our own engine can run here. Raises ConfigError."""
+    if importlib.util.find_spec("torch") is None:
+        hint = "pip install 'pointsman[shard]', or list backends of other kinds"
+        raise ConfigError("torch is not installed, and shards cannot run without it", hint=hint)
+
+
+def _require_checkpoint(pool: str, path: Path) -> None:
+    if not path.exists():
+        hint = "nothing is downloaded for you: `hf download ORG/NAME --local-dir ./NAME` brings a checkpoint"
+        raise ConfigError(f"pool '{pool}' is to load {path}, and there is no such directory", hint=hint)
+    if not (path / "config.json").is_file():
+        hint = "a checkpoint is a directory with config.json, tokenizer.json and *.safetensors"
+        raise ConfigError(f"pool '{pool}' is to load {path}, and there is no config.json in it", hint=hint)
+
+
+def _require_free(config: Config) -> None:
+    server = config.server
+    with ExitStack() as held:  # all at once: two of ours may be the same
+        for text in (server.http, server.grpc, server.admin, server.picker):
+            if text is not None:
+                _hold(held, Address.parse(text))
+
+
+def _hold(held: ExitStack, address: Address) -> None:
+    try:
+        family, *_, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        probe = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
+        probe.listen()
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            return  # no socket to try it with; whoever listens there says what is wrong
+        raise cannot_listen(address, error) from error

@@ -1,0 +1,105 @@
+"""Hot reload: a changed SLA file takes effect whole, or is refused whole and the old one stays. Its shadow too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from policies.errors import ConfigError
+from policies.sla.changes import carried_over, fixed_changes
+from router.call.gateway import Gateway
+from router.start.config_file import Contents
+
+_log = logging.getLogger("pointsman.config")
+
+
+Take = Callable[[Gateway, Contents, Contents], None]
+"""Lets what a file says now (the last argument) take effect instead of what it said before. Raises ConfigError."""
+
+
+class Reloader:
+    """Lets a file that changed take effect, by one assignment; `started` is what it said at first.
+
+    As it is made it decides (`as_config`); with `take=as_shadow` it decides without effect. A file that differs from
+    one look to the next is left to settle, so that nothing half written is read.
+    """
+
+    def __init__(self, gateway: Gateway, started: Contents, *, take: Take | None = None, every_s: float = 1.0) -> None:
+        self._gateway, self._take, self._every_s = gateway, take or as_config, every_s
+        self._written = started
+        self._read_stamp = self._last_stamp = started.stamp
+        self._asked = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Reloader of {self._written.source}, version {self._written.config.version} decides>"
+
+    def ask(self) -> None:
+        """Have the file read at once, changed or not: what it refers to may have changed."""
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Look at the file every `every_s` seconds, and when asked, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._asked.wait()
+            if self._asked.is_set():
+                self._asked.clear()
+                await self.reload()
+            else:
+                await self.look()
+
+    async def look(self) -> None:
+        """Reload if the file has changed and come to rest."""
+        stamp = await asyncio.to_thread(self._written.source.stamp)
+        settled, self._last_stamp = stamp == self._last_stamp, stamp
+        if settled and stamp != self._read_stamp:
+            # noted before the file is read: if it changes meanwhile, the next look differs again
+            self._read_stamp = stamp
+            await self.reload()
+
+    async def reload(self) -> str | None:
+        """Read the file and let it take effect; why it was refused, with every mistake, or None if it was taken."""
+        telemetry = self._gateway.telemetry
+        try:
+            contents = await asyncio.to_thread(self._written.source.read)
+            self._take(self._gateway, self._written, contents)
+        except ConfigError as error:
+            telemetry.reloaded(accepted=False)
+            _log.warning("SLA file refused, version %s goes on: %s", self._written.config.version, error)
+            return str(error)
+        before, self._written = self._written, contents
+        telemetry.reloaded(accepted=True)
+        _log.info(
+            "%s taken: version %s decides, %s before",
+            contents.source,
+            contents.config.version,
+            before.config.version,
+        )
+        for doubt in contents.doubts:
+            _log.warning("warning: %s", doubt)
+        return None
+
+
+def as_config(gateway: Gateway, before: Contents, after: Contents) -> None:
+    """Let the file decide from now on. A call keeps the Config that it began with.
+
+    Pools and servers stay as they were started: ConfigError for a file that changes those.
+    """
+    source = str(after.source)
+    if before.text.strip() and not after.text.strip():
+        # as a file it would be sound, and let in everybody
+        raise ConfigError(f"{source} is empty", hint="restart to run without rules")
+    if problems := fixed_changes(before.config, after.config, text=after.text, source=source):
+        raise ConfigError(f"{source} has changes that need a restart:", problems=problems)
+    gateway.config = carried_over(gateway.config, after.config)
+    gateway.telemetry.config(after.config.version)
+    # who waits may have been let in
+    gateway.dispatcher.changed()
+
+
+def as_shadow(gateway: Gateway, before: Contents, after: Contents) -> None:  # noqa: ARG001
+    """Let the file decide beside the one that decides, without effect: any sound file may."""
+    gateway.shadow = after.config

@@ -1,0 +1,75 @@
+"""What routers share through the Redis that the file names, and what stands in for it where it names none."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from policies.sla.config import Config, StoreSettings
+from router.call.gateway import Gateway
+from router.fleet.feeds.relay import Relay
+from router.operate.telemetry.telemetry import Telemetry
+from router.shared.keys.base import KeyStore
+from router.shared.keys.file import FileKeys
+from router.shared.store.guarded import GuardedStore, GuardOptions
+from router.shared.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from router.shared.replicas.replicas import Replicas
+
+
+def quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedStore:
+    """Where quotas are counted: in Redis, or in memory for this router alone."""
+    shared = config.store
+    if shared.redis is None:
+        return MemoryStore(time.time)
+    # imported late: a router that shares nothing starts without redis-py and what that brings along
+    from router.shared.store.redis import RedisStore
+
+    options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
+    return GuardedStore(
+        RedisStore(shared.redis, prefix=shared.namespace), clock=time.time, options=options, on_event=telemetry.event
+    )
+
+
+def relay(shared: StoreSettings) -> Relay | None:
+    """What passes on cache events that can be heard only once; None for a router that shares nothing."""
+    if shared.redis is None:
+        return None
+    from router.shared.replicas.feed_relay import RedisRelay
+
+    return RedisRelay.at(shared.redis, prefix=f"{shared.namespace}:feeds:")
+
+
+def key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
+    """Where issued keys are kept: in Redis, or in a file; None where none can be issued."""
+    shared = config.store
+    if shared.redis is None:
+        return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
+    from router.shared.keys.redis import RedisKeys
+
+    return RedisKeys(shared.redis, key=f"{shared.namespace}:keys", on_event=telemetry.event)
+
+
+def replicas(url: str, namespace: str, gateway: Gateway) -> Replicas:
+    """What tells other routers what `gateway` hears, and it what they do; not started."""
+    from router.shared.replicas.replicas import Replicas
+    from router.shared.replicas.shelf import RedisShelf
+    from router.shared.replicas.stream import RedisStream
+
+    # not of the router's rng: two routers with one seed would take each other for themselves
+    by, telemetry = uuid.uuid4().hex, gateway.telemetry
+    replicas = Replicas(
+        RedisStream(url, by, key=f"{namespace}:replicas"),
+        RedisShelf(url, key=f"{namespace}:replicas:snapshot"),
+        by,
+        beliefs=gateway.beliefs,
+        cluster=gateway.cluster,
+        clock=gateway.clock,
+        on_event=telemetry.event,
+        on_state=telemetry.replicas,
+        on_prefix=gateway.prefixes.hear,
+    )
+    gateway.prefixes.share(replicas.tell, replicas.catch_up)
+    return replicas

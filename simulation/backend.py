@@ -1,0 +1,207 @@
+"""A simulated engine behind the Protocol of backends, on the event loop's clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from backends.base import CacheListener, Description, Load
+from policies.errors import ContextExceeded, InvalidRequest, Overloaded
+from policies.nouns import Capability, Delta, Prompt, Request, Usage
+from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
+from shards.nouns import CacheChange, Cause, Submission
+from shards.sched.limits import Refusal
+from simulation.engine import Drew, SimulatedEngine
+from simulation.speed import Machine
+
+TOKEN_IDS, NEW_TOKENS = "token_ids", "new_tokens"
+"""Entries of a simulated request's body: its prompt (little-endian uint32), and how long its answer will be."""
+
+_WAY_S = 1e-9
+"""How old a report is when it is read: it knows nothing of what was sent in the same moment."""
+
+_REFUSALS = {Cause.CONTEXT: ContextExceeded, Cause.OVERLOADED: Overloaded}
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What has come of one answer and was not read."""
+
+    drawn: deque[Drew] = field(default_factory=deque)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SimulatedBackend:
+    """One backend of `pool` that is a `machine`, called `kind` in views, with `models` by the names that clients use.
+
+    `model` is what its own engine calls them: block keys are made of it. `listener` hears its cache and `on_load` its
+    reports, as far as the machine tells. `clock` is the event loop's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        pool: str,
+        kind: str,
+        machine: Machine,
+        models: frozenset[str],
+        model: str,
+        listener: CacheListener,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name, self.pool, self.kind, self.machine = name, pool, kind, machine
+        self.address = ""
+        self.on_load: Callable[[str], None] = lambda _: None
+        self.engine = SimulatedEngine(machine, model=model)
+        self._listener, self._clock = listener, clock
+        self._inboxes: dict[int, _Inbox] = {}
+        self._numbers = 0
+        self._coming = 0
+        self._timer: asyncio.Handle | None = None
+        self._load = Load(max_requests=machine.running) if machine.tells_load else Load()
+        self._description = Description(
+            models,
+            context_tokens=machine.context_tokens,
+            reports_cache=machine.tells_cache,
+            preempts=machine.ranks,
+            capabilities=frozenset(Capability),
+        )
+        self._report()
+
+    def __repr__(self) -> str:
+        return f"<SimulatedBackend {self.name} of {self.pool}: {self.engine!r}>"
+
+    def describe(self) -> Description:
+        """What it serves; it was always reached."""
+        return self._description
+
+    def load(self) -> Load:
+        """Its newest report. An idle one reports all the time."""
+        if self.machine.tells_load and not self._coming and not self.engine.has_requests:
+            self._report()
+        return self._load
+
+    def assets(self) -> Mapping[str, bytes]:
+        """None: prompts come as token ids."""
+        return {}
+
+    async def start(self) -> None:
+        """It is there."""
+
+    async def probe(self) -> None:
+        """It is always well."""
+
+    async def close(self) -> None:
+        """Forget its timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
+        """Stream an answer as long as the body says. Raises ContextExceeded, Overloaded, InvalidRequest."""
+        assert prompt.body is not None, "a simulated request says how long its answer is"
+        token_ids, new_tokens = prompt.body[TOKEN_IDS], prompt.body[NEW_TOKENS]
+        if self.machine.speed.way_s:
+            self._coming += 1
+            try:
+                await asyncio.sleep(self.machine.speed.way_s)
+            finally:
+                self._coming -= 1
+        number, inbox = self._submit(request, token_ids, new_tokens)
+        left, drawn_tokens = request.sampling.choices, 0
+        try:
+            while left:
+                if not inbox.drawn:
+                    inbox.came.clear()
+                    await inbox.came.wait()
+                drew = inbox.drawn.popleft()
+                drawn_tokens += drew.tokens
+                left -= drew.is_last
+                end = "stop" if drew.is_last else None
+                usage = None if left else Usage(request.prompt_tokens, drawn_tokens, drew.cached)
+                yield Delta(choice=drew.choice, token_ids=(0,) * drew.tokens, finish_reason=end, usage=usage)
+        finally:
+            del self._inboxes[number]
+            if left:
+                self.engine.cancel(number, self._clock())
+                self._reschedule()
+
+    def check(self) -> None:
+        """Prove that the engine is sound and works for nobody who does not listen."""
+        self.engine.check()
+        assert self.engine.has_requests == bool(self._inboxes), f"{self!r} works for nobody"
+
+    def _submit(self, request: Request, token_ids: bytes, new_tokens: int) -> tuple[int, _Inbox]:
+        self._numbers += 1
+        submission = Submission(
+            self._numbers,
+            len(token_ids) // TOKEN_BYTES,
+            request.max_new_tokens,
+            domain=request.domain,
+            rank=request.rank if self.machine.ranks else 0,
+            prefill_slice=request.prefill_slice_tokens if self.machine.ranks else None,
+            choices=request.sampling.choices,
+            preemptible=request.preemptible and self.machine.ranks,
+        )
+        refusal = self.engine.submit(submission, token_ids, new_tokens=new_tokens, now_s=self._clock())
+        if refusal is not None:
+            raise _error_of(refusal)
+        inbox = self._inboxes[self._numbers] = _Inbox()
+        self._reschedule()
+        return self._numbers, inbox
+
+    def _reschedule(self) -> None:
+        """Be called when the step that is under way ends, or at once to begin one: whoever comes now is in it too."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop, ends_s = asyncio.get_running_loop(), self.engine.ends_s
+        self._timer = loop.call_soon(self._go_on) if ends_s is None else loop.call_at(ends_s, self._go_on)
+
+    def _go_on(self) -> None:
+        """End a step and begin the next."""
+        self._timer = None
+        if self.engine.ends_s is not None:
+            drawn = self.engine.end()
+            self._tell(drawn)
+        ends_s = self.engine.begin(self._clock())
+        wakes_s = self.engine.next_change_s if ends_s is None else ends_s
+        if wakes_s is not None:
+            self._timer = asyncio.get_running_loop().call_at(wakes_s, self._go_on)
+
+    def _tell(self, drawn: list[Drew]) -> None:
+        """What a shard's report says: its load, its cache, what was drawn."""
+        self._report()
+        for drew in drawn:
+            inbox = self._inboxes.get(int(str(drew.key)))
+            if inbox is not None:
+                inbox.drawn.append(drew)
+                inbox.came.set()
+        for event in self.engine.drain_events():
+            if not self.machine.tells_cache:
+                continue
+            tell = self._listener.store if event.change is CacheChange.STORED else self._listener.evict
+            tell(self.name, event.keys, event.tier)
+        if self.machine.tells_load:
+            self.on_load(self.name)
+
+    def _report(self) -> None:
+        if not self.machine.tells_load:
+            return
+        told = self.engine.load()
+        self._load = Load(
+            running=told.running,
+            waiting=told.waiting,
+            waiting_tokens=told.waiting_tokens,
+            free_tokens=told.blocks_free * BLOCK_TOKENS,
+            total_tokens=told.blocks_total * BLOCK_TOKENS,
+            max_requests=self.machine.running,
+            prefill_s_per_token=told.prefill_s_per_token or None,
+            reported_at=self._clock() - _WAY_S,
+        )
+
+
+def _error_of(refusal: Refusal) -> Exception:
+    return _REFUSALS.get(refusal.cause, InvalidRequest)(refusal.message)

@@ -1,0 +1,133 @@
+"""A decision log as arrivals: the same requests come again, at the same times, to whatever decides now."""
+
+from __future__ import annotations
+
+import struct
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from policies.errors import InvalidRequest
+from router.operate.telemetry.decision_record import VERSION, Record
+from simulation.arrivals import Arrival
+from simulation.client import Call
+from simulation.trace import lines_of
+
+_USUAL_NEW_TOKENS = 256
+"""The answer of a request that got none, in a log where nobody got one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Then:
+    """What was decided on one request when it was logged: its class, and the backend that had it last."""
+
+    service_class: str
+    backend: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The requests of a decision log in order of time, and what was decided on each, by its id."""
+
+    arrivals: Sequence[Arrival]
+    then: Mapping[str, Then]
+
+
+class Agreement(msgspec.Struct, frozen=True):
+    """Of so many `requests` of a log, how many came into the same class, and to the same backend, as they had then."""
+
+    requests: int
+    same_class: int
+    same_backend: int
+
+
+def read_log(path: Path, *, most: int | None = None) -> Log:
+    """The decision log at `path`, or its first `most` lines. Raises InvalidRequest that names the line.
+
+    The log has a key for 512 tokens of a prompt; what lies behind the last one is taken to be like no other prompt. An
+    answer that never came is taken to be as long as those of its class were on average.
+    """
+    records = list(_records(path, most))
+    if not records:
+        raise InvalidRequest(f"{path} has no decision", hint="docs/decision-log.md says how one is written")
+    usual = _answers_by_class(records)
+    arrivals = [_arrival(record, number, line, usual) for number, (line, record) in enumerate(records)]
+    then = {record.request: _then(record) for _, record in records}
+    if len(then) != len(records):
+        raise InvalidRequest(f"{path} has a request twice", hint="replay the logs of several routers one by one")
+    return Log(sorted(arrivals, key=lambda one: one.at_s), then)
+
+
+def agreement(calls: Iterable[Call], then: Mapping[str, Then]) -> Agreement:
+    """How far `calls`, which replayed a log, went the way that they went `then`."""
+    pairs = [(call, then[call.arrival.id]) for call in calls]
+    return Agreement(
+        requests=len(pairs),
+        same_class=sum(call.service_class == was.service_class for call, was in pairs),
+        same_backend=sum(call.backend == was.backend for call, was in pairs),
+    )
+
+
+def _records(path: Path, most: int | None) -> Iterator[tuple[int, Record]]:
+    decoder = msgspec.json.Decoder(Record)
+    count = 0
+    for number, text in lines_of(path):
+        if count == most:
+            return
+        try:
+            record = decoder.decode(text)
+        except msgspec.ValidationError as error:
+            hint = "is it a decision log? A trace is read with --trace"
+            raise InvalidRequest(f"{path}:{number}: {error}", hint=hint) from error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            # torn by a crash, as docs/decision-log.md says
+            continue
+        if record.version != VERSION:
+            raise InvalidRequest(f"{path}:{number}: version {record.version} is not known", hint=f"known: {VERSION}")
+        if record.choices < 1:
+            hint = "was the log edited?"
+            raise InvalidRequest(f"{path}:{number}: choices is {record.choices}; it must be 1 or more", hint=hint)
+        yield number, record
+        count += 1
+
+
+def _arrival(record: Record, number: int, line: int, usual: Mapping[str, float]) -> Arrival:
+    answer = (record.completion_tokens or 0) / record.choices or usual.get(record.service_class, _USUAL_NEW_TOKENS)
+    try:
+        packed = b64decode(record.keys, validate=True)
+        chunks = struct.unpack(f"<{len(packed) // 8}Q", packed)
+    except (Base64Error, struct.error) as error:
+        raise InvalidRequest(f"line {line}: keys are damaged", hint="see docs/decision-log.md") from error
+    return Arrival(
+        number,
+        record.time,
+        max(1, record.prompt_tokens),
+        max(1, min(round(answer), record.max_new_tokens)),
+        chunks=chunks,
+        tenant=record.tenant,
+        model=record.model,
+        priority=record.priority,
+        session=record.session,
+        max_new_tokens=record.max_new_tokens,
+        deadline_s=record.deadline_s,
+        choices=record.choices,
+        id=record.request,
+        line=line,
+    )
+
+
+def _answers_by_class(records: Iterable[tuple[int, Record]]) -> dict[str, float]:
+    answers: dict[str, list[float]] = {}
+    for _, record in records:
+        if record.completion_tokens:
+            answers.setdefault(record.service_class, []).append(record.completion_tokens / record.choices)
+    return {name: sum(tokens) / len(tokens) for name, tokens in answers.items()}
+
+
+def _then(record: Record) -> Then:
+    sent = [one.backend for one in record.tries if one.backend is not None]
+    return Then(record.service_class, sent[-1] if sent else None)

@@ -1,0 +1,121 @@
+"""A whole simulation: arrivals go through the router's own pipeline to simulated backends, and all of them end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from backends.base import CacheListener
+from policies.errors import ExpectedError
+from policies.sla.config import Config
+from router.call.gateway import Gateway
+from router.call.pipeline import serve
+from router.shared.store.memory import MemoryStore
+from router.start.build import build
+from simulation.arrivals import Arrival
+from simulation.backend import SimulatedBackend
+from simulation.client import Call, Listening, SimulatedCaller
+from simulation.engine import Work
+from simulation.fleet import Fleet, with_named_keys
+from simulation.virtual_time import run_virtually
+
+Progress = Callable[[int, float], None]
+"""Hears how many calls have ended, and how far the clock is, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One backend after the simulation: its name, its pool, and what its engine has done."""
+
+    name: str
+    pool: str
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of a simulation: one Call for each arrival, in their order; the backends; how often each step of
+    `on_miss` was tried, by class and step; and how many seconds it took on its own clock.
+    """
+
+    config: Config
+    fleet: Fleet
+    calls: Sequence[Call]
+    backends: Sequence[Backend]
+    steps: dict[tuple[str, str], int]
+    seconds: float
+
+
+def simulate(
+    config: Config,
+    fleet: Fleet,
+    arrivals: Sequence[Arrival],
+    *,
+    seed: int = 0,
+    on_progress: Progress = lambda *_: None,
+) -> Run:
+    """What `config` makes of `arrivals`, which are settled and in order of time, with the backends of `fleet`.
+
+    Pure but for `on_progress`: the same arguments give the same Run.
+    """
+    return run_virtually(_run(with_named_keys(config), fleet, arrivals, seed=seed, on_progress=on_progress))
+
+
+async def _run(config: Config, fleet: Fleet, arrivals: Sequence[Arrival], *, seed: int, on_progress: Progress) -> Run:
+    clock = asyncio.get_running_loop().time
+    made: list[SimulatedBackend] = []
+
+    def make(listener: CacheListener) -> list[SimulatedBackend]:
+        made.extend(fleet.backends(config, listener, clock))
+        return made
+
+    gateway = build(
+        config,
+        backends=make,
+        clock=clock,
+        unix_time=clock,
+        rng=random.Random(seed),
+        quotas=MemoryStore(clock),
+    )
+    calls = {_id_of(arrival): Call(arrival) for arrival in arrivals}
+    assert len(calls) == len(arrivals), "two arrivals have one id"
+    listening = Listening(calls)
+    gateway.telemetry.listen(listening)
+    for backend in made:
+        backend.on_load = gateway.cluster.changed
+        await gateway.cluster.probe(backend.name)
+    await _answered(gateway, calls, on_progress)
+    for backend in made:
+        backend.check()
+        await backend.close()
+    await gateway.tokenizers.close()
+    gateway.check()
+    worked = [Backend(backend.name, backend.pool, backend.engine.work) for backend in made]
+    return Run(config, fleet, list(calls.values()), worked, listening.steps, clock())
+
+
+async def _answered(gateway: Gateway, calls: dict[str, Call], on_progress: Progress) -> None:
+    """Let every call come in its time; returns when the last one has ended."""
+    clock, ended = gateway.clock, 0
+
+    async def ask(id: str, call: Call) -> None:  # noqa: A002 - it is the call's id
+        nonlocal ended
+        # how it ended the call knows
+        with suppress(ExpectedError):
+            await serve(SimulatedCaller(id, call.arrival.tenant, call, clock), gateway)
+        ended += 1
+        on_progress(ended, clock())
+
+    async with asyncio.TaskGroup() as group:
+        for id, call in calls.items():  # noqa: A001
+            wait_s = call.arrival.at_s - clock()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            group.create_task(ask(id, call))
+
+
+def _id_of(arrival: Arrival) -> str:
+    return arrival.id or f"{arrival.number:024x}"

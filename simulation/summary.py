@@ -1,0 +1,259 @@
+"""What a simulation comes to: each class against its targets, each tenant, each pool and backend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from policies.errors import NoBackend, Overloaded, QuotaExceeded
+from policies.nouns import Outcome, ServiceClass
+from policies.quota.charge import charge_of
+from policies.sla.config import Config
+from simulation.client import Call
+from simulation.engine import Work
+from simulation.replay import Agreement
+from simulation.run import Backend, Run
+
+_REFUSED = {Overloaded.code, NoBackend.code}
+_DEADLINE_QUANTILE = 0.95
+"""Of requests with a deadline, as many are to keep it as of first tokens usually."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Quantiles of a time in seconds; nearest rank, so each is one that was seen."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class ClassRow(msgspec.Struct, frozen=True):
+    """One service class. `refused` for want of room, `limited` by their tenant's limits, `failed` otherwise.
+
+    `missed` is the share of requests, `limited` ones apart, whose first token did not come within its target or whose
+    answer was not whole by its deadline, refused ones included; `slow` that of answers drawn more slowly than the TPOT
+    target. None where the class promises none. `keeps`: not more than the target's quantile allows.
+    """
+
+    name: str
+    requests: int
+    finished: int
+    refused: int
+    limited: int
+    failed: int
+    ttft_s: Spread | None
+    ttft_target_s: float | None
+    deadline_s: float | None
+    missed: float | None
+    tpot_s: Spread | None
+    tpot_target_s: float | None
+    slow: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    keeps: bool | None
+
+
+class TenantRow(msgspec.Struct, frozen=True):
+    """One tenant. `spend` is in the units of the file's `cost`, `share` its part of what all spent."""
+
+    name: str
+    requests: int
+    share: float
+    spend: float
+    prompt_tokens: int
+    completion_tokens: int
+    refused: int
+    limited: int
+
+
+class BackendRow(msgspec.Struct, frozen=True):
+    """One backend, or a pool of so many `backends`. `utilisation`: the share of the time in which a step ran.
+
+    `hit_rate` is the share of prompt tokens that were in the cache, `queue_s` the mean time that its requests had
+    waited in the router.
+    """
+
+    name: str
+    pool: str
+    backends: int
+    requests: int
+    utilisation: float
+    hit_rate: float
+    queue_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    drawn_tokens: int
+    preemptions: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """One simulation. `steps` are those of `on_miss` that were tried, as (class, step, times)."""
+
+    config: str
+    requests: int
+    seconds: float
+    keeps: bool
+    classes: tuple[ClassRow, ...]
+    tenants: tuple[TenantRow, ...]
+    pools: tuple[BackendRow, ...]
+    backends: tuple[BackendRow, ...]
+    steps: tuple[tuple[str, str, int], ...]
+    agreement: Agreement | None = None
+
+
+def summary_of(run: Run, agreement: Agreement | None = None) -> Summary:
+    """What `run` comes to, and how far it agrees with the log that it replayed, if it did. Pure."""
+    config, calls = run.config, run.calls
+    names = [*config.classes, *sorted({call.service_class for call in calls} - config.classes.keys())]
+    classes = tuple(_class_row(name, _of(calls, lambda c: c.service_class, name), config) for name in names)
+    backends = tuple(_backend_row(one, calls, run.seconds) for one in run.backends)
+    rows = tuple(row for row in classes if row.requests)
+    return Summary(
+        config=config.version,
+        requests=len(calls),
+        seconds=round(run.seconds, 6),
+        keeps=all(row.keeps is not False for row in rows),
+        classes=rows,
+        tenants=_tenant_rows(calls, config),
+        pools=tuple(_pool_row(pool, run) for pool in config.pools if run.fleet.counts[pool]),
+        backends=backends,
+        steps=tuple((*names, count) for names, count in sorted(run.steps.items())),
+        agreement=agreement,
+    )
+
+
+def spread_of(seconds: Iterable[float | None]) -> Spread | None:
+    """The quantiles of those that are known; None without any."""
+    known = sorted(one for one in seconds if one is not None)
+    if not known:
+        return None
+    return Spread(*(round(known[max(0, math.ceil(share * len(known)) - 1)], 6) for share in (0.5, 0.95, 0.99)))
+
+
+def _of(calls: Iterable[Call], key: Callable[[Call], str], name: str) -> list[Call]:
+    return [call for call in calls if key(call) == name]
+
+
+def _class_row(name: str, calls: Sequence[Call], config: Config) -> ClassRow:
+    promised = config.classes.get(name, ServiceClass(name, 0))
+    refused, limited = _count(calls, _is_refused), _count(calls, _is_limited)
+    finished = _count(calls, lambda call: call.outcome is Outcome.FINISHED)
+    counted = [call for call in calls if not _is_limited(call)]
+    answered = [call.tpot_s for call in calls if call.tpot_s is not None]
+    missed = _share(counted, lambda call: _missed(call, promised))
+    slow = _share(answered, lambda tpot_s: promised.tpot_s is not None and tpot_s > promised.tpot_s)
+    promises_ttft = promised.ttft_s is not None or promised.deadline_s is not None
+    quantile = promised.ttft_quantile if promised.ttft_s is not None else _DEADLINE_QUANTILE
+    kept = [share <= 1 - least + 1e-9 for share, least in _promises(promised, missed, slow, quantile)]
+    return ClassRow(
+        name=name,
+        requests=len(calls),
+        finished=finished,
+        refused=refused,
+        limited=limited,
+        failed=len(calls) - finished - refused - limited,
+        ttft_s=spread_of(call.ttft_s for call in calls),
+        ttft_target_s=promised.ttft_s,
+        deadline_s=promised.deadline_s,
+        missed=missed if promises_ttft else None,
+        tpot_s=spread_of(answered),
+        tpot_target_s=promised.tpot_s,
+        slow=slow if promised.tpot_s is not None else None,
+        prompt_tokens=sum(call.usage.prompt_tokens for call in calls),
+        cached_tokens=sum(call.usage.cached_tokens for call in calls),
+        completion_tokens=sum(call.usage.completion_tokens for call in calls),
+        keeps=all(kept) if kept else None,
+    )
+
+
+def _promises(promised: ServiceClass, missed: float, slow: float, quantile: float) -> Iterable[tuple[float, float]]:
+    """The share that broke each promise, and the share that is to keep it."""
+    if promised.ttft_s is not None or promised.deadline_s is not None:
+        yield missed, quantile
+    if promised.tpot_s is not None:
+        yield slow, promised.tpot_quantile
+
+
+def _missed(call: Call, promised: ServiceClass) -> bool:
+    late = promised.ttft_s is not None and (call.ttft_s is None or call.ttft_s > promised.ttft_s)
+    if promised.deadline_s is None:
+        return late
+    is_whole = call.outcome is Outcome.FINISHED and call.ended_s is not None
+    return late or not (is_whole and (call.ended_s or 0.0) - call.arrival.at_s <= promised.deadline_s)
+
+
+def _tenant_rows(calls: Sequence[Call], config: Config) -> tuple[TenantRow, ...]:
+    names = [name for name in config.tenants if any(call.tenant == name for call in calls)]
+    names += sorted({call.tenant for call in calls} - set(names))
+    spends = {name: _spend(_of(calls, lambda call: call.tenant, name), config) for name in names}
+    whole = sum(spends.values()) or 1.0
+    rows = []
+    for name in names:
+        own = _of(calls, lambda call: call.tenant, name)
+        rows.append(
+            TenantRow(
+                name=name,
+                requests=len(own),
+                share=round(spends[name] / whole, 6),
+                spend=spends[name],
+                prompt_tokens=sum(call.usage.prompt_tokens for call in own),
+                completion_tokens=sum(call.usage.completion_tokens for call in own),
+                refused=_count(own, _is_refused),
+                limited=_count(own, _is_limited),
+            )
+        )
+    return tuple(rows)
+
+
+def _spend(calls: Iterable[Call], config: Config) -> float:
+    return sum(charge_of(call.usage, config.prices).cost for call in calls) / 1000
+
+
+def _pool_row(pool: str, run: Run) -> BackendRow:
+    members = [one for one in run.backends if one.pool == pool]
+    calls = [call for call in run.calls if call.pool == pool]
+    names = Work.__dataclass_fields__
+    work = Work(**{name: sum(getattr(one.work, name) for one in members) for name in names})
+    return _row(pool, pool, calls, work, backends=len(members), seconds=run.seconds)
+
+
+def _backend_row(one: Backend, calls: Sequence[Call], seconds: float) -> BackendRow:
+    own = [call for call in calls if call.backend == one.name]
+    return _row(one.name, one.pool, own, one.work, backends=1, seconds=seconds)
+
+
+def _row(name: str, pool: str, calls: Sequence[Call], work: Work, *, backends: int, seconds: float) -> BackendRow:
+    waits = [call.placed_s - call.arrival.at_s for call in calls if call.placed_s is not None]
+    asked = work.prompt_tokens + work.cached_tokens
+    return BackendRow(
+        name=name,
+        pool=pool,
+        backends=backends,
+        requests=len(calls),
+        utilisation=round(work.busy_s / max(1e-9, seconds * backends), 6),
+        hit_rate=round(work.cached_tokens / max(1, asked), 6),
+        queue_s=round(sum(waits) / max(1, len(waits)), 6),
+        prompt_tokens=work.prompt_tokens,
+        cached_tokens=work.cached_tokens,
+        drawn_tokens=work.drawn_tokens,
+        preemptions=work.preemptions,
+    )
+
+
+def _share(things: Sequence[object], question: Callable[..., bool]) -> float:
+    return round(sum(map(question, things)) / len(things), 6) if things else 0.0
+
+
+def _count(calls: Iterable[Call], question: Callable[[Call], bool]) -> int:
+    return sum(map(question, calls))
+
+
+def _is_refused(call: Call) -> bool:
+    return call.code in _REFUSED
+
+
+def _is_limited(call: Call) -> bool:
+    return call.code == QuotaExceeded.code

@@ -1,0 +1,165 @@
+"""Permits: whoever runs has one, its quota is reserved before and settled after, and none is ever lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from policies.errors import BackendFailed, ExpectedError, Overloaded, QuotaExceeded
+from policies.nouns import Limits, Outcome, Prices, Tenant, Usage
+from policies.quota.budget import Descriptor, Standing, descriptors
+from policies.quota.charge import Charge
+from router.call.admission import Admission, Claim
+from router.shared.store.memory import MemoryStore
+from tests.router.parts import a_tenant
+
+PRICES = Prices(uncached=1.0, cached=0.0, output=2.0)
+
+
+def an_admission() -> tuple[Admission, MemoryStore]:
+    store = MemoryStore(lambda: 1000.0)
+    return Admission(store), store
+
+
+class Claims:
+    """Makes claims with ids of their own."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count()
+
+    def __call__(self, tenant: Tenant, model: str = "tiny", tokens: int = 10) -> Claim:
+        charge = Charge(1, tokens, tokens * 1000)
+        return Claim(f"c{next(self._ids)}", descriptors(tenant, model), charge, PRICES)
+
+
+a_claim = Claims()
+
+
+async def test_a_tenant_gets_as_many_permits_as_its_limit_says() -> None:
+    (admission, _), tenant = an_admission(), a_tenant(concurrent=1)
+    async with admission.permit(a_claim(tenant)):
+        with pytest.raises(QuotaExceeded, match="tenant 'acme' has 1 requests running") as caught:
+            async with admission.permit(a_claim(tenant)):
+                pass
+        assert caught.value.retry_after_s
+        async with admission.permit(a_claim(a_tenant("labs"))):
+            admission.check()
+    async with admission.permit(a_claim(tenant)):
+        assert not admission.is_idle()
+    assert admission.is_idle()
+
+
+async def test_a_model_may_have_a_limit_of_its_own() -> None:
+    (admission, _), tenant = an_admission(), a_tenant(model_limits={"big": Limits(concurrent=1)})
+    async with admission.permit(a_claim(tenant, "big")):
+        with pytest.raises(QuotaExceeded, match="at model 'big'"):
+            async with admission.permit(a_claim(tenant, "big")):
+                pass
+        async with admission.permit(a_claim(tenant, "small")):
+            admission.check()
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, Outcome.FINISHED),
+        (BackendFailed("x"), Outcome.FAILED),
+        (Overloaded("x"), Outcome.REJECTED),
+        (asyncio.CancelledError(), Outcome.CANCELLED),
+    ],
+)
+async def test_a_permit_is_settled_with_how_it_ended_and_what_was_used(
+    error: BaseException | None, outcome: Outcome
+) -> None:
+    (admission, store), tenant = an_admission(), a_tenant(limits=Limits(tokens_per_minute=1000))
+    permit = admission.permit(a_claim(tenant, tokens=100))
+    try:
+        async with permit:
+            permit.spend(Usage(5, 1, 2))
+            permit.spend(Usage(5, 2, 0))
+            if error is not None:
+                raise error
+    except (ExpectedError, asyncio.CancelledError):
+        pass
+    assert permit.outcome is outcome
+    assert permit.usage == Usage(10, 3, 2)
+    assert admission.settled == {outcome: 1}
+    assert admission.is_idle()
+    left = (await store.standing(permit.claim.descriptors)).tokens
+    # of 10 prompt tokens 2 were cached, and 3 were drawn
+    assert left is not None
+    assert left.remaining == 1000 - 8 - 3
+    store.check()
+
+
+async def test_what_is_left_is_told_before_it_runs_and_when_it_is_refused() -> None:
+    (admission, _), tenant = an_admission(), a_tenant(limits=Limits(requests_per_minute=2))
+    told: list[Standing] = []
+    for _ in range(2):
+        async with admission.permit(a_claim(tenant), told.append):
+            pass
+    with pytest.raises(QuotaExceeded, match="has reached its limit of 2 requests a minute") as caught:
+        async with admission.permit(a_claim(tenant), told.append):
+            pass
+    assert [one.requests.remaining for one in told if one.requests] == [1, 0, 0]
+    assert caught.value.retry_after_s == 30.0
+    assert admission.is_idle()
+    admission.check()
+
+
+async def test_a_tenant_without_limits_never_asks_the_store() -> None:
+    class Away(MemoryStore):
+        async def reserve(self, asked: Any) -> Any:
+            raise AssertionError("nobody is to ask")
+
+    admission = Admission(Away(lambda: 0.0))
+    async with admission.permit(a_claim(a_tenant())) as permit:
+        permit.spend(Usage(1, 1, 0))
+    assert admission.is_idle()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_permit_is_ever_lost(seed: int) -> None:
+    rng, (admission, store) = random.Random(seed), an_admission()
+    tenants = [a_tenant("a", concurrent=2), a_tenant("b", limits=Limits(requests_per_minute=8)), a_tenant("c")]
+
+    async def request() -> None:
+        async with admission.permit(a_claim(rng.choice(tenants))):
+            admission.check()
+            await asyncio.sleep(0)
+            if rng.random() < 0.3:
+                raise BackendFailed("x")
+
+    results = await asyncio.gather(*(request() for _ in range(20)), return_exceptions=True)
+    admission.check()
+    store.check()
+    assert admission.is_idle()
+    refused = sum(isinstance(result, QuotaExceeded) for result in results)
+    assert admission.settled.total() == 20 - refused
+
+
+async def test_a_key_may_have_limits_of_its_own_within_its_tenants() -> None:
+    (admission, _), tenant = an_admission(), a_tenant(concurrent=2)
+    keyed = Descriptor("acme", Limits(concurrent=1), key="0a1b2c3d4e5f")
+
+    def with_key() -> Claim:
+        claim = a_claim(tenant)
+        return replace(claim, descriptors=(*claim.descriptors, keyed))
+
+    async with admission.permit(with_key()):
+        with pytest.raises(QuotaExceeded, match="key 0a1b2c3d4e5f of tenant 'acme' has 1 requests running"):
+            async with admission.permit(with_key()):
+                pass
+        assert admission.running("acme") == 1
+        async with admission.permit(a_claim(tenant)):
+            admission.check()
+            with pytest.raises(QuotaExceeded, match=r"^tenant 'acme' has 2"):
+                async with admission.permit(with_key()):
+                    pass
+    admission.check()
+    assert admission.is_idle()

@@ -1,0 +1,64 @@
+"""The way in: closed it lets nobody in, and whoever stays too long is told to leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from policies.errors import CutOff, Unavailable
+from router.call.doors import Doors
+
+
+async def test_closed_doors_let_nobody_in_and_tell_when_the_last_one_left() -> None:
+    doors = Doors()
+    async with doors.entered():
+        doors.close()
+        assert not await doors.emptied(0.0)
+        with pytest.raises(Unavailable, match="another replica") as caught:
+            async with doors.entered():
+                pass
+        assert caught.value.retry_after_s
+        doors.check()
+    assert await doors.emptied(0.0)
+    doors.check()
+    assert repr(doors) == "<Doors closed, 0 inside>"
+
+
+async def test_who_is_turned_out_is_told_why_and_lets_go_first() -> None:
+    doors, let_go = Doors(), asyncio.Event()
+
+    async def call() -> None:
+        async with doors.entered():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                let_go.set()
+
+    calls = [asyncio.create_task(call()) for _ in range(3)]
+    await asyncio.sleep(0)
+    doors.turn_out()
+    doors.turn_out()
+    assert await doors.emptied(5)
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(end) for end in ends] == [CutOff] * 3
+    assert let_go.is_set()
+    doors.check()
+
+
+async def test_other_ends_stay_what_they_are() -> None:
+    doors = Doors()
+    with pytest.raises(TimeoutError):
+        async with doors.entered():
+            raise TimeoutError
+    leaving = asyncio.create_task(_stay(doors))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    doors.check()
+
+
+async def _stay(doors: Doors) -> None:
+    async with doors.entered():
+        await asyncio.Event().wait()

@@ -1,0 +1,102 @@
+"""Operating a running router: draining, weights, usage."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+
+from tests.router.operate.dashboard.scene import PacedBackend
+from tests.router.operate.dashboard.test_routes import an_operator
+from tests.router.parts import ScriptedBackend
+
+
+async def test_a_drained_backend_gets_nothing_until_it_is_undrained() -> None:
+    async with an_operator() as operator:
+        path = "/admin/backends/own-0"
+        assert await operator.call("PATCH", path, {"draining": True}) == (
+            200,
+            {"backend": "own-0", "draining": True, "weight": 1.0},
+        )
+        for _ in range(3):
+            await operator.ask("labs")
+        assert {one.chosen for one in (await operator.snapshot()).decisions} == {"own-1"}
+        await operator.call("PATCH", path, {"draining": False})
+        await operator.call("PATCH", "/admin/backends/own-1", {"draining": True})
+        await operator.ask("labs")
+        assert (await operator.snapshot()).decisions[-1].chosen == "own-0"
+
+
+async def test_a_weight_takes_effect_with_the_next_decision() -> None:
+    async with an_operator() as operator:
+        assert await operator.call("PATCH", "/admin/backends/own-1", {"weight": 2.5}) == (
+            200,
+            {"backend": "own-1", "draining": False, "weight": 2.5},
+        )
+        assert [one.weight for one in operator.router.gateway.cluster.view(0.0).backends] == [1.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "message"),
+    [
+        ("own-9", {"draining": True}, "there is no backend 'own-9' (did you mean 'own-"),
+        ("own-0", {"drainin": True}, "did you mean 'draining'?"),
+        ("own-0", {"draining": "yes"}, "must be true or false"),
+        ("own-0", {"weight": 0}, "to send it nothing, drain it"),
+        ("own-0", {"weight": True}, "must be a number"),
+        ("own-0", {"weight": 1e9}, "at most 1000"),
+        ("own-0", [1], "must be a JSON object"),
+        ("own-0", {"weight": json.loads("[" * 128 + "]" * 128)}, "nested more than 128 levels"),
+    ],
+)
+async def test_a_change_that_makes_no_sense_changes_nothing(name: str, body: Any, message: str) -> None:
+    async with an_operator() as operator:
+        status, told = await operator.call("PATCH", f"/admin/backends/{name}", body)
+        assert (status, message in told["error"]["message"]) == (400, True), told
+        assert all(one.weight == 1.0 and not one.draining for one in (await operator.snapshot()).backends)
+
+
+async def test_a_body_that_is_no_json_is_refused() -> None:
+    async with an_operator() as operator:
+        status, told = await operator.call("PATCH", "/admin/backends/own-0", headers={"x": "y"})
+        assert (status, "no JSON" in told["error"]["message"]) == (400, True)
+
+
+async def test_usage_is_told_per_tenant_and_model_as_json_and_as_a_sheet() -> None:
+    async with an_operator(PacedBackend("own-0")) as operator:
+        await operator.ask("acme", words=100)
+        await operator.ask("acme", words=100)
+        await operator.ask("nobody", words=10)
+        _, told = await operator.get("/admin/usage")
+        _, sheet = await operator.get("/admin/usage.csv")
+    acme, everyone = told["usage"]
+    assert (acme["tenant"], acme["model"], acme["requests"], acme["finished"]) == ("acme", "tiny", 2, 2)
+    assert (acme["completion_tokens"], acme["cached_tokens"]) == (16, 64)
+    assert acme["cost"] == pytest.approx(acme["prompt_tokens"] - 64 + 6.4 + 4 * 16)
+    assert everyone["tenant"] == "everyone"
+    rows = list(csv.DictReader(io.StringIO(sheet)))
+    assert [(row["tenant"], row["requests"], row["cost"]) for row in rows] == [
+        ("acme", "2", str(acme["cost"])),
+        ("everyone", "1", str(everyone["cost"])),
+    ]
+
+
+async def test_a_cache_that_cannot_be_cleared_is_said_to_be_there_still() -> None:
+    async with an_operator(ScriptedBackend("own-0")) as operator:
+        status, told = await operator.call("DELETE", "/admin/tenants/acme/cache")
+        assert (status, told["complete"], told["tenants"]) == (200, False, ["acme"])
+        assert told["backends"][0]["cleared"] is False
+        assert await operator.get("/admin/prefixes") == (200, {"prefixes": []})
+
+
+async def test_the_cache_of_a_tenant_that_is_not_there_is_not_cleared() -> None:
+    async with an_operator() as operator:
+        status, told = await operator.call("DELETE", "/admin/tenants/acmee/cache")
+        assert (status, told["error"]["param"], "did you mean 'acme'?" in told["error"]["message"]) == (
+            400,
+            "tenant",
+            True,
+        )

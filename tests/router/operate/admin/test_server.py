@@ -1,0 +1,90 @@
+"""The operators' port: reload on demand, for who has an admin key."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from policies.errors import ConfigError
+from policies.sla.config import ServerSettings
+from router.start.app import Router
+from tests.router.parts import ScriptedBackend, a_config
+from tests.router.start.test_reload import Paper, a_file
+
+KEY = "operator"
+HASHES = frozenset({hashlib.sha256(KEY.encode()).hexdigest()})
+
+
+@asynccontextmanager
+async def an_admin(paper: Paper, **server: Any) -> AsyncIterator[tuple[Router, aiohttp.ClientSession]]:
+    from dataclasses import replace
+
+    contents = paper.read()
+    settings: ServerSettings = replace(contents.config.server, admin="127.0.0.1:0", **server)
+    config = replace(contents.config, server=settings)
+    backends = [ScriptedBackend(speaks_tokens=False)]
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with (
+        Router(config, backends=lambda _: backends, file=contents) as router,
+        aiohttp.ClientSession(f"http://{router.admin}", headers=headers) as http,
+    ):
+        yield router, http
+
+
+async def test_a_reload_is_answered_with_the_version_that_decides_now() -> None:
+    paper = Paper(a_file(1))
+    async with an_admin(paper) as (router, http):
+        paper.text = a_file(2)
+        async with http.post("/admin/reload") as reply:
+            assert (reply.status, await reply.json()) == (200, {"version": router.gateway.config.version})
+        assert list(router.gateway.config.classes) == ["class-2"]
+        async with http.get("/admin/config") as reply:
+            assert await reply.json() == {"version": router.gateway.config.version, "shadow": None}
+
+
+async def test_a_bad_file_is_answered_with_every_mistake_and_the_old_one_stays() -> None:
+    paper = Paper(a_file(1))
+    async with an_admin(paper) as (router, http):
+        before, paper.text = router.gateway.config, "classes: [oops]\ntenants: 7\n"
+        async with http.post("/admin/reload") as reply:
+            error = (await reply.json())["error"]
+        assert (reply.status, error["code"]) == (400, "invalid_config")
+        assert "paper.yaml:1: classes" in error["message"]
+        assert "paper.yaml:2: tenants" in error["message"]
+        assert router.gateway.config is before
+
+
+async def test_without_the_key_nobody_gets_in() -> None:
+    async with an_admin(Paper(a_file(1)), admin_key_hashes=HASHES) as (_, http):
+        async with http.post("/admin/reload", headers={"authorization": "Bearer guess"}) as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (401, "invalid_api_key")
+        async with http.post("/admin/reload") as reply:
+            assert reply.status == 200
+        async with http.post("/nowhere") as reply:
+            assert (reply.status, (await reply.json())["error"]["hint"]) == (
+                404,
+                "GET /dashboard shows everything; docs/operating.md lists the calls",
+            )
+
+
+async def test_a_port_that_others_can_reach_needs_keys() -> None:
+    router = Router(a_config(admin="0.0.0.0:0"), backends=lambda _: [ScriptedBackend()])
+    with pytest.raises(ConfigError, match=r"can be reached by others and has no keys \(write server.admin_keys"):
+        await router.__aenter__()
+
+
+async def test_a_router_without_a_file_has_nothing_to_reload() -> None:
+    async with (
+        Router(a_config(admin="127.0.0.1:0"), backends=lambda _: [ScriptedBackend()]) as router,
+        aiohttp.ClientSession(f"http://{router.admin}") as http,
+        http.post("/admin/reload") as reply,
+    ):
+        assert (reply.status, (await reply.json())["error"]["message"].partition(" (")[0]) == (
+            400,
+            "this router runs without a file",
+        )

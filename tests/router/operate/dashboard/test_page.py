@@ -1,0 +1,251 @@
+"""The dashboard as a person meets it: in a real browser, with eyes of several kinds and without a mouse."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.router.operate.dashboard.browser import PROGRAM, Page, a_browser, a_page
+from tests.router.operate.dashboard.scene import PacedBackend, a_document, keep
+from tests.router.operate.dashboard.test_routes import ADMIN, HASHES, Operator, an_operator
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here: apt-get install chromium")
+
+SHOWN = "document.documentElement.dataset.shown"
+FOCUSED = "document.activeElement"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[str]:
+    with a_browser() as address:
+        yield address
+
+
+@asynccontextmanager
+async def a_dashboard(browser: str, *backends: PacedBackend, **server: Any) -> AsyncIterator[tuple[Operator, Page]]:
+    """The page open in the browser; nothing of it may have complained at the end."""
+    async with an_operator(*backends, **server) as operator, a_page(browser) as page:
+        await page.go(f"http://{operator.router.admin}/dashboard")
+        yield operator, page
+        assert not page.complaints
+
+
+def rows(selector: str) -> str:
+    return f"document.querySelectorAll('{selector} tbody tr')"
+
+
+async def test_what_happens_is_shown_within_a_second_or_two(browser: str) -> None:
+    async with a_dashboard(browser, PacedBackend("own-0")) as (operator, page):
+        await page.until(SHOWN)
+        assert "Nothing was asked yet." in await page.text("#decisions")
+        await operator.ask("acme")
+        await page.until(f"{rows('#stream')}.length === 1")
+        await page.until(f"/finished/.test({rows('#stream')}[0].innerText)")
+        shown = await page.text("#stream tbody")
+        assert all(word in shown for word in ("acme", "interactive", "own-0", "✓ finished", "the only one left"))
+        assert "✓ kept" in await page.text("#classes")
+        assert "100 %" in await page.text("#tenants")
+        assert "✓ well" in await page.text("#backends")
+
+
+async def test_prefixes_that_are_kept_are_shown_with_where_they_stay(browser: str) -> None:
+    async with a_dashboard(browser, PacedBackend("own-0"), PacedBackend("own-1", blocks=8)) as (operator, page):
+        await page.until(SHOWN)
+        assert await page.run("document.querySelector('#kept').hidden")
+        await keep(operator.router, operator.http, "acme", a_document(1, 200), shards=3, ttl="2h")
+        await page.until("!document.querySelector('#kept').hidden")
+        shown = await page.text("#prefixes tbody")
+        assert all(word in shown for word in ("acme", "◐ partial", "none of 2 backends", "2 of 3 backends", "120 min"))
+        assert "own-0" in shown
+        assert "128 of 192 pinned" in shown
+        for prefix in operator.router.gateway.prefixes.of():
+            await operator.router.gateway.prefixes.drop(prefix.tenant, prefix.id)
+        await page.until("document.querySelector('#kept').hidden")
+
+
+async def test_a_decision_is_found_and_opened_with_the_keyboard_alone(browser: str) -> None:
+    async with a_dashboard(browser) as (operator, page):
+        for tenant in ("acme", "labs", "acme"):
+            await operator.ask(tenant)
+        await page.until(f"{rows('#stream')}.length === 3")
+        await page.press("/")
+        await page.type("acme -labs")
+        await page.until(f"{rows('#stream')}.length === 2")
+        await page.press("Escape")
+        await page.press("j")
+        await page.until("/Where its prefix lives now/.test(document.querySelector('#detail').innerText)")
+        first = await page.run(f"{FOCUSED}.dataset.key")
+        await page.press("ArrowDown")
+        await page.until(f"{FOCUSED}.dataset.key !== '{first}' && {FOCUSED}.ariaSelected === 'true'")
+        await page.until("document.querySelector('#detail .strip')")
+        assert "3 of 3" not in await page.text("#detail")
+        assert "192 of 192 tokens" in await page.text("#detail .strip")
+        assert "expected_ttft" in await page.text("#detail table")
+
+
+async def test_a_list_that_is_held_still_does_not_move(browser: str) -> None:
+    async with a_dashboard(browser) as (operator, page):
+        await operator.ask()
+        await page.until(f"{rows('#stream')}.length === 1")
+        await page.press("p")
+        await page.until("document.querySelector('#pause').ariaPressed === 'true'")
+        await operator.ask()
+        await page.until("/finished 2/.test(document.querySelector('#classes').innerText)")
+        assert await page.run(f"{rows('#stream')}.length") == 1
+        await page.press("p")
+        await page.until(f"{rows('#stream')}.length === 2")
+
+
+async def test_a_backend_is_drained_weighed_and_dies_before_ones_eyes(browser: str) -> None:
+    backends = [PacedBackend("own-0"), PacedBackend("own-1")]
+    async with a_dashboard(browser, *backends) as (operator, page):
+        await page.until(SHOWN)
+        await page.run("document.querySelector('[aria-label=\"drain own-1\"]').click()")
+        await page.until("/◐ draining/.test(document.querySelector('#backends').innerText)")
+        assert [one.draining for one in (await operator.snapshot()).backends] == [False, True]
+        await page.run("document.querySelector('[aria-label=\"undrain own-1\"]').click()")
+        await page.until("!/draining/.test(document.querySelector('#backends').innerText)")
+        await page.run("document.querySelector('[aria-label=\"weight of own-0\"]').focus()")
+        await page.run(f"{FOCUSED}.select()")
+        await page.type("3")
+        await page.press("Enter")
+        while (await operator.snapshot()).backends[0].weight != 3:
+            await page.until(SHOWN)
+        backends[1].is_well = False
+        await page.until("/✕ ill/.test(document.querySelector('#backends').innerText)")
+        await page.until("/✕ 1 of 2/.test(document.querySelector('#tiles').innerText)")
+
+
+async def test_a_request_is_explained(browser: str) -> None:
+    async with a_dashboard(browser) as (_, page):
+        await page.until("document.querySelector('#explain select[name=tenant]').options.length === 4")
+        await page.press("e")
+        await page.until(f"{FOCUSED}.name === 'prompt_tokens'")
+        await page.run(f"{FOCUSED}.select()")
+        await page.type("2k")
+        await page.press("Enter")
+        await page.until("document.querySelector('#explained table')")
+        told = await page.text("#explained")
+        assert "rule 1 no: tenant is acme, not archive" in told
+        assert "long-rag, rank 1" in told
+        await page.run("document.querySelector('[name=prompt_tokens]').value = 'many'")
+        await page.run("document.querySelector('#explain').requestSubmit()")
+        await page.until("/✕ prompt_tokens/.test(document.querySelector('#explained').innerText)")
+        # the browser itself notes an answer of 400
+        assert [one for one in page.complaints if "400" not in one] == []
+        page.complaints.clear()
+
+
+async def test_the_key_is_asked_for_once_and_not_kept_longer_than_the_tab(browser: str) -> None:
+    async with a_dashboard(browser, admin_key_hashes=HASHES) as (_, page):
+        for key in ("wrong", ADMIN):
+            await page.until("document.querySelector('#key-dialog').open && document.activeElement.id === 'key'")
+            await page.type(key)
+            await page.press("Enter")
+            await page.until("!document.querySelector('#key-dialog').open || /not known/.test(document.body.innerText)")
+        await page.until(SHOWN)
+        assert await page.run("sessionStorage.getItem('pointsman-admin-key')") == ADMIN
+        assert await page.run("JSON.stringify(localStorage)") == '{"pointsman-theme":"system"}'
+        assert [one for one in page.complaints if "401" not in one] == []
+        page.complaints.clear()
+
+
+async def test_a_router_that_goes_away_leaves_its_last_word_and_a_warning(browser: str) -> None:
+    async with an_operator() as operator, a_page(browser) as page:
+        await page.go(f"http://{operator.router.admin}/dashboard")
+        await page.until(SHOWN)
+        await operator.router.__aexit__()
+        await page.until("/does not answer/.test(document.querySelector('#trouble').innerText)")
+        assert "✓ well" in await page.text("#backends")
+
+
+async def test_names_from_outside_are_text_and_nothing_else(browser: str) -> None:
+    evil = "<img src=x onerror=document.title='owned'>"
+    backend = PacedBackend("own-0", pool=evil)
+    async with a_dashboard(browser, backend) as (operator, page):
+        await operator.ask()
+        await page.until(f"{rows('#stream')}.length === 1")
+        assert evil in await page.text("#backends")
+        assert await page.run("document.title") == "Pointsman"
+
+
+CONTRASTS = """
+(() => {
+  const light = (color) => {
+    const linear = (one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = color.match(/[\\d.]+/g).map((one) => linear(one / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const shown = (name) => {
+    const probe = document.body.appendChild(document.createElement("i"));
+    probe.style.color = `var(--${name})`;
+    const color = getComputedStyle(probe).color;
+    probe.remove();
+    return light(color);
+  };
+  const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  const found = {};
+  for (const ground of ["panel", "page", "chosen"]) for (const ink of ["ink", "dim", "good", "bad"]) {
+    found[`${ink} on ${ground}`] = ratio(shown(ink), shown(ground));
+  }
+  found["submit"] = ratio(shown("panel"), shown("good"));
+  return found;
+})()
+"""
+
+
+async def test_every_text_can_be_read_in_both_schemes(browser: str) -> None:
+    """WCAG 2.2, 1.4.3: at least 4.5 to 1."""
+    async with a_dashboard(browser) as (_, page):
+        await page.until(SHOWN)
+        for dark in (False, True):
+            await page.look(dark=dark)
+            ratios = await page.run(CONTRASTS)
+            assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+async def test_the_theme_can_be_chosen_and_stays(browser: str) -> None:
+    async with a_dashboard(browser) as (_, page):
+        await page.until(SHOWN)
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light = await page.run(ground)
+        await page.press("t")
+        await page.press("t")
+        await page.until(f"{ground} !== '{light}'")
+        dark = await page.run(ground)
+        await page.run("location.reload()")
+        await page.until(f"{SHOWN} && {ground} === '{dark}'")
+        await page.press("t")
+        await page.until(f"{ground} === '{light}'")
+
+
+async def test_everything_that_can_be_used_has_a_name(browser: str) -> None:
+    nameless = """[...document.querySelectorAll("button, input, select, table, section")].filter((one) =>
+        !one.labels?.length && !one.ariaLabel && !one.getAttribute("aria-labelledby") && !one.innerText?.trim()
+    ).map((one) => one.outerHTML)"""
+    async with a_dashboard(browser) as (_, page):
+        await page.until(SHOWN)
+        assert await page.run(nameless) == []
+
+
+async def test_the_page_is_never_wider_than_its_window(browser: str) -> None:
+    async with a_dashboard(browser) as (operator, page):
+        await operator.ask()
+        await page.until(f"{rows('#stream')}.length === 1")
+        for width in (390, 800, 1280, 1920):
+            await page.resize(width, 900)
+            assert await page.run("document.documentElement.scrollWidth") <= width
+
+
+async def test_no_table_is_cut_off_on_a_laptop(browser: str) -> None:
+    cut = """[...document.querySelectorAll(".panel")].filter((one) => one.scrollWidth > one.clientWidth + 1)
+        .map((one) => one.innerText)"""
+    async with a_dashboard(browser) as (operator, page):
+        await operator.ask()
+        await page.until(f"{rows('#stream')}.length === 1")
+        for width in (1280, 1440, 1600, 1920):
+            await page.resize(width, 900)
+            assert await page.run(cut) == []

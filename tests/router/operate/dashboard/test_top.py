@@ -1,0 +1,111 @@
+"""The terminal's view of what the dashboard shows."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from policies.errors import BackendFailed, InvalidRequest
+from router.operate.dashboard.top import KEY_VARIABLE, Source, frame
+from router.start.cli import app
+from tests.router.operate.dashboard.scene import PacedBackend
+from tests.router.operate.dashboard.test_routes import ADMIN, HASHES, an_operator
+
+
+def one_frame(address: Any, **environment: str) -> Result:
+    return CliRunner().invoke(app, ["top", "--once", "--admin", str(address)], env={"COLUMNS": "200", **environment})
+
+
+async def test_one_frame_shows_classes_tenants_backends_and_decisions() -> None:
+    async with an_operator(PacedBackend("own-0")) as operator:
+        operator.router.gateway.cluster.weigh("own-0", 2.5)
+        await operator.ask()
+        done = await asyncio.to_thread(one_frame, operator.router.admin)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].startswith("Pointsman ✓ ready")
+    (chat,) = (line for line in lines if line.startswith("interactive"))
+    assert "p95 250 ms ✓" in chat
+    assert "✓ 1 finished" in chat
+    (tenant,) = (line for line in lines if line.startswith("acme"))
+    assert "100%" in tenant
+    (backend,) = (line for line in lines if line.startswith("own-0"))
+    assert "✓ well" in backend
+    assert " 2.5 " in backend
+    assert lines[-1].split()[1:3] == ["acme", "interactive"]
+    assert lines[-1].endswith("the only one left")
+
+
+async def test_what_is_not_reported_or_estimated_is_shown_as_such() -> None:
+    async with an_operator(PacedBackend("own-0")) as operator:
+        await operator.ask()
+        told, (decision,) = await asyncio.to_thread(Source(str(operator.router.admin), None).read)
+    silent = replace(told, backends=tuple(replace(one, hit_share=None) for one in told.backends))
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(frame(silent, [replace(decision, likely_prompt_tokens=(1, 9))], lines=30, width=200))
+    lines = captured.get().splitlines()
+    assert [line for line in lines if line.startswith("own-0") and "not reported" in line]
+    assert f" ~{decision.prompt_tokens}" in lines[-1]
+
+
+async def test_a_router_with_keys_is_asked_with_the_one_in_the_environment() -> None:
+    async with an_operator(admin_key_hashes=HASHES) as operator:
+        done = await asyncio.to_thread(one_frame, operator.router.admin)
+        assert isinstance(done.exception, InvalidRequest)
+        assert "this needs an admin key" in str(done.exception)
+        assert KEY_VARIABLE in str(done.exception)
+        assert (await asyncio.to_thread(one_frame, operator.router.admin, **{KEY_VARIABLE: ADMIN})).exit_code == 0
+
+
+def test_where_nobody_answers_it_says_so() -> None:
+    done = one_frame("127.0.0.1:1")
+    assert isinstance(done.exception, BackendFailed)
+    assert "no word from http://127.0.0.1:1: [Errno 111] Connection refused (" in str(done.exception)
+
+
+async def test_the_clients_port_is_not_taken_for_the_operators() -> None:
+    async with an_operator() as operator:
+        done = await asyncio.to_thread(one_frame, operator.router.http)
+        assert f"http://{operator.router.http} serves no operators (`pointsman up`" in str(done.exception)
+
+
+async def test_the_dashboards_address_will_do_too() -> None:
+    async with an_operator() as operator:
+        assert (await asyncio.to_thread(one_frame, f"http://{operator.router.admin}/dashboard")).exit_code == 0
+
+
+async def test_decisions_are_followed_from_frame_to_frame() -> None:
+    async with an_operator(PacedBackend("own-0")) as operator:
+        source = Source(f"http://{operator.router.admin}/", None)
+        await operator.ask()
+        assert len((await asyncio.to_thread(source.read))[1]) == 1
+        await operator.ask()
+        told, decisions = await asyncio.to_thread(source.read)
+        assert [one.number for one in decisions] == [2, 1]
+        assert [one.number for one in told.decisions] == [2]
+        assert [one.number for one in (await asyncio.to_thread(source.read))[1]] == [2, 1]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+async def test_a_frame_fits_its_terminal(columns: int) -> None:
+    async with an_operator() as operator:
+        for _ in range(12):
+            await operator.ask("labs", words=5)
+        told, decisions = await asyncio.to_thread(Source(str(operator.router.admin), None).read)
+    console = Console(width=columns)
+    with console.capture() as captured:
+        console.print(frame(told, decisions, lines=30, width=columns))
+    lines = captured.get().splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= columns
+    # what a terminal has no room for is left out, and what is shown can be read: only reasons are cut
+    heads = [line for line in lines if line.startswith(("class", "tenant", "backend", "at "))]
+    assert len(heads) >= 3
+    assert not [line for line in heads if "…" in line]
+    assert not [line for line in lines if "…" in line and not line.endswith("…")]

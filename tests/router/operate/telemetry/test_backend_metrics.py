@@ -1,0 +1,48 @@
+"""The metrics of backends: how well each is known, and that nothing is left of who is gone."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from policies.learning.cost import Latency
+from router.operate.telemetry.backend_metrics import BackendMetrics
+from router.operate.telemetry.metrics import Metrics
+from tests.router.parts import series
+
+
+def test_predictions_are_compared_with_what_came_and_what_was_learnt_is_shown() -> None:
+    registry = CollectorRegistry()
+    backends = BackendMetrics(Metrics(registry))
+    backends.predicted("b0", predicted_s=1.0, seen_s=2.0)
+    backends.predicted("b0", predicted_s=3.0, seen_s=2.0)
+    backends.predicted("b0", predicted_s=1.0, seen_s=0.0)
+    assert series(registry, "ttft_prediction_error_sum") == {("b0",): 1.0}
+    assert series(registry, "ttft_prediction_error_count") == {("b0",): 2.0}
+    assert series(registry, "ttft_prediction_seconds_total") == {("b0", "predicted"): 5.0, ("b0", "seen"): 4.0}
+    backends.learnt("b0", Latency(token_s=0.25), None)
+    assert series(registry, "backend_latency")[("b0", "token_s")] == 0.25
+    assert len(series(registry, "backend_latency")) == 8
+    assert series(registry, "backend_adaptive_limit") == {}
+    backends.learnt("b0", Latency(), 12)
+    assert series(registry, "backend_adaptive_limit") == {("b0",): 12}
+
+
+def test_guessed_tokens_are_shown_as_the_shard_counts_them() -> None:
+    registry = CollectorRegistry()
+    backends = BackendMetrics(Metrics(registry))
+    backends.drafted("b0", 50, accepted=20)
+    backends.drafted("b0", 70, accepted=30)
+    assert series(registry, "backend_drafted_tokens") == {("b0", "verified"): 70, ("b0", "accepted"): 30}
+
+
+def test_a_backend_that_is_gone_takes_its_series_along() -> None:
+    registry = CollectorRegistry()
+    backends = BackendMetrics(Metrics(registry))
+    for name in ("b0", "b1"):
+        backends.health(name, True)
+        backends.predicted(name, 1.0, 2.0)
+    backends.forget("b0")
+    assert series(registry, "backend_healthy") == {("b1",): 1}
+    assert series(registry, "ttft_prediction_seconds_total").keys() == {("b1", "predicted"), ("b1", "seen")}
+    backends.health("b0", False)
+    assert series(registry, "backend_healthy") == {("b1",): 1, ("b0",): 0}

@@ -1,0 +1,215 @@
+"""The decision log: whole, bounded, without a word of any prompt, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from policies.errors import BackendFailed, ConfigError
+from policies.nouns import BackendView, ClusterView, Decision, Request, Usage
+from router.operate.telemetry.decision_log import DecisionLog
+from router.operate.telemetry.decision_record import (
+    MOST_DROPPED,
+    MOST_SEEN,
+    Ended,
+    Made,
+    Record,
+    Seen,
+    Try,
+    packed_keys,
+    record_of,
+)
+from tests.router.parts import CHAT, MODEL, ScriptedBackend, a_chat, a_client, a_config, a_router, an_answer
+
+PAGE = (Path(__file__).parents[4] / "docs/decision-log.md").read_text()
+
+
+def a_request(**fields: Any) -> Request:
+    usual = {"id": "r", "tenant": "acme", "model": "m", "domain": "acme", "prompt_tokens": 10, "max_new_tokens": 5}
+    return Request(**{**usual, "service_class": "chat", **fields})
+
+
+def an_end(request: Request | None = None, made: tuple[Made, ...] = (), **fields: Any) -> Ended:
+    times = {"arrived_at": 10.0, "arrived_unix_s": 1000.0, "ended_at": 12.5}
+    return Ended(
+        request or a_request(), 1, "v1", **{**times, "outcome": "finished", "code": "finished", **fields}, made=made
+    )
+
+
+def a_view(count: int) -> ClusterView:
+    return ClusterView(tuple(BackendView(f"b{i}", "own", "fake", frozenset()) for i in range(count)), 0.0)
+
+
+@contextmanager
+def opened(log: DecisionLog) -> Iterator[DecisionLog]:
+    log.open()
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def lines_of(path: Path) -> list[Record]:
+    return [msgspec.json.decode(line, type=Record) for line in path.read_bytes().splitlines() if line]
+
+
+async def logged(tmp_path: Path, *backends: ScriptedBackend, body: Any = None, **headers: str) -> list[Record]:
+    """What the log has of one call."""
+    path = tmp_path / "decisions.jsonl"
+    config = a_config(decision_log=str(path))
+    async with a_router(*backends, config=config) as router, a_client(router) as client:
+        await client.answer(CHAT, body or a_chat(), headers=headers)
+    return lines_of(path)
+
+
+async def test_each_prompt_leaves_one_line_with_sizes_decision_and_outcome(tmp_path: Path) -> None:
+    backend = ScriptedBackend(scripts=[an_answer("a", "b", usage=Usage(20, 2, 8))])
+    (record,) = await logged(tmp_path, backend, body=a_chat(max_tokens=7))
+    request = backend.requests[0]
+    assert (record.request, record.tenant, record.model) == (request.id, "acme", MODEL)
+    assert (record.prompt_tokens, record.max_new_tokens) == (request.prompt_tokens, 7)
+    assert (record.service_class, record.rule, record.config) == ("chat", 1, "1")
+    assert (record.outcome, record.completion_tokens, record.cached_tokens) == ("finished", 2, 8)
+    (tried,) = record.tries
+    assert (tried.backend, tried.policy, tried.backends) == ("b0", "default", 1)
+    assert [seen.backend for seen in tried.seen] == ["b0"]
+    assert record.ttft_s is not None
+    assert tried.first_s == record.ttft_s
+    assert tried.last_s is not None
+    assert 0 <= tried.at_s <= record.ttft_s <= tried.last_s <= record.seconds
+
+
+async def test_no_line_says_anything_of_prompt_answer_key_or_session(tmp_path: Path) -> None:
+    backend = ScriptedBackend(scripts=[an_answer("SECRET-ANSWER")])
+    body = a_chat("SECRET-PROMPT " * 200, user="SECRET-USER")
+    await logged(tmp_path, backend, body=body, **{"x-pointsman-session": "SECRET-SESSION"})
+    text = (tmp_path / "decisions.jsonl").read_text()
+    assert "SECRET" not in text
+    assert "acme-key" not in text
+    assert json.loads(text)["session"]
+
+
+async def test_every_try_of_a_prompt_is_there_and_how_it_ended(tmp_path: Path) -> None:
+    broken = [ScriptedBackend(f"b{i}", scripts=[[BackendFailed("no")]] * 3) for i in range(2)]
+    (record,) = await logged(tmp_path, *broken)
+    assert sorted(str(tried.backend) for tried in record.tries) == ["None", "b0", "b1"]
+    assert (record.outcome, record.code, record.completion_tokens) == ("failed", "backend_failed", None)
+    assert record.ttft_s is None
+
+
+async def test_a_prompt_that_nobody_took_tells_why(tmp_path: Path) -> None:
+    (record,) = await logged(tmp_path, body=a_chat(response_format={"type": "json_object"}))
+    (tried,) = record.tries
+    assert tried.backend is None
+    assert tried.dropped
+    assert record.outcome == "rejected"
+
+
+async def test_a_log_that_cannot_be_opened_stops_the_start(tmp_path: Path) -> None:
+    config = a_config(decision_log=str(tmp_path / "missing" / "log"))
+    with pytest.raises(ConfigError, match=r"decision log .*missing"):
+        async with a_router(config=config):
+            pass
+
+
+def test_keys_are_thinned_to_one_for_512_tokens() -> None:
+    assert packed_keys(range(7)) == ""
+    keys = [2**64 - 1 - number for number in range(17)]
+    packed = b64decode(packed_keys(keys))
+    assert [int.from_bytes(packed[at : at + 8], "little") for at in (0, 8)] == [keys[7], keys[15]]
+    assert len(packed) == 16
+
+
+def test_a_view_of_a_thousand_backends_is_cut_to_the_best() -> None:
+    scores = tuple((f"b{i}", i / 1000) for i in range(900))
+    dropped = tuple((f"b{i}", "healthy") for i in range(900, 1000))
+    made = Made(11.0, Decision("b899", "p", dropped, scores), a_view(1000))
+    (tried,) = record_of(an_end(made=(made,))).tries
+    assert [seen.backend for seen in tried.seen] == [f"b{i}" for i in range(899, 899 - MOST_SEEN, -1)]
+    assert (tried.backends, len(tried.dropped), tried.at_s) == (1000, MOST_DROPPED, 1.0)
+
+
+def test_what_waits_is_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    dropped: list[int] = []
+    log = DecisionLog(str(pipe), on_dropped=dropped.append, most_waiting=4)
+    # nobody reads the pipe: the writer is stuck as on a disk that hangs
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    log.open()
+    wide = Decision("b0", "p", scores=tuple((f"b{i}" * 40, 0.5) for i in range(16)))
+    for _ in range(200):
+        log.put(an_end(made=(Made(11.0, wide, a_view(1)),) * 20))
+    assert sum(dropped) > 0
+    assert "wait>" in repr(log)
+    received = bytearray()
+
+    def drain() -> None:
+        os.set_blocking(reader, True)
+        while piece := os.read(reader, 1 << 16):
+            received.extend(piece)
+
+    draining = threading.Thread(target=drain)
+    draining.start()
+    log.close()
+    draining.join()
+    os.close(reader)
+    assert received.count(b"\n") == 200 - sum(dropped)
+
+
+def test_a_file_that_has_grown_is_put_aside_and_the_oldest_goes(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for number in range(6):
+        with opened(DecisionLog(str(path), file_bytes=1, keep=3)) as log:
+            log.put(an_end(a_request(id=f"r{number}")))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log.1", "log.2", "log.3"]
+    assert [lines_of(tmp_path / f"log.{n}")[0].request for n in (1, 2, 3)] == ["r5", "r4", "r3"]
+
+
+def test_a_file_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for number in range(2):
+        with opened(DecisionLog(str(path))) as log:
+            log.put(an_end(a_request(id=f"r{number}")))
+    assert [record.request for record in lines_of(path)] == ["r0", "r1"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_costs_lines_and_nothing_else() -> None:
+    dropped: list[int] = []
+    with opened(DecisionLog("/dev/full", on_dropped=dropped.append)) as log:
+        log.put(an_end())
+        log.put(an_end())
+    assert sum(dropped) == 2
+
+
+def test_standard_output_is_a_stream_like_any_other(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with opened(DecisionLog("-")) as log:
+        log.put(an_end())
+    assert msgspec.json.decode(capfdbinary.readouterr().out, type=Record).request == "r"
+
+
+async def test_dropped_lines_show_in_the_metrics(tmp_path: Path) -> None:
+    config = a_config(decision_log="/dev/full")
+    async with a_router(config=config) as router, a_client(router) as client:
+        await client.answer(CHAT, a_chat())
+        telemetry = router.gateway.telemetry
+    assert b'pointsman_events_total{event="decision_log_dropped"} 1.0' in telemetry.exposition()[0]
+
+
+@pytest.mark.parametrize(("title", "struct"), [("A line", Record), ("Each of `tries`", Try), ("Each of `seen`", Seen)])
+def test_the_page_names_every_field_and_no_other(title: str, struct: type[msgspec.Struct]) -> None:
+    table = PAGE.partition(title)[2].partition("|---")[2].partition("\n\n")[0]
+    first_cells = [row.split("|")[1] for row in table.splitlines()[1:]]
+    named = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+    assert named == set(struct.__struct_fields__)

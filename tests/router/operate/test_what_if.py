@@ -1,0 +1,99 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.errors import InvalidRequest, UnknownModel
+from policies.explain import Explanation
+from policies.sla.parse import examine, parse
+from router.operate.what_if import WhatIf, explain_on_paper
+from tests.policies.sla.examples import FILES, outside_of
+
+FILE = """
+classes: {chat: {}, rag: {}}
+tenants: {acme: {anonymous: true}, labs: {keys: ["sha256:%s"], models: [big]}}
+pools:
+  own: {local: 2, model: bundled}
+  far: {kind: openai_compatible, at: ["http://h:1"], models: {big: huge}}
+rules:
+  - {when: {uncached_tokens: ">= 16k"}, class: rag, pools: [own]}
+  - {class: chat}
+""" % ("0" * 64)
+
+
+def told(**what: Any) -> Explanation:
+    return explain_on_paper(WhatIf(**{"prompt_tokens": 900, **what}), parse(FILE))
+
+
+def test_backends_are_idle_and_empty_and_serve_what_the_file_says() -> None:
+    one = told()
+    assert (one.tenant, one.model, one.service_class) == ("acme", "pointsman-reader", "chat")
+    assert [(candidate.backend, candidate.running, candidate.held_tokens) for candidate in one.candidates] == [
+        ("own-0", 0, 0),
+        ("own-1", 0, 0),
+    ]
+    assert one.dropped == {"far-0": "serves_model"}
+    assert told(tenant="labs").chosen == "far-0"
+
+
+def test_what_backends_hold_and_run_counts() -> None:
+    assert told(prompt_tokens=20000).rule == 1
+    one = told(prompt_tokens=20000, held_tokens={"own-1": 19000}, running={"own-1": 1})
+    assert (one.rule, one.uncached_tokens, one.chosen) == (2, 1000, "own-1")
+    assert told(prompt_tokens=20000, held_tokens={"far-0": 19000}).rule == 1
+
+
+def test_the_same_description_gets_the_same_answer() -> None:
+    assert {told().chosen for _ in range(20)} == {told().chosen}
+
+
+@pytest.mark.parametrize(
+    ("what", "hint"),
+    [
+        ({"tenant": "labz"}, "did you mean 'labs'"),
+        ({"held_tokens": {"own-7": 1}}, "did you mean 'own-"),
+        ({"running": {"zzz": 1}}, "known: own-0, own-1, far-0"),
+        ({"priority": "caht"}, "did you mean 'chat'"),
+    ],
+)
+def test_names_that_the_file_does_not_have_are_refused_with_a_hint(what: Any, hint: str) -> None:
+    with pytest.raises(InvalidRequest, match=hint):
+        told(**what)
+
+
+def test_a_model_that_the_tenant_may_not_use_is_refused() -> None:
+    with pytest.raises(UnknownModel):
+        told(tenant="labs", model="pointsman-reader")
+
+
+def test_without_an_anonymous_tenant_one_must_be_named() -> None:
+    config = parse('tenants: {labs: {keys: ["sha256:%s"]}}' % ("0" * 64))
+    with pytest.raises(InvalidRequest, match="say which one asks: labs"):
+        explain_on_paper(WhatIf(1), config)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_example_can_be_explained_for_each_of_its_tenants(file: Path) -> None:
+    text = file.read_text()
+    config = examine(text, source=str(file), outside=outside_of(text)).config
+    for tenant in config.tenants:
+        for tokens in (10, 5_000, 90_000):
+            assert explain_on_paper(WhatIf(tokens, tenant=tenant), config).chosen
+
+
+def test_targets_and_what_follows_a_miss_are_those_of_the_class_that_the_request_gets() -> None:
+    config = parse(
+        "classes: {chat: {ttft_p95: 800ms, tpot_p50: 40ms}, night: {deadline: 15m}}\n"
+        "on_miss: {chat: [{queue: 2s}, shed], night: {spill: far}}\n"
+        "pools: {own: {kind: fake}, far: {kind: fake}}\n"
+        "rules: [{class: chat, pools: own}]\n"
+    )
+    chat, night = explain_on_paper(WhatIf(9), config), explain_on_paper(WhatIf(9, priority="night"), config)
+    assert (chat.targets, chat.on_miss) == ({"ttft_p95": 0.8, "tpot_p50": 0.04}, ("queue 2s", "shed with 429"))
+    assert (night.targets, night.on_miss) == ({"deadline": 900.0}, ("spill to far",))
+
+
+def test_metadata_is_described_and_decides() -> None:
+    config = parse("classes: {a: {}, b: {}}\nrules: [{when: {metadata: {team: ads}}, class: b}, {class: a}]\n")
+    assert explain_on_paper(WhatIf(9, metadata={"team": "ads"}), config).service_class == "b"
+    assert explain_on_paper(WhatIf(9, metadata={"team": "art"}), config).service_class == "a"

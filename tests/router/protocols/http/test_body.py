@@ -1,0 +1,181 @@
+"""What arrives over plain sockets: bodies that are compressed, cut, endless or no HTTP at all."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import zlib
+from unittest.mock import Mock
+
+import pytest
+from aiohttp import StreamReader
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.test_utils import make_mocked_request
+
+from backends.nesting import MOST_LEVELS
+from policies.errors import InvalidRequest
+from router.operate.telemetry.logs import HttpServerLog
+from router.protocols.http.body import read_body
+from router.start.app import Router
+from tests.router.parts import CHAT, KEY, MODEL, a_chat, a_client, a_config, a_router
+
+BODY = json.dumps(a_chat()).encode()
+
+
+def a_chat_with(levels: int) -> bytes:
+    """A chat with a field of so many levels."""
+    return BODY[:-1] + b', "schema": ' + b"[" * levels + b"]" * levels + b"}"
+
+
+async def answered(router: Router, *pieces: bytes) -> str:
+    """What comes back for `pieces`, sent one after the other, up to the end of the answer."""
+    host, _, port = router.http_url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(10):
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            return (await reader.readuntil(b"}}" if pieces[0].startswith(b"POST") else b"\r\n\r\n")).decode()
+    finally:
+        writer.close()
+
+
+def a_post(body: bytes, *headers: str, version: str = "1.1", length: int | None = None) -> bytes:
+    given = ("Host: a", f"Authorization: Bearer {KEY}", *headers)
+    given += (f"Content-Length: {len(body) if length is None else length}",) if length != -1 else ()
+    return "\r\n".join((f"POST {CHAT} HTTP/{version}", *given, "", "")).encode() + body
+
+
+def a_stream() -> StreamReader:
+    loop = asyncio.get_running_loop()
+    protocol = BaseProtocol(loop)
+    protocol.connection_made(Mock())
+    return StreamReader(protocol, 2**16, loop=loop)
+
+
+FIRST, SECOND = BODY[:5], BODY[5:]
+CHUNKS = (b"5\r\n%s\r\n" % FIRST, b"%x\r\n%s\r\n0\r\n\r\n" % (len(SECOND), SECOND))
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (a_post(BODY),),
+        (a_post(BODY, version="1.0"),),
+        (a_post(gzip.compress(BODY), "Content-Encoding: GZIP"),),
+        (a_post(zlib.compress(BODY), "Content-Encoding: deflate"),),
+        (a_post(BODY, "Content-Encoding:"),),
+        (a_post(b"\xef\xbb\xbf" + BODY),),
+        (a_post(BODY, "X-Baggage: " + "a" * 20_000),),
+        (a_post(b"", "Transfer-Encoding: chunked", length=-1), *CHUNKS),
+        # the model that is said last is the one that counts, for the router and for backends
+        (a_post(BODY.replace(b'"model"', b'"model": "other", "model"')),),
+    ],
+    ids=["plain", "HTTP/1.0", "gzip", "deflate", "no encoding", "BOM", "a long header", "chunks", "twice"],
+)
+async def test_what_clients_and_proxies_make_of_a_chat_is_answered(pieces: tuple[bytes, ...]) -> None:
+    async with a_router() as router:
+        said = await answered(router, *pieces)
+    assert said.split("\r\n")[0].endswith("200 OK")
+    assert '"content":"ok"' in said
+
+
+async def test_who_waits_to_be_told_to_go_on_is_told() -> None:
+    async with a_router() as router:
+        said = await answered(router, a_post(b"", "Expect: 100-continue", length=len(BODY)), BODY)
+    assert said.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (BODY.replace(b"hello", b"\xff"), "the body is not UTF-8: invalid start byte at byte"),
+        (BODY.decode().encode("utf-16"), "the body is not valid JSON"),
+        (BODY.replace(b"hello", b"\\ud800"), "the body is not valid JSON"),
+        (b"", "the body is not valid JSON"),
+        (a_chat_with(MOST_LEVELS), "nested more than 128 levels deep"),
+        (a_chat_with(5_000), "nested more than 128 levels deep"),
+    ],
+)
+async def test_what_is_no_json_in_utf_8_is_told_so(body: bytes, words: str) -> None:
+    async with a_router() as router:
+        said = await answered(router, a_post(body))
+    assert said.startswith("HTTP/1.1 400")
+    assert words in said
+
+
+async def test_a_body_as_deep_as_the_limit_is_answered() -> None:
+    async with a_router() as router:
+        said = await answered(router, a_post(a_chat_with(MOST_LEVELS - 1)))
+    assert said.startswith("HTTP/1.1 200")
+
+
+async def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes() -> None:
+    async with a_router(config=a_config(max_body_bytes=10_000)) as router:
+        said = await answered(router, a_post(b"", length=10_001))
+    assert said.startswith("HTTP/1.1 413")
+    assert "larger than 10000 bytes" in said
+
+
+async def test_a_small_body_that_unpacks_to_a_large_one_is_too_large() -> None:
+    async with a_router(config=a_config(max_body_bytes=10_000)) as router:
+        said = await answered(router, a_post(gzip.compress(b" " * 10_000_000), "Content-Encoding: gzip"))
+    assert said.startswith("HTTP/1.1 413")
+
+
+async def test_a_body_of_which_nothing_comes_is_not_waited_for_without_end() -> None:
+    content = a_stream()
+    content.feed_data(b'{"model":')
+    request = make_mocked_request("POST", CHAT, payload=content)
+    gateway = Mock(config=a_config())
+    with pytest.raises(InvalidRequest, match=r"nothing of it for 0\.01 s"):
+        await read_body(request, gateway, silence_s=0.01)
+
+
+async def test_a_body_that_comes_slowly_is_waited_for() -> None:
+    content = a_stream()
+    pieces = [BODY[at : at + 8] for at in range(0, len(BODY), 8)]
+
+    async def send() -> None:
+        for piece in pieces:
+            await asyncio.sleep(0.05)
+            content.feed_data(piece)
+        content.feed_eof()
+
+    sending = asyncio.create_task(send())
+    request = make_mocked_request("POST", CHAT, payload=content)
+    assert await read_body(request, Mock(config=a_config()), silence_s=0.4) == BODY
+    assert len(pieces) * 0.05 > 0.4
+    await sending
+
+
+@pytest.mark.parametrize("sent", [b"hello\r\n\r\n", b"GET / HTTP/1.1\r\nX-Api-Key: secret\r\nBad Header\r\n\r\n"])
+async def test_what_is_no_http_is_no_error_of_ours(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with a_router() as router:
+            assert "400" in await answered(router, sent)
+    told = [(one.levelname, one.getMessage().partition(":")[0]) for one in caplog.records if "http" in one.name]
+    # what is not even a method aiohttp does not tell at all
+    assert told == [("INFO", "a client sent what is no HTTP")] * (sent != b"hello\r\n\r\n")
+    assert "secret" not in caplog.text
+
+
+async def test_a_mistake_of_ours_stays_an_error_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    HttpServerLog().exception("Unhandled exception", exc_info=RuntimeError("bug"))
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info and str(record.exc_info[1])) == ("ERROR", "bug")
+
+
+async def test_a_model_with_slashes_is_found_by_its_name_and_in_either_shape() -> None:
+    async with a_router() as router, a_client(router) as client:
+        async with client.get(f"/v1/models/{MODEL}") as reply:
+            assert (await reply.json())["object"] == "model"
+        for name in ("a/b", "a%2Fb"):
+            async with client.get(f"/v1/models/{name}") as reply:
+                assert (reply.status, "there is no model 'a/b'" in await reply.text()) == (404, True)
+        async with client.session.head(f"{client.url}/v1/models", headers={"Authorization": f"Bearer {KEY}"}) as reply:
+            assert (reply.status, await reply.read()) == (200, b"")

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from policies.errors import InvalidRequest, Overloaded
+from router.protocols.registration.fastchat_controller import FastChatController
+from router.protocols.registration.fastchat_workers import EXPIRES_AFTER_S, MOST_WORKERS, Worker, Workers
+from tests.shards.attached import eventually
+from tests.standins.fastchat import FastChatWorker
+from tests.standins.standin import running
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+        self.forgot: set[str] = set()
+
+    def holds(self, worker: Worker) -> bool:
+        return worker.address not in self.forgot
+
+    def joined(self, worker: Worker) -> None:
+        self.said.append(("joined", worker.address))
+
+    def left(self, worker: Worker) -> None:
+        self.said.append(("left", worker.address))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def some_workers() -> tuple[Workers, Heard, Clock]:
+    heard, clock = Heard(), Clock()
+    return Workers(heard, clock), heard, clock
+
+
+def a_worker(address: str = "http://w:1", *models: str, **fields: Any) -> Worker:
+    return Worker(address, frozenset(models or ("m",)), **fields)
+
+
+def a_registration(address: str = "http://w:1", **fields: Any) -> dict[str, Any]:
+    status = {"model_names": ["m"], "speed": 1, "queue_length": 0}
+    return {"worker_name": address, "check_heart_beat": True, "worker_status": status, "multimodal": False, **fields}
+
+
+def an_app(workers: Workers, **parts: Any) -> web.Application:
+    app = web.Application()
+    FastChatController(workers, **parts).add_to(app)
+    return app
+
+
+@asynccontextmanager
+async def a_controller(**parts: Any) -> AsyncIterator[tuple[TestClient[Any, Any], Workers, Heard]]:
+    workers, heard, _ = some_workers()
+    async with TestClient(TestServer(an_app(workers, **parts))) as client:
+        yield client, workers, heard
+        workers.check()
+
+
+async def said(client: TestClient[Any, Any], path: str, **body: Any) -> Any:
+    reply = await client.post(path, json=body)
+    assert reply.status == 200
+    return await reply.json()
+
+
+def test_who_registers_has_joined_once_until_its_models_change() -> None:
+    workers, heard, _ = some_workers()
+    workers.register(a_worker())
+    workers.register(a_worker(queue_length=3))
+    assert heard.said == [("joined", "http://w:1")]
+    workers.register(a_worker("http://w:1", "m", "n"))
+    assert heard.said == [("joined", "http://w:1")] * 2
+    assert workers.models() == ["m", "n"]
+
+
+def test_who_does_not_beat_is_gone_and_must_register_again() -> None:
+    workers, heard, clock = some_workers()
+    workers.register(a_worker("http://beats:1"))
+    workers.register(a_worker("http://silent:1"))
+    workers.register(a_worker("http://exempt:1", beats=False))
+    clock.now = EXPIRES_AFTER_S
+    assert workers.beat("http://beats:1", 2)
+    clock.now += 1
+    workers.expire()
+    assert heard.said[-1] == ("left", "http://silent:1")
+    assert set(workers.known) == {"http://beats:1", "http://exempt:1"}
+    assert not workers.beat("http://silent:1", 0)
+    workers.check()
+
+
+def test_the_shortest_queue_for_its_speed_is_next_and_counts_as_one_longer() -> None:
+    workers, _, _ = some_workers()
+    workers.register(a_worker("http://slow:1", speed=1, queue_length=1))
+    workers.register(a_worker("http://fast:1", speed=4, queue_length=2))
+    assert [workers.address_for("m") for _ in range(4)] == ["http://fast:1"] * 2 + ["http://slow:1", "http://fast:1"]
+    assert workers.address_for("nobody's") == ""
+
+
+def test_there_is_room_for_so_many_and_those_who_are_there_may_register_again() -> None:
+    workers, _, _ = some_workers()
+    for at in range(MOST_WORKERS):
+        workers.register(a_worker(f"http://w:{at}"))
+    workers.register(a_worker("http://w:0"))
+    with pytest.raises(Overloaded):
+        workers.register(a_worker("http://one-more:1"))
+
+
+def test_who_was_forgotten_meanwhile_must_register_again_though_it_beats() -> None:
+    workers, heard, _ = some_workers()
+    workers.register(a_worker())
+    heard.forgot.add("http://w:1")
+    assert not workers.beat("http://w:1", 0)
+    workers.check()
+    heard.forgot.clear()
+    workers.register(a_worker())
+    assert heard.said[-1] == ("joined", "http://w:1")
+    assert workers.beat("http://w:1", 0)
+
+
+async def test_a_worker_registers_beats_and_is_found() -> None:
+    async with a_controller() as (client, _, heard):
+        assert await said(client, "/register_worker", **a_registration()) is None
+        assert await said(client, "/receive_heart_beat", worker_name="http://w:1", queue_length=2) == {"exist": True}
+        assert await said(client, "/receive_heart_beat", worker_name="http://x:1", queue_length=0) == {"exist": False}
+        assert await said(client, "/list_models") == {"models": ["m"]}
+        assert await said(client, "/list_multimodal_models") == {"models": []}
+        assert await said(client, "/list_language_models") == {"models": ["m"]}
+        assert await said(client, "/get_worker_address", model="m") == {"address": "http://w:1"}
+        assert await said(client, "/worker_get_status") == {"model_names": ["m"], "speed": 1, "queue_length": 3}
+        assert await (await client.get("/test_connection")).json() == "success"
+    assert heard.said == [("joined", "http://w:1")]
+
+
+async def test_a_worker_without_a_status_is_asked_for_it_and_refreshing_asks_all() -> None:
+    async with a_controller() as (client, workers, heard), running(FastChatWorker(waiting=3)) as worker:
+        await said(client, "/register_worker", worker_name=worker.url, check_heart_beat=False)
+        assert workers.known[worker.url].queue_length == 3
+        worker.waiting = 5
+        await said(client, "/refresh_all_workers")
+        assert workers.known[worker.url].queue_length == 5
+        worker.is_ill = True
+        await said(client, "/refresh_all_workers")
+        assert heard.said == [("joined", worker.url), ("left", worker.url)]
+
+
+async def test_a_worker_that_does_not_answer_is_not_registered() -> None:
+    async with a_controller() as (client, workers, _):
+        await said(client, "/register_worker", worker_name="http://127.0.0.1:1", check_heart_beat=True)
+        assert workers.known == {}
+
+
+async def test_the_app_looks_for_those_that_went_silent() -> None:
+    ticks: asyncio.Queue[None] = asyncio.Queue()
+
+    async def tick(_: float) -> None:
+        await ticks.get()
+
+    workers, heard, clock = some_workers()
+    async with TestClient(TestServer(an_app(workers, sleep=tick))):
+        workers.register(a_worker())
+        clock.now = EXPIRES_AFTER_S + 1
+        ticks.put_nowait(None)
+        await eventually(lambda: not workers.known)
+    assert heard.said[-1] == ("left", "http://w:1")
+
+
+def test_who_is_refused_by_the_listener_is_not_known() -> None:
+    class Unwelcoming(Heard):
+        def joined(self, worker: Worker) -> None:
+            raise InvalidRequest("no pool takes it")
+
+    workers = Workers(Unwelcoming(), Clock())
+    with pytest.raises(InvalidRequest):
+        workers.register(a_worker())
+    assert workers.known == {}
+    workers.check()

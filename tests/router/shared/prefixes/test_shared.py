@@ -1,0 +1,194 @@
+"""Prefixes of several routers, told through a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from backends.fake import FakeBackend
+from policies.errors import UnknownPrefix
+from router.fleet.beliefs import Beliefs
+from router.shared.prefixes.prefix import Dropped, Place, Prefix, prefix_id
+from router.shared.replicas.news import batches, decode, encode
+from router.shared.replicas.replicas import ReplicaOptions, Replicas
+from router.shared.replicas.shelf import RedisShelf
+from router.shared.replicas.stream import RedisStream
+from tests.router.shared.prefixes.parts import KEYS, Bench, a_bench
+from tests.router.shared.store.parts import RedisServer, a_redis
+from tests.shards.attached import eventually
+
+QUICK = ReplicaOptions(deadline_s=0.2, patience_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with a_redis() as server:
+        yield server
+
+
+@asynccontextmanager
+async def a_sharing(server: RedisServer, by: str, *backends: FakeBackend) -> AsyncIterator[Bench]:
+    async with a_bench(*backends, by=by) as bench:
+        clock = asyncio.get_running_loop().time
+        replicas = Replicas(
+            RedisStream(server.url, by),
+            RedisShelf(server.url),
+            by,
+            beliefs=Beliefs(lambda _: True, clock),
+            cluster=bench.cluster,
+            clock=clock,
+            options=QUICK,
+            on_prefix=bench.prefixes.hear,
+        )
+        bench.prefixes.share(replicas.tell, replicas.catch_up)
+        await replicas.start()
+        try:
+            yield bench
+        finally:
+            await replicas.close()
+
+
+async def test_what_one_router_keeps_the_others_list_and_may_drop(server: RedisServer) -> None:
+    async with a_sharing(server, "r1") as one, a_sharing(server, "r2") as other:
+        prefix = await one.keep(shards=2)
+        await eventually(lambda: [known.state for known in other.prefixes.of("acme")] == ["ready"])
+        assert other.prefixes.get("acme", prefix.id) == one.prefixes.get("acme", prefix.id)
+        await other.prefixes.drop("acme", prefix.id)
+        await eventually(lambda: one.prefixes.of() == [])
+        await eventually(lambda: not any(backend.pinned for backend in one.backends.values()))
+
+
+@dataclass(slots=True, eq=False)
+class SlowToUnpin(FakeBackend):
+    """A shard that is told to let go, and does so when the test says."""
+
+    may_unpin: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def unpin(self, name: str) -> int:
+        """See CacheKeeper."""
+        await self.may_unpin.wait()
+        return await FakeBackend.unpin(self, name)
+
+
+def some_shards() -> list[FakeBackend]:
+    return [FakeBackend(f"b{number}", pins=True) for number in range(3)]
+
+
+def agree(*routers: Bench) -> bool:
+    """Do all list the same, and is exactly that pinned?"""
+    first, *others = [router.prefixes.of() for router in routers]
+    wanted = {(place.backend, prefix.pin) for prefix in first for place in prefix.places}
+    pinned = {(name, pin) for name, backend in routers[0].backends.items() for pin in backend.pinned}
+    return all(one == first for one in others) and wanted == pinned and not any(one.is_warming for one in first)
+
+
+async def test_who_drops_at_one_router_and_asks_at_another_keeps_it(server: RedisServer) -> None:
+    shards = some_shards()
+    async with a_sharing(server, "r1", *shards) as one, a_sharing(server, "r2", *shards) as other:
+        for _ in range(5):
+            prefix = await one.keep(shards=2)
+            await other.prefixes.caught_up()
+            assert other.prefixes.get("acme", prefix.id).state == "ready"
+            await other.prefixes.drop("acme", prefix.id)
+            await one.prefixes.caught_up()
+            assert one.prefixes.of() == []
+            await one.keep()
+            await other.keep()
+            await one.prefixes.drop("acme", prefix.id)
+            prefix = await other.keep()
+            await eventually(lambda: agree(one, other))
+            assert one.prefixes.get("acme", prefix.id).state == "ready"
+            await other.prefixes.drop("acme", prefix.id)
+
+
+async def test_who_drops_and_asks_at_once_is_answered_either_way_and_all_routers_agree(server: RedisServer) -> None:
+    shards = some_shards()
+    async with a_sharing(server, "r1", *shards) as one, a_sharing(server, "r2", *shards) as other:
+        for number in range(20):
+            prefix = await one.keep()
+            dropping, keeping = one.prefixes.drop("acme", prefix.id), other.keep(shards=1 + number % 3)
+            await asyncio.gather(*((dropping, keeping) if number % 2 else (keeping, dropping)), return_exceptions=True)
+            await eventually(lambda: agree(one, other))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_three_routers_are_asked_within_a_moment_they_agree_and_no_pin_is_left(
+    server: RedisServer, seed: int
+) -> None:
+    rng, shards = random.Random(seed), some_shards()
+    async with (
+        a_sharing(server, "r1", *shards) as one,
+        a_sharing(server, "r2", *shards) as two,
+        a_sharing(server, "r3", *shards) as three,
+    ):
+
+        async def ask(router: Bench, after_s: float, count: int) -> None:
+            await asyncio.sleep(after_s)
+            with suppress(UnknownPrefix):
+                if count:
+                    await router.keep(shards=count)
+                else:
+                    await router.prefixes.drop("acme", prefix_id(KEYS))
+
+        for _ in range(10):
+            calls = [(rng.choice((one, two, three)), 0.04 * rng.random(), rng.choice((0, 0, 1, 2, 3)))]
+            calls += [(rng.choice((one, two, three)), 0.04 * rng.random(), rng.choice((0, 1, 3))) for _ in range(3)]
+            await asyncio.gather(*(ask(*call) for call in calls))
+            await eventually(lambda: agree(one, two, three))
+
+
+async def test_two_routers_that_are_asked_for_one_at_once_end_with_one_that_looks_after_it(server: RedisServer) -> None:
+    shards = some_shards()
+    async with a_sharing(server, "r1", *shards) as one, a_sharing(server, "r2", *shards) as other:
+        await asyncio.gather(one.keep(shards=1, ttl_s=900.0), other.keep(shards=2, ttl_s=60.0))
+        await eventually(lambda: agree(one, other) and one.prefixes.of()[0].shards == 2)
+        (prefix,) = one.prefixes.of()
+        assert (prefix.expires_at, prefix.state) == (1900.0, "ready")
+        assert len(one.prefixes._charges) + len(other.prefixes._charges) == 1
+
+
+async def test_a_shard_that_is_slow_to_let_go_keeps_what_was_asked_for_since(server: RedisServer) -> None:
+    shard = SlowToUnpin("b0", pins=True)
+    async with a_sharing(server, "r1", shard) as one, a_sharing(server, "r2", shard) as other:
+        prefix = await one.keep()
+        await eventually(lambda: len(other.prefixes.of()) == 1)
+        dropping = asyncio.create_task(one.prefixes.drop("acme", prefix.id))
+        await eventually(lambda: other.prefixes.of() == [])
+        await other.keep()
+        shard.may_unpin.set()
+        await dropping
+        await eventually(lambda: agree(one, other))
+        assert len(one.prefixes.of()) == 1
+
+
+async def test_who_is_asked_before_it_hears_of_an_earlier_drop_pins_it_anew() -> None:
+    shard = SlowToUnpin("b0", pins=True)
+    async with a_bench(shard) as bench, a_bench(shard, by="r2") as other:
+        prefix = await bench.keep()
+        other.prefixes.hear(bench.told[-1])
+        other.index.store("b0", KEYS)
+        dropping = asyncio.create_task(bench.prefixes.drop("acme", prefix.id))
+        await eventually(lambda: isinstance(bench.told[-1], Dropped))
+        other.pass_s(0.001)
+        await other.keep()
+        shard.may_unpin.set()
+        await dropping
+        other.prefixes.hear(bench.told[-1])
+        await other.turn()
+        for news in other.told:
+            bench.prefixes.hear(news)
+        assert agree(bench, other)
+        assert [kept.state for kept in bench.prefixes.of()] == ["ready"]
+
+
+def test_prefixes_travel_as_they_are() -> None:
+    place = Place("own-0", "own", 640, 576, can_pin=True)
+    prefix = Prefix(prefix_id(KEYS), "acme", "m", "acme", 640, 2, 1.5, 61.5, "r1", 2.5, places=(place,), trouble="x")
+    told = [(0.0, prefix), (0.0, Dropped("acme", prefix.id))]
+    (batch,) = batches(told, None, 1.0)
+    assert [news for _, news in decode(encode(batch)).news] == [news for _, news in told]

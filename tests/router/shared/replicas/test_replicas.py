@@ -1,0 +1,298 @@
+"""Replicas over a real Redis: what one router learns the others know, and a sick Redis fails nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from policies.nouns import Delta
+from router.fleet.cluster.flights import Traffic
+from router.fleet.prompt_keys import PromptKeys
+from router.shared.replicas.news import MOST_KEYS
+from tests.policies.builders import a_request
+from tests.router.shared.replicas.parts import KEY, KEYS, QUICK, TOKENS, Site, a_site, fell, some_keys
+from tests.router.shared.store.parts import Line, RedisServer, a_line, a_redis
+from tests.shards.attached import eventually
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with a_redis() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _clean(server: RedisServer) -> None:
+    server.clean()
+
+
+async def test_a_prompt_just_sent_by_one_router_is_followed_by_the_others(server: RedisServer) -> None:
+    async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
+        x.beliefs.sent("a", PromptKeys(KEYS))
+        await eventually(lambda: y.expected() > 8)
+        x.beliefs.failed("a")
+        await eventually(lambda: y.expected() == 0)
+
+
+async def test_what_was_sent_too_long_ago_is_not_followed(server: RedisServer) -> None:
+    async with a_site(server.url, "x", tells=True) as x:
+        x.beliefs.sent("a", PromptKeys(KEYS))
+        x.ahead_s += 60
+        x.beliefs.sent("a", PromptKeys((77,)))
+        async with a_site(server.url, "y", tells=True) as y:
+            await eventually(lambda: y.expected((77,)) > 0)
+            assert y.expected() == 0
+
+
+async def test_routers_whose_clock_and_that_of_redis_drift_apart_hear_of_each_other_in_time(
+    server: RedisServer,
+) -> None:
+    async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
+        flight = x.cluster.begin("a", a_request(), 100)
+        await eventually(lambda: y.elsewhere()[1] == 1)
+        for _ in range(3):
+            # as after days, or when somebody sets the server's clock
+            y.ahead_s += 3600
+            x.beliefs.sent("a", PromptKeys(KEYS))
+            await eventually(lambda: y.expected() > 8)
+            await eventually(lambda: y.elsewhere()[1] == 1)
+        x.cluster.end(flight)
+
+
+async def test_what_one_router_learns_all_believe(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.answer()
+        await eventually(lambda: y.expected() > 8)
+        y.ahead_s += 60  # beyond speculation
+        assert y.expected() > 8
+        x.answer(cached=TOKENS)
+        x.answer(tuple(range(20, 30)))
+        await eventually(lambda: y.expected(tuple(range(20, 30))) > 8)
+
+
+async def test_a_router_hears_nothing_of_itself(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.answer()
+        await eventually(lambda: y.expected() > 8)
+        x.beliefs.forget("a")
+        x.answer((99,))
+        await eventually(lambda: y.expected((99,)) > 0)
+        assert x.expected() == 0
+
+
+async def test_backends_that_are_not_here_are_not_believed_in(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.beliefs.sent("elsewhere", PromptKeys(KEYS))
+        x.beliefs.sent("a", PromptKeys((5,)))
+        await eventually(lambda: y.expected((5,)) > 0)
+        assert "elsewhere" not in y.beliefs.longest(PromptKeys(KEYS))
+
+
+async def test_of_the_longest_prompts_the_beginning_is_told(server: RedisServer) -> None:
+    keys = some_keys(MOST_KEYS + 1000, seed=1)
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.answer(keys)
+        await eventually(lambda: y.expected(keys) > MOST_KEYS / 2)
+        x.answer((77,))
+        await eventually(lambda: y.expected((77,)) > 0)
+        y.ahead_s += 60  # beyond speculation
+        assert y.expected(keys) > MOST_KEYS / 2
+        assert y.expected(keys) <= MOST_KEYS
+
+
+async def test_requests_under_way_elsewhere_count_until_they_end(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        first = x.cluster.begin("a", a_request(prompt_tokens=900), 900)
+        second = x.cluster.begin("a", a_request(prompt_tokens=100), 100)
+        first.heard(Delta(text="x"), x.now())
+        await eventually(lambda: y.elsewhere() == (1, 1, 100))
+        with_queue = y.cluster.view(y.now()).backends[0].queue_s
+        assert with_queue > 0
+        x.cluster.end(first)
+        x.cluster.end(second)
+        await eventually(lambda: y.elsewhere() == (0, 0, 0))
+
+
+async def test_a_router_that_falls_silent_has_nothing_under_way(server: RedisServer) -> None:
+    async with a_site(server.url, "y") as y:
+        x = Site(server.url, "x")
+        flight = x.cluster.begin("a", a_request(), 100)
+        await x.replicas.turn()
+        await eventually(lambda: y.elsewhere()[1] == 1)
+        y.ahead_s += QUICK.silent_s
+        await eventually(lambda: y.elsewhere()[1] == 0)
+        x.cluster.end(flight)
+        await x.replicas.close()
+        assert y.states[-1] == (True, 0)
+
+
+async def test_a_router_that_starts_later_knows_what_was_learnt_before(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "z") as z:
+        for number in range(1, 200):
+            x.answer(some_keys(10, seed=number))
+        await eventually(lambda: z.expected(some_keys(10, seed=199)) > 8)
+        async with a_site(server.url, "y") as y:
+            await eventually(lambda: y.replicas.state == "exact")
+            y.ahead_s += 60
+            assert y.expected(some_keys(10, seed=1)) > 8
+
+
+async def test_without_redis_a_router_starts_approximate_and_is_exact_when_it_comes(server: RedisServer) -> None:
+    server.stop()
+    async with a_site(server.url, "x") as x:
+        assert x.replicas.state == "approximate"
+        x.answer()
+        assert x.expected() > 8
+        server.start()
+        await eventually(lambda: x.replicas.is_exact)
+        assert "replicas_back" in x.events
+        async with a_site(server.url, "y") as y:
+            await eventually(lambda: y.expected() > 8)
+
+
+async def test_a_redis_that_was_restarted_empty_is_taken_up_again(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        x.answer()
+        await eventually(lambda: y.expected() > 8)
+        server.stop()
+        await eventually(fell(x, "gone"))
+        await eventually(fell(y, "gone"))
+        x.answer((7, 8, 9))
+        server.start()
+        await eventually(lambda: y.expected((7, 8, 9)) > 2)
+
+
+async def test_a_stream_that_begins_anew_with_smaller_numbers_is_read_from_its_beginning(server: RedisServer) -> None:
+    async with a_site(server.url, "y") as y:
+        with server.admin() as admin:
+            admin.xadd(KEY, {"by": "z", "news": b""})
+        await eventually(lambda: "replicas_unreadable" in y.events)
+        server.stop()
+        await eventually(fell(y, "gone"))
+        server.start()
+        with server.admin() as admin:
+            # as a server would number it whose clock was set back
+            admin.xadd(KEY, {"by": "z", "news": b""}, id="5-0")
+        await eventually(lambda: "replicas_forgotten" in y.events)
+        await eventually(lambda: y.events.count("replicas_unreadable") == 2)
+
+
+async def test_while_redis_is_away_what_was_learnt_is_believed_less_but_not_forgotten(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x:
+        x.answer()
+        x.ahead_s += 60
+        before = x.expected()
+        server.stop()
+        await eventually(fell(x, "gone"))
+        x.ahead_s += 120
+        await eventually(lambda: x.expected() < 0.6 * before)
+        assert x.expected() > 0.4 * before
+        server.start()
+        await eventually(lambda: x.expected() > 0.9 * before)
+
+
+async def test_what_cannot_be_told_is_kept_within_a_bound(server: RedisServer) -> None:
+    server.stop()
+    async with a_site(server.url, "x") as x:
+        for number in range(QUICK.most_kept + 12):
+            x.beliefs.sent("a", PromptKeys((number + 1,)))
+        x.replicas.check()
+        assert x.events.count("replicas_news_dropped") == 12
+        server.start()
+        await eventually(lambda: x.replicas.is_exact)
+
+
+@asynccontextmanager
+async def a_site_on_a_line(server: RedisServer) -> AsyncIterator[tuple[Site, Line]]:
+    async with a_line(server) as line, a_site(line.url, "x") as site:
+        assert site.replicas.is_exact
+        yield site, line
+
+
+async def test_a_slow_redis_holds_nothing_up(server: RedisServer) -> None:
+    async with a_site_on_a_line(server) as (x, line):
+        line.delay_s = 1.0
+        await eventually(fell(x, "slow"))
+        x.answer()
+        assert x.expected() > 4
+        line.mend()
+        await eventually(lambda: x.replicas.is_exact)
+
+
+async def test_who_caught_up_was_heard_and_has_heard_all_that_was_told_before(server: RedisServer) -> None:
+    async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
+        for number in range(5):
+            keys = tuple(range(100 * number + 1, 100 * number + 11))
+            x.beliefs.sent("a", PromptKeys(keys))
+            await x.replicas.catch_up()
+            await y.replicas.catch_up()
+            assert y.expected(keys) > 8
+
+
+async def test_nobody_waits_to_catch_up_while_redis_is_away(server: RedisServer) -> None:
+    async with a_site_on_a_line(server) as (x, line):
+        line.delay_s = 10.0
+        # once until it is seen that nothing comes, then not at all
+        await asyncio.wait_for(x.replicas.catch_up(), 5)
+        await eventually(fell(x, "slow"))
+        waiting = asyncio.create_task(x.replicas.catch_up())
+        await asyncio.sleep(0)
+        assert waiting.done()
+
+
+@pytest.mark.parametrize("lie", [b"*2\r\n+hello\r\n:7\r\n", b":1\r\n:2\r\n:3\r\n:4\r\n", b"!?\r\n", b"+OK\r\n" * 3])
+async def test_a_redis_that_answers_nonsense_is_not_believed(server: RedisServer, lie: bytes) -> None:
+    async with a_site_on_a_line(server) as (x, line):
+        line.instead = lie
+        await eventually(lambda: not x.replicas.is_exact)
+        x.answer()
+        line.cut()
+        line.mend()
+        await eventually(lambda: x.replicas.is_exact)
+
+
+async def test_a_full_redis_is_read_while_it_cannot_be_written(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        with server.admin() as admin:
+            admin.config_set("maxmemory", 1)
+            x.answer()
+            await eventually(fell(x, "full"))
+            admin.config_set("maxmemory", 0)
+        await eventually(lambda: y.expected() > 8)
+        await eventually(lambda: x.replicas.is_exact)
+
+
+async def test_entries_of_others_are_passed_over(server: RedisServer) -> None:
+    async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
+        with server.admin() as admin:
+            deep = b"\x93\x90\xc0" + 5000 * b"\x91" + b"\xc0"
+            others = [{"by": "z", "news": news} for news in (b"\xff", b"\x93\x01\x02\x03", deep)]
+            for entry in (*others, {"other": "thing"}):
+                admin.xadd(KEY, entry)  # type: ignore[arg-type]
+        x.answer()
+        await eventually(lambda: y.expected() > 8)
+        assert y.events.count("replicas_unreadable") == 4
+        assert y.replicas.is_exact
+
+
+async def test_a_key_of_another_kind_is_a_fault_and_not_an_end(server: RedisServer) -> None:
+    with server.admin() as admin:
+        admin.set(KEY, "mine")
+        async with a_site(server.url, "x") as x:
+            assert fell(x, "refusing")()
+            admin.delete(KEY)
+            await eventually(lambda: x.replicas.is_exact)
+
+
+async def test_a_stream_that_nobody_writes_goes_away(server: RedisServer) -> None:
+    async with a_site(server.url, "x"):
+        pass
+    with server.admin() as admin:
+        assert 0 < admin.ttl(KEY) <= 3600
+
+
+def test_traffic_adds_up() -> None:
+    assert Traffic(1, 2, 300, 4.5).plus(Traffic(1, 1, 100, 0.5)) == Traffic(2, 3, 400, 5.0)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from policies.quota.budget import Reservation
+from router.shared.store.memory import MemoryStore
+from tests.policies.builders import a_descriptor, a_reservation
+from tests.router.shared.store.parts import HandClock
+
+
+async def test_nothing_lapses_in_memory_for_who_holds_it_dies_with_it() -> None:
+    clock = HandClock()
+    store = MemoryStore(clock)
+    budget = a_descriptor(cost_per_day=10)
+    assert isinstance(await store.reserve(a_reservation("r", budget, cost=9_000)), Reservation)
+    clock.pass_s(3600)
+    assert (left := (await store.standing([budget])).cost) is not None
+    assert left.remaining == 1
+    assert repr(store).startswith("<MemoryStore <Ledger 1 open")
+    store.check()
+
+
+async def test_a_store_whose_ledger_does_not_balance_is_found_out() -> None:
+    store = MemoryStore(HandClock())
+    await store.reserve(a_reservation("r", a_descriptor(tokens_per_minute=10), tokens=1))
+    store._ledger._open.clear()
+    with pytest.raises(AssertionError):
+        store.check()

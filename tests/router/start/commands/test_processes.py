@@ -1,0 +1,156 @@
+"""Several processes at one address: they start, end and come back together, and none outlives the first.
+
+This is what docs/replicas.md has people type.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.errors import ConfigError
+from policies.sla.config import ServerSettings
+from router.start.commands import processes
+from router.start.commands.processes import Processes, as_process, place_of, require_shareable
+from tests.engines.programs import free_ports
+from tests.router.parts import a_config
+from tests.shards.attached import eventually
+
+WRITES_DOWN = """
+import os, signal, sys, time
+folder = sys.argv[1]
+def note(what):
+    with open(f"{folder}/{sys.argv[3].replace('/', '-')}", "a") as file:
+        file.write(f"{what}\\n")
+signal.signal(signal.SIGHUP, lambda *_: note("reload"))
+signal.signal(signal.SIGTERM, lambda *_: (note("ended"), os._exit(0)))
+note(os.getpid())
+sys.stdin.read()
+note("orphaned")
+"""
+FAILS = "raise SystemExit(3)"
+
+
+def lines(folder: Path, place: str) -> list[str]:
+    with suppress(FileNotFoundError):
+        return (folder / place).read_text().split()
+    return []
+
+
+async def test_each_is_told_its_place_and_hears_signals(tmp_path: Path) -> None:
+    some = Processes((sys.executable, "-c", WRITES_DOWN, str(tmp_path)), 2, print)
+    running = asyncio.create_task(some.run())
+    await eventually(lambda: all(lines(tmp_path, place) for place in ("0-2", "1-2")))
+    some.pass_on(signal.SIGHUP)
+    await eventually(lambda: all("reload" in lines(tmp_path, place) for place in ("0-2", "1-2")))
+    some.pass_on(signal.SIGTERM)
+    await asyncio.wait_for(running, 5)
+    assert [lines(tmp_path, place)[-1] for place in ("0-2", "1-2")] == ["ended", "ended"]
+    assert not some.failed
+
+
+async def test_one_that_dies_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "SETTLED_S", 0.0)
+    monkeypatch.setattr(processes, "PAUSE_S", 0.01)
+    said: list[str] = []
+    some = Processes((sys.executable, "-c", WRITES_DOWN, str(tmp_path)), 1, said.append)
+    running = asyncio.create_task(some.run())
+    await eventually(lambda: bool(lines(tmp_path, "0-1")))
+    os.kill(int(lines(tmp_path, "0-1")[0]), signal.SIGKILL)
+    await eventually(lambda: len(lines(tmp_path, "0-1")) == 2)
+    some.pass_on(signal.SIGTERM)
+    await asyncio.wait_for(running, 5)
+    assert said == ["process 0 ended with -9 and is started again"]
+
+
+async def test_one_that_ends_as_soon_as_it_began_ends_all() -> None:
+    said: list[str] = []
+    some = Processes((sys.executable, "-c", FAILS), 2, said.append)
+    await asyncio.wait_for(some.run(), 10)
+    assert some.failed
+    assert any(one.endswith("ended with 3 as soon as it began") for one in said)
+
+
+def test_a_process_has_an_admin_port_of_its_own_and_its_part_of_the_limits() -> None:
+    config = replace(a_config(), server=ServerSettings(admin="127.0.0.1:9000"))
+    assert as_process(config, 2, 4).server.admin == "127.0.0.1:9002"
+    assert as_process(config, 2, 4).store.replicas == 4
+
+
+@pytest.mark.parametrize("wrong", ["", "1", "2/2", "a/3", "-1/2"])
+def test_a_place_that_nobody_gave_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError):
+        place_of(wrong)
+
+
+def test_a_port_that_the_kernel_chooses_cannot_be_shared() -> None:
+    with pytest.raises(ConfigError, match=r"server\.http is 127\.0\.0\.1:0"):
+        require_shareable(a_config())
+
+
+def test_processes_that_would_mingle_their_lines_are_refused() -> None:
+    ports: dict[str, Any] = {"http": "127.0.0.1:1", "grpc": "127.0.0.1:2"}
+    require_shareable(a_config(decision_log="decisions.jsonl", **ports))
+    with pytest.raises(ConfigError, match=r"mingle their decisions on standard output \(name a file"):
+        require_shareable(a_config(decision_log="-", **ports))
+
+
+def test_each_process_logs_decisions_to_a_file_of_its_own() -> None:
+    for log, own in (("/log/decisions.jsonl", "/log/decisions-1.jsonl"), ("decisions", "decisions-1")):
+        assert as_process(a_config(decision_log=log), 1, 2).server.decision_log == own
+    assert as_process(a_config(), 1, 2).server.decision_log is None
+
+
+FILE = """
+pools: {{own: {{kind: openai_compatible, at: ["http://127.0.0.1:1"]}}}}
+server: {{http: "127.0.0.1:{http}", grpc: "127.0.0.1:{grpc}", admin: "127.0.0.1:{admin}"}}
+"""
+
+
+@contextmanager
+def served(tmp_path: Path, ports: dict[str, int]) -> Iterator[subprocess.Popen[bytes]]:
+    (tmp_path / "sla.yaml").write_text(FILE.format(**ports))
+    command = [sys.executable, "-m", "router", "serve", str(tmp_path / "sla.yaml"), "--processes", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=Path(__file__).parents[4])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answers(url: str) -> bool:
+    # a connection to a free port may reach itself
+    with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=2) as reply:
+        return bool(reply.status == 200)
+    return False
+
+
+async def test_two_routers_serve_one_port_and_end_together(tmp_path: Path) -> None:
+    http, grpc, admin = free_ports(3)
+    with served(tmp_path, {"http": http, "grpc": grpc, "admin": admin}) as parent:
+        urls = [f"http://127.0.0.1:{http}/healthz", *(f"http://127.0.0.1:{admin + n}/metrics" for n in (0, 1))]
+        deadline = time.monotonic() + 90  # three interpreters start, on a machine that may be busy
+        while not all([await asyncio.to_thread(answers, url) for url in urls]):
+            assert time.monotonic() < deadline, "they do not listen"
+            assert parent.poll() is None, parent.communicate()
+            # asked without a pause, a port on which nobody listens yet is soon taken by the question itself
+            await asyncio.sleep(0.1)
+        parent.send_signal(signal.SIGTERM)
+        _, told = await asyncio.to_thread(parent.communicate, timeout=20)
+        assert parent.returncode == 0, told
+        assert b"know nothing of each other" in told
+        assert not answers(urls[0])

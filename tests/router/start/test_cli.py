@@ -1,0 +1,90 @@
+"""The command line, as far as it starts nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from policies.errors import InvalidRequest
+from router.start.cli import app
+
+DEMO = str(Path(__file__).parents[3] / "examples/demo/sla.yaml")
+
+
+def output_of(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_a_request_is_explained_in_words() -> None:
+    loads = ("--cached", "own-0=60k", "--load", "own-0=8")
+    done = output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90000", *loads)
+    assert done.exit_code == 0
+    assert "90,000 tokens, 30,000 of them in no cache" in done.output
+    assert "class     long-rag (rank 1)" in done.output
+    assert done.output.rstrip().endswith("chosen    own-0")
+
+
+def test_a_request_is_explained_as_json() -> None:
+    words = ("--max-output", "1k", "--header", "X-Team=ads", "--priority", "long-rag", "--json")
+    record = json.loads(output_of("explain", DEMO, "--tenant", "labs", "--tokens", "900", *words).output)
+    assert (record["rule"], record["service_class"], record["max_output_tokens"]) == (2, "long-rag", 1000)
+    assert record["skipped"][0]["why"] == ["tenant is labs, not acme", "prompt_tokens is 900, not at least 1,000"]
+
+
+@pytest.mark.parametrize("wrong", [("--tokens", "many"), ("--tokens", "1", "--load", "own-0")])
+def test_a_description_that_cannot_be_read_is_refused(wrong: tuple[str, ...]) -> None:
+    assert output_of("explain", DEMO, *wrong).exit_code == 2
+
+
+def test_a_name_that_the_file_does_not_have_is_an_error_for_people() -> None:
+    done = output_of("explain", DEMO, "--tenant", "acm", "--tokens", "1")
+    assert isinstance(done.exception, InvalidRequest)
+    assert "did you mean 'acme'?" in str(done.exception)
+
+
+def test_a_file_with_mistakes_is_told_and_ends_with_one(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text("clases: {}")
+    done = output_of("check", str(tmp_path / "f.yaml"))
+    assert done.exit_code == 1
+    assert "did you mean 'classes'?" in done.output
+
+
+def test_a_sound_file_is_told_with_its_version() -> None:
+    assert "is sound: 2 classes, 2 rules, 1 pool." in output_of("check", DEMO).output
+
+
+def test_the_explanation_in_the_reference_is_real() -> None:
+    page = (Path(__file__).parents[3] / "docs/sla.md").read_text()
+    done = output_of(
+        "explain", DEMO, "--tenant", "acme", "--tokens", "90k", "--cached", "own-0=60k", "--load", "own-0=8"
+    )
+    assert [line for line in done.output.splitlines() if line not in page] == []
+
+
+def test_the_version_is_told() -> None:
+    assert output_of("--version").output.startswith("pointsman ")
+
+
+def test_every_command_is_told_in_a_line_that_ends() -> None:
+    listed = output_of("--help").output.partition("Commands:")[2]
+    assert listed.count("\n") >= 8
+    assert "..." not in listed
+
+
+def test_a_file_that_is_not_there_is_said_once() -> None:
+    assert "cannot read nosuch.yaml: No such file or directory\n" in output_of("check", "nosuch.yaml").output
+
+
+def test_counts_that_cannot_be_read_name_their_option() -> None:
+    done = output_of("simulate", DEMO, "--trace", "day.jsonl", "--backends", "own")
+    assert done.exit_code == 2
+    assert "--backends: write NAME=VALUE, not 'own'" in done.output
+
+
+def test_a_priority_that_is_not_followed_is_told() -> None:
+    asked = output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k", "--priority", "interactive").output
+    assert "not interactive, as was asked" in asked
+    assert "as was asked" not in output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k").output
