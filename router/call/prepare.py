@@ -27,7 +27,7 @@ from router.fleet.cluster.served_model import ServedModel
 from router.fleet.prompt_keys import NO_DOMAIN, PromptKeys
 from router.text.estimates import estimated
 from router.text.tokenize import How, Tokens
-from shards.kv.keys import BLOCK_TOKENS, root_key
+from shards.kv.keys import root_key
 
 UNKNOWN_ROOM_TOKENS = 4096
 """The answer that is planned for where neither client nor backend says how long it may be."""
@@ -167,6 +167,7 @@ def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel
         token_ids=tokens.token_ids,
         shared_root=root_key(name, NO_DOMAIN),
         compares=not (body and body.get("truncate_prompt_tokens")),
+        key_tokens=tokens.key_tokens,
     )
     return LookedUp(tokens, keys, believed(tokens, keys, gateway))
 
@@ -174,7 +175,7 @@ def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel
 def believed(tokens: Tokens, prompt: PromptKeys, gateway: Gateway) -> dict[str, int]:
     """Backend -> tokens of this prompt's beginning that it is expected to hold: how many, times how likely that is."""
     return {
-        name: min(round(match.expected_blocks * BLOCK_TOKENS), tokens.count)
+        name: min(round(match.expected_blocks * prompt.key_tokens), tokens.count)
         for name, match in gateway.beliefs.longest(prompt).items()
     }
 

@@ -47,7 +47,7 @@ class GatewayWarmer:
             )
         if Capability.PINS in ask.needs:
             self._require_pins(model.name, tenant)
-        return Measure(model.name, tokens.keys, min(tokens.count, len(tokens.keys) * BLOCK_TOKENS))
+        return Measure(model.name, tokens.keys, min(tokens.count, round(len(tokens.keys) * tokens.key_tokens)))
 
     async def warm(self, ask: Ask, tenant: str, *, avoiding: frozenset[str], placed: Callable[[str], None]) -> Warmed:
         """See Warmer."""

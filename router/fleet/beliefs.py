@@ -16,7 +16,6 @@ from router.fleet.cluster.flights import Flight
 from router.fleet.parity import ParityMonitor
 from router.fleet.prompt_keys import PromptKeys
 from router.shared.replicas.news import MOST_KEYS, Belief, Learnt, Lost, Sent
-from shards.kv.keys import BLOCK_TOKENS
 
 
 class Beliefs:
@@ -113,9 +112,9 @@ class Beliefs:
         if not keys:
             return
         guess = self._residency.sent(backend, keys, self._clock())
-        drawn_blocks = usage.completion_tokens // BLOCK_TOKENS if usage else 0
+        drawn_blocks = int(usage.completion_tokens / prompt.key_tokens) if usage else 0
         self._residency.answered(backend, drawn_blocks)
-        hint = self._hint(guess, flight, seen)
+        hint = self._hint(guess, flight, seen, prompt.key_tokens)
         if hint is not None:
             self._residency.observe(guess, hint)
         if not prompt.is_exact or not self._is_told(backend, prompt.model) or self._hides_salts(backend):
@@ -311,14 +310,14 @@ class Beliefs:
             hint = Hint(news.cached_share, news.weight)
             self._residency.observe(replace(guess, blocks=max(news.blocks, len(news.keys))), hint)
 
-    def _hint(self, guess: Guess, flight: Flight, seen: BackendView) -> Hint | None:
+    def _hint(self, guess: Guess, flight: Flight, seen: BackendView, key_tokens: float) -> Hint | None:
         usage = flight.usage
         if usage is not None and usage.prompt_tokens and guess.backend in self._exact:
             return from_usage(usage.cached_tokens, usage.prompt_tokens)
         # an answer in one piece does not tell when its first token was there
         if not guess.known or flight.first_at is None:
             return None
-        tokens, warm = flight.request.prompt_tokens, guess.known * BLOCK_TOKENS
+        tokens, warm = flight.request.prompt_tokens, guess.known * key_tokens
         cold_s = seen.latency.ttft_s(tokens, 0, queue_s=seen.queue_s)
         warm_s = seen.latency.ttft_s(max(1, tokens - warm), warm, queue_s=seen.queue_s)
         return from_ttft(flight.ttft_s, cold_s=cold_s, warm_s=warm_s, warm_share=guess.known / max(1, guess.blocks))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from policies.prefix.match import Match
-from shards.kv.keys import block_keys
+from shards.kv.keys import BLOCK_TOKENS, block_keys
 
 if TYPE_CHECKING:
     from router.fleet.parity import Expected
@@ -22,7 +22,8 @@ class PromptKeys:
 
     `is_exact`: they are keys of token ids, as those of events are; otherwise of text, and no event can match them.
     `token_ids` are little-endian uint32, empty where they are not known here. `compares`: its answer can be compared
-    with what the router computed; not where the engine is asked to cut the prompt. `shared_root` is the root key of
+    with what the router computed; not where the engine is asked to cut the prompt. Each key stands for `key_tokens` of
+    the prompt: text has as many as its length is estimated to be. `shared_root` is the root key of
     prompts that belong to no cache domain. `told` is what events said of it
     when it was last looked up, and `expected` what the answer is to be compared with while one is under way.
     """
@@ -33,6 +34,7 @@ class PromptKeys:
     token_ids: bytes = b""
     shared_root: int = 0
     compares: bool = True
+    key_tokens: float = BLOCK_TOKENS
     told: Mapping[str, Match] = field(default_factory=dict)
     expected: Expected | None = None
     _shared: tuple[int, ...] | None = None

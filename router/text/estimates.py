@@ -9,7 +9,7 @@ import msgspec
 
 from policies.learning.text_length import MEDIA_TOKENS, Estimate, Measured, TextLength, measured
 from policies.nouns import Capability
-from policies.prefix.text_keys import text_keys
+from policies.prefix.text_keys import CHUNK_BYTES, text_keys
 from router.ask import Ask, Chat, Input
 from router.text.token_ids import count
 from router.text.tokenize import Tokens
@@ -41,9 +41,12 @@ def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
     estimate = length.estimate(prompt)
     if most is not None:
         estimate = _cut(estimate, most)
+    text = _keyed_text(given, tools)
+    chunks = max(1.0, len(text.encode("utf-8", "surrogatepass")) / CHUNK_BYTES)
     return Tokens(
         estimate.tokens,
-        keys=text_keys(_keyed_text(given, tools), root),
+        keys=text_keys(text, root),
+        key_tokens=estimate.tokens / chunks,
         echo=given if ask.echo and isinstance(given, str) else "",
         least=estimate.least,
         likely=(estimate.low, estimate.high),

@@ -22,7 +22,7 @@ from router.text.forced_calls import grammar_of, with_tools_told
 from router.text.text_tokenizer import ChunkCache, TextTokenizer
 from router.text.token_ids import count, unpack
 from router.text.tool_calls import HERMES, ToolSyntax, syntax_of
-from shards.kv.keys import TOKEN_BYTES, block_keys
+from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES, block_keys
 
 INLINE_CHARACTERS = 512
 """Shorter texts are tokenized on the event loop: 0.1 ms, about what the way to a thread and back costs."""
@@ -42,8 +42,8 @@ class Tokens(msgspec.Struct, frozen=True):
     nine of ten such prompts have as many as the two of `likely` and what lies between, and all have at least `least`;
     `measured` is what the estimate rests on.
 
-    `keys` are its block keys. `echo` is its text, where the client wants it back. `tools` is how it may call some, and
-    `calls` what its answer must be if it has to.
+    `keys` are its block keys, each of `key_tokens` tokens on average. `echo` is its text, where the client
+    wants it back. `tools` is how it may call some, and `calls` what its answer must be if it has to.
     """
 
     count: int
@@ -55,6 +55,7 @@ class Tokens(msgspec.Struct, frozen=True):
     least: int | None = None
     likely: tuple[int, int] | None = None
     measured: Measured | None = None
+    key_tokens: float = BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

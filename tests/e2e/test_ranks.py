@@ -160,12 +160,11 @@ async def eight_publishers(stack: AsyncExitStack) -> tuple[list[Publisher], int]
 
 
 @pytest.mark.parametrize(("workload", "count"), [(documents, 960), (conversations, 576)])
-@pytest.mark.parametrize(("with_events", "least"), [(True, 0.97), (False, 0.45)], ids=["events", "learnt"])
+@pytest.mark.parametrize(("with_events", "least"), [(True, 0.97), (False, 0.95)], ids=["events", "learnt"])
 async def test_eight_ranks_hit_their_caches_nearly_as_often_as_one_cache_of_their_size(
     workload: Workload, count: int, with_events: bool, least: float
 ) -> None:
-    # what is learnt, and the limits of ranks with it, depends on times, and so on what else this machine does: 0.9 and
-    # more where it is idle, 0.58 where it is busy; a server that chooses its ranks reaches 0.25 to 0.4
+    # a server that chooses its ranks reaches 0.25 to 0.4
     async with a_stage(with_events=with_events) as stage:
         assert len(stage.router.gateway.cluster.names()) == RANKS, "the server told how many ranks it has"
         await workload(stage.ask, random.Random(7), count)

@@ -90,7 +90,7 @@ def detail(number: int, gateway: Gateway) -> DecisionDetail | None:
         candidates=tuple(ScoreRow(name, total, scores[name]) for name, total in best),
         dropped=dict(decision.dropped) if decision else {},
         blocks=len(asked.block_keys) if asked and _was_tokenized(asked) else None,
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=_block_tokens(asked) if asked else BLOCK_TOKENS,
         held=_held(asked, gateway) if asked else {},
     )
 
@@ -98,6 +98,13 @@ def detail(number: int, gateway: Gateway) -> DecisionDetail | None:
 def _held(asked: Request, gateway: Gateway) -> dict[str, int]:
     prompt = PromptKeys(asked.block_keys, asked.model, is_exact=asked.least_prompt_tokens is None)
     return {name: match.blocks for name, match in gateway.beliefs.longest(prompt).items()}
+
+
+def _block_tokens(asked: Request) -> int:
+    """The tokens that each of its blocks stands for; of text, on average, as far as its length is known."""
+    if asked.least_prompt_tokens is None or not asked.block_keys:
+        return BLOCK_TOKENS
+    return max(1, asked.prompt_tokens // len(asked.block_keys))
 
 
 def _was_tokenized(asked: Request) -> bool:

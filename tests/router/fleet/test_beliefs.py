@@ -14,6 +14,7 @@ from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Flight
 from router.fleet.prompt_keys import PromptKeys
+from router.shared.replicas.news import Belief, Learnt
 from shards.kv.keys import block_keys
 from tests.policies.builders import a_backend, a_request
 
@@ -117,6 +118,25 @@ def test_an_answer_in_one_piece_says_nothing_of_what_was_cached() -> None:
     stage.cluster.end(flight)
     stage.beliefs.ended(PromptKeys(KEYS), flight, a_backend("a"))
     assert stage.expected() > 8
+
+
+@pytest.mark.parametrize("key_tokens", [16.0, 64.0, 640.0])
+def test_of_text_a_key_counts_as_many_tokens_as_its_prompt_has(key_tokens: float) -> None:
+    told: list[Belief] = []
+    stage = Stage()
+    prompt, tokens = PromptKeys(KEYS * 10, is_exact=False, key_tokens=key_tokens), round(100 * key_tokens)
+    stage.beliefs.share(told.append)
+    for ttft_s in (a_backend().latency.ttft_s(tokens), a_backend().latency.ttft_s(1, tokens)):
+        flight = stage.cluster.begin("a", a_request(prompt_tokens=tokens), tokens)
+        stage.now += ttft_s
+        flight.heard(Delta(text="x"), stage.now)
+        flight.heard(Delta(finish_reason="stop", usage=Usage(tokens, 1280)), stage.now)
+        stage.cluster.end(flight)
+        stage.beliefs.ended(prompt, flight, a_backend("a"))
+    learnt = [one for one in told if isinstance(one, Learnt)]
+    assert [one.drawn_blocks for one in learnt] == [1280 // key_tokens] * 2
+    # a short prompt takes no time that can be told from none
+    assert [one.cached_share for one in learnt] == [None, 1.0 if tokens >= 6400 else None]
 
 
 def test_where_events_tell_nothing_is_learnt() -> None:

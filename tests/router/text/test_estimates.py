@@ -6,6 +6,7 @@ import pytest
 
 from policies.learning.text_length import MEDIA_TOKENS, TextLength
 from policies.nouns import Capability
+from policies.prefix.text_keys import CHUNK_BYTES
 from router.ask import Ask, Chat, Input, Reading
 from router.text.estimates import estimated
 from router.text.token_ids import pack
@@ -70,6 +71,18 @@ def test_what_was_learnt_of_a_model_is_used() -> None:
         assert measured is not None
         length.learn(measured, 3 * len(text))
     assert tokens_of(text, length=length).count == pytest.approx(3 * len(text), rel=0.02)
+
+
+@pytest.mark.parametrize("tokens_each", [0.25, 0.5, 1.0, 3.0])
+def test_a_key_stands_for_as_many_tokens_as_the_model_makes_of_its_text(tokens_each: float) -> None:
+    length, text = TextLength(), "A byte is a token, or a word is. " * 40
+    for _ in range(20):
+        measured = tokens_of(text).measured
+        assert measured is not None
+        length.learn(measured, round(tokens_each * len(text)))
+    tokens = tokens_of(text, length=length)
+    assert tokens.key_tokens == pytest.approx(tokens_each * CHUNK_BYTES, rel=0.05)
+    assert len(tokens.keys) * tokens.key_tokens <= tokens.count
 
 
 def a_chat_about(image: str, question: str, *, images: int = 1) -> Chat:
