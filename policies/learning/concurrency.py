@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import median
+from typing import NamedTuple
 
 _TOLERANCE = 1.5
 """A TTFT up to this many times the TTFT with fewer requests is not taken as a sign of a queue."""
@@ -19,6 +20,14 @@ _REFUSED = 0.7
 _MOST_SLOWDOWN = 1e6
 
 
+class Queue(NamedTuple):
+    """What a backend reported at the time `at` in seconds: so many requests `running` and `waiting` there."""
+
+    at: float
+    running: int
+    waiting: int
+
+
 class AdaptiveLimit:
     """The number of requests that a backend runs at once without queueing, found from its TTFTs relative to idle.
 
@@ -29,7 +38,14 @@ class AdaptiveLimit:
 
     Now and then a round is a probe at half the limit. If the probe is faster by more than the tolerance, there was a
     queue that the observations had come to treat as normal, and the limit shrinks by the same rule. There is no probe
-    while other routers send so much that the backend is never half empty. Sources: Gradient2 of Netflix'
+    while other routers send so much that the backend is never half empty.
+
+    Where the backend reports its queue, the reports count instead: a slowdown without a queue has another cause, such
+    as a machine that is busy with other work. The limit then shrinks only by the requests that a report saw waiting,
+    beyond the limit's root; it grows by its root while reports see fewer, however slow first tokens are; and there are
+    no probes. Between reports it grows while first tokens are fast and the newest report saw no request waiting.
+
+    Sources: Gradient2 of Netflix'
     concurrency-limits (2018); TCP Vegas (Brakmo, O'Malley, Peterson, 1994), for slow start and for a queue that grows
     with the limit's root; probing as in BBR (Cardwell et al., 2016).
     """
@@ -45,6 +61,8 @@ class AdaptiveLimit:
         self._busiest = self._strayed = 0
         self._usual: float | None = None
         self._rounds_to_probe = _ROUNDS_BETWEEN_PROBES
+        self._newest: Queue | None = None
+        self._shortest: Queue | None = None
 
     def __repr__(self) -> str:
         state = "probes" if self.is_probing else "starts" if self._starting else "steady"
@@ -65,13 +83,15 @@ class AdaptiveLimit:
         """Are `in_flight` requests so many that their TTFTs give no information about an idle backend?"""
         return in_flight > max(1.0, min(self._proven, self._limit) / 2)
 
-    def observe(self, slowdown: float, in_flight: int) -> None:
+    def observe(self, slowdown: float, in_flight: int, queue: Queue | None = None) -> None:
         """Record a TTFT of `slowdown` times the idle TTFT, with `in_flight` requests there when it was sent.
 
-        `in_flight` counts the request itself. A slowdown that is not a positive number is ignored.
+        `in_flight` counts the request itself. `queue` is the newest report, None where the backend does not tell.
+        A slowdown that is not a positive number is ignored.
         """
         if not slowdown > 0:
             return
+        self._hear(queue)
         if not self._belongs(in_flight):
             self._stray()
             return
@@ -92,6 +112,17 @@ class AdaptiveLimit:
         assert len(self._slowdowns) < _LONGEST_ROUND, f"{self!r}: a round never ends"
         assert 0 <= self._rounds_to_probe <= _ROUNDS_BETWEEN_PROBES, f"{self!r}: probes come too late"
 
+    def _hear(self, queue: Queue | None) -> None:
+        if queue is None:
+            self._newest = self._shortest = None
+            return
+        self._rounds_to_probe = _ROUNDS_BETWEEN_PROBES
+        if self._newest is None or queue.at > self._newest.at:
+            self._newest = queue
+            # a request that has just arrived waits for the next step: only a queue that stays counts
+            if self._shortest is None or queue.waiting < self._shortest.waiting:
+                self._shortest = queue
+
     def _belongs(self, in_flight: int) -> bool:
         """Was it sent in this round? Requests sent before a probe, or before the limit doubled, are not comparable."""
         if self.is_probing:
@@ -108,7 +139,9 @@ class AdaptiveLimit:
     def _end_round(self) -> None:
         slowdown, used = median(self._slowdowns), self._busiest >= self._limit / 2
         self._slowdowns, self._busiest, self._strayed = [], 0, 0
-        if self.is_probing:
+        if self._newest is not None:
+            self._follow_reports(slowdown, self._newest, used=used)
+        elif self.is_probing:
             self._end_probe(slowdown)
         else:
             self._rounds_to_probe -= 1
@@ -135,6 +168,25 @@ class AdaptiveLimit:
         else:
             target = self._limit * gradient + math.sqrt(self._limit)
             self._set(self._limit + _SMOOTHING * (target - self._limit))
+
+    def _follow_reports(self, slowdown: float, newest: Queue, *, used: bool) -> None:
+        queue, self._shortest = self._shortest, None
+        root, is_fast = math.sqrt(self._limit), _gradient(slowdown) == 1.0
+        if queue is None:
+            if is_fast and not newest.waiting:
+                self._follow(slowdown, used=used)
+        elif queue.waiting > root:
+            self._starting = False
+            # requests that were sent before it shrank may still be there beyond it
+            room = max(self._limit, float(queue.running + queue.waiting)) - queue.waiting
+            target = max(_LEAST_GRADIENT * self._limit, room) + root
+            self._set(self._limit + _SMOOTHING * min(0.0, target - self._limit))
+        elif used and is_fast and not queue.waiting:
+            self._follow(slowdown, used=used)
+        elif used:
+            if not queue.waiting:
+                self._proven = self._limit
+            self._set(self._limit + _SMOOTHING * (root - queue.waiting))
 
     def _set(self, limit: float) -> None:
         self._limit = max(float(self._least), min(float(self._most), limit))

@@ -13,7 +13,7 @@ from backends.base import Backend, Description, Load
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
-from policies.learning.concurrency import AdaptiveLimit
+from policies.learning.concurrency import AdaptiveLimit, Queue
 from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.learning.fading_sum import FadingSum
 from policies.nouns import BackendView, Request
@@ -248,6 +248,13 @@ class Member:
         description = self.backend.describe()
         return description is not None and description.reports_cache
 
+    @property
+    def _queue(self) -> Queue | None:
+        load = self.backend.load()
+        if load.reported_at is None or load.running is None or load.waiting is None:
+            return None
+        return Queue(load.reported_at, load.running, load.waiting)
+
     def _may_take(self, share: float, load: Load) -> int:
         """How many more requests it may get from here while it is on trial, or warms up to its `share`."""
         if self.health.is_on_trial:
@@ -324,7 +331,7 @@ class Member:
         if self.adaptive_limit is not None:
             cached = max(0, flight.request.prompt_tokens - flight.uncached_tokens)
             idle_s = self.model.snapshot().prefill_s(flight.uncached_tokens, cached)
-            self.limit.observe(flight.ttft_s / idle_s, flight.crowd)
+            self.limit.observe(flight.ttft_s / idle_s, flight.crowd, self._queue)
         if self._reports_cache and not self._was_crowded(flight):
             self.model.observe_ttft(flight.work, flight.ahead, flight.ttft_s)
         self.on_predicted(flight.backend, flight.predicted_ttft_s, flight.ttft_s)
@@ -354,7 +361,7 @@ class Member:
         if self.adaptive_limit is not None:
             # beside those that decode with it, and without any in front of it
             idle_s = latency.prefill_s(uncached, cached) + steps * latency.tpot_s(batch, context_tokens)
-            self.limit.observe(took_s / idle_s, flight.crowd)
+            self.limit.observe(took_s / idle_s, flight.crowd, self._queue)
         if not self._was_crowded(flight):
             self.model.observe_whole(
                 prefill_work(uncached, cached),

@@ -243,12 +243,14 @@ def test_an_answer_in_one_piece_without_a_number_of_tokens_teaches_nothing() -> 
 @dataclass
 class Seats:
     """A backend that answers in one piece, on a clock of its own: as many requests side by side as it has `seats`, the
-    others wait in order. Of each prompt it holds `cached` tokens, and tells so in the end.
+    others wait in order. Of each prompt it holds `cached` tokens, and tells so in the end. If it `reports`, it tells
+    once a second how many run and wait.
     """
 
     member: Member
     seats: int = 1
     cached: int = 0
+    reports: bool = False
     now: float = 0.0
     at_work: list[tuple[float, int, Flight]] = field(default_factory=list)
     waiting: list[tuple[Flight, int]] = field(default_factory=list)
@@ -264,6 +266,12 @@ class Seats:
         """Go on until the next answer is there."""
         self.at_work.sort(key=lambda one: one[0])
         self.now, tokens, flight = self.at_work.pop(0)
+        backend = self.member.backend
+        if self.reports and self.now >= (backend.load().reported_at or 0.0) + 1.0:
+            # just before this one ended: what is sent now is not in it
+            running, at = len(self.at_work) + 1, self.now - 1e-3
+            report = Load(running=running, waiting=len(self.waiting), reported_at=at)
+            backend.reported = report  # type: ignore[attr-defined]
         flight.heard(Delta(body=b"{}", tokens=tokens, finish_reason="stop", is_whole=True), self.now)
         flight.heard(Delta(usage=Usage(flight.request.prompt_tokens, tokens, self.cached)), self.now)
         self.member.end(flight, None, now=self.now)
@@ -306,6 +314,38 @@ def test_the_limit_of_a_backend_that_only_answers_in_one_piece_is_found(seats: i
     usual = sorted(limits)[len(limits) // 2]
     # what waits shows in the whole time less than in a first token's: small limits come out higher than the seats
     assert 0.5 * seats <= usual <= 3 * seats + 6
+
+
+@pytest.mark.parametrize("seats", [2, 6, 40])
+def test_the_limit_of_a_backend_that_reports_its_queue_is_found_from_whole_answers_too(seats: int) -> None:
+    rng, served = random.Random(seats), Seats(a_member(says=WHOLE), seats=seats, reports=True)
+    room, limits = under_limit(), []
+    for number in range(3000):
+        while room(a_request(), served.member.view(served.now, {})) and len(served.member.flights) < 500:
+            served.send(rng.choice((200, 500, 1000)), rng.randint(50, 200))
+        served.answer()
+        if number > 1000:
+            limits.append(served.member.limit.limit)
+    served.member.check()
+    assert seats <= sorted(limits)[len(limits) // 2] <= 1.5 * seats + 5
+
+
+def test_slow_first_tokens_of_a_backend_that_reports_no_queue_do_not_shrink_its_limit() -> None:
+    limits = {}
+    for tells in (True, False):
+        serial = Serial(a_member())
+        for _ in range(20):
+            serial.ask(1000)
+        for _ in range(12):
+            serial.ask(1000)
+            reported = Load(running=0, waiting=0, reported_at=serial.now - 0.5) if tells else Load()
+            serial.member.backend.reported = reported  # type: ignore[attr-defined]
+            for flight in [serial.send(1000)[0] for _ in range(8)]:
+                flight.heard(Delta(token_ids=(7,)), serial.now + 60.0)
+                serial.member.end(flight, None, now=serial.now + 60.0)
+            serial.now += 61.0
+        limits[tells] = serial.member.limit.limit
+    assert limits[True] > 8 > limits[False]
 
 
 def test_a_backend_on_trial_that_answers_in_one_piece_is_well_again() -> None:
