@@ -1,1 +1,1 @@
-"""Decisions: pure functions and the nouns they speak of. No I/O, no clock, no randomness of their own."""
+"""Decisions as pure functions, and their nouns. No I/O, no clock, no own randomness."""

@@ -1,4 +1,4 @@
-"""The catalogue: which filters, scores, picks and whole policies the SLA file can name, and how each is made."""
+"""The catalogue: the filters, scores, picks and whole policies that the SLA file can name, and their constructors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 Reader = Callable[[str], Any]
-"""From the file's text to an option's value. Raises ValueError with a sentence."""
+"""Reads an option's value from the file's text. Raises ValueError with a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T]):
-    """One thing that the file can name: `make` is called with the options given, each read by its reader."""
+    """A part that the file can name. `make` builds it from the given options, each read by its reader."""
 
     make: Callable[..., T]
     options: Mapping[str, Reader] = field(default_factory=dict)
@@ -27,10 +27,10 @@ class Part(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All parts by name. A value that is passed in, so that a program can add its own.
+    """All parts by name. It is passed as a value, so a program can extend it.
 
-    So can other distributions: an entry point of the group `pointsman.policies` is a callable that takes a Catalogue
-    and returns one with more in it, for instance `catalogue.with_parts(scores={"mine": Part(my_score)})`.
+    Other distributions can extend it too: an entry point of the group `pointsman.policies` is a callable that takes a
+    Catalogue and returns an extended one, for instance `catalogue.with_parts(scores={"mine": Part(my_score)})`.
     """
 
     filters: Mapping[str, Part[Filter]]
@@ -46,7 +46,7 @@ class Catalogue:
         picks: Mapping[str, Part[Pick]] | None = None,
         policies: Mapping[str, Policy] | None = None,
     ) -> Catalogue:
-        """This one and these. Raises ValueError for a name that is taken."""
+        """This catalogue with these parts added. Raises ValueError for a name that is taken."""
         return Catalogue(
             filters=_joined(self.filters, filters or {}),
             scores=_joined(self.scores, scores or {}),
@@ -56,7 +56,7 @@ class Catalogue:
 
 
 def builtin_catalogue() -> Catalogue:
-    """What comes with Pointsman."""
+    """The parts that come with Pointsman."""
     return Catalogue(
         filters={
             "healthy": Part(filters.healthy, {"fresh": read_seconds}),
@@ -80,7 +80,7 @@ def builtin_catalogue() -> Catalogue:
 
 def _joined(known: Mapping[str, V], more: Mapping[str, V]) -> dict[str, V]:
     if taken := known.keys() & more.keys():
-        raise ValueError(f"'{min(taken)}' is there already")
+        raise ValueError(f"'{min(taken)}' is defined already")
     return {**known, **more}
 
 
@@ -103,9 +103,9 @@ def _policy(name: str, weighted: tuple[WeightedScore, ...], pick: Pick | None = 
 
 
 def usual_filters() -> tuple[tuple[str, Filter], ...]:
-    """The filters of every named policy, and of one in the file that names none.
+    """The filters of every named policy, and of a policy in the file that names none.
 
-    The last two make requests wait in the router where a backend has no room, so that a better rank can overtake.
+    The last two make requests wait in the router while a backend has no room, so that a better rank can overtake.
     """
     return (
         ("healthy", filters.healthy()),

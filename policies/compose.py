@@ -14,15 +14,15 @@ Filter = Callable[[Request, BackendView], bool]
 """May this backend take this request?"""
 
 Score = Callable[[Request, Sequence[BackendView]], Sequence[float | None]]
-"""One value in [0, 1] per candidate, in their order; None where it cannot tell."""
+"""One value in [0, 1] per candidate, in their order; None if it is unknown."""
 
 Pick = Callable[[Sequence[tuple[str, float]], random.Random], str]
-"""One name out of (backend, total score), of which there is at least one."""
+"""One name out of (backend, total score); the sequence is never empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedScore:
-    """A score by name and how much it counts."""
+    """A score by name, and its weight."""
 
     name: str
     weight: float
@@ -41,14 +41,14 @@ class Policy:
     def decide(
         self, request: Request, view: ClusterView, rng: random.Random, *, avoiding: Collection[str] = ()
     ) -> Decision:
-        """The backend for `request`, with the reasons; `chosen` is None if nobody is left.
+        """The backend for `request`, with the reasons. `chosen` is None if no backend is left.
 
-        Backends outside the pools that the rules gave are dropped as `in_pools`, those in `avoiding` as `avoided`,
-        those that never said what they serve as `unreached`, and those that lack what the request needs as `incapable`,
-        whatever the policy's own filters are; those that it cannot go to at all for the reason that the view gives. Who
-        was ill and gets no more requests yet is dropped as `warming`. Of several objections one that is for good is
-        told before one that passes. Where the prompt's length is estimated, backends with a context that it will fit in
-        any case keep it from those where only the backend knows (`may_not_fit`).
+        Some backends are dropped before the policy's own filters: those outside the rule's pools as `in_pools`, those
+        in `avoiding` as `avoided`, those that never reported their models as `unreached`, those without a needed
+        capability as `incapable`, and unfit ones for the reason in the view. A recovering backend that may get no more
+        requests yet is dropped as `warming`. Of several objections a permanent one is reported before a passing one. If
+        the prompt's length is estimated and some backends certainly fit it, the others that may or may not fit it
+        are dropped as `may_not_fit`.
         """
         kept, dropped = self._filtered(request, view, avoiding)
         if not kept:
@@ -108,7 +108,7 @@ class Policy:
         for part in self.scores:
             column = part.score(request, kept)
             details += [(backend.name, part.name, value) for backend, value in zip(kept, column, strict=True)]
-            # a score that is unknown for one candidate votes for none: two measures are never compared
+            # a score that is unknown for one candidate is dropped for all: different measures are never compared
             known = [value for value in column if value is not None]
             if len(known) == len(kept):
                 totals = [total + part.weight * value for total, value in zip(totals, known, strict=True)]

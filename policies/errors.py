@@ -1,18 +1,18 @@
-"""Failures that were planned for. They know no protocol; `router.protocols.status` gives each its status code."""
+"""Expected failures. They are independent of protocols; `router.protocols.status` maps each to its status code."""
 
 from __future__ import annotations
 
 
 class ExpectedError(Exception):
-    """A failure with a code for machines, and a sentence and a hint for people.
+    """A failure with a code for programs, and a sentence and a hint for people.
 
-    `message` says what happened, `hint` what to do about it, `param` which field of the request is meant. Its text is
-    for operators; clients read `told`, which is the same unless it is given or the class has one for all.
+    `message` describes the failure, `hint` the remedy, `param` the field of the request. The text of the exception is
+    for operators. Clients get `told`, which is the same text unless it is given or the class defines one.
     """
 
     code = "internal"
     told_as: str | None = None
-    """What clients read in place of the text, where that may name addresses and files, or repeat an exception."""
+    """Text for clients, if the exception's text may contain addresses, files, or another exception."""
     retryable = False
     """May the same request be tried on another backend?"""
 
@@ -31,12 +31,12 @@ class ExpectedError(Exception):
 
     @property
     def told_hint(self) -> str:
-        """The hint for clients; empty where they read another text, which has its own."""
+        """The hint for clients; empty if they get another text, which includes its own hint."""
         return self.hint if self.told == str(self) else ""
 
 
 class InvalidRequest(ExpectedError):
-    """The client sent something that cannot be understood or is out of range."""
+    """The client sent a request that cannot be parsed or is out of range."""
 
     code = "invalid_request"
 
@@ -60,7 +60,7 @@ class RequestTooLarge(ExpectedError):
 
 
 class Unauthenticated(ExpectedError):
-    """No key, or one that no tenant has."""
+    """No key, or an unknown one."""
 
     code = "invalid_api_key"
 
@@ -90,13 +90,13 @@ class NoBackend(ExpectedError):
 
 
 class Overloaded(ExpectedError):
-    """Backends are there, but serving this request now would break promises to others."""
+    """Backends exist, but serving this request now would break other requests' targets."""
 
     code = "overloaded"
 
 
 class Unavailable(Overloaded):
-    """The same, where the SLA file wants it said as of a service that is not available (503)."""
+    """Overloaded, reported as 503 because the SLA file asks for it."""
 
 
 class BackendFailed(ExpectedError):
@@ -108,13 +108,13 @@ class BackendFailed(ExpectedError):
 
 
 class Unreached(BackendFailed):
-    """The same, before it had the request: nothing was spent on that, and it cannot be what broke the backend."""
+    """BackendFailed before the backend got the request: it costs no attempt, and the request cannot be the cause."""
 
     told_as = "no backend that may take the request could be reached (try again)"
 
 
 class BackendRefused(ExpectedError):
-    """A backend understood the request and said no; another of its kind would say the same."""
+    """A backend understood the request and refused it; another of its kind would refuse it too."""
 
     code = "backend_refused"
 
@@ -126,7 +126,7 @@ class DeadlineExceeded(ExpectedError):
 
 
 class CutOff(ExpectedError):
-    """The router ended, and its grace was over before the answer was."""
+    """The router shut down, and its drain time ended before the answer did."""
 
     code = "cut_off"
 

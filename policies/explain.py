@@ -1,4 +1,4 @@
-"""Explanations: one record of why a request went where it went, of a real decision or of one on paper."""
+"""Explanations: a record of the reasons for one placement, of a real decision or of a described request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECRET_FIELDS = ("tenant", "headers.", "metadata.")
 
 
 class Explained(Rulebook, Protocol):
-    """What `explain` needs of a Config."""
+    """The part of a Config that `explain` needs."""
 
     @property
     def policies(self) -> Mapping[str, Policy]:
@@ -25,18 +25,18 @@ class Explained(Rulebook, Protocol):
 
     @property
     def on_miss(self) -> Mapping[str, tuple[Step, ...]]:
-        """What follows where a class's target is missed, by its name."""
+        """The steps of each class for missed targets, by its name."""
         ...
 
     @property
     def version(self) -> str:
-        """Which file this is."""
+        """The version of the file."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A rule that came first and did not match. `forbidden`: the tenant may not use its class; no need to look on."""
+    """An earlier rule that did not match. `forbidden`: the tenant may not use its class, so no field was checked."""
 
     rule: int
     service_class: str
@@ -46,8 +46,8 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that passed every filter. `scores` has a value per score, None where it could not tell. `adapter` is
-    what it has to do for the LoRA adapter that was asked for, if one was."""
+    """A backend that passed every filter. `scores` has a value per score, None if unknown. `adapter` is the
+    readiness of the requested LoRA adapter, if the request names one."""
 
     backend: str
     pool: str
@@ -61,13 +61,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why one prompt went where it went. `weights` are those of the policy's scores.
+    """The reasons for the placement of one prompt. `weights` are those of the policy's scores.
 
     `counted` are the scores that every candidate has: others do not count. `ruled_class` is the class of the rule;
-    `service_class` ranks lower where the caller asked for that; `targets` are its own in seconds, by their names in the
-    file, and `on_miss` what follows where they are missed. `equals` are candidates as good as the chosen one.
-    `predicted_ttft_s` is what the chosen one was expected to take to the first token. Where `prompt_tokens` is an
-    estimate, nine of ten such prompts have as many as the two of `likely_prompt_tokens` and what lies between.
+    `service_class` ranks lower if the caller asked for that. `targets` are its targets in seconds, by their names in
+    the file, and `on_miss` its steps if they are missed. `equals` are candidates with the same total as the chosen one.
+    `predicted_ttft_s` is the predicted time to first token at the chosen one. If `prompt_tokens` is an estimate,
+    the interval `likely_prompt_tokens` holds nine of ten such prompts.
     """
 
     request: str
@@ -101,9 +101,9 @@ def explain(
     request: Request, facts: Facts, ruling: Ruling, *, config: Explained, view: ClusterView, decision: Decision
 ) -> Explanation:
     """The Explanation of `decision` on `view`, after `ruling` on `facts`; candidates are best first."""
-    candidates = sorted(_candidates(view, decision), key=lambda one: -one.total)
+    candidates = sorted(_candidates(view, decision), key=lambda candidate: -candidate.total)
     weights = {part.name: part.weight for part in config.policies[ruling.policy].scores}
-    best = next((one.total for one in candidates if one.backend == decision.chosen), None)
+    best = next((each.total for each in candidates if each.backend == decision.chosen), None)
     return Explanation(
         request=request.id,
         config_version=config.version,
@@ -123,10 +123,10 @@ def explain(
         pools=ruling.pools,
         policy=ruling.policy,
         weights=weights,
-        counted=tuple(name for name in weights if all(one.scores.get(name) is not None for one in candidates)),
+        counted=tuple(name for name in weights if all(each.scores.get(name) is not None for each in candidates)),
         dropped=dict(decision.dropped),
         candidates=tuple(candidates),
-        equals=tuple(one.backend for one in candidates if best is not None and are_equal(one.total, best)),
+        equals=tuple(each.backend for each in candidates if best is not None and are_equal(each.total, best)),
         chosen=decision.chosen,
         predicted_ttft_s=decision.predicted_ttft_s,
         likely_prompt_tokens=request.likely_prompt_tokens,
@@ -134,7 +134,7 @@ def explain(
 
 
 def passed_over(facts: Facts, rulebook: Rulebook, *, before: int) -> Iterator[Skipped]:
-    """The rules before number `before`, each with every field that does not hold."""
+    """The rules before number `before`, each with every field that does not match."""
     for number, rule in enumerate(rulebook.rules[: before - 1], start=1):
         forbidden = not may_use(facts.tenant, rule.service_class)
         yield Skipped(number, rule.service_class, forbidden, tuple(rule.when.mismatches(facts)))
@@ -150,17 +150,17 @@ def _targets(given: ServiceClass) -> Iterator[tuple[str, float]]:
 
 
 def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) -> Explanation:
-    """`explanation` for the tenant itself: what rules ask of other tenants' names, headers and metadata is left out,
-    and backends have the names that `shown_name` gives."""
+    """`explanation` for the tenant itself: without the rules' conditions on other tenants' names, headers and metadata,
+    and with the backend names that `shown_name` gives."""
     skipped = tuple(
-        replace(one, mismatches=tuple(_without_wanted(mismatch) for mismatch in one.mismatches))
-        for one in explanation.skipped
+        replace(skipped, mismatches=tuple(_without_wanted(mismatch) for mismatch in skipped.mismatches))
+        for skipped in explanation.skipped
     )
     return replace(
         explanation,
         skipped=skipped,
         dropped={shown_name(backend): reason for backend, reason in explanation.dropped.items()},
-        candidates=tuple(replace(one, backend=shown_name(one.backend)) for one in explanation.candidates),
+        candidates=tuple(replace(each, backend=shown_name(each.backend)) for each in explanation.candidates),
         equals=tuple(map(shown_name, explanation.equals)),
         chosen=explanation.chosen and shown_name(explanation.chosen),
     )

@@ -1,4 +1,4 @@
-"""Filters: may this backend take this request? Each is made from its options; pure questions on one view."""
+"""Filters: may this backend take this request? Each is built from its options and is a pure function of one view."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from policies.predict import may_fit, uncached_tokens
 
 
 def healthy(*, fresh: float = 10.0) -> Filter:
-    """Well, not draining, and its newest report, if it gives any, is at most `fresh` seconds old."""
+    """Is the backend well and not draining, with a newest report, if it sends any, at most `fresh` seconds old?"""
 
     def passes(_: Request, backend: BackendView) -> bool:
         stale = backend.reported_s_ago is not None and backend.reported_s_ago > fresh
@@ -18,20 +18,20 @@ def healthy(*, fresh: float = 10.0) -> Filter:
 
 
 def serves_model() -> Filter:
-    """It serves the model that the request names."""
+    """Does it serve the model that the request names?"""
     return lambda request, backend: request.model in backend.models
 
 
 def fits_context() -> Filter:
-    """Prompt and answer together may fit its context; one that does not tell its context passes."""
+    """Do prompt and answer together fit its context? A backend that does not report its context passes."""
     return may_fit
 
 
 def has_room(*, tokens: int = 0) -> Filter:
-    """Its KV pool has room for the part of the prompt that it does not hold, and `tokens` more.
+    """Does its KV pool have room for the part of the prompt that it does not hold, and for `tokens` more?
 
-    What it would preempt for the request counts as room. Passes where the room is unknown, and where nothing runs or
-    waits: an idle backend never gets more room than it has.
+    KV that it would preempt for the request counts as room. A backend with unknown room passes, and so does an idle
+    one: it never gets more room than it has.
     """
 
     def passes(request: Request, backend: BackendView) -> bool:
@@ -43,9 +43,9 @@ def has_room(*, tokens: int = 0) -> Filter:
 
 
 def under_limit() -> Filter:
-    """It runs and queues fewer requests than it runs at once, without those that it would preempt.
+    """Does it run and queue fewer requests than it runs at once, without those that it would preempt?
 
-    Where it does not tell how many that are, the limit is adaptive; with neither it passes.
+    If it does not report that number, the limit is adaptive; without either it passes.
     """
 
     def passes(_: Request, backend: BackendView) -> bool:

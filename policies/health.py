@@ -1,4 +1,4 @@
-"""Whether a backend is well: a circuit breaker over its probes and its requests, and a slow start afterwards."""
+"""Health of a backend: a circuit breaker over its probes and its requests, and a slow start afterwards."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _SLICES = 10
-"""The window of requests is forgotten in so many pieces."""
+"""Number of slices of the window of requests; a slice is forgotten as a whole."""
 
 _LEAST_SHARE = 0.1
-"""Where a slow start begins."""
+"""The share at which a slow start begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthRules:
-    """When a backend counts as ill, and how it comes back.
+    """When a backend counts as ill, and how it recovers.
 
-    Ill is whoever failed `failures` times in a row, requests and probes counted apart, or `failure_share` of at least
-    `least_requests` within `window_s`. After `retry_s`, which doubles with each trial that fails up to
-    `longest_retry_s`, and a probe that passes it gets one request on trial. If that is answered it is well, and gets
-    its full share of requests after `slow_start_s`.
+    A backend is ill after `failures` failures in a row, requests and probes counted separately, or if `failure_share`
+    of at least `least_requests` within `window_s` failed. After `retry_s`, which doubles with each failed trial up to
+    `longest_retry_s`, and a probe that passes, it gets one request on trial. If that is answered the backend is well,
+    and gets its full share of requests after `slow_start_s`.
     """
 
     failures: int = 3
@@ -34,11 +34,11 @@ class HealthRules:
     probe_every_s: float = 2.0
     probe_timeout_s: float = 5.0
     first_probe_every_s: float = 0.1
-    """While it was never reached, so that a router is ready as soon as its backends are."""
+    """Interval of probes until it is first reached, so that a router is ready as soon as its backends are."""
 
 
 class Trouble(NamedTuple):
-    """Why a backend gets no requests, and for how many seconds; was it ever well?"""
+    """The reason why a backend gets no requests, the seconds since then, and whether it was ever well."""
 
     reason: str
     since_s: float
@@ -46,20 +46,20 @@ class Trouble(NamedTuple):
 
 
 class Health:
-    """What is known of one backend's health: closed, open or half-open, in the words of circuit breakers well, ill or
-    on trial. It begins ill, and a first probe that passes makes it well.
+    """State of one backend's health: well, ill or on trial (closed, open or half-open in terms of circuit breakers).
+    It begins ill; the first probe that passes makes it well.
 
-    `is_cold`: it begins slowly then too, because it joins others that are warm. Pure: every `now` is in seconds of one
-    clock. Sources: circuit breaker, Nygard, Release It! (2007); slow start of upstreams, Envoy.
+    `is_cold`: then it also begins with a slow start, because it joins warm backends. Pure: every `now` is in seconds of
+    one clock. Sources: circuit breaker, Nygard, Release It! (2007); slow start of upstreams, Envoy.
     """
 
     def __init__(self, rules: HealthRules, rng: random.Random, *, is_cold: bool = False) -> None:
         self.rules = rules
         self.is_well = self.is_on_trial = False
-        self.reason = "it was not probed yet"
-        """Why it became ill; before it was ever well, why the last probe failed."""
+        self.reason = "it has not been probed yet"
+        """Why it became ill; before it was ever well, the reason of the last failed probe."""
         self.ill_since: float | None = None
-        """Since when it gets no requests; None while it does, and before the first probe."""
+        """Time since when it gets no requests; None while it gets some, and before the first probe."""
         self._rng, self._is_cold = rng, is_cold
         self.was_well = False
         """Has it ever been well?"""
@@ -77,21 +77,21 @@ class Health:
 
     @property
     def may_serve(self) -> bool:
-        """May it get requests at all?"""
+        """May it get any requests?"""
         return self.is_well or self.is_on_trial
 
     def trouble(self, now: float) -> Trouble | None:
-        """Why it gets no requests; None if it may get some."""
+        """The reason why it gets no requests; None if it may get some."""
         if self.may_serve:
             return None
         return Trouble(self.reason, self.ill_s(now), self.was_well)
 
     def ill_s(self, now: float) -> float:
-        """For how many seconds it has got no requests, but for one on trial; 0 while it is well or was not probed."""
+        """Seconds since it got requests other than a trial; 0 while it is well or was not probed."""
         return 0.0 if self.ill_since is None else max(0.0, now - self.ill_since)
 
     def share(self, now: float) -> float:
-        """How much of its full share of requests it gets, in (0, 1]."""
+        """Its present share of its full share of requests, in (0, 1]."""
         if self._warm_from is None:
             return 1.0
         past_s = now - self._warm_from
@@ -101,7 +101,7 @@ class Health:
         return max(_LEAST_SHARE, past_s / self.rules.slow_start_s)
 
     def probe_passed(self, now: float) -> None:
-        """A probe says that it is well."""
+        """Record that a probe passed."""
         self.probes_failed = 0
         if self.may_serve:
             return
@@ -111,10 +111,10 @@ class Health:
             self.is_on_trial = True
 
     def probe_failed(self, now: float, reason: str) -> None:
-        """A probe says that it is not well, or was not answered."""
+        """Record that a probe failed or was not answered."""
         self.probes_failed += 1
         if self.may_serve and self.probes_failed >= self.rules.failures:
-            # the next probe that passes tells as much as waiting would
+            # the next probe that passes is as reliable as waiting
             self._open(reason, now=now, retry_at=now)
         elif not self.was_well:
             self.reason = reason
@@ -122,26 +122,26 @@ class Health:
                 self.ill_since = now
 
     def answered(self, now: float) -> None:
-        """A request was answered, at least its beginning; on trial, that one."""
+        """Record that a request, on trial the trial request, was answered, at least its beginning."""
         if self.is_on_trial:
             self._openings = 0
             self._close(now, slowly=True)
 
     def request_ended(self, now: float) -> None:
-        """A request came to a good end."""
+        """Record that a request ended without a failure."""
         self.answered(now)
         self._requests_failed = 0
         self._count(now, failed=0)
 
     def request_failed(self, now: float, reason: str) -> None:
-        """A request failed by its fault; on trial, that one. That it was too busy is no such failure."""
+        """Record that a request, on trial the trial request, failed by its fault. Overload is no such failure."""
         self._requests_failed += 1
         self._count(now, failed=1)
         if self.is_on_trial or (self.is_well and self._fails_too_often()):
             self._open(reason, now=now, retry_at=now + self._pause_s())
 
     def check(self) -> None:
-        """Prove that it is in one state."""
+        """Assert that it is in one state."""
         assert not (self.is_well and self.is_on_trial), f"{self!r} is well and on trial"
         assert not self.is_well or self.was_well, f"{self!r} was never made well"
         assert len(self._window) <= _SLICES, f"{self!r} remembers too much"
@@ -161,7 +161,7 @@ class Health:
         self._window.append((number, requests + 1, failures + failed))
 
     def _pause_s(self) -> float:
-        """Between half and all of a time that doubles, so that routers do not come back in step."""
+        """Between half and all of a time that doubles, at random, so that routers do not return in step."""
         longest_s = min(self.rules.longest_retry_s, self.rules.retry_s * 2.0 ** min(self._openings, 32))
         return longest_s * self._rng.uniform(0.5, 1.0)
 

@@ -1,4 +1,4 @@
-"""API keys that are issued while the router runs: what is kept of each, and how the kept ones change. Pure."""
+"""API keys that are issued at run time: the stored record of each, and pure changes of the set of records."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from policies.nouns import Limits
 from policies.suggest import did_you_mean
 
 PREFIX = "pm_"
-"""Every issued key begins so: scanners of repositories find one, and what begins so was never anybody's own idea."""
+"""Prefix of every issued key, so that scanners of repositories find them and no key chosen by hand begins so."""
 
 MOST_OF_TENANT = 64
 """Keys of one tenant, expired ones included."""
 
 MOST = 10_000
-"""Keys of all tenants. Each is about 200 bytes, and every change writes all of them."""
+"""Keys of all tenants. Each takes about 200 bytes, and every change writes all of them."""
 
 
 def hash_of(key: str) -> str:
-    """The sha256 hex digest under which a key is known.
+    """The sha256 hex digest that identifies a key.
 
-    Plain SHA-256 is enough for issued keys, which have 256 random bits: nobody tries out so many. Salt and slowness
-    (RFC 9106 and its kin) are for passwords that people choose, and would cost each request milliseconds.
-    Bytes that are no UTF-8 come in headers as lone surrogates (PEP 383) and count as what they were.
+    Plain SHA-256 is enough for issued keys, because 256 random bits cannot be guessed. Salt and slow hashes
+    (RFC 9106 and similar) are for passwords that people choose, and would cost each request milliseconds.
+    Bytes in headers that are not UTF-8 arrive as lone surrogates (PEP 383) and are hashed as the original bytes.
     """
     return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
 def id_of(sha256: str) -> str:
-    """The name of the key with this digest, which says nothing about the key."""
+    """The id of the key with this digest, which reveals nothing about the key."""
     return sha256[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedKey:
-    """What is kept of a key that operators issued for `tenant`: its hash, never itself. Times are Unix seconds.
+    """The stored record of a key that operators issued for `tenant`: its hash, never itself. Times are Unix seconds.
 
-    `replaced_by` is the id of the key that it was rotated to. `limits` hold beside those of its tenant.
+    `replaced_by` is the id of the key that it was rotated to. `limits` hold in addition to those of its tenant.
     """
 
     sha256: str
@@ -53,16 +53,16 @@ class IssuedKey:
 
     @property
     def id(self) -> str:
-        """What operators call it."""
+        """The name that operators use."""
         return id_of(self.sha256)
 
     def has_expired(self, now: float) -> bool:
-        """Is its time over?"""
+        """Has it expired?"""
         return self.expires is not None and now >= self.expires
 
 
 KeyBook = Mapping[str, IssuedKey]
-"""All issued keys by sha256. Immutable: every change makes another one."""
+"""All issued keys by sha256. Immutable: every change returns a new one."""
 
 NO_KEYS: KeyBook = MappingProxyType({})
 
@@ -77,38 +77,38 @@ def find_key(book: KeyBook, tenant: str, id: str) -> IssuedKey:  # noqa: A002 - 
     known = {key.id: key for key in keys_of(book, tenant)}
     if id not in known:
         hint = did_you_mean(id, known) or f"GET /admin/tenants/{tenant}/keys lists them"
-        raise InvalidRequest(f"'{tenant}' has no key '{id[:80]}' that was issued", hint=hint, param="id")
+        raise InvalidRequest(f"'{tenant}' has no issued key '{id[:80]}'", hint=hint, param="id")
     return known[id]
 
 
 def with_key(book: KeyBook, key: IssuedKey, *, now: float) -> KeyBook:
-    """`book` with one more. The one that has been expired for longest makes room. Raises InvalidRequest."""
+    """`book` with `key` added. The longest expired key is removed to make room. Raises InvalidRequest."""
     others = keys_of(book, key.tenant)
-    expired = sorted((one for one in others if one.has_expired(now)), key=lambda one: one.expires or 0)
+    expired = sorted((other for other in others if other.has_expired(now)), key=lambda other: other.expires or 0)
     left = dict(book)
     if len(others) >= MOST_OF_TENANT:
         if not expired:
-            raise InvalidRequest(f"'{key.tenant}' has {len(others)} keys, the most there may be", hint="revoke one")
+            raise InvalidRequest(f"'{key.tenant}' has {len(others)} keys, the maximum", hint="revoke one")
         del left[expired[0].sha256]
     if len(left) >= MOST:
-        hint = "revoke those that nobody uses, or keep long-lived ones in the SLA file"
-        raise InvalidRequest(f"there are {len(left):,} keys, the most there may be", hint=hint)
-    if any(one.id == key.id for one in left.values()):
+        hint = "revoke unused ones, or keep long-lived ones in the SLA file"
+        raise InvalidRequest(f"there are {len(left):,} keys, the maximum", hint=hint)
+    if any(other.id == key.id for other in left.values()):
         raise InvalidRequest(f"there is a key {key.id} already", hint="try again: ids are random")
     return MappingProxyType({**left, key.sha256: key})
 
 
 def rotated(book: KeyBook, old: str, new: IssuedKey, *, until: int, now: float) -> KeyBook:
-    """`book` with `new` in the place of the key `old`, which lives on until then, or until it expires anyhow.
+    """`book` with `new` as the replacement of the key `old`, which stays valid until `until` or its own expiry.
 
-    Raises InvalidRequest: a key that was rotated already has one in its place.
+    Raises InvalidRequest if the key was rotated before: then it has a replacement.
     """
     before = find_key(book, new.tenant, old)
     if before.replaced_by is not None:
         raise InvalidRequest(f"the key {old} was rotated already", hint=f"rotate {before.replaced_by}", param="id")
     expires = until if before.expires is None else min(until, before.expires)
     ending = replace(before, expires=expires, replaced_by=new.id)
-    # the old one first: it may be expired, and then the one that makes room
+    # the old one first: if it has expired, it may be the one that makes room
     return with_key(MappingProxyType({**book, before.sha256: ending}), new, now=now)
 
 

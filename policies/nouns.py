@@ -1,6 +1,6 @@
-"""The nouns that every decision speaks of: immutable, one meaning each. `docs/glossary.md` is their dictionary.
+"""The nouns of every decision: immutable, one meaning each. `docs/glossary.md` defines them.
 
-What each call makes anew is a Struct: a frozen dataclass of eight fields takes 2.6 µs to make, fourteen times as
+Values that each call creates are Structs: a frozen dataclass of eight fields takes 2.6 µs to make, fourteen times as
 long.
 """
 
@@ -27,7 +27,7 @@ class Outcome(enum.StrEnum):
 
 
 class Capability(enum.StrEnum):
-    """What some backends can do and others cannot. A request needs it or does not care."""
+    """An ability that only some backends have. A request may need it."""
 
     STRUCTURED_OUTPUT = "structured_output"
     """Answers that fit a grammar or JSON schema (OpenAI's `response_format`)."""
@@ -51,18 +51,18 @@ class Capability(enum.StrEnum):
     """Images, sound, video or files beside the text of a chat."""
 
     SUFFIX = "suffix"
-    """Texts that are written to stand before a given one (`suffix` of OpenAI's completions)."""
+    """Texts to be completed in front of a given one (`suffix` of OpenAI's completions)."""
 
     PROMPT_LOGPROBS = "prompt_logprobs"
     """Log-probabilities of the prompt's own tokens (`echo` with `logprobs` of OpenAI's completions)."""
 
     PINS = "pins"
-    """Prefixes that stay in the cache for a time, and cache domains that are cleared."""
+    """Prefixes that are pinned in the cache for a time, and cache domains that can be cleared."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
-    """An SLA by name. `rank` 0 is served first; targets are in seconds; None where the file names none."""
+    """An SLA by name. `rank` 0 is served first; targets are in seconds, None if the file has none."""
 
     name: str
     rank: int
@@ -73,14 +73,14 @@ class ServiceClass:
     deadline_s: float | None = None
     weight: float = 1.0
     floor: float = 0.0
-    """Share of the served seconds that it gets while it has work, whatever waits in front of it."""
+    """Share of the served seconds that it gets while it has work, even if better ranks wait."""
     preemptible: bool = False
     prefill_slice_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be used in a time. None: no limit. `cost_per_day` is in the units of `Prices`."""
+    """Limits on use. None: no limit. `cost_per_day` is in the units of `Prices`."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -93,7 +93,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a token costs, in units of which a tenant's budget is made."""
+    """Cost of a token, in the units of a tenant's budget."""
 
     uncached: float = 1.0
     cached: float = 0.1
@@ -101,16 +101,16 @@ class Prices:
 
 
 USUAL_PINNED_TOKENS = 256_000
-"""What a tenant may have pinned where the file does not say."""
+"""Default limit of a tenant's pinned tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who pays and whose data must not mix.
+    """The party that pays for requests; its data is kept apart.
 
     `key_hashes` are sha256 hex digests. Empty `models` or `classes` allow all. `domain` is the cache domain: tenants
-    with equal domains share KV. `limits` are those of the whole tenant, `model_limits` of one model beside them, and
-    `key_limits` of one of its keys, by its hash.
+    with equal domains share KV. `limits` are those of the whole tenant; in addition `model_limits` are those of one
+    model, and `key_limits` those of one of its keys, by its hash.
     At most `pinned_tokens` of its prefixes are kept at a time, each counted once for every backend.
     """
 
@@ -127,9 +127,9 @@ class Tenant:
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an answer must be: `text` is a JSON schema, a regular expression, ... as `form` says.
+    """The allowed answers: `text` is a JSON schema, a regular expression, ... as `form` names it.
 
-    `field` of the client's request said so. The text is empty where only some backends can read what stands there.
+    `field` is the field of the client's request. The text is empty if only some backends can read the field's value.
     """
 
     form: str
@@ -138,7 +138,8 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How an answer is drawn. The defaults are OpenAI's; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+    """Parameters for drawing an answer. The defaults are OpenAI's; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1
+    are off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -161,10 +162,10 @@ class Sampling(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """One prompt to one model for one tenant, as policies see it: sizes and keys, never text.
 
-    `block_keys` are the chained keys of the prompt's full blocks, first block first. `rank` and `service_class` are
-    what the rules gave. `prompt_tokens` is exact where `least_prompt_tokens` is None; else it is the best estimate,
-    nine of ten such prompts are as long as the two of `likely_prompt_tokens` and what lies between, and all have at
-    least `least_prompt_tokens`: limits that refuse a request are compared with that.
+    `block_keys` are the chained keys of the prompt's full blocks, first block first. `rank` and `service_class` come
+    from the rules. `prompt_tokens` is exact if `least_prompt_tokens` is None. Otherwise it is the best estimate: the
+    interval `likely_prompt_tokens` holds nine of ten such prompts, and all have at least `least_prompt_tokens`, which
+    is compared with limits that refuse a request.
     """
 
     id: str
@@ -191,14 +192,14 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def surely_tokens(self) -> int:
-        """Tokens that the prompt has at least: what a refusal may rest on."""
+        """The tokens that the prompt certainly has; only these may justify a refusal."""
         return self.prompt_tokens if self.least_prompt_tokens is None else self.least_prompt_tokens
 
 
 class Native(msgspec.Struct, frozen=True):
     """A client's request in its own dialect: the JSON `body` that it sent to the endpoint `path`.
 
-    `raw` are the bytes that came, where they say exactly what is in `body`; else nothing.
+    `raw` are the received bytes, if `body` represents them exactly; else empty.
     """
 
     path: str
@@ -207,12 +208,12 @@ class Native(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What a backend is to continue.
+    """The input that a backend continues.
 
-    `token_ids` are little-endian uint32; empty where nobody tokenized. `body` is the client's own request (OpenAI
-    dialect, unknown fields included) and `path` the endpoint that it was sent to, for backends that speak the dialect;
-    None if the client spoke another one. `headers` are those that a backend should see (trace
-    context, and how the body is to be read).
+    `token_ids` are little-endian uint32; empty if the prompt was not tokenized. `body` is the client's own request
+    (OpenAI dialect, unknown fields included) and `path` its endpoint, for backends that speak the dialect;
+    None if the client spoke another one. `headers` are those for the backend (trace context, and how the body is to
+    be read).
     """
 
     token_ids: bytes = b""
@@ -220,14 +221,14 @@ class Prompt(msgspec.Struct, frozen=True):
     path: str = "/v1/chat/completions"
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     native: Native | None = None
-    """The client's own request, for backends that speak its dialect; `body` then says the same in OpenAI's chats or
-    texts. None where it came over gRPC."""
+    """The client's own request, for backends that speak its dialect; `body` is then an equivalent OpenAI chat or text.
+    None if it came over gRPC."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one request, over all its choices. `cached_tokens` of the prompt were not computed again;
-    `reasoning_tokens` of the completion were thought and not said, None where the backend does not tell. `is_guess`: it
-    tells nothing, and the prompt's tokens are those that the router took it to have."""
+    """Tokens of one request, over all its choices. `cached_tokens` are prompt tokens that were not computed again.
+    `reasoning_tokens` are completion tokens of reasoning, None if the backend does not report them. `is_guess`: the
+    backend reports no usage, and `prompt_tokens` is the router's own count or estimate."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -250,14 +251,14 @@ class Delta(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
 
     `finish_reason` (stop | length | tool_calls | content_filter) ends a choice; the last Delta of a request carries
     `usage`. `computed_tokens` reports prefill progress and comes alone, or with `expected_s`: seconds until the first
-    token, where the backend predicts it. `stop` is the stop string that ended the choice, where the backend tells.
+    token, if the backend predicts it. `stop` is the stop string that ended the choice, if the backend reports it.
     `body` is a whole reply in JSON as the backend wrote it, and comes once.
     `message` holds what the backend added to OpenAI's delta or message beside text (tool calls, reasoning, ...).
 
-    `raw` are bytes of the answer itself, where the client speaks the backend's dialect: they go on as they are, and
-    text and message are not read out of them. `tokens` is how many were drawn for it, where neither text nor ids tell.
-    `is_whole`: it is all of an answer, and when it comes says nothing of when its first token was there; the `tokens`
-    of the first such Delta are those of all choices, 0 where the backend does not tell.
+    `raw` are bytes of the answer itself, if the client speaks the backend's dialect: they are passed on unchanged, and
+    text and message are not parsed from them. `tokens` is the number of drawn tokens, if neither text nor ids give it.
+    `is_whole`: it is a complete answer, so its arrival is not the time of the first token. The `tokens`
+    of the first such Delta are those of all choices, 0 if the backend does not report them.
     """
 
     text: str = ""
@@ -281,18 +282,17 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
     frozen dataclass takes four times as long to make, a tuple three times as long to read.
 
     Counts of requests and tokens are the backend's own report plus what this router has sent since. `held_tokens` is
-    how much of the prompt's beginning it is believed to hold; None where nobody knows. `reported_s_ago` is the age of
+    how much of the prompt's beginning it is believed to hold; None if unknown. `reported_s_ago` is the age of
     the report; None before the first.
 
-    `latency` says how long it takes, `queue_s` how long a prompt sent now would wait before its prefill. It takes
-    `max_requests` at once; where it does not tell, `adaptive_limit` is what its speed tells. What is reclaimable is
-    held by preemptible requests of a strictly worse rank, which would give way to the request. `may_take` more requests
-    it may get while it is on trial after an illness, or warms up; None: as many as it has room for. `adapter` says what
-    it has to do for the LoRA adapter that the request names, in one word, and `queue_s` includes the time that this
-    takes; None where the request names none, or the backend does not tell of its adapters. `unfit` is the
-    reason, in one word, why the request cannot go there whatever the backend's state. `fresh_tokens` are
-    tokens of prompts that it computed lately, older ones counted less, and `cache_tokens` is the size of its KV cache;
-    None where it does not tell.
+    `latency` is its latency model. `queue_s` is how long a prompt sent now would wait before its prefill, including
+    the time to make its LoRA adapter ready. The backend runs `max_requests` at once; if it does not report that,
+    `adaptive_limit` is learned from its speed. Reclaimable tokens and requests are held by preemptible requests of a
+    strictly worse rank, which the request may preempt. `may_take` is the number of further requests that it may get on
+    trial or while it warms up; None: as many as it has room for. `adapter` is the readiness of the request's
+    LoRA adapter in one word; None if the request names none, or the backend does not report its adapters. `unfit` is a
+    permanent reason, in one word, why the request cannot go there. `fresh_tokens` are prompt tokens that it computed
+    lately, with older ones counted less, and `cache_tokens` is the size of its KV cache; None if it is not reported.
     """
 
     name: str
@@ -331,10 +331,10 @@ class ClusterView(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What a policy decided and why: `chosen` backend or None, who was `dropped` by which filter, each one's score.
+    """A policy's decision with its reasons: `chosen` is a backend or None, `dropped` has (backend, filter).
 
     `scores` lists (backend, total); `details` the same broken down: (backend, score name, value or None).
-    `predicted_ttft_s` is that of the chosen one.
+    `predicted_ttft_s` is that of the chosen backend.
     """
 
     chosen: str | None

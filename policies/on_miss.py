@@ -1,4 +1,4 @@
-"""What to do with a request whose predicted TTFT breaks its class's target: steps in order, each tried once."""
+"""Steps for a request with a predicted TTFT above its class's target: taken in order, each tried once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.quantities import written_seconds
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Wait in the router's queue, at most `seconds` in all, before the next step is due."""
+    """Wait in the router's queue, at most `seconds` in all, before the next step."""
 
     seconds: float
 

@@ -12,15 +12,15 @@ _SAME = 1e-9
 
 
 def best() -> Pick:
-    """The highest score; candidates that are equally good share the requests at random."""
+    """The highest score; candidates with equal scores share the requests at random."""
     return _best
 
 
 def best_of(*, sample: int = 2) -> Pick:
     """The better of `sample` candidates drawn at random.
 
-    Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001. Many routers
-    with the same, slightly old view then do not all run to the same backend.
+    Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001. So many routers
+    with the same, slightly old view do not all choose the same backend.
     """
 
     def pick(scored: Sequence[tuple[str, float]], rng: random.Random) -> str:
@@ -30,7 +30,7 @@ def best_of(*, sample: int = 2) -> Pick:
 
 
 def are_equal(total: float, other: float) -> bool:
-    """Are two totals as good as each other?"""
+    """Are two totals equal, except for rounding?"""
     return abs(total - other) <= _SAME
 
 

@@ -1,4 +1,4 @@
-"""What a request would find at a backend: the one prediction that scores, admission, Retry-After and on_miss share."""
+"""The one prediction of a request's time at a backend, shared by scores, admission, Retry-After and on_miss."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ _POOLED = frozenset({Capability.EMBEDDINGS, Capability.RERANK})
 
 
 def uncached_tokens(request: Request, backend: BackendView) -> int:
-    """Prompt tokens that `backend` would compute, at least one; where nobody knows what it holds, it holds nothing."""
+    """Prompt tokens that `backend` would compute, at least one; all of them if its cached part is unknown."""
     return max(1, request.prompt_tokens - (backend.held_tokens or 0))
 
 
 def may_fit(request: Request, backend: BackendView) -> bool:
-    """Can prompt and answer together fit the context of `backend`? True where it does not tell its context.
+    """Can prompt and answer together fit the context of `backend`? True if it does not report its context.
 
-    A prompt whose length is estimated counts with its lower bound: only the backend knows whether it fits. What is
-    no prompt but many texts passes: each of them has to fit, and they are measured together.
+    A prompt with an estimated length counts with its lower bound: only the backend knows whether it fits. A request
+    of many texts (embeddings) passes: each of them must fit, but they are measured together.
     """
     return _fits(request.surely_tokens, request, backend)
 
 
 def will_fit(request: Request, backend: BackendView) -> bool:
-    """Do prompt and answer fit it even if the prompt is as long as few prompts of its estimate are?"""
+    """Do prompt and answer fit it even at the upper end of the prompt's estimate?"""
     likely = request.likely_prompt_tokens
     return _fits(request.prompt_tokens if likely is None else likely[1], request, backend)
 
@@ -33,6 +33,6 @@ def _fits(prompt_tokens: int, request: Request, backend: BackendView) -> bool:
 
 
 def predicted_ttft_s(request: Request, backend: BackendView) -> float:
-    """Seconds from sending `request` to `backend` now to its first token: its queue, then what is not cached there."""
+    """Seconds from sending `request` to `backend` now to its first token: its queue, then the uncached prefill."""
     uncached = uncached_tokens(request, backend)
     return backend.latency.ttft_s(uncached, request.prompt_tokens - uncached, queue_s=backend.queue_s)

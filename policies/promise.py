@@ -1,4 +1,4 @@
-"""What a service class promises about the first token, and whether it can still be kept. Pure."""
+"""The due time of a first token by its service class, and whether it can still be met. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from policies.waiting import would_take
 
 
 def promised_ttft_s(service_class: ServiceClass, decode_s: float = 0.0) -> float | None:
-    """Seconds from arrival within which the first token is due; None: whenever it comes.
+    """Seconds from arrival within which the first token is due; None: no limit.
 
-    A deadline is kept by a first token that leaves `decode_s` for the rest of the answer.
+    A deadline is met if the first token leaves `decode_s` for the rest of the answer.
     """
     by_deadline = None if service_class.deadline_s is None else max(0.0, service_class.deadline_s - decode_s)
     return min((due for due in (service_class.ttft_s, by_deadline) if due is not None), default=None)
@@ -24,14 +24,14 @@ def fastest_prefill_s(request: Request, view: ClusterView, decision: Decision) -
 def fastest_decode_s(request: Request, view: ClusterView, decision: Decision, *, new_tokens: int) -> float:
     """Seconds from the first to the last of `new_tokens` at the fastest backend that would take it; 0 if none would."""
     context = request.prompt_tokens + new_tokens // 2
-    steps = (one.latency.tpot_s(one.running + 1, context) for one in would_take(view, decision))
+    steps = (backend.latency.tpot_s(backend.running + 1, context) for backend in would_take(view, decision))
     return new_tokens * min(steps, default=0.0)
 
 
 def cost_s(request: Request, view: ClusterView, decision: Decision, *, new_tokens: int) -> float:
-    """Seconds of a backend's time that `request` uses with answers of `new_tokens` each, where it uses least of it.
+    """Backend seconds that `request` uses with answers of `new_tokens` each, at the backend where it uses least.
 
-    This is what the fair queue charges; 0 if no backend would take it.
+    The fair queue charges this; 0 if no backend would take it.
     """
     drawn = new_tokens * request.sampling.choices
     costs = (answer_s(request, backend, new_tokens=drawn) for backend in would_take(view, decision))
@@ -39,9 +39,9 @@ def cost_s(request: Request, view: ClusterView, decision: Decision, *, new_token
 
 
 def answer_s(request: Request, backend: BackendView, *, new_tokens: int, uncached: int | None = None) -> float:
-    """Seconds of time of `backend` that `request` uses with an answer of `new_tokens`.
+    """Seconds of `backend` that `request` uses with an answer of `new_tokens`.
 
-    `uncached` tokens of its prompt were computed, where that is known by now.
+    `uncached` tokens of its prompt were computed, if that is known already.
     """
     fresh = uncached_tokens(request, backend) if uncached is None else uncached
     cached = max(0, request.prompt_tokens - fresh)

@@ -26,7 +26,7 @@ _AMOUNT = rf"{_NUMBER}\s*[kKMG]?"
 
 
 def _looks(units: Mapping[str, float], **number: Any) -> dict[str, Any]:
-    """Texts with one of `units`; bare numbers, of which `number` says more, where no unit is one of them."""
+    """JSON Schema for texts with one of `units`, and for bare numbers with bounds `number` if units are optional."""
     names = "|".join(sorted(filter(None, units), key=len, reverse=True))
     optional = "?" if "" in units else ""
     pattern = rf"^\s*{_NUMBER}\s*({names}){optional}\s*$" if names else rf"^\s*{_NUMBER}\s*$"
@@ -36,7 +36,7 @@ def _looks(units: Mapping[str, float], **number: Any) -> dict[str, Any]:
 
 
 def _scalar(looks: Mapping[str, Any]) -> Callable[[Callable[[str], T]], Scalar[T]]:
-    """Makes a Scalar of a reader."""
+    """Makes a Scalar from a reader."""
     return lambda read: Scalar(read, looks)
 
 
@@ -145,7 +145,7 @@ def written_seconds(seconds: float) -> str:
 
 
 def told_seconds(seconds: float) -> str:
-    """A duration for a sentence, rounded up and so never nothing: 3 ms, 1.3 s, 14 s, 3 min, 20 h."""
+    """A duration for a sentence, rounded up and so never zero: 3 ms, 1.3 s, 14 s, 3 min, 20 h."""
     ms = max(1, math.ceil(seconds * 1e3 - 1e-6))
     if ms < 1_000:
         return f"{ms} ms"
@@ -158,7 +158,7 @@ def told_seconds(seconds: float) -> str:
 
 
 def quoted(text: str) -> str:
-    """`text` for a sentence: in quotes, and cut where it is long."""
+    """`text` for a sentence: in quotes, and cut if it is long."""
     return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}...'"
 
 

@@ -14,10 +14,10 @@ from policies.suggest import did_you_mean
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What rules may look at. Names in `headers` are lower case; `priority` is what the caller asked for; `metadata`
-    is OpenAI's field of that name.
+    """The input of the rules. Names in `headers` are lower case; `priority` is the class that the caller asked for;
+    `metadata` is OpenAI's field of that name.
 
-    `uncached_tokens` of the prompt are those that even the backend that is believed to hold most of it must compute.
+    `uncached_tokens` are the prompt tokens that even the backend with most of the prompt must compute.
     """
 
     tenant: Tenant
@@ -32,7 +32,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `least` up to and including `most`; None is open."""
+    """Numbers from `least` up to and including `most`; None is unbounded."""
 
     least: int | None = None
     most: int | None = None
@@ -49,7 +49,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why a condition does not hold: its `field` asks for one of `wanted`, and the request has `found`."""
+    """Why a condition does not match: its `field` needs one of `wanted`, and the request has `found`."""
 
     field: str
     wanted: tuple[str | Range, ...]
@@ -58,7 +58,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """What a rule asks of a request. All fields must hold, any entry of one field will do, an empty field holds."""
+    """A rule's condition. All fields must match, any entry of one field is enough, an empty field matches."""
 
     tenant: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
@@ -70,11 +70,11 @@ class When:
     metadata: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def holds(self, facts: Facts) -> bool:
-        """Does every field hold for `facts`?"""
+        """Does every field match `facts`?"""
         return next(self.mismatches(facts), None) is None
 
     def mismatches(self, facts: Facts) -> Iterator[Mismatch]:
-        """Every field that does not hold for `facts`, in the order of the reference."""
+        """Every field that does not match `facts`, in the order of the reference."""
         texts = (
             ("tenant", self.tenant, facts.tenant.name),
             ("model", self.model, facts.model),
@@ -100,7 +100,7 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Requests for which `when` holds get this class, these pools (None: any) and this policy."""
+    """Requests that match `when` get this class, these pools (None: any) and this policy."""
 
     service_class: str
     when: When = When()
@@ -109,7 +109,7 @@ class Rule:
 
 
 class Ruling(msgspec.Struct, frozen=True):
-    """What the rules gave a request. `rule` is the number of the rule that matched; the first in the file is 1."""
+    """Result of the rules for a request. `rule` is the number of the rule that matched; the first in the file is 1."""
 
     service_class: ServiceClass
     pools: tuple[str, ...] | None
@@ -123,7 +123,7 @@ class Ruling(msgspec.Struct, frozen=True):
 
 
 class Rulebook(Protocol):
-    """What `classify` needs of a Config."""
+    """The part of a Config that `classify` needs."""
 
     @property
     def classes(self) -> Mapping[str, ServiceClass]:
@@ -137,11 +137,11 @@ class Rulebook(Protocol):
 
 
 def classify(facts: Facts, rulebook: Rulebook) -> Ruling:
-    """Class, pools and policy for a request, from the first rule that holds and whose class its tenant may use.
+    """Class, pools and policy for a request, from the first rule that matches and has a class that its tenant may use.
 
-    The caller's priority can lower the rank that the rule gave, never raise it; a rule that matched on the priority
-    has the last word. Raises UnknownModel if the tenant may not use the model, InvalidRequest if the priority names no
-    class, PermissionDenied if no rule is left.
+    The caller's priority can lower the rule's rank, never raise it. If the matching rule has a condition on the
+    priority, the rule's class holds. Raises UnknownModel if the tenant may not use the model, InvalidRequest if the
+    priority names no class, PermissionDenied if no rule is left.
     """
     tenant = facts.tenant
     if tenant.models and facts.model not in tenant.models:
@@ -162,8 +162,8 @@ def classify(facts: Facts, rulebook: Rulebook) -> Ruling:
 
 
 def yielding(ruling: Ruling, rulebook: Rulebook) -> Ruling:
-    """The same pools and policy for work that nobody waits for: below every class, and it gives its place to any."""
-    last = max(rulebook.classes.values(), key=lambda one: one.rank)
+    """The same pools and policy for background work: it ranks below every class, and every class may preempt it."""
+    last = max(rulebook.classes.values(), key=lambda service_class: service_class.rank)
     return msgspec.structs.replace(ruling, service_class=replace(last, rank=last.rank + 1, preemptible=True))
 
 

@@ -1,4 +1,4 @@
-"""Scores: how well would each candidate do? One value in [0, 1] per candidate, None where it cannot tell."""
+"""Scores: how suitable is each candidate? One value in [0, 1] per candidate, None if it is unknown."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from policies.nouns import BackendView, Request
 from policies.predict import predicted_ttft_s, uncached_tokens
 
 NOTICEABLE_S = 0.02
-"""Differences in TTFT far below this are noise of the measurement, and no client feels them."""
+"""Differences in TTFT far below this are measurement noise, and clients do not notice them."""
 
 _WORTH = 4.0
-"""A held prompt is worth this many times the seconds of its prefill: the request waits for them, so do requests behind
-it at another backend, and so do later requests whose prefixes it evicts there."""
+"""Value of a held prompt, in multiples of the seconds of its prefill: the request waits for them, so do requests behind
+it at another backend, and so do later requests with prefixes that it evicts there."""
 
 
 def cache_overlap() -> Score:
-    """Share of the prompt whose KV a candidate is believed to hold; None where that is not known."""
+    """Share of the prompt with KV that a candidate is believed to hold; None if unknown."""
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         return [_share(backend.held_tokens, request.prompt_tokens) for backend in candidates]
@@ -29,38 +29,39 @@ def cache_overlap() -> Score:
 
 
 def expected_ttft() -> Score:
-    """The shortest expected time to first token among the candidates over a candidate's own: the fastest has 1.
+    """The shortest expected time to first token among the candidates divided by a candidate's own: the fastest has 1.
 
-    Expected is what the latency model of each says: its queue, and the prefill of what it does not hold at its own
+    The expected time comes from each candidate's latency model: its queue, and the uncached prefill at its own
     speed. So a held prefix is worth the seconds that it saves there.
     """
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         seconds = [predicted_ttft_s(request, backend) for backend in candidates]
         fastest = min(seconds, default=0.0)
-        return [(fastest + NOTICEABLE_S) / (one + NOTICEABLE_S) for one in seconds]
+        return [(fastest + NOTICEABLE_S) / (expected + NOTICEABLE_S) for expected in seconds]
 
     return score
 
 
 def cache_thrift() -> Score:
-    """How little a placement costs the caches: 1 where the candidate holds the whole prompt and its queue is shortest.
+    """How little a placement costs the caches: 1 if the candidate holds the whole prompt and its queue is shortest.
 
-    What a candidate does not hold it must compute and keep, and that evicts as many tokens of other prompts, which may
-    be asked for again. Half of that cost is the same everywhere. The other half grows with what the candidate computed
-    lately for the size of its cache: where much was computed, what is evicted is young, and likelier to be asked for.
-    So a prompt stays where its prefix is, and new prefixes are spread so that all caches keep prompts equally long.
+    A candidate must compute and keep the part that it does not hold, and that evicts as many tokens of other prompts,
+    which may be requested again. Half of that cost is the same everywhere. The other half grows with the tokens that
+    the candidate computed lately, relative to the size of its cache: if they are many, evicted blocks are young and
+    more likely to be requested again. So a prompt stays with its prefix, and new prefixes are spread so that all caches
+    keep prompts equally long.
 
-    A prompt stays where it is held only as long as that pays: a queue that is longer than the shortest by as much time
-    as the whole prompt takes to compute `_WORTH` times costs as much as to compute the prompt anew.
+    A prompt stays with its prefix only as long as that pays: a queue that is longer than the shortest by `_WORTH` times
+    the prefill time of the whole prompt costs as much as computing the prompt anew.
 
-    Cache sizes count where all candidates tell theirs; otherwise caches count as equal per weight.
+    Cache sizes count if all candidates report theirs; otherwise caches count as equal per weight.
     """
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
         tell = all(backend.cache_tokens for backend in candidates)
         sizes = [float(backend.cache_tokens or 1) if tell else backend.weight for backend in candidates]
-        # a prompt's length is added so that the first few prompts are no extremes
+        # the prompt's length is added so that the first few prompts do not give extreme values
         churn = [
             (backend.fresh_tokens + request.prompt_tokens) / size if size > 0 else 0.0
             for backend, size in zip(candidates, sizes, strict=True)
@@ -84,8 +85,8 @@ def cache_thrift() -> Score:
 def balance() -> Score:
     """How idle a candidate is.
 
-    Where all candidates tell how many requests they run at once: the share of that which is unused. Else the load of
-    the idlest over its own, both counted in requests per weight: the idlest has 1.
+    If all candidates report how many requests they run at once: the unused share of that. Else the load of
+    the idlest divided by its own, both in requests per weight: the idlest has 1.
     """
 
     def score(_: Request, candidates: Sequence[BackendView]) -> list[float | None]:
@@ -102,13 +103,13 @@ def balance() -> Score:
 def turn() -> Score:
     """Takes turns by the hash of the request's id: each candidate is best for its weight's share of requests.
 
-    Even in the long run and not strictly alternating, which needs a counter that all routers share.
+    Even in the long run but not strictly alternating, which would need a counter that all routers share.
     """
     return lambda request, candidates: [_draw(request.id, backend) for backend in candidates]
 
 
 def session() -> Score:
-    """The same candidate is best for one session, as long as it is there; who leaves moves only its own sessions.
+    """The same candidate is best for one session as long as it exists; a removed backend moves only its own sessions.
 
     Without a session: for one tenant and first block of the prompt. Source: rendezvous hashing, Thaler and Ravishankar,
     1998.
@@ -126,6 +127,6 @@ def _share(held_tokens: int | None, prompt_tokens: int) -> float | None:
 
 
 def _draw(label: str, backend: BackendView) -> float:
-    # of independent u ** (1 / weight), the largest is each one's with a probability in proportion to its weight
+    # with independent u, u ** (1 / weight) is largest for each with a probability proportional to its weight
     uniform = xxh3_64_intdigest(f"{label}\x00{backend.name}".encode()) / 2**64
     return float(uniform ** (1.0 / backend.weight)) if backend.weight > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Shadow: a second SLA file decides the same request beside the first, without effect; what differs is told."""
+"""Shadow: a second SLA file decides the same request, without effect; differences are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from policies.rules import Facts, Rulebook, Ruling, classify
 
 
 class Shadowing(Rulebook, Protocol):
-    """What `differences` needs of a Config."""
+    """The part of a Config that `differences` needs."""
 
     @property
     def tenants(self) -> Mapping[str, Tenant]:
@@ -32,7 +32,7 @@ class Shadowing(Rulebook, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that the shadow decided otherwise: `tenant`, `refused`, `class`, `pools`, `policy` or `backend`."""
+    """One difference of the shadow's decision: `tenant`, `refused`, `class`, `pools`, `policy` or `backend`."""
 
     what: str
     decided: str
@@ -42,9 +42,9 @@ class Difference:
 def differences(
     request: Request, facts: Facts, ruling: Ruling, decision: Decision, *, view: ClusterView, shadow: Shadowing
 ) -> tuple[Difference, ...]:
-    """What `shadow` decides otherwise than `ruling` and `decision` did for `request` on the same `view`.
+    """The differences between `shadow` and `ruling` with `decision`, for `request` on the same `view`.
 
-    Backends that the shadow holds for equally good count as the same. A tenant that it does not have, and a request
+    Backends with equal scores in the shadow count as the same. A tenant that it does not have, and a request
     that it refuses, end the comparison.
     """
     tenant = shadow.tenants.get(facts.tenant.name)
@@ -67,7 +67,7 @@ def _ruled(ours: Ruling, theirs: Ruling) -> Iterator[Difference]:
 
 
 def _placed(request: Request, decision: Decision, policy: Policy, view: ClusterView) -> Iterator[Difference]:
-    # which of equals is drawn is no difference, so the draw need not be the same one
+    # a random choice among equals is no difference, so the random draw need not be the same
     theirs = policy.decide(request, view, random.Random(0))
     totals = dict(theirs.scores)
     if decision.chosen == theirs.chosen:

@@ -1,4 +1,4 @@
-"""Shapes: how a value in the SLA file looks. One table per mapping says it to the parser and to editors."""
+"""Shapes: the form of values in the SLA file. One table per mapping serves the parser and editors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 Schema = dict[str, Any]
-"""A JSON Schema, draft 2020-12. YAML's `8` is a number there and `"8"` is text; the parser reads both alike."""
+"""A JSON Schema, draft 2020-12. To it YAML's `8` is a number and `"8"` a text; the parser reads both alike."""
 
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
@@ -17,16 +17,16 @@ ANY_TEXT: Schema = {"type": ["string", "number", "boolean"], "pattern": r"\S"}
 
 
 class Shape(Protocol):
-    """How one value looks."""
+    """The form of one value."""
 
     def schema(self) -> Schema:
-        """The JSON Schema that such values satisfy; never stricter than the parser."""
+        """The JSON Schema of such values; never stricter than the parser."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scalar(Generic[T]):
-    """A text with a meaning. `read` raises ValueError with a sentence; `looks` is what an editor can know of it."""
+    """A text with a meaning. `read` raises ValueError with a sentence; `looks` is its JSON Schema for editors."""
 
     read: Callable[[str], T]
     looks: Mapping[str, Any]
@@ -36,17 +36,17 @@ class Scalar(Generic[T]):
         return self.read(text)
 
     def schema(self) -> Schema:
-        """What such texts look like."""
+        """The JSON Schema of such texts."""
         return dict(self.looks)
 
 
 TEXT = Scalar(str, ANY_TEXT)
-"""Any text that is not empty."""
+"""Any nonempty text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a mapping: how its value looks, and what it means, for whoever points at it in an editor."""
+    """One key of a mapping: the shape of its value, and its meaning, which editors show."""
 
     shape: Shape
     says: str
@@ -72,34 +72,34 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A mapping of values of one shape; null is an empty one. Its keys are names, or any text where `free`."""
+    """A mapping to values of one shape; null is an empty one. Its keys are names, or any text if `free`."""
 
     shape: Shape
     free: bool = False
 
     def schema(self) -> Schema:
-        """Any property that has this shape."""
+        """Any property with this shape."""
         names = {} if self.free else {"propertyNames": {"pattern": f"^{NAME_PATTERN}$"}}
         return {"type": ["object", "null"], **names, "additionalProperties": self.shape.schema()}
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A list of one shape that is not empty; a value alone is a list of one. `nullable`: null stands for no list."""
+    """A nonempty list of one shape; a single value is a list of one. `nullable`: null stands for no list."""
 
     shape: Shape
     nullable: bool = False
 
     def schema(self) -> Schema:
-        """One, or an array of at least one."""
-        one = self.shape.schema()
+        """A single value, or an array of at least one."""
+        single = self.shape.schema()
         null = [{"type": "null"}] if self.nullable else []
-        return {"anyOf": [{"type": "array", "items": one, "minItems": 1}, one, *null]}
+        return {"anyOf": [{"type": "array", "items": single, "minItems": 1}, single, *null]}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several things by name: `name` for those that can stand `alone`, else `{name: value}`."""
+    """One of several named things: `name` for those that can stand `alone`, else `{name: value}`."""
 
     options: Mapping[str, Key]
     alone: Collection[str]
@@ -118,7 +118,7 @@ class Either:
     shapes: tuple[Shape, ...]
 
     def schema(self) -> Schema:
-        """What any of them accepts."""
+        """Any value that one of the shapes accepts."""
         return {"anyOf": [shape.schema() for shape in self.shapes]}
 
 

@@ -1,4 +1,4 @@
-"""Hints for slips of the pen."""
+"""Hints for misspelled words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word closest to `word`; None if none is close."""
-    # difflib takes time in the square of the length: what a stranger sends is cut first
+    # difflib takes time quadratic in the length, so input from outside is cut first
     near = difflib.get_close_matches(word[:80].lower(), sorted(known), n=1, cutoff=0.6)
     return near[0] if near else None
 

@@ -1,28 +1,28 @@
-"""Waiting: may a request that no backend takes now be placed a moment later, and what does it wait for? Pure."""
+"""Waiting: may a request without a backend be placed later, and what does it wait for? Pure."""
 
 from __future__ import annotations
 
 from policies.nouns import BackendView, ClusterView, Decision
 
 ROOM = frozenset({"has_room", "under_limit", "warming"})
-"""Objections that end by themselves when other requests finish."""
+"""Objections that end when other requests finish."""
 
 HEALTH = frozenset({"healthy"})
-"""Objections that end when the backend is well again, back from a restart, or not drained any more."""
+"""Objections that end when the backend is well again, restarted, or no longer draining."""
 
 PASSING = ROOM | HEALTH
-"""Objections that end some time; all others are for good."""
+"""Objections that may end; all others are permanent."""
 
 UNREACHED = "unreached"
-"""The objection to a backend that never said what it serves."""
+"""The objection to a backend that never reported its models."""
 
 _ELSEWHERE = frozenset({UNREACHED, "in_pools", "serves_model"})
 
 
 def is_worth_waiting(decision: Decision) -> bool:
-    """Was a backend dropped only for want of room or health, so that the same request may be placed later?
+    """Was a backend dropped only for lack of room or health, so that the same request may be placed later?
 
-    Also where all that serve the model are gone and others were not reached yet: they may be the same, restarted.
+    Also true if all backends of the model are gone and others were not reached yet: they may be the same, restarted.
     """
     if decision.chosen is not None:
         return False
@@ -31,13 +31,13 @@ def is_worth_waiting(decision: Decision) -> bool:
 
 
 def is_outage(decision: Decision) -> bool:
-    """Is nobody well who could take it, so that only time tells whether anybody will be?"""
+    """Is every backend that could take it ill, so that it is unknown when one will be well?"""
     return is_worth_waiting(decision) and ROOM.isdisjoint(reason for _, reason in decision.dropped)
 
 
 def would_take(view: ClusterView, decision: Decision) -> list[BackendView]:
-    """The backends of `view` that `decision` dropped only for want of room, or not at all; where there are none, those
-    that it dropped for want of health."""
+    """The backends of `view` that `decision` dropped only for lack of room, or not at all; if there are none, those
+    that it dropped for lack of health."""
     reasons = dict(decision.dropped)
     well = [backend for backend in view.backends if reasons.get(backend.name) in {None, *ROOM}]
     return well or [backend for backend in view.backends if reasons[backend.name] in HEALTH]

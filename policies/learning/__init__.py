@@ -1,1 +1,1 @@
-"""Learnt estimates of backends and answers: small models, fitted to observations, with usable priors."""
+"""Learned estimates of backends and answers: small models, fitted to observations, with usable priors."""

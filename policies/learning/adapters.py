@@ -1,7 +1,7 @@
-"""Which LoRA adapters one backend has ready, and how long it takes to make another one ready. Pure.
+"""The LoRA adapters that one backend has ready, and the time to make another one ready. Pure.
 
-An engine keeps a few adapters in slots beside the model, and gives up the one that was used longest ago. Further ones
-that it knows of come from its host memory, those that it loads when they are asked for from a disk or a network.
+An engine keeps a few adapters in slots beside the model, and evicts the least recently used. Other known adapters
+are in its host memory; adapters that it loads on demand come from a disk or a network.
 Source: vLLM documentation, "LoRA Adapters" (`max_loras`, dynamic loading, resolvers).
 """
 
@@ -12,43 +12,43 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 
 USUAL_SLOTS = 1
-"""Slots of a backend that does not tell: vLLM's default."""
+"""Slots of a backend that does not report them: vLLM's default."""
 
 _WEIGHT = 0.3
-"""How much the newest observation counts."""
+"""Weight of the newest observation."""
 
 _MOST_RECENT = 64
-"""Adapters that are remembered of one backend; no engine has so many slots."""
+"""Adapters that are remembered per backend; no engine has so many slots."""
 
 _LONGEST_S = 60.0
-"""An observation counts as this at most, so that one hiccup does not keep an adapter away from a backend."""
+"""The largest value of an observation, so that one outlier does not keep an adapter away from a backend."""
 
 
 class Readiness(enum.StrEnum):
-    """What a backend has to do before it can serve an adapter. A word in explanations."""
+    """The work before a backend can serve an adapter. A word in explanations."""
 
     READY = "ready"
-    """Nothing: the adapter is in a slot."""
+    """None: the adapter is in a slot."""
 
     KNOWN = "known"
-    """It puts the adapter into a slot."""
+    """Putting the adapter into a slot."""
 
     NO_SLOT = "no_slot"
-    """All slots are in use by requests of other adapters: one of these has to end."""
+    """Waiting: all slots are in use by requests of other adapters, one of which must end."""
 
     LOADS = "loads"
-    """It has yet to load the adapter."""
+    """Loading the adapter."""
 
 
 PRIOR_S = {Readiness.READY: 0.0, Readiness.KNOWN: 0.05, Readiness.NO_SLOT: 1.0, Readiness.LOADS: 1.0}
-"""Seconds that this is believed to take before anything was seen."""
+"""Estimated seconds before any observation."""
 
 
 class AdapterSlots:
-    """What is known of one backend's adapters, by the names that clients use.
+    """State of one backend's adapters, by the names that clients use.
 
-    Adapters in use are in its slots, and those that were used last in the slots that are left. What each Readiness
-    costs is learnt from how much later than predicted the first token came.
+    Adapters in use are in its slots, and the last used ones in the remaining slots. The cost of each Readiness
+    is learned from how much later than predicted the first token came.
     """
 
     def __init__(self) -> None:
@@ -62,10 +62,10 @@ class AdapterSlots:
     def readiness(
         self, adapter: str, *, is_known: bool, active: Collection[str] | None, slots: int | None
     ) -> Readiness:
-        """What the backend has to do for `adapter`.
+        """The work before the backend can serve `adapter`.
 
-        It `is_known` if the backend lists it. `active` are those of which it says that it has requests, None where it
-        does not say. It has so many `slots`.
+        `is_known`: the backend lists it. `active` are the adapters with requests by the backend's report, None if it
+        reports none. It has `slots` slots.
         """
         if adapter in self._in_use or (active is not None and adapter in active):
             return Readiness.READY
@@ -79,11 +79,11 @@ class AdapterSlots:
         return Readiness.READY if adapter in idle[-free:] else Readiness.KNOWN
 
     def seconds(self, readiness: Readiness) -> float:
-        """How long it takes until the adapter is ready."""
+        """Seconds until the adapter is ready."""
         return self._seconds[readiness]
 
     def begin(self, adapter: str) -> None:
-        """A request of `adapter` goes there."""
+        """Record that a request of `adapter` goes there."""
         self._in_use[adapter] += 1
         self._touch(adapter)
 
@@ -95,17 +95,17 @@ class AdapterSlots:
             self._touch(adapter)
 
     def observe(self, readiness: Readiness, late_s: float) -> None:
-        """A first token came so much later than without an adapter."""
+        """Record that a first token came `late_s` later than predicted without an adapter."""
         if readiness is not Readiness.READY:
             known = self._seconds[readiness]
             self._seconds[readiness] = known + _WEIGHT * (min(max(0.0, late_s), _LONGEST_S) - known)
 
     def forget(self) -> None:
-        """The backend may have been started anew: its slots are empty."""
+        """Forget all adapters: the backend may have restarted with empty slots."""
         self._recent.clear()
 
     def check(self) -> None:
-        """Prove that nothing is counted twice."""
+        """Assert that nothing is counted twice."""
         assert all(count > 0 for count in self._in_use.values()), f"{self!r}: an adapter is in use by nothing"
         assert len(self._recent) <= _MOST_RECENT, f"{self!r} remembers too many"
 

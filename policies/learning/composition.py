@@ -1,4 +1,4 @@
-"""What a text is made of, counted: words, digits, punctuation, other scripts. Tokenizers differ in what these cost."""
+"""The composition of a text: counts of words, digits, punctuation, other scripts. Tokenizers differ in their costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = (
     "three_byte",
     "four_byte",
 )
-"""What is counted, in this order.
+"""The counted parts, in this order.
 
 `word_middles` are letters behind the fourth of a word, `word_ends` those behind the eighth. `glued_words` begin without
 a space before them, `capitals` are those behind another letter. `ideographs` are characters from U+3000 to U+9FFF, and
@@ -35,7 +35,7 @@ a space before them, `capitals` are those behind another letter. `ideographs` ar
 _LOWER, _UPPER, _DIGIT, _SPACE, _LINE, _MARK, _TWO, _IDEOGRAPH, _THREE, _FOUR, _REST = range(11)
 
 WINDOWS, WINDOW_CHARACTERS = 48, 2048
-"""Of a longer text so many windows are looked at, which lie evenly in it."""
+"""Of a longer text this number of windows is counted, evenly spaced."""
 
 
 def _kinds() -> bytes:
@@ -57,7 +57,7 @@ _KIND_OF = _kinds()
 
 
 def composition(texts: Sequence[str]) -> NDArray[np.float64]:
-    """How often each of the PARTS occurs in `texts` together; of long texts about so often.
+    """The counts of PARTS in `texts` together; estimated for long texts.
 
     0.2 ms for 64 KB, and 0.4 ms at most for any ASCII text.
     """

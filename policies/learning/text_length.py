@@ -1,7 +1,7 @@
-"""How many tokens a prompt has where no tokenizer is at hand, learnt from what backends count. Pure.
+"""The number of tokens of a prompt without a tokenizer, learned from the counts of backends. Pure.
 
-A prompt's length is taken for a sum: each of its parts (words, digits, ideographs, messages, ...) costs as many tokens
-as this model's tokenizer and chat template make of it.
+A prompt's length is modelled as a sum: each of its parts (words, digits, ideographs, messages, ...) has a cost in
+tokens that depends on the model's tokenizer and chat template.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Array = NDArray[np.float64]
 
 
 class _Cost(NamedTuple):
-    """What one part of a prompt costs in tokens before anything was learnt.
+    """The prior cost in tokens of one part of a prompt.
 
-    `spread` is the standard deviation of that, as a share of it. `least` is what it costs at least with any tokenizer
-    that is in use: one for two words, or for twenty ideographs.
+    `spread` is its standard deviation, as a share of it. `least` is the minimum with any tokenizer in use: one token
+    for two words, or for twenty ideographs.
     """
 
     tokens: float
@@ -35,7 +35,7 @@ _COSTS = {
     "words": _Cost(1.0, 0.5, 0.5),
     "word_middles": _Cost(0.06, 1.0),
     "word_ends": _Cost(0.12, 1.0),
-    # WordPiece makes one unknown token of letters and digits that no space parts, however many they are
+    # WordPiece makes one unknown token of letters and digits without a space between them, however many they are
     "glued_words": _Cost(0.1, 1.0, -0.5),
     "capitals": _Cost(0.25, 1.0),
     "digits": _Cost(0.45, 0.7),
@@ -63,42 +63,42 @@ _FIRST = np.array([cost.tokens for cost in _COSTS.values()])
 _LEAST = np.array([cost.least for cost in _COSTS.values()])
 
 _SHARED_SPREAD = 0.5
-"""Standard deviation that all costs have together: a small vocabulary makes all of them larger."""
+"""Standard deviation that all costs share: a small vocabulary makes all of them larger."""
 
 _PRIOR = np.linalg.inv(np.diag([cost.spread**2 for cost in _COSTS.values()]) + _SHARED_SPREAD**2)
 _PRIOR_PULL = _PRIOR.sum(axis=1)
 
 _NOISE = 0.05
-"""Of a count, as a share of it, when all costs are known: parts are not all that matters."""
+"""Standard deviation of a count, as a share of it, with all costs known: the parts do not explain everything."""
 
 _KEPT = 128
-"""Prompts that are remembered, the newest: what a model is changes with its backends."""
+"""Number of prompts that are kept, the newest: a model's behaviour changes with its backends."""
 
 _FITS_EACH, _FITS_EVERY = 32, 8
-"""So many first prompts are each followed by a fit, and then every eighth: a fit takes 0.3 ms."""
+"""The first prompts, this many, are each followed by a fit, later ones every eighth: a fit takes 0.3 ms."""
 
 _OUTLIER = 2.5
-"""Errors beyond so many times the median one count less and less (Huber's weight), and at least beyond `_NOISE`."""
+"""Errors beyond this multiple of the median count less and less (Huber's weight), and at least beyond `_NOISE`."""
 
 _ROUNDS = 3
-"""A fit weighs the prompts by the errors of the fit before, so often."""
+"""Number of refits in which prompts are weighted by the errors of the previous fit."""
 
 _FIRST_ERROR, _FIRST_ERRORS = 0.1, 4
-"""The error that is expected before any was seen, and how many seen ones it counts as."""
+"""The expected error before any observation, and the number of observations that it counts as."""
 
 _WITHIN = 1.64
 """Standard deviations to each side that hold nine counts of ten."""
 
 MEDIA_TOKENS, MOST_MEDIA_TOKENS = 1024, 4096
-"""What an image, a sound or a file is taken for, and what few of them exceed."""
+"""Assumed tokens of an image, a sound or a file, and a number that few of them exceed."""
 
 _MOST_PREAMBLE_TOKENS = 8192
-"""No chat template adds more to a prompt."""
+"""The most tokens that a chat template adds to a prompt."""
 
 
 class Measured(NamedTuple):
-    """What is known of a prompt whose tokens were not counted: how often each part occurs, and the fewest and the most
-    tokens that it can have. `media` are its images, sounds and files, which `parts` do not tell of."""
+    """Measures of a prompt that was not tokenized: the count of each part, and the fewest and the most
+    tokens that it can have. `media` counts its images, sounds and files, which are not in `parts`."""
 
     parts: Array
     least: int
@@ -107,7 +107,7 @@ class Measured(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """`tokens` that a prompt is expected to have; nine of ten have `low` to `high`, and all at least `least`."""
+    """`tokens` is the expected count; nine of ten prompts have `low` to `high`, and all have at least `least`."""
 
     tokens: int
     low: int
@@ -124,8 +124,8 @@ def measured(
     tool_bytes: int = 0,
     media: int = 0,
 ) -> Measured:
-    """The measures of a prompt of `texts`; in a chat these are its messages, and `replies` those of the assistant, of
-    which templates leave parts out. `tool_bytes` are those of its tools as compact JSON. 0.1 ms for 4,000 characters.
+    """The measures of a prompt of `texts`. In a chat these are its messages, and `replies` those of the assistant,
+    parts of which templates omit. `tool_bytes` are those of its tools as compact JSON. 0.1 ms for 4,000 characters.
     """
     surely = composition(texts)
     whole = surely + composition(replies) if replies else surely
@@ -135,14 +135,14 @@ def measured(
     return Measured(
         np.concatenate((whole, beside)),
         max(1, int(surely @ _LEAST[: len(PARTS)])),
-        # a token is at least a byte
+        # a token has at least one byte
         4 * characters + 32 * messages + _MOST_PREAMBLE_TOKENS,
         media,
     )
 
 
 class TextLength:
-    """The lengths of one model's prompts: what each part costs, fitted to the newest prompts that a backend counted."""
+    """The prompt lengths of one model: the cost of each part, fitted to the newest counted prompts."""
 
     __slots__ = ("_at", "_costs", "_counts", "_errors", "_parts", "_uncertainty", "learnt")
 
@@ -157,7 +157,7 @@ class TextLength:
         return f"<TextLength after {self.learnt} prompts, {self._error():.1%} off>"
 
     def estimate(self, prompt: Measured) -> Estimate:
-        """How many tokens `prompt` has. 20 us."""
+        """The estimated tokens of `prompt`. 20 us."""
         text = max(1.0, float(prompt.parts @ self._costs))
         shares = prompt.parts * _FIRST / text
         deviation = math.sqrt(self._error() ** 2 + float(shares @ self._uncertainty @ shares))
@@ -171,7 +171,7 @@ class TextLength:
         )
 
     def learn(self, prompt: Measured, tokens: int) -> None:
-        """A backend counted `tokens` of `prompt`. What cannot be so is not believed, and of media nothing is learnt."""
+        """Learn that a backend counted `tokens` of `prompt`. Impossible counts and prompts with media are ignored."""
         if prompt.media or not prompt.least <= tokens <= prompt.most:
             return
         error = math.log(max(1.0, float(prompt.parts @ self._costs)) / tokens)
@@ -187,20 +187,20 @@ class TextLength:
             self._fit()
 
     def check(self) -> None:
-        """Prove that costs are finite and not negative, and that no more is remembered than may be."""
+        """Assert that costs are finite and not negative, and that the bounds on memory hold."""
         assert np.isfinite(self._costs).all(), f"{self!r}: a cost is no number"
         assert (self._costs >= 0.0).all(), f"{self!r}: a cost is negative"
         assert len(self._counts) == len(self._parts) == len(self._errors) <= _KEPT, f"{self!r}: remembers too much"
 
     def _error(self) -> float:
-        """The usual error of an estimate, as a share; each prompt that is remembered tells, before it was learnt."""
+        """The typical error of an estimate, as a share, from the errors before each kept prompt was learned."""
         seen = len(self._errors)
         usual = 1.48 * float(np.median(np.abs(self._errors))) if seen else 0.0
         return math.sqrt((_FIRST_ERRORS * _FIRST_ERROR**2 + seen * usual**2) / (_FIRST_ERRORS + seen))
 
     def _fit(self) -> None:
         """Ridge regression of relative errors towards the first costs, robust (Huber, Robust Statistics, 1981), with
-        no cost below zero. In units of the first costs, so that parts that are rare and frequent weigh alike."""
+        no cost below zero. In units of the first costs, so that rare and frequent parts have equal weight."""
         rows = self._parts * (_FIRST / self._counts[:, None])
         costs, weights = self._costs / _FIRST, np.ones(len(rows))
         for _ in range(_ROUNDS):
@@ -214,7 +214,7 @@ class TextLength:
 
 
 class TextLengths:
-    """The lengths of prompts of several models, by name; of more than `most` the one that was used last is kept."""
+    """The prompt lengths of several models, by name; beyond `most`, the least recently used one is dropped."""
 
     def __init__(self, most: int = 256) -> None:
         self._most = most
@@ -224,7 +224,7 @@ class TextLengths:
         return f"<TextLengths of {len(self._models)} models>"
 
     def of(self, model: str) -> TextLength:
-        """The one of `model`, as its backends call it."""
+        """The TextLength of `model`, by its backends' name."""
         known = self._models.get(model)
         if known is None:
             known = self._models[model] = TextLength()
@@ -234,10 +234,10 @@ class TextLengths:
         return known
 
     def check(self) -> None:
-        """Prove that each is sound and that there are not too many."""
+        """Assert that each is correct and that there are not too many."""
         assert len(self._models) <= self._most, f"{self!r}: too many"
-        for one in self._models.values():
-            one.check()
+        for lengths in self._models.values():
+            lengths.check()
 
 
 def _between(least: int, value: float, most: int) -> int:
@@ -245,7 +245,7 @@ def _between(least: int, value: float, most: int) -> int:
 
 
 def _solved(matrix: Array, pull: Array) -> Array:
-    """The costs that solve it, without those that would be negative, which are 0."""
+    """The solution, with costs that would be negative set to 0."""
     free = np.ones(len(pull), np.bool_)
     while True:
         costs = np.zeros(len(pull))

@@ -1,1 +1,1 @@
-"""Which backend is believed to hold which blocks: the prefix index, and what is guessed of those that tell nothing."""
+"""Which backend is believed to hold which blocks: the prefix index, and estimates for backends without events."""

@@ -1,21 +1,21 @@
-"""What backends without cache events let slip: how much of a prompt they had cached, from their answers."""
+"""Hints from answers of backends without cache events: how much of a prompt was cached."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 _COUNTED_SHARE = 0.9
-"""An evaluated count from this share of the prompt on says nothing: some servers count the cached tokens too."""
+"""An evaluated count above this share of the prompt gives no information: some servers count cached tokens too."""
 
 _CLEAR_SHARE = 0.25
-"""How near, between the warm and the cold prediction, a measured TTFT must be to one of them to speak for it."""
+"""Largest distance, relative to the gap between warm and cold prediction, at which a measured TTFT supports one."""
 
 _NOTICEABLE_S = 0.1
-"""Predictions closer than this cannot be told apart: a queue or a network makes such differences."""
+"""Predictions closer than this cannot be distinguished: a queue or a network makes such differences."""
 
 
 class Hint(NamedTuple):
-    """`share` of a prompt was cached; `weight` in [0, 1] is how sure that is."""
+    """`share` of a prompt was cached; `weight` in [0, 1] is the certainty."""
 
     share: float
     weight: float
@@ -27,9 +27,9 @@ def from_usage(cached_tokens: int, prompt_tokens: int) -> Hint:
 
 
 def from_evaluated(evaluated_tokens: int | None, prompt_tokens: int) -> Hint | None:
-    """From Ollama's `prompt_eval_count`: absent or small when a prefix was cached, the whole prompt when nothing was.
+    """From Ollama's `prompt_eval_count`: absent or small if a prefix was cached, the whole prompt if nothing was.
 
-    Some versions count the whole prompt in any case, so that a full count tells nothing: None.
+    None for a full count, because some versions always count the whole prompt.
     """
     if evaluated_tokens is None:
         return Hint(1.0, 0.5)
@@ -38,14 +38,14 @@ def from_evaluated(evaluated_tokens: int | None, prompt_tokens: int) -> Hint | N
 
 
 def from_ttft(ttft_s: float, *, cold_s: float, warm_s: float, warm_share: float) -> Hint | None:
-    """From a measured TTFT, where `cold_s` was predicted if nothing is cached and `warm_s` if `warm_share` of it is.
+    """From a measured TTFT, with the predictions `cold_s` if nothing is cached and `warm_s` if `warm_share` of it is.
 
-    None unless it lies clearly at one of them.
+    None unless it is clearly close to one of them.
     """
     between_s = cold_s - warm_s
     if between_s < _NOTICEABLE_S:
         return None
     if ttft_s <= warm_s + _CLEAR_SHARE * between_s:
         return Hint(warm_share, 0.5)
-    # a queue that nobody saw delays a hit too: slowness speaks less clearly
+    # an unseen queue delays a hit too, so slowness is weaker evidence
     return Hint(0.0, 0.25) if ttft_s >= cold_s - _CLEAR_SHARE * between_s else None

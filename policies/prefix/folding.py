@@ -1,4 +1,4 @@
-"""Folder: an engine's cache events, in blocks and hashes of its own, as ours: blocks of 64 tokens with our keys."""
+"""Folder: converts an engine's cache events, in its own blocks and hashes, to our blocks of 64 tokens and our keys."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from policies.prefix.members import TIERS, level_of
 
 TOKEN_BYTES = 4
 BLOCK_BYTES = 64 * TOKEN_BYTES
-"""Our block, as token ids in little-endian uint32."""
+"""Size of our block, as token ids in little-endian uint32."""
 
 KeyFunction = Callable[[bytes, int], Sequence[int]]
-"""The chained keys of all full blocks in some token bytes behind a parent's key."""
+"""The chained keys of all full blocks in token bytes that follow a parent's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Change:
 
 @dataclass(slots=True)
 class Changes:
-    """What has become of our blocks, in order.
+    """Changes of our blocks, in order.
 
-    `has_hole` says that a block went before one that continues it, so that what is held is no longer prefix-closed.
+    `has_hole`: a block was evicted before a block that continues it, so the held blocks are no longer prefix-closed.
     """
 
     runs: list[Change] = field(default_factory=list)
@@ -45,9 +45,9 @@ class Changes:
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """One of ours, made of some of the engine's, its `parts`. `level` is the tier that it was last said to be in.
+    """One of our blocks, which consists of some of the engine's, its `parts`. `level` is the last reported tier.
 
-    `children` are the stored ones that continue it.
+    `children` are the stored blocks that continue it.
     """
 
     key: int
@@ -59,10 +59,10 @@ class _Block:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """A block of the engine, in the tiers whose bits are in `levels`; in none: it is gone, but `blocks` wait for it.
+    """A block of the engine, in the tiers with bits in `levels`. If it is in none, it is gone, but `blocks` need it.
 
-    `blocks` are ours that it is a part of. At its end lies our block `after` with `after_key`, and behind that the
-    tokens `tail`, which are in `open_parts`. `after_key` None: nobody has told what is in it.
+    `blocks` are our blocks that contain it. At its end lies our block `after` with `after_key`, and behind that the
+    tokens `tail`, which are in `open_parts`. `after_key` None: its tokens are unknown.
     """
 
     levels: int = 0
@@ -74,11 +74,11 @@ class _Part:
 
 
 class Folder:
-    """Re-keys the events of one engine, whose blocks may have any size: 16, 32, 48, 256, also one token.
+    """Re-keys the events of one engine with blocks of any size: 16, 32, 48, 256, also one token.
 
-    One of our blocks is stored when all the engine's blocks that it lies in are there, in the slowest of their tiers,
-    and evicted with the first of them that goes. The engine's hashes are opaque. At most `most_parts` of them are
-    remembered; beyond, those heard of first count as gone. Events: vLLM's and SGLang's BlockStored, BlockRemoved and
+    One of our blocks is stored when all the engine's blocks that it overlaps are there, in the slowest of their tiers,
+    and evicted with the first of them. The engine's hashes are opaque. At most `most_parts` of them are
+    kept; beyond that the oldest ones count as gone. Events: vLLM's and SGLang's BlockStored, BlockRemoved and
     AllBlocksCleared; TensorRT-LLM's stored and removed.
     """
 
@@ -86,9 +86,9 @@ class Folder:
         self._keys_of, self._most_parts = key_function, most_parts
         self._parts: dict[Hashable, _Part] = {}
         self.orphans = 0
-        """Blocks of the engine that were stored behind a parent, or again, when nobody had told what is in it."""
+        """Number of the engine's blocks that were stored behind an unknown parent, or again with unknown tokens."""
         self.dropped = 0
-        """Blocks of the engine that found no room any more."""
+        """Number of the engine's blocks that were dropped for lack of room."""
 
     def __repr__(self) -> str:
         return f"<Folder of {len(self._parts)} parts, {self.orphans} orphans>"
@@ -102,10 +102,10 @@ class Folder:
         root: int = 0,
         tier: str = "device",
     ) -> Changes:
-        """The engine has blocks `hashes`, equal in size and one behind the other, the first behind `parent`.
+        """Record that the engine has blocks `hashes`, equal in size and consecutive, the first behind `parent`.
 
-        Without a parent they begin a prompt below our key `root`. Without tokens they must have been told of before.
-        Raises ValueError if the tokens cannot be those of so many equal blocks.
+        Without a parent they begin a prompt below our key `root`. Without tokens they must be known already.
+        Raises ValueError if the tokens do not divide into so many equal blocks.
         """
         size, changes = len(token_ids) // max(1, len(hashes)), Changes()
         if size * len(hashes) != len(token_ids) or size % TOKEN_BYTES:
@@ -126,7 +126,7 @@ class Folder:
         return changes
 
     def evict(self, hashes: Sequence[Hashable], *, tier: str = "device") -> Changes:
-        """The engine has blocks `hashes` no longer in this tier."""
+        """Record that the engine no longer has blocks `hashes` in this tier."""
         changes = Changes()
         for name in hashes:
             part = self._parts.get(name)
@@ -138,18 +138,18 @@ class Folder:
         return changes
 
     def clear(self) -> None:
-        """The engine has nothing."""
+        """Record that the engine has no blocks."""
         self._parts.clear()
 
     def check(self) -> None:
-        """Prove that blocks and parts know each other, that levels are right, and that nothing lingers."""
+        """Assert that blocks and parts refer to each other, that levels are right, and that nothing lingers."""
         assert len(self._parts) <= self._most_parts, f"{self!r}: over its bound"
         children: dict[int, int] = {}
         blocks = {id(block): block for part in self._parts.values() for block in part.blocks}
         for block in blocks.values():
-            assert block.level == self._level(block), "a block is not where it is said to be"
+            assert block.level == self._level(block), "a block is not in its reported tier"
             assert all(block in self._parts[name].blocks for name in block.parts), "a part does not know its block"
-            assert self._parts[block.parts[-1]].levels, "a block whose last part is gone lingers"
+            assert self._parts[block.parts[-1]].levels, "a block lingers although its last part is gone"
             if block.parent is not None and block.level is not None:
                 children[id(block.parent)] = children.get(id(block.parent), 0) + 1
         assert all(block.children == children.get(at, 0) for at, block in blocks.items()), "children are miscounted"
@@ -161,10 +161,10 @@ class Folder:
             assert all(name in block.parts for block in part.blocks), "a block is in a part that it is not made of"
 
     def _read(self, name: Hashable, parent: Hashable | None, tokens: bytes, root: int) -> _Part | None:
-        """The part `name` and the blocks of ours that it completes; None if tokens or parent are not known."""
+        """The part `name` and our blocks that it completes; None if tokens or parent are unknown."""
         before = _Part(after_key=root) if parent is None else self._parts.get(parent)
         if not tokens or before is None or before.after_key is None or name in before.open_parts:
-            # what continues itself is no engine's block
+            # no engine's block continues itself
             return None
         part = self._parts.setdefault(name, _Part())
         text = before.tail + tokens
@@ -190,7 +190,7 @@ class Folder:
                 del self._parts[name]
 
     def _unread(self, name: Hashable, part: _Part) -> None:
-        """`part` is gone; only blocks whose last part is still there wait for it."""
+        """Remove `part`; only blocks with a present last part still need it."""
         part.after_key, part.after, part.tail, part.open_parts = None, None, b"", ()
         for block in [block for block in part.blocks if block.parts[-1] == name]:
             self._unlink(block)
@@ -206,12 +206,12 @@ class Folder:
         self._parts.pop(name, None)
 
     def _level(self, block: _Block) -> int | None:
-        """The slowest of the tiers that its parts are in; None if one is in none."""
+        """The slowest of the tiers of its parts; None if one is in none."""
         levels = [self._parts[name].levels for name in block.parts]
         return max((bits & -bits).bit_length() - 1 for bits in levels) if all(levels) else None
 
     def _settle(self, part: _Part, changes: Changes) -> None:
-        """Say what has become of the blocks of `part`."""
+        """Record the changes of the blocks of `part`."""
         for block in part.blocks:
             level = self._level(block)
             if level == block.level:

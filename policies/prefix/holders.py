@@ -6,29 +6,29 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 
-NOBODY = 0
+NO_HOLDERS = 0
 """The number of the empty set."""
 
 _RECORD_BYTES = 200
-"""What a set takes beside its mask: an entry in a dict and in two lists, and the integers in them (CPython 3.11)."""
+"""Memory of a set besides its mask: an entry in a dict and in two lists, and the integers in them (CPython 3.11)."""
 
 _SWEPT_AT_ONCE = 256
 
 
 class HolderSets:
-    """Bit masks by number, counted by how many blocks have them. Blocks with equal holders share one mask.
+    """Bit masks by number, with a count of the blocks that have them. Blocks with equal holders share one mask.
 
-    `masks` and `counts` are for readers; a number that is not in use has a mask and a count of 0.
+    `masks` and `counts` are for readers; an unused number has a mask and a count of 0.
 
-    At most `most` sets, and no more than `max_bytes` of them beside those of one bit. `retire` takes bits out of all
-    sets a few at a time, so until `sweep` has passed a mask may still have some: readers take them out themselves.
-    Numbers whose masks have become empty, or equal to others', are stale; `renewed` says which to use instead.
+    At most `most` sets, and at most `max_bytes` of them besides those of one bit. `retire` removes bits from all
+    sets a few at a time, so until `sweep` has passed a mask may still have some: readers remove them themselves.
+    Numbers with masks that have become empty, or equal to others, are stale; `renewed` gives the replacement.
     """
 
     def __init__(self, max_bytes: int, most: int) -> None:
         self.masks = [0]
         self.counts = [1]
-        self._numbers = {0: NOBODY}
+        self._numbers = {0: NO_HOLDERS}
         self._free: list[int] = []
         self._max_bytes, self._most = max_bytes, most
         self._bytes = 0
@@ -38,18 +38,18 @@ class HolderSets:
         self.stale_blocks = 0
 
     def __len__(self) -> int:
-        """Sets in use, the empty one included."""
+        """Sets in use, including the empty one."""
         return len(self.masks) - len(self._free)
 
     def __repr__(self) -> str:
         return f"<HolderSets {len(self)} sets, {self._bytes} of {self._max_bytes} bytes>"
 
     def size_bytes(self) -> int:
-        """About how much memory the sets take."""
+        """Approximate memory of the sets."""
         return self._bytes
 
     def number(self, mask: int) -> int | None:
-        """The number of `mask`; None if it is new and there is no room for it. Holds until the next `move`."""
+        """The number of `mask`; None if it is new and there is no room for it. Valid until the next `move`."""
         known = self._numbers.get(mask)
         if known is not None:
             return known
@@ -67,7 +67,7 @@ class HolderSets:
         return number
 
     def move(self, old: int, new: int, blocks: int = 1) -> None:
-        """`blocks` blocks that had set `old` have `new` now. A set that no block has is forgotten."""
+        """Record that `blocks` blocks changed from set `old` to `new`. A set without blocks is forgotten."""
         counts = self.counts
         if new:
             counts[new] += blocks
@@ -81,26 +81,26 @@ class HolderSets:
                 self._forget(old)
 
     def renewed(self, number: int) -> int:
-        """The number to use instead of `number`: itself if no other has its mask any more."""
+        """The number to use instead of `number`: the same if no other has its mask any more."""
         use = self._numbers.setdefault(self.masks[number], number)
         self._mark(number, is_stale=use != number)
         return use
 
     def release(self, numbers: Iterable[int]) -> None:
-        """The blocks that had these sets, one each, are gone."""
+        """Record that the blocks with these sets, one each, are gone."""
         for number, blocks in Counter(numbers).items():
-            self.move(number, NOBODY, blocks)
+            self.move(number, NO_HOLDERS, blocks)
 
     def blocks_of(self, mask: int) -> int:
-        """How many blocks have a set with any bit of `mask`."""
+        """Number of blocks with a set that has any bit of `mask`."""
         return sum(count for held, count in zip(self.masks, self.counts, strict=True) if held & mask)
 
     def retire(self, bits: int) -> None:
-        """Take `bits` out of every set in time; none of them is in a mask that is added from now on."""
+        """Remove `bits` from every set over time; no mask that is added from now on has any of them."""
         self._retired |= bits
 
     def sweep(self) -> int:
-        """Take retired bits out of the next few sets; the bits that are now in none."""
+        """Remove retired bits from the next few sets; returns the bits that are now in none."""
         if not self._sweeping:
             if not self._retired:
                 return 0
@@ -116,11 +116,11 @@ class HolderSets:
         return clean
 
     def check(self) -> None:
-        """Prove that masks, numbers and bytes agree, and that no set lingers."""
+        """Assert that masks, numbers and bytes agree, and that no set lingers."""
         free = set(self._free)
         assert len(free) == len(self._free), "a number is free twice"
         for number, mask in enumerate(self.masks[1:], start=1):
-            assert (number in free) == (self.counts[number] == 0), "a set that no block has lingers, or one is lost"
+            assert (number in free) == (self.counts[number] == 0), "a set without blocks lingers, or one is lost"
             assert number not in free or not mask, "a free number has a mask"
         assert all(self.masks[number] == mask for mask, number in self._numbers.items()), "a mask has a wrong number"
         assert self.stale_blocks == sum(self.counts[number] for number in self._stale), "stale blocks are miscounted"
@@ -128,7 +128,7 @@ class HolderSets:
             number in self._stale or self._numbers.get(self.masks[number]) == number
             for number in range(1, len(self.masks))
             if number not in free
-        ), "a set is stale and is not said to be"
+        ), "a stale set is not marked as stale"
         used = [mask for number, mask in enumerate(self.masks) if number and number not in free]
         assert self._bytes == sum(map(_bytes_of, used)), "bytes are miscounted"
 

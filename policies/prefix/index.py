@@ -7,23 +7,23 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policies.prefix.holders import NOBODY, HolderSets
+from policies.prefix.holders import NO_HOLDERS, HolderSets
 from policies.prefix.match import Match
 from policies.prefix.members import TIERS, Members, level_of
 from policies.prefix.search import Falls, Masks, search, walk
 from policies.prefix.table import MOST_STAMP, MOST_VALUE, VALUE_BITS, Keys, KeyTable, Values, as_keys
 
 TIER_WEIGHTS: Mapping[str, float] = MappingProxyType({"device": 1.0, "host": 0.75, "disk": 0.25})
-"""What a block in each tier saves against one on the device: copying it back costs a part of computing it."""
+"""Value of a block in each tier relative to one on the device: restoring it costs a part of computing it."""
 
 _SETS_SHARE = 4
-"""Of the bytes, one quarter may go to sets of holders."""
+"""One quarter of the bytes may be used for sets of holders."""
 
 _VECTOR_FROM = 256
-"""Keys from which numpy is faster than a loop: it costs 0.1 to 0.3 ms a call (busy 2.5 GHz core, 2026-11)."""
+"""Number of keys from which numpy is faster than a loop: it costs 0.1 to 0.3 ms a call (busy 2.5 GHz core, 2026-11)."""
 
 _STALE_SHARE = 8
-"""From 1/8 of stale rows on, segments are cleaned one by one."""
+"""Segments are cleaned one by one if 1/8 of the rows are stale."""
 
 _ALL_TIERS = (1 << len(TIERS)) - 1
 
@@ -32,15 +32,15 @@ _STRIDE = 512
 
 
 class PrefixIndex:
-    """Knows which backends hold which blocks, and answers how much of a prompt's beginning each of them holds.
+    """Knows which backends hold which blocks, and how much of a prompt's beginning each of them holds.
 
-    One row of a `KeyTable` for each block, however many backends hold it: its cell names one of the `HolderSets`. All
-    stays within `max_bytes` (and 1 kB for each backend and tier at most); the blocks that were stored or touched
-    longest ago go first, of one prompt the last.
+    One row of a `KeyTable` per block, however many backends hold it: its cell names one of the `HolderSets`. All
+    stays within `max_bytes` (plus at most 1 kB per backend and tier). Blocks that were stored or touched
+    longest ago are dropped first, and of one prompt the last.
 
-    What a backend holds is prefix-closed: with a block it holds the block's parent, in the same or a faster tier.
-    Whoever feeds the index vouches for that, or says `expect_holes`. `longest` searches the depth of the closed ones in
-    a few looks and walks for the others. Where the promise is broken, it may name a depth that lies behind a hole.
+    A backend's blocks are prefix-closed: with a block it holds the block's parent, in the same or a faster tier.
+    Feeds of the index guarantee that, or call `expect_holes`. `longest` searches the depth of prefix-closed backends in
+    a few probes and walks for the others. If the guarantee is broken, it may return a depth that lies behind a hole.
     """
 
     def __init__(self, *, max_bytes: int = 256 * 2**20, weights: Mapping[str, float] = TIER_WEIGHTS) -> None:
@@ -64,35 +64,35 @@ class PrefixIndex:
         )
 
     def __len__(self) -> int:
-        """Blocks that somebody holds. Counts the sets, so not for every request."""
+        """Number of held blocks. Counts the sets, so do not call it for every request."""
         return self._sets.blocks_of(self._members.live)
 
     def size_bytes(self) -> int:
-        """About how much memory blocks and sets take."""
+        """Approximate memory of blocks and sets."""
         return self._table.size_bytes() + self._sets.size_bytes()
 
     def store(self, backend: str, keys: Sequence[int], tier: str = "device") -> None:
-        """`backend` now holds the blocks `keys`, parents before children."""
+        """Record that `backend` holds the blocks `keys`, parents before children."""
         bit = self._members.bit(backend, level_of(tier))
         live = self._members.live
 
         def stored(mask: int) -> int:
             held = self._sets.number(mask & live | bit)
-            # too many different sets: of this block only the newest holder is remembered
-            return self._sets.number(bit) or NOBODY if held is None else held
+            # too many different sets: only the newest holder of this block is kept
+            return self._sets.number(bit) or NO_HOLDERS if held is None else held
 
         self._tick(len(keys))
         self._change(keys, stored, is_new=True)
 
     def evict(self, backend: str, keys: Sequence[int], tier: str = "device") -> None:
-        """`backend` holds these no longer in this tier."""
+        """Record that `backend` no longer holds these blocks in this tier."""
         if backend not in self._members:
             return
         others = self._members.live & ~self._members.bit(backend, level_of(tier))
-        self._change(keys, lambda mask: self._sets.number(mask & others) or NOBODY, is_new=False)
+        self._change(keys, lambda mask: self._sets.number(mask & others) or NO_HOLDERS, is_new=False)
 
     def touch(self, keys: Sequence[int]) -> None:
-        """These blocks are in use: they are the last to go. Unknown ones stay unknown."""
+        """Mark these blocks as in use, so that they are dropped last. Unknown blocks stay unknown."""
         self._tick(len(keys))
         if len(keys) < _VECTOR_FROM:
             cells = self._table.cells
@@ -110,14 +110,14 @@ class PrefixIndex:
         self._members.bit(backend, 0)
 
     def forget(self, backend: str) -> None:
-        """`backend` is no longer there."""
+        """Remove `backend`."""
         self._sets.retire(self._members.leave(backend))
         self._p_hit.pop(backend, None)
         self._holes.discard(backend)
         self._tidy()
 
     def trust(self, backend: str, p_hit: float) -> None:
-        """What is known of `backend` is true with this probability, until it is said anew or the backend is cleared."""
+        """Set the probability that the known blocks of `backend` are there, until it is set anew or it is cleared."""
         if not 0.0 <= p_hit <= 1.0:
             raise ValueError(f"{p_hit} is not a probability")
         if p_hit < 1.0:
@@ -126,11 +126,11 @@ class PrefixIndex:
             self._p_hit.pop(backend, None)
 
     def expect_holes(self, backend: str) -> None:
-        """`backend` evicts blocks before their children, so that its depth must be walked, until it is cleared."""
+        """Walk the depth of `backend` until it is cleared, because it evicts blocks before their children."""
         self._holes.add(backend)
 
     def longest(self, keys: Sequence[int]) -> Mapping[str, Match]:
-        """Backend -> how much of the prompt with blocks `keys` it holds; those that hold nothing are left out."""
+        """Backend -> how much of the prompt with blocks `keys` it holds; without those that hold nothing."""
         if not keys or not self._members.live:
             return {}
         members, masks, holes = self._members, self._reached(), 0
@@ -143,18 +143,18 @@ class PrefixIndex:
         return self._matches(falls)
 
     def check(self) -> None:
-        """Prove that table, sets and members agree, and that the bound holds."""
+        """Assert that table, sets and members agree, and that the bound holds."""
         self._table.check()
         self._sets.check()
         self._members.check()
         assert self.size_bytes() <= self.max_bytes + self._slack_bytes(), f"{self!r}: over its bound"
 
     def _slack_bytes(self) -> int:
-        """Sets of one backend alone are always kept."""
+        """Memory beyond the bound: sets of a single backend are always kept."""
         return len(TIERS) * (len(self._members) + 1) * 1024
 
     def _change(self, keys: Sequence[int], changed: Callable[[int], int], *, is_new: bool) -> None:
-        """Give each block the set that `changed` makes of its mask; unknown blocks are added if they are new."""
+        """Give each block the set that `changed` returns for its mask; unknown blocks are added if `is_new`."""
         change = _Change(self._sets, changed, len(keys))
         if len(keys) < _VECTOR_FROM:
             self._change_each(keys, change, is_new=is_new)
@@ -201,13 +201,13 @@ class PrefixIndex:
             change.blocks[old] += blocks
 
     def _tick(self, blocks: int) -> None:
-        """Time goes on by so many blocks; after some 4e12 of them it starts again, and what is older seems newer."""
+        """Advance time by so many blocks. After some 4e12 of them it starts again, and older blocks seem newer."""
         self._clock += blocks
         if self._clock > MOST_STAMP:
             self._clock = blocks
 
     def _stamps(self, places: Values) -> Keys:
-        """Stamps for the blocks at `places` of a prompt: no parent is older than what it makes reachable."""
+        """Stamps for the blocks at `places` of a prompt: no parent is older than the blocks that need it."""
         return (self._clock - places).astype(np.uint64)
 
     def _tidy(self) -> None:
@@ -226,7 +226,7 @@ class PrefixIndex:
         return np.array(renewed, np.int64)[inverse]
 
     def _reached(self) -> Masks:
-        """Who holds blocks of a set, each tier with all faster ones; with bits of who is gone."""
+        """Holders by set number, each tier together with all faster ones; includes bits of removed backends."""
         return _Reached(self._sets.masks, self._members.reach) if self._members.has_slower else self._sets.masks
 
     def _sets_of(self, keys: Sequence[int]) -> Callable[[int], int]:
@@ -235,20 +235,20 @@ class PrefixIndex:
         return lambda depth: cells[seek(keys[depth] or 1)] & MOST_VALUE
 
     def _changes(self, keys: Sequence[int], masks: Masks) -> Iterator[tuple[int, int]]:
-        """(depth, who holds the block there) wherever that differs from the depth before."""
+        """(depth, holders of the block there) wherever they differ from the depth before."""
         for start in range(0, len(keys), _STRIDE):
             places = self._table.find_many(as_keys(keys[start : start + _STRIDE]))
-            numbers = np.where(places < 0, NOBODY, self._table.values_at(places))
+            numbers = np.where(places < 0, NO_HOLDERS, self._table.values_at(places))
             for depth in [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]:
                 yield start + depth, masks[int(numbers[depth])]
 
     def _matches(self, falls: Falls) -> dict[str, Match]:
-        """What the depths of bits say of backends; those with equal depths share one Match."""
+        """Converts the depths of bits to backends' Matches; backends with equal depths share one Match."""
         members, matches = self._members, dict[str, Match]()
         names, firsts, has_slower, weight = members.names, members.firsts, members.has_slower, self._weights[0]
         levels: list[dict[str, int]] = [{} for _ in TIERS]
         for depth, bits in falls:
-            # whose tiers all end here: nearly everybody's
+            # nearly all backends: all their tiers end here
             whole = bits & bits >> 1 & bits >> 2 & firsts if has_slower else bits
             if whole and depth:
                 match = Match(depth, depth, depth * weight)
@@ -266,13 +266,13 @@ class PrefixIndex:
         return matches
 
     def _match(self, device: int, host: int, disk: int) -> Match:
-        """Of blocks held on the device, there or on the host, and in any tier."""
+        """From the number of blocks held on the device, on device or host, and in any tier."""
         weights = self._weights
         return Match(disk, device, device * weights[0] + (host - device) * weights[1] + (disk - host) * weights[2])
 
 
 class _Reached(dict[int, int]):
-    """Masks by number as `reach` makes them, when they are first asked for."""
+    """Masks by number as `reach` makes them, computed at first use."""
 
     def __init__(self, masks: Sequence[int], reach: Callable[[int], int]) -> None:
         super().__init__()
@@ -284,10 +284,10 @@ class _Reached(dict[int, int]):
 
 
 class _Change:
-    """Which set takes the place of which in one change of `most` blocks at most, and how many blocks change so.
+    """The replacement of sets in one change of at most `most` blocks, and the numbers of changed blocks.
 
-    Blocks may be dropped in the middle, and with the last of them their set, whose number would be given to another:
-    old and new sets are held until `settle`.
+    Blocks may be dropped during the change, and with the last of them their set, and its number could be reused:
+    so old and new sets are held until `settle`.
     """
 
     def __init__(self, sets: HolderSets, changed: Callable[[int], int], most: int) -> None:
@@ -301,15 +301,15 @@ class _Change:
         if new is None:
             new = self.news[old] = self._changed(self._sets.masks[old])
             self.blocks[old] = 0
-            self._sets.move(NOBODY, old)
+            self._sets.move(NO_HOLDERS, old)
             # as many as may be dropped before they are counted
-            self._sets.move(NOBODY, new, self._most + 1)
+            self._sets.move(NO_HOLDERS, new, self._most + 1)
         return new
 
     def settle(self) -> None:
-        """Count the blocks that changed, and let go of the sets."""
+        """Count the changed blocks, and release the sets."""
         for old, new in self.news.items():
             if old != new:
                 self._sets.move(old, new, self.blocks[old])
-            self._sets.move(old, NOBODY)
-            self._sets.move(new, NOBODY, self._most + 1)
+            self._sets.move(old, NO_HOLDERS)
+            self._sets.move(new, NO_HOLDERS, self._most + 1)

@@ -1,4 +1,4 @@
-"""Members: the bits that stand for backends and their tiers in masks of holders."""
+"""Members: the bits of backends and their tiers in masks of holders."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def level_of(tier: str) -> int:
 
 
 class Members:
-    """Gives each backend a number, and `len(TIERS)` neighbouring bits of a mask with it.
+    """Assigns each backend a number, and with it `len(TIERS)` neighbouring bits of a mask.
 
-    A number that was left is not given again before it is told to be `clean`: masks may still have its bits. `live` are
-    the bits of all members, `firsts` those of their first tier alone.
+    The number of a removed backend is not reused until `clean` is called, because masks may still have its bits. `live`
+    are the bits of all members, `firsts` those of their first tier alone.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Members:
         return name in self._numbers
 
     def bit(self, name: str, level: int) -> int:
-        """The bit of `name` for one tier; whoever has none becomes a member."""
+        """The bit of `name` for one tier; a new name becomes a member."""
         number = self._numbers.get(name)
         if number is None:
             number = self._join(name)
@@ -50,7 +50,7 @@ class Members:
         return 0 if number is None else ((1 << _BITS) - 1) << (_BITS * number)
 
     def leave(self, name: str) -> int:
-        """`name` is a member no more; the bits that it had."""
+        """Remove the member `name`; returns its former bits."""
         bits = self.bits(name)
         if bits:
             del self._names[self._numbers.pop(name)]
@@ -58,16 +58,16 @@ class Members:
         return bits
 
     def clean(self, bits: int) -> None:
-        """No mask has any of `bits`: their numbers may be given again."""
+        """Record that no mask has any of `bits`: their numbers may be reused."""
         while bits:
             number = ((bits & -bits).bit_length() - 1) // _BITS
             bits &= ~(((1 << _BITS) - 1) << (_BITS * number))
             self._clean.append(number)
 
     def reach(self, mask: int) -> int:
-        """`mask` with the bits of all slower tiers set where a faster one is: who holds it there or better.
+        """`mask` with the bits of all slower tiers set if a faster one is: the holders in that tier or a faster one.
 
-        Without slower tiers the first ones say it all.
+        Without slower tiers the first ones are enough.
         """
         if not self.has_slower:
             return mask & self.firsts
@@ -76,7 +76,7 @@ class Members:
         return mask | (mask & self.firsts << 1) << 1
 
     def names(self, mask: int) -> tuple[str, ...]:
-        """The members whose first bit is in `mask`."""
+        """The members with their first bit in `mask`."""
         known = self._remembered.get(mask)
         if known is None:
             if len(self._remembered) >= _MOST_REMEMBERED:
@@ -85,9 +85,9 @@ class Members:
         return known
 
     def check(self) -> None:
-        """Prove that names, numbers and bits agree."""
+        """Assert that names, numbers and bits agree."""
         assert self._names == {number: name for name, number in self._numbers.items()}, "two share a number"
-        assert self.live == sum(map(self.bits, self._numbers)), "a live bit belongs to nobody"
+        assert self.live == sum(map(self.bits, self._numbers)), "a live bit belongs to no member"
         assert not set(self._clean) & set(self._names), "a clean number is in use"
         assert len(set(self._clean)) == len(self._clean), "a number is clean twice"
         assert all(number < self._issued for number in [*self._names, *self._clean]), "a number was never issued"

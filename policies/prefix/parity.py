@@ -1,4 +1,4 @@
-"""Parity: do an engine's answers and cache events agree with what the router computed for the same prompts? Pure."""
+"""Parity: do an engine's answers and cache events agree with the router's computation for the same prompts? Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ _REMEMBERED = 20
 """Comparisons that count: older ones are forgotten."""
 
 _RECENT, _BAD_OF_RECENT = 8, 6
-"""So many differences among the last 8 comparisons are no accident."""
+"""Number of differences among the last 8 comparisons that cannot be accidental."""
 
 _LEAST_GOOD = 4
-"""So many comparisons are needed before a feed is believed alone."""
+"""Comparisons that are needed before events are used alone."""
 
 _FORGIVEN = 1
-"""Differences among the remembered comparisons with which a feed is still believed alone."""
+"""Differences among the remembered comparisons with which events are still used alone."""
 
 _CLEAN = 12
-"""So many equal comparisons in a row make up for whatever was before."""
+"""Number of equal comparisons in a row that outweigh earlier differences."""
 
 
 class Trust(StrEnum):
-    """How far an engine's events are used for one model.
+    """How an engine's events are used for one model.
 
-    `unproven`: they count beside what is learnt from answers, and the better of both is believed. `proven`: they count
-    alone. `broken`: they do not count.
+    `unproven`: beside lessons from answers; the better of both counts. `proven`: alone. `broken`: not at all.
     """
 
     UNPROVEN = "unproven"
@@ -35,10 +34,10 @@ class Trust(StrEnum):
 
 
 class Doubt(StrEnum):
-    """What differs: the `count` of prompt tokens, the `blocks` that were stored, or the `cached` tokens.
+    """The kind of difference: the `count` of prompt tokens, the stored `blocks`, or the `cached` tokens.
 
-    `unreported`: the blocks of a prompt may be among those that the engine stored before the router heard its events,
-    and that it does not report again when it reuses them.
+    `unreported`: the engine may have stored the blocks of a prompt before the router received its events, and does not
+    report them again when it reuses them.
     """
 
     COUNT = "count"
@@ -49,9 +48,9 @@ class Doubt(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """How far the events of `backend` are used for `model`, since when (in seconds of the router's clock), and why.
+    """How the events of `backend` are used for `model`, since when (in seconds of the router's clock), and why.
 
-    `reason` is a sentence for operators, empty while nothing differs.
+    `reason` is a sentence for operators, empty if nothing differs.
     """
 
     backend: str
@@ -89,12 +88,12 @@ class _Window:
 
 @dataclass(slots=True)
 class Parity:
-    """Compares one model at one engine, and says how far the engine's events may be used for it.
+    """Compares one model at one engine, and decides how the engine's events may be used for it.
 
-    The last 20 comparisons of each kind count. Six differences among the last eight break it, which a wrong tokenizer
-    or template brings about within eight answers. Blocks outrank counts: where the blocks that were expected are
-    stored, the keys are right whatever the engine counts. Blocks that are unreported break nothing, but while there are
-    any, what is learnt knows of hits that events do not.
+    The last 20 comparisons of each kind count. Six differences among the last eight break it, so a wrong tokenizer
+    or template is detected within eight answers. Blocks outrank counts: if the expected blocks are
+    stored, the keys are right whatever the engine counts. Unreported blocks break nothing, but while there are
+    any, lessons from answers include hits that events do not.
     """
 
     trust: Trust = Trust.UNPROVEN
@@ -102,7 +101,7 @@ class Parity:
     _windows: dict[Doubt, _Window] = field(default_factory=lambda: {doubt: _Window() for doubt in Doubt})
 
     def note(self, what: Doubt, *, is_equal: bool) -> bool:
-        """One more comparison of `what`; has `trust` or `doubt` changed?"""
+        """Record one comparison of `what`; returns whether `trust` or `doubt` changed."""
         self._windows[what].note(is_equal=is_equal)
         before = self.trust, self.doubt
         counts, blocks, cached, unreported = (self._windows[doubt] for doubt in Doubt)
@@ -126,7 +125,7 @@ class Parity:
 
 @dataclass(slots=True)
 class Watched:
-    """A block while somebody waits for what becomes of it: was it stored, was it lost, since when."""
+    """A watched block: whether it was stored, whether it was lost, and since when it is watched."""
 
     since: float
     users: int = 0
@@ -135,9 +134,9 @@ class Watched:
 
 
 class Watch:
-    """What an engine's events have told of a few blocks since they were watched: at most `most` at once.
+    """The reports of an engine's events about a few blocks since they were watched: at most `most` at once.
 
-    A block that is watched for longer than `forgotten_s` makes room for another: its request is long over.
+    A block that is watched for longer than `forgotten_s` makes room for another: its request has ended long ago.
     """
 
     def __init__(self, *, most: int = 128, forgotten_s: float = 900.0) -> None:
@@ -164,28 +163,28 @@ class Watch:
         return watched
 
     def end(self, key: int, watched: Watched) -> None:
-        """One who watched the block needs it no longer."""
+        """Release one use of the watched block."""
         watched.users -= 1
         if not watched.users and self._watched.get(key) is watched:
             del self._watched[key]
 
     def stored(self, keys: Sequence[int]) -> None:
-        """Events tell that these blocks were stored."""
+        """Record that events report these blocks as stored."""
         for watched in self._of(keys):
             watched.was_stored = True
 
     def lost(self, keys: Sequence[int]) -> None:
-        """Events tell that these blocks went."""
+        """Record that events report these blocks as evicted."""
         for watched in self._of(keys):
             watched.was_lost = True
 
     def cleared(self) -> None:
-        """Nothing is known of the engine any more."""
+        """Record that nothing is known of the engine any more."""
         for watched in self._watched.values():
             watched.was_lost = True
 
     def check(self) -> None:
-        """Prove that the bound holds, and that every block has a user."""
+        """Assert that the bound holds, and that every block has a user."""
         assert len(self._watched) <= self._most, f"{self!r}: over its bound"
         assert all(watched.users > 0 for watched in self._watched.values()), f"{self!r}: a block has no user"
 

@@ -1,4 +1,4 @@
-"""Residency: what backends that tell nothing of their caches are believed to hold, from what was sent to them."""
+"""Residency: the blocks that backends without cache events are believed to hold, from the prompts sent to them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from policies.prefix.match import Match, faded
 from policies.prefix.table import MOST_STAMP, VALUE_BITS, Keys, KeyTable, as_keys
 
 _SAMPLES = 8
-"""Depths of a prompt at which its chances are looked at."""
+"""Number of depths of a prompt at which the probability is evaluated."""
 
 _LEAST_P = 0.05
-"""Less likely blocks are not worth naming."""
+"""Blocks below this probability are left out."""
 
 _SURPRISING_P, _SURPRISES = 0.9, 2
-"""So many misses in a row that were thought so unlikely: the backend has started again."""
+"""Number of unexpected misses in a row after which the backend is assumed to have restarted."""
 
 _SLACK_BLOCKS = 2
-"""A server counts whole blocks of its own and computes the last token anyway: so much less is no miss."""
+"""A server counts whole blocks of its own and always computes the last token: a difference up to this is no miss."""
 
 _VECTOR_FROM = 256
-"""Keys from which numpy is faster than a loop."""
+"""Number of keys from which numpy is faster than a loop."""
 
 _CLOCK_FROM = 1 << 26
 """Clocks start late enough for the stamps of the longest prompt."""
@@ -33,9 +33,9 @@ _CLOCK_FROM = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class ResidencyRules:
-    """`first_blocks` is the capacity that a backend is taken to have before anything is known of it.
+    """`first_blocks` is the assumed capacity of a backend before any observation.
 
-    `fresh_s` and `half_life_s`: how what was learnt fades while nothing is sent there, since others may use it or its
+    `fresh_s` and `half_life_s`: how trust fades while nothing is sent there, because other clients may use it or its
     model may be unloaded. `max_bytes` for each backend.
     """
 
@@ -47,7 +47,7 @@ class ResidencyRules:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What was believed of a prompt when it was sent.
+    """The belief about a prompt when it was sent.
 
     `known` of its `blocks` had been sent before; `distances` are (depth, blocks computed since) of some of them.
     """
@@ -60,10 +60,10 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What `backend` was sent, or a part of it, for another router to take over.
+    """The blocks that were sent to `backend`, or a part of them, for another router.
 
     `keys` are blocks, each with its age: how many blocks were computed there since it was used. `capacity_blocks` is
-    what the backend is believed to keep, and nothing was sent there for `idle_s`.
+    the believed capacity, and nothing was sent there for `idle_s`.
     """
 
     backend: str
@@ -76,7 +76,7 @@ class Picture:
         return len(self.keys)
 
     def parts(self, most_keys: int) -> Iterator[Picture]:
-        """It in pieces of at most `most_keys` keys each; at least one, for what it says of the capacity."""
+        """The picture in pieces of at most `most_keys` keys each; at least one, which carries the capacity."""
         for start in range(0, max(1, len(self)), most_keys):
             part = slice(start, start + most_keys)
             yield replace(self, keys=self.keys[part], ages=self.ages[part])
@@ -84,7 +84,7 @@ class Picture:
 
 @dataclass(slots=True)
 class _Cache:
-    """What one backend was sent. `clock` counts the blocks that it computed."""
+    """The blocks that were sent to one backend. `clock` counts the blocks that it computed."""
 
     table: KeyTable
     capacity: CapacityModel
@@ -93,7 +93,7 @@ class _Cache:
     surprises: int = 0
 
     def known(self, keys: Sequence[int]) -> int:
-        """How many of the first blocks were sent: keys are chained, so a known one stands for all before it."""
+        """How many of the first blocks were sent: keys are chained, so a known one implies all before it."""
         find = self.table.find
         if not keys or find(keys[0] or 1) is None:
             return 0
@@ -117,9 +117,9 @@ class _Cache:
         )
 
     def note(self, keys: Sequence[int], computed: int) -> None:
-        """The blocks `keys` are the newest now; `computed` of them were not there before."""
+        """Record that the blocks `keys` are the newest; `computed` of them were not there before."""
         self.clock = min(self.clock + computed, MOST_STAMP)
-        # of one prompt the last block is the first to be evicted, as if it had been used before the others
+        # of one prompt the last block is evicted first, as if it had been used before the others
         if len(keys) < _VECTOR_FROM:
             for depth, key in enumerate(keys):
                 place = self.table.claim(key or 1)
@@ -138,7 +138,7 @@ class _Cache:
         return Picture(backend, keys, ages, self.capacity.blocks, max(0.0, now - self.sent_at))
 
     def take_over(self, picture: Picture, now: float) -> None:
-        """Blocks are as new here as they are there, or as they were here if that is newer."""
+        """Take over the ages of blocks in `picture`, unless they are newer here."""
         keys, first = np.unique(np.maximum(picture.keys, np.uint64(1)), return_index=True)
         ages = picture.ages[first]
         kept = ages < _CLOCK_FROM
@@ -152,9 +152,9 @@ class _Cache:
 
 
 class Residency:
-    """Believes that each backend keeps what it was sent, least recently used first out, in a capacity that it learns.
+    """Assumes that each backend keeps the blocks it was sent, as an LRU cache with a learned capacity.
 
-    `sent` before a prompt goes out gives a Guess; `observe` it with what the answer tells of its cache.
+    Call `sent` before a prompt is sent; it returns a Guess. Call `observe` with it and the answer's hint.
     """
 
     def __init__(self, rules: ResidencyRules = ResidencyRules()) -> None:
@@ -162,15 +162,17 @@ class Residency:
         self._caches: dict[str, _Cache] = {}
 
     def __repr__(self) -> str:
-        caches = (f"{name} {len(one.table)} of {one.capacity.blocks:.0f} blocks" for name, one in self._caches.items())
+        caches = (
+            f"{name} {len(cache.table)} of {cache.capacity.blocks:.0f} blocks" for name, cache in self._caches.items()
+        )
         return f"<Residency {', '.join(caches) or 'empty'}>"
 
     def longest(
         self, keys: Sequence[int], now: float, *, but: Callable[[str], bool] = lambda _: False
     ) -> dict[str, Match]:
-        """Backend -> how much of the prompt with blocks `keys` it was sent before, and how likely that is still there.
+        """Backend -> how much of the prompt with blocks `keys` it was sent before, with the probability of a hit.
 
-        `p_hit` is the share of these blocks that is expected to be there. Backends that `but` says are left out.
+        `p_hit` is the expected share of these blocks that is still there. Backends in `but` are left out.
         """
         matches = {}
         for name, cache in self._caches.items():
@@ -183,7 +185,7 @@ class Residency:
         return matches
 
     def sent(self, backend: str, keys: Sequence[int], now: float) -> Guess:
-        """The prompt with blocks `keys` goes to `backend`; what was believed of it until now."""
+        """Record that the prompt with blocks `keys` goes to `backend`; returns the belief about it until now."""
         cache = self._caches.get(backend)
         if cache is None:
             cache = self._caches[backend] = self._new_cache()
@@ -191,7 +193,7 @@ class Residency:
         guess = Guess(backend, len(keys), known, cache.distances(keys, known))
         hits = sum(cache.capacity.p_hit(distance) for _, distance in guess.distances) / max(1, len(guess.distances))
         cache.note(keys, len(keys) - round(known * hits))
-        cache.sent_at = max(cache.sent_at, now)  # of others one hears late
+        cache.sent_at = max(cache.sent_at, now)  # reports of other routers arrive late
         return guess
 
     def known(self, backend: str, keys: Sequence[int]) -> int:
@@ -200,12 +202,12 @@ class Residency:
         return 0 if cache is None else cache.known(keys)
 
     def answered(self, backend: str, blocks: int) -> None:
-        """`backend` has drawn an answer of so many blocks, which its cache holds as well."""
+        """Record that `backend` has drawn an answer of so many blocks, which are in its cache too."""
         if cache := self._caches.get(backend):
             cache.clock = min(cache.clock + blocks, MOST_STAMP)
 
     def observe(self, guess: Guess, hint: Hint) -> None:
-        """So much of the prompt of `guess` was cached, as far as `hint` knows."""
+        """Learn from `hint` how much of the prompt of `guess` was cached."""
         cache = self._caches.get(guess.backend)
         if cache is None:
             return
@@ -213,7 +215,7 @@ class Residency:
         hits = [distance for depth, distance in guess.distances if depth < cached]
         misses = [distance for depth, distance in guess.distances if depth >= cached + _SLACK_BLOCKS]
         surprise = min((cache.capacity.p_hit(distance) for distance in misses[:1]), default=0.0)
-        # the farthest that was there and the nearest that was not say most
+        # the farthest hit and the nearest miss are most informative
         if hits:
             cache.capacity.observe(max(hits), hit=True, weight=hint.weight)
             cache.surprises = 0
@@ -224,28 +226,28 @@ class Residency:
             self.restarted(guess.backend)
 
     def restarted(self, backend: str) -> None:
-        """The cache of `backend` is empty; its capacity is what it was."""
+        """Record that the cache of `backend` is empty; its capacity stays."""
         if cache := self._caches.get(backend):
             self._caches[backend] = _Cache(self._new_cache().table, cache.capacity)
 
     def backends(self) -> tuple[str, ...]:
-        """Those of which anything was learnt, the one with the fewest blocks first."""
+        """The backends with learned blocks, the one with the fewest blocks first."""
         return tuple(sorted(self._caches, key=lambda name: len(self._caches[name].table)))
 
     def picture(self, backend: str, most_keys: int, now: float) -> Picture | None:
-        """What `backend` was sent: at most so many blocks, the newest; a copy. None if nothing was."""
+        """The newest blocks that were sent to `backend`, at most so many; a copy. None if there are none."""
         cache = self._caches.get(backend)
         return None if cache is None else cache.picture(backend, most_keys, now)
 
     def take_over(self, picture: Picture, now: float) -> None:
-        """Believe what another router believed of a backend when it made `picture`, beside what is known here."""
+        """Merge another router's `picture` of a backend with this router's own."""
         cache = self._caches.get(picture.backend)
         if cache is None:
             cache = self._caches[picture.backend] = self._new_cache()
         cache.take_over(picture, now)
 
     def forget(self, backend: str) -> None:
-        """`backend` is no longer there."""
+        """Remove `backend`."""
         self._caches.pop(backend, None)
 
     def capacity_blocks(self, backend: str) -> float | None:
@@ -254,11 +256,11 @@ class Residency:
         return None if cache is None else cache.capacity.blocks
 
     def size_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Approximate memory."""
         return sum(cache.table.size_bytes() for cache in self._caches.values())
 
     def check(self) -> None:
-        """Prove that every table is sound and within its bytes."""
+        """Assert that every table is correct and within its bytes."""
         for cache in self._caches.values():
             cache.table.check()
             assert cache.table.size_bytes() <= self._rules.max_bytes, f"{self!r}: over its bound"

@@ -1,28 +1,28 @@
-"""How deep each bit goes: masks that only lose bits with depth, searched instead of walked."""
+"""Depth of each bit in masks that only lose bits with depth, found by bisection instead of a walk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Falls = list[tuple[int, int]]
-"""(depth, bits), depths ascending: these bits are set at the first `depth` places and not at the next."""
+"""(depth, bits), in ascending depth: these bits are set at the first `depth` places and not at the next."""
 
 Masks = Mapping[int, int] | Sequence[int]
 """The mask of each set, by its number."""
 
 
 def search(set_at: Callable[[int], int], masks: Masks, blocks: Sequence[int], *, count: int, wanted: int) -> Falls:
-    """How deep each bit of `wanted` goes, up to `count`, if a bit that is gone does not come back.
+    """The depth of each bit of `wanted`, up to `count`, if a lost bit does not come back.
 
-    `set_at` gives the number of the set at a place, and `blocks` how many blocks each set has anywhere: no farther can
-    one go, and one that is only in this prompt goes just so far. It costs two looks then, else it is halved: only
-    those stretches whose ends differ, about log2(count / n) looks for each of n different depths. Where a bit does come
-    back, it is believed to go no further than some place that has it.
+    `set_at` returns the number of the set at a place, and `blocks` how many blocks each set has anywhere: a stretch of
+    a set is at most that long, and exactly that long if the set occurs only in this prompt. Then it costs two probes.
+    Otherwise stretches with different ends are bisected: about log2(count / n) probes for each of n different depths.
+    If a bit does come back, the result is at most some place that has it.
     """
     falls: Falls = []
     own = set_at(0)
     low, alive, guess = 0, masks[own] & wanted, min(blocks[own] - 1 or 1, count - 1)
-    # the nearest place behind `low` that is known to have less; `ends` are those behind it, the nearest last
+    # the nearest place behind `low` that is known to have fewer bits; `ends` are those behind it, the nearest last
     high, rest, other = count, 0, 0
     ends: list[tuple[int, int, int]] = []
     while alive:
@@ -51,7 +51,7 @@ def search(set_at: Callable[[int], int], masks: Masks, blocks: Sequence[int], *,
 
 
 def walk(masks: Iterable[tuple[int, int]], alive: int, count: int) -> Falls:
-    """How deep each bit of `alive` goes, up to `count`. `masks` are (place, mask) wherever the mask may change."""
+    """The depth of each bit of `alive`, up to `count`. `masks` are (place, mask) wherever the mask may change."""
     falls: Falls = []
     for place, mask in masks:
         lost = alive & ~mask

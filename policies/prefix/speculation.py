@@ -1,4 +1,4 @@
-"""Speculation: what was just sent somewhere counts as held there until the backend tells, or a moment has passed."""
+"""Speculation: a prompt's blocks count as held where it was just sent, until the backend reports or a time passes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from policies.prefix.index import PrefixIndex
 from policies.prefix.match import Match
 
 _EACH, _EVERY = 16, 16
-"""The first 16 blocks of a prompt are noted one by one, then every 16th: a long prompt costs no more than its length
-in kibitokens."""
+"""The first 16 blocks of a prompt are recorded one by one, then every 16th: so a long prompt costs no more than its
+length in kibitokens."""
 
 
 class Speculation:
-    """Sends a burst of equal prompts to one place, before that place has reported anything.
+    """Sends a burst of equal prompts to one backend, before that backend has reported any blocks.
 
-    An entry lasts between `lasts_s` and twice that: there are a young and an old index, and the old one goes whole.
+    An entry lasts between `lasts_s` and twice that: there are a young and an old index, and the old one is dropped
+    whole.
     """
 
     def __init__(self, *, lasts_s: float = 5.0, p_hit: float = 0.9, max_bytes: int = 8 * 2**20) -> None:
@@ -28,19 +29,19 @@ class Speculation:
         return f"<Speculation young {self._young!r}, old {self._old!r}>"
 
     def sent(self, backend: str, keys: Sequence[int], now: float) -> tuple[int, ...]:
-        """The prompt with blocks `keys` went to `backend`; the keys that are noted of it, for others to `hear`."""
+        """Record that the prompt with blocks `keys` went to `backend`; returns the recorded keys, for `hear`."""
         noted = _rungs(keys)
         self.hear(backend, noted, now, sent_at=now)
         return tuple(noted)
 
     def hear(self, backend: str, noted: Sequence[int], now: float, *, sent_at: float) -> None:
-        """Another router sent a prompt to `backend`, of which it noted this."""
+        """Record that another router sent a prompt with these recorded keys to `backend`."""
         self._turn(now)
         if now - sent_at < self._lasts_s:
             self._young.store(backend, noted)
 
     def longest(self, keys: Sequence[int], now: float) -> dict[str, Match]:
-        """Backend -> how much of the prompt with blocks `keys` was lately sent there, rounded down to what is noted."""
+        """Backend -> how much of the prompt with blocks `keys` was lately sent there, rounded down to recorded keys."""
         self._turn(now)
         if not keys:
             return {}
@@ -51,16 +52,16 @@ class Speculation:
         return {name: Match(blocks, blocks, float(blocks), self._p_hit) for name, blocks in depths.items()}
 
     def forget(self, backend: str) -> None:
-        """What was sent to `backend` is lost: it failed, or started again."""
+        """Drop the prompts sent to `backend`: it failed, or restarted."""
         self._young.forget(backend)
         self._old.forget(backend)
 
     def size_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Approximate memory."""
         return self._young.size_bytes() + self._old.size_bytes()
 
     def check(self) -> None:
-        """Prove that both indexes are sound."""
+        """Assert that both indexes are correct."""
         self._young.check()
         self._old.check()
 
@@ -77,7 +78,7 @@ class Speculation:
 
 
 def _rungs(keys: Sequence[int]) -> list[int]:
-    """The keys that are noted: deep ones are few, and each stands for all before it."""
+    """The recorded keys: few at great depths, and each implies all before it."""
     return [*keys[:_EACH], *islice(keys, _EACH + _EVERY - 1, None, _EVERY)]
 
 

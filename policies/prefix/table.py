@@ -1,4 +1,4 @@
-"""KeyTable: 64-bit keys to small values in one flat array, oldest out first, without a long pause."""
+"""KeyTable: a map from 64-bit keys to small values in one flat array, oldest out first, without long pauses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Values = NDArray[np.int64]
 
 ROW_BYTES = 16
 VALUE_BITS = 22
-"""A row is a key and a cell: a value of so many bits, and the stamp of its last use in the others."""
+"""Bits of the value in a cell; the other bits are the stamp of its last use. A row is a key and a cell."""
 
 MOST_VALUE = (1 << VALUE_BITS) - 1
 MOST_STAMP = (1 << (64 - VALUE_BITS)) - 1
@@ -27,15 +27,15 @@ _FULL = 0.75
 """Share of a segment's rows that may be used; linear probing slows down steeply beyond."""
 
 _SPLIT_FROM, _SPLIT_TO = 0.55, 0.7
-"""The load at which the first segment of a generation is split in two, and the last one."""
+"""The loads at which the first and the last segment of a generation are split in two."""
 
 _DROPPED_SHARE = 8
-"""A full segment drops the oldest 1/8 of its rows at once, so that moving the others is paid by many stores."""
+"""A full segment drops the oldest 1/8 of its rows at once, so that the cost of moving is spread over many stores."""
 
 _LEAST_ROWS = 8
 
 _FEW = 16
-"""So many keys of a batch that are not yet where they belong are faster one by one."""
+"""Up to this number of unplaced keys of a batch, placing them one by one is faster."""
 
 
 def _unchanged(values: Values) -> Values:
@@ -49,11 +49,11 @@ def _nothing(_: Values) -> None:
 class KeyTable:
     """Open addressing with linear probing in segments, which grow in number one by one: linear hashing (Litwin, 1980).
 
-    All rows that `max_bytes` allow are one array from the start, of which the system commits what is touched: a table
-    grows without moving but one segment. At the end of growth a full segment drops its oldest rows, and `dropped` hears
-    their values. Whenever a segment is moved, `renewed` says what its values have become; rows with 0 go.
+    All rows within `max_bytes` are one array from the start; the system commits only touched pages. A table
+    grows by moving only one segment. At the end of growth a full segment drops its oldest rows, and `dropped` gets
+    their values. Whenever a segment is moved, `renewed` replaces its values; rows with 0 are removed.
 
-    `claim` gives a key's place in `cells`, where callers read and write `stamp << VALUE_BITS | value`; a place holds
+    `claim` gives a key's place in `cells`, where callers read and write `stamp << VALUE_BITS | value`; a place is valid
     until the next claim. Keys are hashes and not 0: their low bits choose the segment, their high bits the row.
     """
 
@@ -79,7 +79,7 @@ class KeyTable:
         self._plan(0)
 
     def __len__(self) -> int:
-        """Rows in use, also those whose values are stale."""
+        """Rows in use, including those with stale values."""
         return self._total
 
     def __repr__(self) -> str:
@@ -87,15 +87,15 @@ class KeyTable:
 
     @property
     def most_keys(self) -> int:
-        """Keys that it can ever hold at once."""
+        """Most keys that it can hold at once."""
         return self._most_used * self._most_segments
 
     def size_bytes(self) -> int:
-        """What its segments take."""
+        """Memory of its segments."""
         return len(self._used) * self.segment_rows * ROW_BYTES
 
     def seek(self, key: int) -> int:
-        """The place in `cells` of `key`, or of an empty cell, 0, if it is not known."""
+        """The place in `cells` of `key`, or of an empty cell, 0, if it is unknown."""
         cells, row = self.cells, key % self._rows_split_from
         if row < self._split_rows:
             row = key % self._rows_split_to
@@ -111,12 +111,12 @@ class KeyTable:
         return at + 1
 
     def find(self, key: int) -> int | None:
-        """The place in `cells` of what is known of `key`."""
+        """The place in `cells` of `key`; None if it is unknown."""
         place = self.seek(key)
         return place if self.cells[place - 1] else None
 
     def claim(self, key: int) -> int:
-        """The place in `cells` of `key`, with an empty cell if it was not known."""
+        """The place in `cells` of `key`, with an empty cell if it was unknown."""
         place = self.seek(key)
         if not self.cells[place - 1]:
             segment = place // (2 * self.segment_rows)
@@ -130,18 +130,18 @@ class KeyTable:
 
     @property
     def batch(self) -> int:
-        """How many keys `claim_many` takes at once: they fit even if all belong in one segment of few."""
+        """Most keys that `claim_many` takes at once: they fit even if all belong to one segment of few."""
         return self._most_used // (2 if len(self._used) >= _DROPPED_SHARE else _DROPPED_SHARE) or 1
 
     def claim_many(self, keys: Keys) -> Values:
-        """The places of `keys`, at most `batch` and hardly any of them known; the vector form of `claim`."""
+        """The places of `keys`, at most `batch` and mostly unknown; the vector form of `claim`."""
         self._make_room(keys)
         places, at = np.full(len(keys), -1, np.int64), 2 * self._homes(keys)
         left, filled = np.arange(len(keys)), [at[:0]]
         while len(left) > _FEW:
             here, wanted = at[left], keys[left]
             free = self._flat[here] == 0
-            # of several keys that want the same row, one gets it
+            # of several keys for the same row, one gets it
             self._flat[here[free]] = wanted[free]
             filled.append(here[free])
             got = self._flat[here] == wanted
@@ -153,12 +153,12 @@ class KeyTable:
         for segment, used in zip(*np.unique(segments, return_counts=True), strict=True):
             self._used[int(segment)] += int(used)
         self._total += len(filled_rows)
-        for one in left.tolist():
-            places[one] = self.claim(int(keys[one]))
+        for number in left.tolist():
+            places[number] = self.claim(int(keys[number]))
         return places
 
     def find_many(self, keys: Keys) -> Values:
-        """The places of all `keys` in `cells`, -1 where one is not known; the vector form of `find`."""
+        """The places of all `keys` in `cells`, -1 for unknown ones; the vector form of `find`."""
         places, at = np.full(len(keys), -1, np.int64), 2 * self._homes(keys)
         left, wanted = np.arange(len(keys)), keys
         while len(left) > _FEW:
@@ -167,12 +167,12 @@ class KeyTable:
             places[left[is_here]] = at[is_here] + 1
             is_open = ~is_here & (found != 0)
             left, wanted, at = left[is_open], wanted[is_open], self._next(at[is_open])
-        for one in left.tolist():
-            places[one] = -1 if (place := self.find(int(keys[one]))) is None else place
+        for number in left.tolist():
+            places[number] = -1 if (place := self.find(int(keys[number]))) is None else place
         return places
 
     def put_many(self, keys: Keys, values: Values, stamps: Keys) -> None:
-        """Each of `keys` is known, with its value and stamp."""
+        """Store each of `keys` with its value and stamp."""
         places = self.find_many(keys)
         known = places >= 0
         self.write(places[known], values[known], stamps[known])
@@ -201,12 +201,12 @@ class KeyTable:
         self._flat[places] = kept | values.astype(np.uint64)
 
     def refresh(self) -> None:
-        """Move the next segment where it is, so that rows with stale values go."""
+        """Rewrite the next segment in place, without its rows with stale values."""
         self._refreshed = (self._refreshed + 1) % len(self._used)
         self._move(self._refreshed)
 
     def check(self) -> None:
-        """Prove that each key can be found, that rows are counted, and that the bounds hold."""
+        """Assert that each key can be found, that rows are counted, and that the bounds hold."""
         assert self._total == sum(self._used), "rows are miscounted"
         assert len(self._used) <= self._most_segments, "a segment too many"
         for segment, used in enumerate(self._used):
@@ -214,13 +214,13 @@ class KeyTable:
             rows = self._rows[start : start + self.segment_rows]
             keys = rows[:, 0][rows[:, 0] != 0]
             assert len(keys) == used <= self._most_used, f"segment {segment} has {len(keys)} keys and counts {used}"
-            assert (self._segments(keys) == segment).all(), "a key is in a segment of others"
+            assert (self._segments(keys) == segment).all(), "a key is in a wrong segment"
             assert (self.find_many(keys) >= 0).all(), "a key cannot be found"
             assert len(np.unique(keys)) == len(keys), "a key is there twice"
         assert not self._rows[len(self._used) * self.segment_rows :].any(), "a row beyond the last segment is used"
 
     def _homes(self, keys: Keys) -> Values:
-        """The rows where `keys` would be if each were alone."""
+        """The rows where `keys` would be in an otherwise empty table."""
         rows = keys % np.uint64(self._rows_split_from)
         if self._split_rows:
             rows = np.where(rows < self._split_rows, keys % np.uint64(self._rows_split_to), rows)
@@ -235,7 +235,7 @@ class KeyTable:
         return self._homes(keys) // self.segment_rows
 
     def _plan(self, split: int) -> None:
-        """`split` segments of this generation are split: how keys find theirs, and how many rows call for another."""
+        """Set that `split` segments of this generation are split: the segments of keys, and the next split's load."""
         generation = len(self._used) - split
         if split == generation:
             generation, split = 2 * generation, 0
@@ -257,9 +257,9 @@ class KeyTable:
                 self._move(int(segment), room=int(room))
 
     def _move(self, segment: int, *, room: int = 0) -> None:
-        """Write the rows of `segment` anew, each where it belongs now: after a split half of them in the last segment.
+        """Rewrite the rows of `segment`, each to its present place: after a split half of them to the last segment.
 
-        If there is no `room` for so many more, the oldest are left out.
+        If there is no `room` for so many more, the oldest are dropped.
         """
         start = segment * self.segment_rows
         rows = self._rows[start : start + self.segment_rows]
@@ -280,14 +280,14 @@ class KeyTable:
             self._fill(target, kept[segments == target])
 
     def _fill(self, segment: int, rows: Keys) -> None:
-        """Write `rows` into `segment`, which has none of them, as if one came after another in the order of homes."""
+        """Write `rows` into `segment`, which has none of them, as if one by one in the order of homes."""
         start, steps = segment * self.segment_rows, np.arange(len(rows))
         homes = self._homes(rows[:, 0]) - start
         order = np.argsort(homes, kind="stable")
         places = steps + np.maximum.accumulate(homes[order] - steps)
         inside = places < self.segment_rows
         self._rows[start + places[inside]] = rows[order[inside]]
-        # the cluster at the end goes on at the beginning, in whatever rows are free
+        # the cluster at the end continues at the beginning, in any free rows
         free = start + np.flatnonzero(self._rows[start : start + len(rows), 0] == 0)
         wrapped = rows[order[~inside]]
         self._rows[free[: len(wrapped)]] = wrapped
@@ -296,7 +296,7 @@ class KeyTable:
 
 
 def as_keys(keys: Sequence[int]) -> Keys:
-    """`keys` as the table's vector operations take them. 0 marks an empty row; the one key that is 0 counts as 1."""
+    """`keys` as the table's vector operations need them. 0 marks an empty row; a key of 0 counts as 1."""
     vector = np.fromiter(keys, np.uint64, len(keys))
     vector[vector == 0] = 1
     return vector

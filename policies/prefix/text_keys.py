@@ -1,4 +1,4 @@
-"""Keys for text, for backends whose prompts nobody tokenizes: block keys' chain over chunks of UTF-8."""
+"""Keys for text, for backends with prompts that are not tokenized: block keys' chain over chunks of UTF-8."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CHUNK = struct.Struct(f"{CHUNK_BYTES}s")
 
 
 def text_keys(text: str, root: int) -> tuple[int, ...]:
-    """The chained keys of all full chunks of `text` below `root`: equal keys mean, almost surely, an equal beginning.
+    """The chained keys of all full chunks of `text` below `root`: equal keys mean, almost certainly, equal prefixes.
 
-    The xxh3-64 of a chunk's bytes, seeded with the key of the chunk before. Lone surrogates, which UTF-8 cannot say,
+    The xxh3-64 of a chunk's bytes, seeded with the key of the chunk before. Lone surrogates, which UTF-8 cannot encode,
     are hashed as Python passes them.
     """
     data = text.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""The SLA file: `parse` reads it, `config` is what it says, and each section has a file.
+"""The SLA file: `parse` reads it, `config` is the result, and each section has a module.
 
-Every reader notes all mistakes and returns what is right.
+Every reader records all mistakes and returns the valid parts.
 """

@@ -1,4 +1,4 @@
-"""Changes of the SLA file while the router runs: what takes effect at once, and what waits for a restart."""
+"""Changes of the SLA file at run time: the settings that take effect at once, and those that need a restart."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FIXED_SERVER = {
     "max_body": "max_body_bytes",
     "decision_log": "decision_log",
 }
-"""Keys of `server` that are built into the running servers, and the settings that they become."""
+"""Keys of `server` that are built into the running servers, and the corresponding settings."""
 
 
 def fixed_changes(before: Config, after: Config, *, text: str, source: str) -> tuple[str, ...]:
-    """What in `after`, read from `text`, cannot take effect while running: `file:line: path: sentence` each.
+    """The changes in `after`, read from `text`, that cannot take effect at run time: `file:line: path: sentence` each.
 
-    Both are as the file says it, before anything was started for them.
+    Both Configs are as the file has them, before anything was started for them.
     """
     root, _ = read_yaml(text)
     problems = Problems(source)
@@ -38,7 +38,7 @@ def fixed_changes(before: Config, after: Config, *, text: str, source: str) -> t
 
 
 def carried_over(running: Config, after: Config) -> Config:
-    """`after` with what `running` was started with: pools with the addresses that they really have, and servers."""
+    """`after` with the settings of `running` that are fixed: pools with their real addresses, and servers."""
     fixed = {name: getattr(running.server, name) for name in FIXED_SERVER.values()}
     return replace(after, pools=running.pools, server=replace(after.server, **fixed), store=running.store)
 
@@ -57,10 +57,10 @@ def _pool_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ..
 def _server_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     for key, name in FIXED_SERVER.items():
         if getattr(before.server, name) != getattr(after.server, name):
-            yield ("server", key), "cannot change while the router runs (restart to change where it listens)"
+            yield ("server", key), "cannot change while the router runs (restart to change the address)"
     if before.server.admin_key_hashes and not after.server.admin_key_hashes:
-        # the port may be open to others, and then these are all that guards it
-        yield ("server", "admin_keys"), "cannot all go while the router runs (restart to serve operators without keys)"
+        # the port may be open to other machines, and then these keys are its only protection
+        yield ("server", "admin_keys"), "cannot all be removed while the router runs (restart to serve without keys)"
 
 
 def _store_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -69,13 +69,13 @@ def _store_changes(before: Config, after: Config) -> Iterator[tuple[tuple[str, .
 
 
 def _first_difference(old: PoolSpec, new: PoolSpec) -> str | None:
-    names = (one.name for one in fields(old))
+    names = (each.name for each in fields(old))
     changed = next((name for name in names if getattr(old, name) != getattr(new, name)), None)
     return "at" if changed == "sources" else changed
 
 
 def _line_of(root: Node, path: tuple[str, ...]) -> int:
-    """The line of the deepest entry on `path` that the file has."""
+    """The line of the deepest entry on `path` that exists in the file."""
     node = root
     for key in path:
         entries: Mapping[str, Node] = node.value if isinstance(node.value, dict) else {}

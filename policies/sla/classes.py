@@ -13,22 +13,22 @@ MEASURES = {"ttft": "time to first token", "tpot": "time per output token"}
 CLASS = Table(
     {
         **{
-            f"{measure}_{quantile}": Key(read_seconds, f"target for the {name} that {share:.0%} of requests keep")
+            f"{measure}_{quantile}": Key(read_seconds, f"target for the {name} of {share:.0%} of requests")
             for measure, name in MEASURES.items()
             for quantile, share in QUANTILES.items()
         },
-        "deadline": Key(read_seconds, "the whole answer within this time, for work that runs in the background"),
-        "weight": Key(read_weight, "share of the service beside other classes; 1 without it"),
-        "floor": Key(read_share, "share of the service that it gets while it has work, whatever ranks higher: 10%"),
-        "preemptible": Key(read_yes, "true: may lose its place on a shard to a higher class and go on later"),
-        "prefill_slice": Key(read_count, "tokens of a long prompt that are computed before others get their turn"),
+        "deadline": Key(read_seconds, "time for the whole answer, for background work"),
+        "weight": Key(read_weight, "share of the service beside other classes; default 1"),
+        "floor": Key(read_share, "share of the service while it has work, even if better ranks wait: 10%"),
+        "preemptible": Key(read_yes, "true: a higher class may preempt its requests on a shard; they resume later"),
+        "prefill_slice": Key(read_count, "tokens of a long prompt that are computed before other requests get a turn"),
     }
 )
 CLASSES = Named(CLASS)
 
 
 def read_classes(field: Field | None) -> dict[str, ServiceClass]:
-    """Service classes by name; one called `standard` where the file has none."""
+    """Service classes by name; one called `standard` if the file has none."""
     fields = field.named_entries() if field else {}
     classes = {name: _read_class(entry, name, rank) for rank, (name, entry) in enumerate(fields.items())}
     if field:
@@ -58,7 +58,7 @@ def _read_class(field: Field, name: str, rank: int) -> ServiceClass:
 
 
 def _target(section: Section, measure: str) -> tuple[float | None, float]:
-    """Seconds and quantile; None and 0.95 where no target is set."""
+    """Seconds and quantile; None and 0.95 if no target is set."""
     given = [quantile for quantile in QUANTILES if f"{measure}_{quantile}" in section]
     for more in given[1:]:
         section.entries[f"{measure}_{more}"].complain(
@@ -77,9 +77,9 @@ def _check_deadline(section: Section, read: ServiceClass) -> None:
 
 
 def _check_floors(field: Field, classes: dict[str, ServiceClass]) -> None:
-    total = sum(one.floor for one in classes.values())
+    total = sum(service_class.floor for service_class in classes.values())
     if total > 1 + 1e-9:
-        field.complain(f"the floors add up to {total:.0%} (together they may be 100% at most)")
-    for one in classes.values():
-        if one.floor and one.rank == 0:
-            field.find(one.name, "floor").doubt("a floor is for classes that others rank above, and this one is first")
+        field.complain(f"the floors add up to {total:.0%} (the sum may be 100% at most)")
+    for service_class in classes.values():
+        if service_class.floor and service_class.rank == 0:
+            field.find(service_class.name, "floor").doubt("a floor has no effect on the class that is served first")

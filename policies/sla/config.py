@@ -1,4 +1,4 @@
-"""Config: what an SLA file says, validated and ready to use. Immutable; a changed file makes a new one."""
+"""Config: the content of an SLA file, validated and ready to use. Immutable; a changed file makes a new one."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ KINDS = (
     "anthropic",
     "fake",
 )
-"""Kinds of backends that a pool can be made of."""
+"""Kinds of backends for pools."""
 
 AT_HOST_AND_PORT = frozenset({"shard", "fake"})
-"""Those of them whose address is host:port; the others have a URL."""
+"""Kinds with addresses of the form host:port; the others have a URL."""
 
 BUNDLED = "bundled"
 """The model that comes with Pointsman, as `PoolSpec.model`."""
@@ -47,12 +47,12 @@ Option = str | tuple[str, ...]
 class PoolSpec:
     """Backends of one kind that serve one model.
 
-    `at` are their addresses, and `sources` find more while the router runs; with `register` backends announce
-    themselves. `health` says when one counts as ill. `local` shard processes are started beside the router by
-    `pointsman up`, with `model`: a checkpoint's path or "bundled". Elsewhere `model` is the name that clients and
-    backend use alike, and `models` maps clients' names to the backend's. `key` is the backend's own API key. `options`
+    `at` are their addresses; `sources` discover more at run time; with `register` backends announce
+    themselves. `health` defines when one counts as ill. `pointsman up` starts `local` shard processes beside the
+    router, with `model`: a checkpoint's path or "bundled". Otherwise `model` is the name that clients and
+    backend both use, and `models` maps clients' names to the backend's. `key` is the backend's own API key. `options`
     go to the backend as text. `tokenizer` is a directory or a name of the Hugging Face Hub, `chat_template` a file;
-    both are read instead of what the backends bring.
+    both replace those of the backends.
     """
 
     name: str
@@ -71,20 +71,20 @@ class PoolSpec:
 
     @property
     def is_found(self) -> bool:
-        """Are backends of it found while the router runs?"""
+        """Are its backends discovered at run time?"""
         return bool(self.sources) or self.register
 
     def reachable(self, address: str) -> str:
-        """`address` as its backends want it: sources tell host:port, and most kinds have a URL."""
+        """`address` in the form of its kind: sources return host:port, and most kinds have a URL."""
         return address if self.kind in AT_HOST_AND_PORT or "://" in address else f"http://{address}"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where the router listens and what it accepts. Addresses are host:port; None turns that server off.
+    """The router's listening addresses and limits. Addresses are host:port; None turns that server off.
 
     `admin_key_hashes` are sha256 hex digests of the operators' keys. `decision_log` is a file, `-` standard output.
-    `keys_file` holds the keys that they issued, where no Redis does. Pages of `cors_origins` may call; `*` is any.
+    `keys_file` stores issued keys if no Redis does. Pages of `cors_origins` may call; `*` is any.
     """
 
     http: str = "127.0.0.1:8080"
@@ -103,9 +103,9 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """What several routers share: the address of a Redis (None: nothing is shared), and how many `replicas` there are.
+    """State that several routers share: the address of a Redis (None: nothing is shared), and the number of `replicas`.
 
-    `strict` refuses what is limited while the store is away, instead of letting each router's part through. The names
+    `strict` rejects limited requests while the store is away, instead of using each router's share. The names
     of all keys there begin with `namespace`.
     """
 
@@ -119,10 +119,10 @@ class StoreSettings:
 class Config:
     """Everything that the SLA file decides.
 
-    `classes` are in order of rank. `policies` holds the named ones and the file's own. `anonymous` is the tenant of
-    requests without a key; None refuses them. `on_miss` has the steps of a class, by its name; one that is not there
-    waits. `ageing_s` is how long a request waits in the queue until it counts as one rank better,
-    `outage_s` how long it waits while no backend is well that could take it. `version` changes exactly when the file's
+    `classes` are in order of rank. `policies` has the named ones and the file's own. `anonymous` is the tenant of
+    requests without a key; None rejects them. `on_miss` has the steps of a class, by its name; requests of other
+    classes wait. `ageing_s` is the waiting time after which a request counts as one rank better,
+    `outage_s` how long it waits while no backend that could take it is well. `version` changes exactly when the file's
     text does.
     """
 

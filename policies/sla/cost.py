@@ -1,4 +1,4 @@
-"""The section `cost`: what a token costs, in the units of the tenants' budgets."""
+"""The section `cost`: the cost of a token, in the units of the tenants' budgets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from policies.sla.fields import Field
 
 COST = Table(
     {
-        "uncached": Key(read_price, "a token of the prompt that had to be computed; 1 without it"),
-        "cached": Key(read_price, "a token of the prompt that came from a cache; 0.1 without it"),
-        "output": Key(read_price, "a token of the answer; 4 without it"),
+        "uncached": Key(read_price, "a prompt token that was computed; default 1"),
+        "cached": Key(read_price, "a prompt token that came from a cache; default 0.1"),
+        "output": Key(read_price, "a token of the answer; default 4"),
     }
 )
 
@@ -28,7 +28,7 @@ def read_cost(field: Field | None) -> Prices:
         output=section.read("output", usual.output),
     )
     if not (prices.uncached or prices.cached or prices.output):
-        field.complain("nothing costs anything, so no budget is ever used (give at least one price)")
+        field.complain("all prices are zero, so no budget is ever used (give at least one price)")
     if prices.cached > prices.uncached:
         field.find("cached").doubt(f"a cached token costs more than an uncached one ({prices.uncached:g})")
     return prices

@@ -1,4 +1,4 @@
-"""Fields: a file's tree, read key by key. Every mistake is noted with line and path, and none is raised."""
+"""Fields: a file's tree, read key by key. Every mistake is recorded with line and path, and none is raised."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 _NAME = re.compile(NAME_PATTERN, re.ASCII)
 
 _MOST_TOLD = 100
-"""Nobody reads more mistakes at once, and a file of nonsense has as many as it has lines."""
+"""Most mistakes that are printed: a file of nonsense has as many as it has lines."""
 
 
 class Problems:
-    """What is wrong with one file, in the order of its lines: mistakes, and what is legal but hardly meant."""
+    """The problems of one file, in the order of its lines: mistakes, and doubts (legal but probably not intended)."""
 
     def __init__(self, source: str, found: Iterable[Problem] = ()) -> None:
         self._source, self._found = source, list(found)
@@ -34,25 +34,25 @@ class Problems:
         self._found.append((line, path, sentence))
 
     def doubt(self, line: int, path: str, sentence: str) -> None:
-        """Note what is legal but hardly meant."""
+        """Record a doubt."""
         self._doubts.append((line, path, sentence))
 
     def any_below(self, path: str) -> bool:
-        """Is a mistake noted at `path` or below?"""
+        """Is a mistake recorded at `path` or below?"""
         return any(noted.startswith(path) and noted[len(path) : len(path) + 1] in "[." for _, noted, _ in self._found)
 
     def lines(self) -> tuple[str, ...]:
-        """Mistakes as `file:line: path: sentence`, each once; where there are very many, the first and a count."""
+        """Mistakes as `file:line: path: sentence`, each once; of very many, the first and a count."""
         return self._told(self._found)
 
     def doubts(self) -> tuple[str, ...]:
-        """What is legal but hardly meant, in the same form."""
+        """The doubts, in the same form."""
         return self._told(self._doubts)
 
     def _told(self, noted: Iterable[Problem]) -> tuple[str, ...]:
         ordered = sorted(dict.fromkeys(noted), key=lambda problem: problem[0])
         lines = [
-            f"{self._source}:{line}: {f'{path}: ' if path else ''}{says}" for line, path, says in ordered[:_MOST_TOLD]
+            f"{self._source}:{line}: {f'{path}: ' if path else ''}{text}" for line, path, text in ordered[:_MOST_TOLD]
         ]
         if len(ordered) > _MOST_TOLD:
             last = ordered[_MOST_TOLD][0]
@@ -61,7 +61,7 @@ class Problems:
 
 
 class Field:
-    """One place in the file: a node, its path, and where to complain. Readers give None where they have complained."""
+    """One place in the file: a node, its path, and where to complain. Readers return None after a complaint."""
 
     def __init__(self, node: Node, path: str, problems: Problems) -> None:
         self.node, self.path, self._problems = node, path, problems
@@ -70,15 +70,15 @@ class Field:
         return f"<Field {self.path or '(root)'}, line {self.node.line}>"
 
     def complain(self, sentence: str) -> None:
-        """Note that something is wrong here."""
+        """Record a mistake here."""
         self._problems.add(self.node.line, self.path, sentence)
 
     def doubt(self, sentence: str) -> None:
-        """Note that something here is legal but hardly meant."""
+        """Record a doubt here."""
         self._problems.doubt(self.node.line, self.path, sentence)
 
     def find(self, *path: str) -> Field:
-        """The deepest entry on `path` that the file has, this one if it has none of it."""
+        """The deepest entry on `path` that exists in the file; this field if none exists."""
         field = self
         for key in path:
             entries = field.node.value if isinstance(field.node.value, dict) else {}
@@ -95,7 +95,7 @@ class Field:
         return None
 
     def read(self, reader: Callable[[str], T]) -> T | None:
-        """What `reader` makes of the field's text; its ValueError is the complaint."""
+        """The field's text as `reader` reads it; its ValueError becomes the complaint."""
         text = self.text()
         if text is None:
             return None
@@ -106,11 +106,11 @@ class Field:
             return None
 
     def is_sound(self) -> bool:
-        """Has nothing been noted here or below?"""
+        """Is no mistake recorded here or below?"""
         return not self._problems.any_below(self.path)
 
     def items(self) -> list[Field]:
-        """The entries of a list that is not empty; a value alone is a list of one."""
+        """The entries of a nonempty list; a single value is a list of one."""
         if not isinstance(self.node.value, list):
             return [self]
         if not self.node.value:
@@ -118,7 +118,7 @@ class Field:
         return [Field(node, f"{self.path}[{at}]", self._problems) for at, node in enumerate(self.node.value)]
 
     def texts(self) -> tuple[str, ...]:
-        """The texts of a list, or of a value alone."""
+        """The texts of a list, or of a single value."""
         return tuple(text for item in self.items() if (text := item.text()) is not None)
 
     def entries(self) -> dict[str, Field]:
@@ -131,7 +131,7 @@ class Field:
         return {key: Field(node, joined(self.path, key), self._problems) for key, node in self.node.value.items()}
 
     def named_entries(self) -> dict[str, Field]:
-        """The values of a mapping whose keys are names: up to 64 letters, digits and . _ -"""
+        """The values of a mapping from names: up to 64 letters, digits and . _ -"""
         entries = self.entries()
         for name, entry in entries.items():
             if not _NAME.fullmatch(name):
@@ -139,22 +139,22 @@ class Field:
         return entries
 
     def section(self, table: Table) -> Section:
-        """The mapping here, whose keys must all be those of `table`, and the required ones there."""
+        """The mapping here; all its keys must be in `table`, and the required ones must exist."""
         entries, keys = self.entries(), table.keys
         for key in sorted(entries.keys() - keys.keys()):
             entries[key].complain(f"there is no {quoted(key)} here{_hint(key, keys)}")
             if (meant := nearest(key, keys)) and meant not in entries:
-                entries[meant] = entries[key]  # what only follows from the slip is not told too
+                entries[meant] = entries[key]  # errors that only follow from the misspelling are not reported too
         if missing := [name for name, key in keys.items() if key.required and name not in entries]:
             self.complain(f"has no {missing[0]} (add {missing[0]}: {keys[missing[0]].says})")
         return Section({key: entry for key, entry in entries.items() if key in keys}, keys)
 
     def choice(self, choice: Choice, *, what: str) -> tuple[str, Field | None] | None:
-        """The name of what was chosen and where its value is: `name` stands alone, `{name: value}` has one."""
+        """The name of the choice and the place of its value: `name` has none, `{name: value}` has one."""
         if not isinstance(self.node.value, dict):
             name = self.one_of(choice.options, what=what)
             if name is not None and name not in choice.alone:
-                self.complain(f"must say more (write {{{name}: ...}}, {choice.options[name].says})")
+                self.complain(f"needs a value (write {{{name}: ...}}, {choice.options[name].says})")
                 return None
             return (name, None) if name else None
         if len(self.node.value) != 1:
@@ -163,7 +163,7 @@ class Field:
         return next(iter(self.section(Table(choice.options)).entries.items()), None)
 
     def one_of(self, known: Collection[str], *, what: str) -> str | None:
-        """The field's text, if it is one of the `known`; `what` they are is for the complaint."""
+        """The field's text, if it is one of the `known`; `what` names their kind in the complaint."""
         text = self.text()
         if text is None or text in known:
             return text
@@ -171,17 +171,17 @@ class Field:
         return None
 
     def complain_of_name(self, name: str, known: Collection[str], *, what: str) -> None:
-        """Note that `name` is no `what`, with what was probably meant."""
+        """Record that `name` is no `what`, with the probable correction."""
         self.complain(f"there is no {what} {quoted(name)}{_hint(name, known)}")
 
     def some_of(self, known: Collection[str], *, what: str) -> tuple[str, ...]:
-        """Those texts of a list that are `known`, each once."""
+        """The texts of a list that are `known`, each once."""
         found = [item.one_of(known, what=what) for item in self.items()]
         return tuple(dict.fromkeys(text for text in found if text is not None))
 
 
 class Section:
-    """A mapping with known keys. An absent key, and one whose value is wrong, has its default."""
+    """A mapping with known keys. An absent key, and one with an invalid value, has its default."""
 
     def __init__(self, entries: Mapping[str, Field], keys: Mapping[str, Key]) -> None:
         self.entries, self._keys = entries, keys
@@ -190,7 +190,7 @@ class Section:
         return key in self.entries
 
     def get(self, key: str) -> Field | None:
-        """The field `key`, if it is there."""
+        """The field `key`, if it exists."""
         return self.entries.get(key)
 
     def read(self, key: str, default: T) -> T:
@@ -218,11 +218,11 @@ class Section:
         return self.entries[key].texts() if key in self.entries else ()
 
     def some_of(self, key: str, known: Collection[str], *, what: str) -> tuple[str, ...]:
-        """Those texts of the list `key` that are known."""
+        """The texts of the list `key` that are known."""
         return self.entries[key].some_of(known, what=what) if key in self.entries else ()
 
     def section(self, key: str) -> Section:
-        """The mapping `key`; an empty one where there is none."""
+        """The mapping `key`; an empty one if it does not exist."""
         table = self._shape(key, Table)
         return self.entries[key].section(table) if key in self.entries else Section({}, table.keys)
 

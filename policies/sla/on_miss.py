@@ -1,4 +1,4 @@
-"""The section `on_miss`: what happens, class by class, to requests whose predicted TTFT breaks the target."""
+"""The section `on_miss`: per class, the steps for requests with a predicted TTFT above the target."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from policies.sla.fields import Field
 
 STEP = Choice(
     {
-        "queue": Key(read_seconds, "waits so long in the router's queue: {queue: 20s}"),
+        "queue": Key(read_seconds, "waits this long in the router's queue: {queue: 20s}"),
         "spill": Key(TEXT, "this pool may take it too: {spill: POOL}"),
         "degrade": Key(TEXT, "this model answers it: {degrade: MODEL}"),
-        "shed": Key(read_status, "is refused with 429 or 503: shed, or {shed: 503}"),
+        "shed": Key(read_status, "is rejected with 429 or 503: shed, or {shed: 503}"),
     },
     alone=("shed",),
 )
@@ -24,7 +24,7 @@ ON_MISS = Named(Many(STEP))
 def read_on_miss(
     field: Field | None, *, classes: Collection[str], pools: Collection[str]
 ) -> dict[str, tuple[Step, ...]]:
-    """The steps of each class that has any, in order; whether they make sense together is proven later."""
+    """The steps of each class with steps, in order; whether they make sense together is proven later."""
     fields = field.entries() if field else {}
     for name in fields.keys() - set(classes):
         fields[name].complain_of_name(name, classes, what="class")
@@ -38,7 +38,7 @@ def _read_steps(field: Field, pools: Collection[str]) -> tuple[Step, ...]:
         if step is None:
             continue
         if steps and isinstance(steps[-1], Shed):
-            item.complain("is never tried: the step before it refuses the request (move it up, or drop it)")
+            item.complain("is never tried: the step before it rejects the request (move it up, or drop it)")
             break
         if step in steps:
             item.complain("is here twice; a step is tried once (drop it)")

@@ -1,4 +1,4 @@
-"""From the SLA file's text to a Config. `docs/sla.md` is the reference of the file."""
+"""Parses the SLA file's text into a Config. `docs/sla.md` is the reference of the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from policies.sla.yaml_positions import read_yaml
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A sound file: its Config, and what in it is legal but hardly meant, as `file:line: path: sentence` each."""
+    """A valid file: its Config, and its doubts, as `file:line: path: sentence` each."""
 
     config: Config
     doubts: tuple[str, ...]
@@ -44,18 +44,18 @@ def parse(
 ) -> Config:
     """The Config that `text` describes; `source` is its name in messages.
 
-    `environment` and `read_file` answer `${env:NAME}` and `${file:path}`. Raises ConfigError with every mistake at once
-    in `problems`, each as `file:line: path: sentence`, and nothing else.
+    `environment` and `read_file` resolve `${env:NAME}` and `${file:path}`. Raises ConfigError, and no other error, with
+    all mistakes in `problems`, each as `file:line: path: sentence`.
     """
     outside = Outside(environment or {}, read_file)
     return examine(text, source=source, outside=outside, catalogue=catalogue).config
 
 
 def examine(text: str, *, source: str, outside: Outside, catalogue: Catalogue | None = None) -> Parsed:
-    """What `parse` gives, with its doubts. Raises as `parse` does."""
+    """The result of `parse`, with its doubts. Raises as `parse` does."""
     root, found = read_yaml(text)
     problems = Problems(source, found)
-    # where YAML itself could not be read there is nothing left to look at
+    # if the YAML itself is invalid, there is nothing left to examine
     field = Field(root, "", problems)
     config = _read(field, outside, catalogue or builtin_catalogue())
     if not problems.lines():
@@ -78,25 +78,25 @@ def file_table(catalogue: Catalogue) -> Table:
     return Table(
         {
             "classes": Key(CLASSES, "service classes by name; the first is served first"),
-            "tenants": Key(TENANTS, "who pays, and whose data must not mix"),
+            "tenants": Key(TENANTS, "tenants by name, with their keys, limits and shared caches"),
             "cost": Key(COST, "what a token costs, in the units of the tenants' budgets"),
             "pools": Key(POOLS, "backends of one kind that serve one model, by name"),
-            "rules": Key(RULES, "which class, pools and policy a request gets: the first rule that matches wins"),
-            "on_miss": Key(ON_MISS, "by class, what happens where its target cannot be kept or no backend is well"),
-            "policies": Key(policies_shape(catalogue), "how a backend is chosen, by name"),
+            "rules": Key(RULES, "class, pools and policy of a request: the first rule that matches wins"),
+            "on_miss": Key(ON_MISS, "by class, the steps if its target cannot be met or no backend is well"),
+            "policies": Key(policies_shape(catalogue), "policies that choose a backend, by name"),
             "queue": Key(QUEUE, "how requests wait in the router"),
-            "store": Key(STORE, "where several routers keep what they share; without it each is alone"),
-            "server": Key(SERVER, "where the router listens, and how much it takes"),
+            "store": Key(STORE, "the store that several routers share; without it they share nothing"),
+            "server": Key(SERVER, "the router's addresses and limits"),
         }
     )
 
 
 def json_schema(catalogue: Catalogue) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of the file, for editors. What only a proof can tell, it lets pass."""
+    """The JSON Schema (draft 2020-12) of the file, for editors. It accepts files that only a proof can reject."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Pointsman SLA file",
-        "description": "Who may wait and who may not. `pointsman check FILE` finds what this schema cannot.",
+        "description": "Tenants' priorities and latency targets. `pointsman check FILE` also checks the whole file.",
         **file_table(catalogue).schema(),
     }
 
@@ -110,7 +110,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
     issues_keys = server.keys_file is not None or store.redis is not None
     tenants, anonymous = read_tenants(top.get("tenants"), classes=classes, outside=outside, issues_keys=issues_keys)
     if server.keys_file is not None and store.redis is not None:
-        contradiction = "keys lie in store.redis, and a file would contradict it (remove one of them)"
+        contradiction = "issued keys are stored in store.redis, and a file would contradict it (remove one of them)"
         root.find("server", "keys_file").complain(contradiction)
     pools = read_pools(top.get("pools"), outside=outside)
     policies = read_policies(top.get("policies"), catalogue=catalogue)

@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 def policy_table(catalogue: Catalogue) -> Table:
-    """A policy of the file, as far as `catalogue` knows its words."""
+    """The form of a policy in the file, with the parts of `catalogue`."""
     scores = {name: Key(read_weight, _first_line(part.make)) for name, part in catalogue.scores.items()}
     return Table(
         {
-            "filter": Key(Many(_choice(catalogue.filters)), "who may take a request: every filter must pass"),
-            "score": Key(Table(scores), "how well each one would do: score and weight"),
-            "pick": Key(_choice(catalogue.picks), "how one is taken; best without it"),
+            "filter": Key(Many(_choice(catalogue.filters)), "which backends may take a request: all filters must pass"),
+            "score": Key(Table(scores), "how suitable each backend is: score and weight"),
+            "pick": Key(_choice(catalogue.picks), "how one is chosen; default best"),
         }
     )
 
@@ -34,7 +34,7 @@ def policies_shape(catalogue: Catalogue) -> Named:
 
 
 def read_policies(field: Field | None, *, catalogue: Catalogue) -> dict[str, Policy]:
-    """All policies by name: those of the catalogue, and the file's own, which go first where names are equal."""
+    """All policies by name: the catalogue's, and the file's own, which replace those of equal name."""
     fields, table = field.named_entries() if field else {}, policy_table(catalogue)
     own = {name: _read_policy(entry.section(table), name, catalogue) for name, entry in fields.items()}
     return {**catalogue.policies, **own}
@@ -82,7 +82,7 @@ def _options(part: Part[T]) -> Table:
 
 
 def _scalar(reader: Callable[[str], Any]) -> Scalar[Any]:
-    """`reader` itself, or any text where it does not say what its texts look like."""
+    """`reader` itself, or any text if it does not describe its texts."""
     return reader if isinstance(reader, Scalar) else Scalar(reader, TEXT.looks)
 
 

@@ -1,4 +1,4 @@
-"""The section `pools`: where requests can run."""
+"""The section `pools`: the backends."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ SECRET = Scalar(str, {"type": "string", "pattern": rf"^\s*{REFERENCE_PATTERN}\s*
 
 HEALTH = Table(
     {
-        "failures": Key(read_count, "requests or probes that fail in a row until a backend is ill; 3 without it"),
-        "failure_share": Key(read_share, "of at least 20 requests in 30s, this share makes it ill too; 50% without it"),
-        "probe_every": Key(read_seconds, "time between two probes; 2s without it"),
-        "probe_timeout": Key(read_seconds, "how long a probe may take; 5s without it"),
-        "retry": Key(read_seconds, "how long it gets no request then; doubles up to a minute; 1s without it"),
-        "slow_start": Key(read_seconds, "how long its share of requests grows afterwards; 10s without it"),
+        "failures": Key(read_count, "failed requests or probes in a row that make a backend ill; default 3"),
+        "failure_share": Key(read_share, "share of failures of at least 20 requests in 30s that does too; default 50%"),
+        "probe_every": Key(read_seconds, "time between two probes; default 2s"),
+        "probe_timeout": Key(read_seconds, "timeout of a probe; default 5s"),
+        "retry": Key(read_seconds, "time without requests after failures; doubles up to a minute; default 1s"),
+        "slow_start": Key(read_seconds, "time in which its share of requests grows after recovery; default 10s"),
     }
 )
 NO_TOKENIZER = "none"
-"""In place of a tokenizer: the checkpoint that the engine names is not looked for, and lengths are estimated."""
+"""Instead of a tokenizer: the checkpoint that the engine names is not searched, and lengths are estimated."""
 
 POOL = Table(
     {
-        "kind": Key(word(*KINDS), "what its backends are; our own engine without it"),
+        "kind": Key(word(*KINDS), "the kind of its backends; default shard, our own engine"),
         "at": Key(Many(PLACE), "host:port of shards, http://host:port of others; dns://, srv:// or k8s:// find them"),
-        "register": Key(read_yes, "true: backends may announce themselves at the operators' port; false without it"),
-        "local": Key(read_whole, "how many shards `pointsman up` starts beside the router; instead of `at`"),
-        "model": Key(TEXT, "of local shards a checkpoint's directory, or bundled; of others the model's name"),
-        "models": Key(Named(TEXT, free=True), "names that clients use: names that the backend is asked for"),
+        "register": Key(read_yes, "true: backends may announce themselves at the operators' port; default false"),
+        "local": Key(read_whole, "number of shards that `pointsman up` starts beside the router; instead of `at`"),
+        "model": Key(TEXT, "local shards: a checkpoint's directory, or bundled; others: the model's name"),
+        "models": Key(Named(TEXT, free=True), "clients' model names: the backend's names"),
         "key": Key(SECRET, "the backend's own API key, as ${env:NAME} or ${file:path}"),
-        "health": Key(HEALTH, "when a backend counts as ill, and how it comes back"),
+        "health": Key(HEALTH, "when a backend counts as ill, and how it recovers"),
         "options": Key(Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"),
         "tokenizer": Key(
             TEXT,
             "a directory with tokenizer.json, or a model of the Hugging Face Hub; none: estimate",
         ),
-        "chat_template": Key(TEXT, "a file with the chat template, where the backend has another one than its model"),
+        "chat_template": Key(TEXT, "a file with the chat template, if the backend uses another one than its model's"),
     }
 )
 POOLS = Named(POOL)
 
 
 def read_pools(field: Field | None, *, outside: Outside) -> dict[str, PoolSpec]:
-    """Pools by name; two local shards with the bundled model, called `own`, where the file has none."""
+    """Pools by name; two local shards with the bundled model, called `own`, if the file has none."""
     fields = field.named_entries() if field else {}
     if "any" in fields:
-        fields["any"].complain("a pool cannot be called 'any': rules say so for all pools")
+        fields["any"].complain("a pool cannot be called 'any': in rules it means all pools")
     pools = {name: _read_pool(entry, name, outside) for name, entry in fields.items()}
     _refuse_repeated_addresses(fields, pools)
     return pools or {"own": PoolSpec("own", local=2, model=BUNDLED)}
@@ -72,7 +72,7 @@ def read_pools(field: Field | None, *, outside: Outside) -> dict[str, PoolSpec]:
 def read_url(text: str) -> str:
     """An http or https address without query. Raises ValueError with a sentence."""
     if "@" in text:
-        raise ValueError("must hold no user and no password (they belong into key)")
+        raise ValueError("must not contain a user or a password (they belong in key)")
     if not _URL.fullmatch(text):
         raise ValueError(f"must be an address like http://host:8000, not {quoted(text)}")
     return text.rstrip("/")
@@ -107,19 +107,19 @@ def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
 
 
 def _resolved(text: str, outside: Outside, reader: Callable[[str], str]) -> tuple[str | SourceName, ...]:
-    """The address that `text` is, or those that it leads to: what is outside may grow, and be several with commas."""
+    """The address in `text`, or those that it refers to: an outside value may be several, separated by commas."""
 
-    def place(one: str) -> str | SourceName:
-        return read_source(one) if is_source(one) else reader(one)
+    def place(address: str) -> str | SourceName:
+        return read_source(address) if is_source(address) else reader(address)
 
     value = outside.resolve(text)
     if value == text:
         return (place(text),)
     try:
-        return tuple(place(one.strip()) for one in value.split(","))
+        return tuple(place(part.strip()) for part in value.split(","))
     except ValueError:
-        # what a reference leads to may be a secret that was named by mistake
-        raise ValueError(f"{text} leads to something that is no address") from None
+        # the value of a reference may be a secret that was named by mistake
+        raise ValueError(f"the value of {text} is not an address") from None
 
 
 def _check_place(field: Field, section: Section, kind: str, local: int) -> None:

@@ -1,4 +1,4 @@
-"""What only the whole file shows: names across sections, limits that never hold, parts that nothing uses."""
+"""Checks of the whole file: names across sections, limits that never apply, parts that are never used."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ S = TypeVar("S", Degrade, Queue, Spill)
 
 
 def prove(root: Field, config: Config) -> None:
-    """Note at `root` and below what is wrong or doubtful in `config` as a whole."""
-    known = told_models(config.pools)
+    """Record at `root` and below the mistakes and doubts of `config` as a whole."""
+    known = named_models(config.pools)
     if known is not None:
         _doubt_models(root, config, known)
         _check_degraded(root, config, known)
@@ -27,8 +27,8 @@ def prove(root: Field, config: Config) -> None:
     _doubt_unused(root, config)
 
 
-def told_models(pools: Mapping[str, PoolSpec]) -> frozenset[str] | None:
-    """What clients call the models; None where a pool leaves it to its backends to say so, as shards do."""
+def named_models(pools: Mapping[str, PoolSpec]) -> frozenset[str] | None:
+    """The clients' names of all models; None if a pool takes them from its backends, as shards do."""
     names: set[str] = set()
     for pool in pools.values():
         named = {*pool.models, *([pool.model] if pool.model else [])}
@@ -60,12 +60,12 @@ def _check_degraded(root: Field, config: Config, known: Collection[str]) -> None
 
 
 def _check_cycles(root: Field, config: Config) -> None:
-    """A request that is degraded must come to a model that is not degraded to the first one in turn."""
+    """Complain if degrading a request leads back to its first model."""
     leads: dict[str, set[str]] = {}
     for rule in config.rules:
         targets = {step.model for step in config.on_miss.get(rule.service_class, ()) if isinstance(step, Degrade)}
         for model in rule.when.model:
-            # a request that is for the target already just stays there
+            # a request for the target model already just stays there
             leads.setdefault(model, set()).update(targets - {model})
     for name, at, step in _steps(config, Degrade):
         asked = [rule.when.model for rule in config.rules if rule.service_class == name]
@@ -74,7 +74,7 @@ def _check_cycles(root: Field, config: Config) -> None:
         if asked and all(models == (step.model,) for models in asked):
             field.complain(f"every rule of this class is for '{step.model}' already (degrade to another model)")
         elif found := sorted(sources & _reached(step.model, leads)):
-            field.complain(f"'{step.model}' is degraded to '{found[0]}' again, by way of the rules (break the circle)")
+            field.complain(f"'{step.model}' is degraded to '{found[0]}' again, through the rules (break the circle)")
 
 
 def _reached(model: str, leads: Mapping[str, Collection[str]]) -> set[str]:
@@ -90,9 +90,9 @@ def _reached(model: str, leads: Mapping[str, Collection[str]]) -> set[str]:
 
 def _doubt_steps(root: Field, config: Config) -> None:
     for name in config.on_miss:
-        one, field = config.classes[name], root.find("on_miss", name)
+        service_class, field = config.classes[name], root.find("on_miss", name)
         leads_on = any(isinstance(step, Spill | Degrade) for step in config.on_miss[name])
-        if one.ttft_s is None and one.deadline_s is None and not leads_on:
+        if service_class.ttft_s is None and service_class.deadline_s is None and not leads_on:
             field.doubt("this class has no target for the time to first token and no deadline, so it never misses")
     for name, at, queue in _steps(config, Queue):
         deadline_s = config.classes[name].deadline_s
@@ -102,7 +102,7 @@ def _doubt_steps(root: Field, config: Config) -> None:
         rules = [rule for rule in config.rules if rule.service_class == name]
         if rules and all(rule.pools is None or spill.pool in rule.pools for rule in rules):
             field = _step_field(root, config, name, at)
-            field.doubt(f"every rule of this class names the pool '{spill.pool}' already, so nothing more is tried")
+            field.doubt(f"every rule of this class names the pool '{spill.pool}' already, so the step changes nothing")
 
 
 def _doubt_concurrent(root: Field, config: Config) -> None:
@@ -110,7 +110,7 @@ def _doubt_concurrent(root: Field, config: Config) -> None:
     for name, tenant in config.tenants.items():
         for path, limits in [
             ((), tenant.limits),
-            *((("models", model), one) for model, one in tenant.model_limits.items()),
+            *((("models", model), limits) for model, limits in tenant.model_limits.items()),
         ]:
             if limits.concurrent is not None and limits.concurrent > most:
                 field = root.find("tenants", name, "limits", *path, "concurrent")
@@ -129,21 +129,21 @@ def _doubt_unused(root: Field, config: Config) -> None:
     for name, pool in config.pools.items():
         if pool.register and config.server.admin is None:
             field = root.find("pools", name, "register")
-            field.doubt("backends announce themselves at the operators' port, and there is none (write server.admin)")
+            field.doubt("backends announce themselves at the operators' port, which is off (write server.admin)")
     policies = root.entries().get("policies")
     for name, field in (policies.entries() if policies else {}).items():
         if not any(rule.policy == name for rule in config.rules):
             field.doubt("no rule uses this policy")
 
 
-def _may_get(one: ServiceClass, config: Config) -> bool:
-    """Is there a rule that gives it, or one with a better rank from which a tenant's priority may lead to it?"""
+def _may_get(service_class: ServiceClass, config: Config) -> bool:
+    """Does a rule give it, or does one give a better rank that a tenant's priority may lower to it?"""
     for rule in config.rules:
-        lowers = not rule.when.priority and config.classes[rule.service_class].rank < one.rank
+        lowers = not rule.when.priority and config.classes[rule.service_class].rank < service_class.rank
         names = rule.when.tenant or tuple(config.tenants)
         users = (config.tenants[name] for name in names)
-        if rule.service_class == one.name or (
-            lowers and any(may_use(user, one.name) and may_use(user, rule.service_class) for user in users)
+        if rule.service_class == service_class.name or (
+            lowers and any(may_use(user, service_class.name) and may_use(user, rule.service_class) for user in users)
         ):
             return True
     return False

@@ -1,4 +1,4 @@
-"""Reach: which requests does each rule still get, and does every request match one? Exact, by cutting boxes."""
+"""Reach: the requests that each rule still gets, and whether every request matches one. Exact, by cutting boxes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from policies.nouns import Tenant
 from policies.rules import Range, Rule, When, may_use
 
 Box: TypeAlias = tuple[int, ...]
-"""Requests by what rules ask of them: per dimension a bit for each piece."""
+"""Requests by their values in the rules' conditions: per dimension a bit for each piece."""
 
 _TENANT, _MODEL, _PRIORITY, _PROMPT, _UNCACHED = range(5)
 
 _MOST_BOXES = 10_000
 _MOST_CUTS = 300_000
-"""Work for one file, a few seconds at most. Rules that need more than that are hardly written by a person."""
+"""Work limit for one file, a few seconds. Rules beyond it were hardly written by a person."""
 
 
 class TooManyRulesError(Exception):
@@ -25,7 +25,7 @@ class TooManyRulesError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One thing that rules ask of a request, cut into the fewest `pieces` that no rule tells apart.
+    """One field that rules test, cut into the fewest `pieces` that no rule distinguishes.
 
     A piece is a text, a Range of numbers, or None: every other text, and no text at all.
     """
@@ -46,7 +46,7 @@ class Dimension:
         return (1 << len(self.pieces)) - 1
 
     def mask(self, wanted: Sequence[str | Range]) -> int:
-        """The pieces for which any entry of `wanted` holds; all of them where nothing is wanted."""
+        """The pieces that match any entry of `wanted`; all of them if it is empty."""
         if not wanted:
             return self.whole
         bits = 0
@@ -58,8 +58,8 @@ class Dimension:
                 bits |= 1 << self.places[entry]
         return bits
 
-    def told(self, mask: int, *, last: bool = False) -> str:
-        """The first piece of `mask`, or the last, in words; empty where `mask` is everything."""
+    def described(self, mask: int, *, last: bool = False) -> str:
+        """The first piece of `mask`, or the last, in words; empty if `mask` is everything."""
         if mask == self.whole:
             return ""
         piece = self.last(mask) if last else self.first(mask)
@@ -75,8 +75,8 @@ class Dimension:
 
 
 class Reach:
-    """What the `rules` of one file reach, for these `tenants` and classes. A rule is skipped for a tenant that may not
-    use its class.
+    """The requests that the `rules` of one file reach, for these `tenants` and classes. A rule is skipped for a tenant
+    that may not use its class.
     """
 
     def __init__(self, rules: Sequence[Rule], tenants: Mapping[str, Tenant], classes: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class Reach:
         self._cuts = 0
 
     def contradiction(self, number: int) -> str:
-        """Why no request can match rule `number`, whatever comes before it; empty where one can."""
+        """Why no request can match rule `number`, regardless of earlier rules; empty if one can."""
         box = self._served[number]
         if not box[_TENANT]:
             return f"none of its tenants may use class '{self._rules[number].service_class}'"
@@ -106,7 +106,7 @@ class Reach:
         return "" if self._is_allowed(box) else "none of its tenants may use its models"
 
     def takers(self, number: int) -> tuple[int, ...]:
-        """The earlier rules that together take every request of rule `number`; none where some request is left.
+        """The earlier rules that together take every request of rule `number`; empty if some request is left.
 
         Raises TooManyRulesError.
         """
@@ -124,7 +124,7 @@ class Reach:
         return ()
 
     def unmatched(self) -> str:
-        """A kind of request that matches no rule, in words; empty where it is proven that every request matches one."""
+        """A kind of request that matches no rule, in words; empty if it is proven that every request matches one."""
         if any(rule.when == When() for rule in self._rules):
             return ""
         try:
@@ -133,7 +133,7 @@ class Reach:
             return "too many different conditions to tell which"
 
     def unserved(self, tenant: str) -> str:
-        """A kind of request of `tenant` that matches no rule whose class it may use, in words; empty if there is none.
+        """A kind of request of `tenant` that matches no rule with an allowed class, in words; empty if there is none.
 
         Raises TooManyRulesError.
         """
@@ -150,7 +150,7 @@ class Reach:
         return left
 
     def _told(self, left: Sequence[Box]) -> str:
-        """One kind of request of the first box: whose tenant may use its model, and whose prompt is long enough."""
+        """One kind of request of the first box: the tenant may use the model, and the prompt is long enough."""
         if not left:
             return ""
         box = left[0]
@@ -159,7 +159,7 @@ class Reach:
         )
         box = (1 << user, box[_MODEL] & self._models_of[user], *box[_PRIORITY:])
         pairs = enumerate(zip(self._dimensions, box, strict=True))
-        parts = (dimension.told(mask, last=at == _PROMPT) for at, (dimension, mask) in pairs)
+        parts = (dimension.described(mask, last=at == _PROMPT) for at, (dimension, mask) in pairs)
         return ", ".join(filter(None, parts)) or "any"
 
     def _box(self, when: When) -> Box:
@@ -178,7 +178,7 @@ class Reach:
         return zip(self._rules, self._served, strict=True)
 
     def _overlapping(self, box: Box, *, before: int) -> Sequence[int]:
-        """The rules before number `before` that have a piece of `box` in every dimension; most of many have none."""
+        """The rules before number `before` that share a piece with `box` in every dimension; usually few."""
         found: Sequence[int] = range(before)
         for at, mask in enumerate(box):
             if mask != self._dimensions[at].whole:
@@ -203,12 +203,12 @@ class Reach:
         return self._is_cacheable(box) and self._is_allowed(box)
 
     def _is_cacheable(self, box: Box) -> bool:
-        """Is there a prompt that is not shorter than what of it is in no cache?"""
+        """Does it have a prompt that is not shorter than its uncached part?"""
         longest = self._dimensions[_PROMPT].last(box[_PROMPT])
         least = self._dimensions[_UNCACHED].first(box[_UNCACHED])
         assert isinstance(longest, Range)
         assert isinstance(least, Range)
-        # of an empty prompt one token counts as uncached
+        # an empty prompt counts as one uncached token
         return longest.most is None or (least.least or 0) <= max(1, longest.most)
 
     def _is_allowed(self, box: Box) -> bool:
@@ -217,7 +217,7 @@ class Reach:
 
 
 def _without(box: Box, taken: Box) -> Iterator[Box]:
-    """What of `box` is not in `taken`, in boxes that do not overlap."""
+    """The part of `box` outside `taken`, in boxes that do not overlap."""
     for mine, theirs in zip(box, taken, strict=True):
         if not mine & theirs:
             yield box

@@ -17,19 +17,19 @@ WHEN = Table(
         "tenant": Key(Many(TEXT), "the tenant has this name"),
         "model": Key(Many(TEXT), "the request names this model"),
         "priority": Key(Many(TEXT), "the caller asked for this class (x-pointsman-priority, or the gRPC field)"),
-        "prompt_tokens": Key(Many(read_range), "the prompt's length compares so: >= 16k, < 4k, 4k..16k"),
-        "uncached_tokens": Key(Many(read_range), "what of the prompt no backend is believed to hold compares so"),
-        "max_output_tokens": Key(Many(read_range), "the longest answer that was asked for compares so"),
+        "prompt_tokens": Key(Many(read_range), "the prompt's length is in this range: >= 16k, < 4k, 4k..16k"),
+        "uncached_tokens": Key(Many(read_range), "the prompt tokens that no backend holds are in this range"),
+        "max_output_tokens": Key(Many(read_range), "the longest answer that the request allows is in this range"),
         "headers": Key(Named(Many(TEXT), free=True), "each header named here has this value"),
         "metadata": Key(Named(Many(TEXT), free=True), "each entry of the request's metadata has this value"),
     }
 )
 RULE = Table(
     {
-        "when": Key(WHEN, "the condition: every key in it must hold, of a list any entry; always without it"),
+        "when": Key(WHEN, "the condition: every key in it must match, of a list any entry; default always"),
         "class": Key(TEXT, "the service class", required=True),
-        "pools": Key(Many(TEXT), "where it may run: names of pools, or any; any without it"),
-        "policy": Key(TEXT, "how a backend is chosen; default without it"),
+        "pools": Key(Many(TEXT), "pools where it may run: names, or any; default any"),
+        "policy": Key(TEXT, "the policy that chooses a backend; default `default`"),
     }
 )
 RULES = Many(RULE, nullable=True)
@@ -37,7 +37,7 @@ RULES = Many(RULE, nullable=True)
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What rules may refer to."""
+    """The names that rules may refer to."""
 
     classes: Collection[str]
     tenants: Mapping[str, Tenant]
@@ -46,11 +46,11 @@ class Names:
 
 
 def read_rules(field: Field | None, names: Names) -> tuple[Rule, ...]:
-    """Rules in order; one that gives every request the first class and any pool where the file has none."""
+    """Rules in order; if the file has none, one that gives every request the first class and any pool."""
     fields = field.items() if field and field.node.value is not None else []
     read = [(entry, rule) for entry in fields if (rule := _read_rule(entry, names)) is not None]
     rules = tuple(rule for _, rule in read) or (Rule(next(iter(names.classes))),)
-    # a condition that could not be read looks like one that always holds
+    # an invalid condition looks like one that always matches
     if field and fields and field.is_sound():
         try:
             _check_reach(field, [entry for entry, _ in read], rules, names)
@@ -110,7 +110,7 @@ def _check_reach(field: Field, entries: Sequence[Field], rules: Sequence[Rule], 
         field.complain(f"there are requests that match no rule: {unmatched} (end with one that has no `when`)")
     for number, entry in enumerate(entries):
         if contradiction := reach.contradiction(number):
-            entry.complain(f"is never reached: {contradiction} (drop it, or mend its `when`)")
+            entry.complain(f"is never reached: {contradiction} (drop it, or correct its `when`)")
         elif takers := reach.takers(number):
             first = entries[takers[0]]
             others = "".join(f" and {entries[taker].path}" for taker in takers[1:])
@@ -125,7 +125,7 @@ def _check_reach(field: Field, entries: Sequence[Field], rules: Sequence[Rule], 
             field.complain(f"no rule gives tenant '{tenant.name}' a class that it may use ({hint})")
         elif not unmatched and (unserved := reach.unserved(tenant.name)):
             field.doubt(
-                f"no rule gives these requests a class that their tenant may use, so they are refused: {unserved}"
+                f"no rule gives these requests a class that their tenant may use, so they are rejected: {unserved}"
             )
 
 

@@ -15,18 +15,18 @@ _REFERENCE = re.compile(REFERENCE_PATTERN)
 API_KEY = Scalar(
     str, {"type": "string", "pattern": rf"^\s*([Ss][Hh][Aa]256:[0-9A-Fa-f]{{64}}|{REFERENCE_PATTERN})\s*$"}
 )
-"""How a key of a client or operator may stand in the file."""
+"""The forms of a client's or operator's key in the file."""
 
 _HASH = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Where references lead: the environment, and a reader of files (None: they cannot be read here).
+    """Resolves references: the environment, and a reader of files (None: files cannot be read here).
 
-    `check_option` looks at one option of a pool: its kind, whether its shards are local, the option's name and value.
-    `doubt_tokenizer` says what may go wrong with a tokenizer of this name, None if nothing will; `check_template` looks
-    at a file with a chat template. All raise ValueError with a sentence for what surely cannot be used.
+    `check_option` checks one option of a pool: its kind, whether its shards are local, the option's name and value.
+    `doubt_tokenizer` describes a possible problem of a tokenizer of this name, None if there is none. `check_template`
+    checks a file with a chat template. All raise ValueError with a sentence for unusable values.
     """
 
     environment: Mapping[str, str]
@@ -36,7 +36,7 @@ class Outside:
     check_option: Callable[[str, bool, str, str | tuple[str, ...]], None] = lambda *_: None
 
     def resolve(self, text: str) -> str:
-        """`text`, or what it refers to. Raises ValueError with a sentence, never with a secret in it."""
+        """`text`, or the value that it refers to. Raises ValueError with a sentence, never with a secret in it."""
         reference = _REFERENCE.fullmatch(text)
         if reference is None:
             if "${" in text:
@@ -48,17 +48,17 @@ class Outside:
         return value.strip()
 
     def secret(self, text: str) -> str:
-        """What `text` refers to. A ValueError if it is no reference: a secret must not stand in the file."""
+        """The value that `text` refers to. ValueError if it is no reference: a secret must not stand in the file."""
         if not _REFERENCE.fullmatch(text):
             raise ValueError("a secret must not stand in the file (write ${env:NAME} or ${file:path})")
         return self.resolve(text)
 
     def key_hash(self, text: str) -> str:
-        """The sha256 hex digest of a client's key that is given as `sha256:...` or by reference."""
+        """The sha256 hex digest of a client's key, given as `sha256:...` or by reference."""
         if given := _HASH.fullmatch(text):
             return given[1].lower()
         if text.lower().startswith("sha256:"):
-            raise ValueError("sha256: is followed by 64 hexadecimal digits")
+            raise ValueError("sha256: must be followed by 64 hexadecimal digits")
         if "${" not in text:
             digest = hashlib.sha256(text.encode()).hexdigest()
             raise ValueError(f"a key must not stand in plain text in the file (write sha256:{digest} or ${{env:NAME}})")
@@ -68,12 +68,12 @@ class Outside:
 
     def _environment_value(self, name: str) -> str:
         if name not in self.environment:
-            raise ValueError(f"there is no environment variable {name}")
+            raise ValueError(f"the environment variable {name} is not set")
         return self.environment[name]
 
     def _file_text(self, path: str) -> str:
         if self.read_file is None:
-            raise ValueError("files are not read here")
+            raise ValueError("files cannot be read here")
         try:
             return self.read_file(path)
         except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The sections `server` and `queue`: where requests come in, and where they wait."""
+"""The sections `server` and `queue`: the router's addresses and limits, and the queue's."""
 
 from __future__ import annotations
 
@@ -41,40 +41,40 @@ def read_origin(text: str) -> str:
 ORIGIN = Scalar(read_origin, {"type": "string", "pattern": rf"^\s*{ORIGIN_PATTERN}\s*$"})
 
 CORS = Table(
-    {"origins": Key(Many(ORIGIN), "whose pages may call, such as https://app.example.com; * is any", required=True)}
+    {"origins": Key(Many(ORIGIN), "pages that may call, such as https://app.example.com; * is any", required=True)}
 )
 
 ADDRESS = Scalar(read_address, {"type": "string", "pattern": rf"^\s*{ADDRESS_PATTERN}\s*$"})
 
 SERVER = Table(
     {
-        "http": Key(ADDRESS, "where HTTP is served; 127.0.0.1:8080 without it"),
-        "grpc": Key(Either((word("off"), ADDRESS)), "where gRPC is served, or off; 127.0.0.1:8081 without it"),
-        "admin": Key(ADDRESS, "where operators are served; nowhere without it"),
-        "picker": Key(ADDRESS, "where gateways ask which endpoint to take (Envoy's ext_proc); nowhere without it"),
+        "http": Key(ADDRESS, "HTTP address; default 127.0.0.1:8080"),
+        "grpc": Key(Either((word("off"), ADDRESS)), "gRPC address, or off; default 127.0.0.1:8081"),
+        "admin": Key(ADDRESS, "address for operators; default none"),
+        "picker": Key(ADDRESS, "address where gateways ask for an endpoint (Envoy's ext_proc); default none"),
         "admin_keys": Key(Many(API_KEY), "the operators' keys, as sha256:... or ${env:NAME}; not needed on 127.0.0.1"),
-        "keys_file": Key(TEXT, "where the hashes of issued keys are kept; with store.redis they lie there"),
-        "max_body": Key(read_bytes, "the largest request that is read; 16MiB without it"),
-        "max_concurrent": Key(read_count, "requests that may be at backends at once; 4096 without it"),
-        "decision_log": Key(TEXT, "the file that decisions are logged to, - is standard output; nowhere without it"),
-        "drain": Key(read_seconds, "how long requests may go on after SIGTERM; 30s without it"),
-        "cors": Key(CORS, "which web pages may call over HTTP; none without it"),
+        "keys_file": Key(TEXT, "file for the hashes of issued keys; store.redis replaces it"),
+        "max_body": Key(read_bytes, "the largest request body; default 16MiB"),
+        "max_concurrent": Key(read_count, "requests that may be at backends at once; default 4096"),
+        "decision_log": Key(TEXT, "file for the log of decisions, - is standard output; default none"),
+        "drain": Key(read_seconds, "time that running requests get after SIGTERM; default 30s"),
+        "cors": Key(CORS, "web pages that may call over HTTP; default none"),
     }
 )
 
 QUEUE = Table(
     {
-        "ageing": Key(read_seconds, "a request that has waited so long counts as one rank better; 30s without it"),
-        "most": Key(read_count, "requests that may wait; 4096 without it"),
+        "ageing": Key(read_seconds, "waiting time after which a request counts as one rank better; default 30s"),
+        "most": Key(read_count, "requests that may wait; default 4096"),
         "outage": Key(
-            read_seconds, "how long a request waits while no backend that could take it is well; 10s without it"
+            read_seconds, "how long a request waits while no backend that could take it is well; default 10s"
         ),
     }
 )
 
 
 def read_server(field: Field | None, *, queue: Section, outside: Outside) -> ServerSettings:
-    """Where the router listens and how much it takes, with a default for everything."""
+    """The router's addresses and limits, with a default for each."""
     section = field.section(SERVER) if field else Section({}, SERVER.keys)
     usual = ServerSettings()
     _require_guarded(section)
@@ -84,7 +84,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
         admin=section.read("admin", usual.admin),
         picker=section.read("picker", usual.picker),
         admin_key_hashes=frozenset(
-            digest for one in section.items("admin_keys") if (digest := one.read(outside.key_hash))
+            digest for item in section.items("admin_keys") if (digest := item.read(outside.key_hash))
         ),
         keys_file=section.read("keys_file", usual.keys_file),
         max_body_bytes=section.read("max_body", usual.max_body_bytes),
@@ -99,7 +99,7 @@ def read_server(field: Field | None, *, queue: Section, outside: Outside) -> Ser
 def _require_guarded(section: Section) -> None:
     admin = section.get("admin")
     if admin and not str(admin.node.value).startswith(_LOOPBACK) and section.get("admin_keys") is None:
-        admin.complain("can be reached by others, and there are no keys for it (write admin_keys, or 127.0.0.1)")
+        admin.complain("can be reached from other machines but has no keys (write admin_keys, or use 127.0.0.1)")
 
 
 def _read_grpc(field: Field | None, usual: str | None) -> str | None:

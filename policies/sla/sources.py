@@ -1,4 +1,4 @@
-"""Sources: where the addresses of a pool's backends are found while the router runs, as the SLA file names them."""
+"""Sources of addresses for a pool's backends at run time, as the SLA file names them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SRV = rf"srv://{_NAME}"
 _KUBERNETES = r"k8s://[a-z0-9-]{1,63}/[a-z0-9-]{1,63}:[a-z0-9-]{1,63}"
 
 PATTERN = f"(?:{_DNS}|{_SRV}|{_KUBERNETES})"
-"""How a source looks in the file."""
+"""Regular expression of a source in the file."""
 
 _SCHEMES = ("dns://", "srv://", "k8s://")
 
@@ -29,7 +29,7 @@ class DnsName:
 
 @dataclass(frozen=True, slots=True)
 class SrvName:
-    """Every host and port that the SRV records of `name` give the best priority. Source: RFC 2782."""
+    """Every host and port of the SRV records of `name` with the best priority. Source: RFC 2782."""
 
     name: str
 
@@ -39,7 +39,7 @@ class SrvName:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesService:
-    """The ready endpoints of a service, at the port of this name or number, as its EndpointSlices tell."""
+    """The ready endpoints of a service, at the port of this name or number, from its EndpointSlices."""
 
     namespace: str
     service: str

@@ -1,4 +1,4 @@
-"""The section `store`: where several routers keep what they share."""
+"""The section `store`: the store that several routers share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ NAMESPACE = Scalar(str, {"type": "string", "pattern": rf"^\s*{NAME_PATTERN}\s*$"
 
 STORE = Table(
     {
-        "redis": Key(REDIS, "redis://host:6379/0, rediss:// for TLS, or ${env:NAME} where it has a password"),
-        "replicas": Key(read_count, "how many routers share it: each has its part while it is away; 1 without"),
-        "strict": Key(read_yes, "true: while it is away, refuse what is limited rather than let too much through"),
+        "redis": Key(REDIS, "redis://host:6379/0, rediss:// for TLS, or ${env:NAME} if it has a password"),
+        "replicas": Key(read_count, "number of routers that share it; sets their parts while it is away; default 1"),
+        "strict": Key(read_yes, "true: while it is away, reject limited requests rather than admit too many"),
         "namespace": Key(
-            NAMESPACE, "what all keys there begin with, so that two deployments can use one Redis; pointsman"
+            NAMESPACE, "prefix of all keys there, so that two deployments can use one Redis; default pointsman"
         ),
     }
 )
 
 
 def read_store(field: Field | None, *, outside: Outside) -> StoreSettings:
-    """What is shared and where; nothing without the section."""
+    """The shared store; nothing is shared without the section."""
     usual = StoreSettings()
     if field is None:
         return usual
@@ -38,7 +38,7 @@ def read_store(field: Field | None, *, outside: Outside) -> StoreSettings:
     given, named = section.get("redis"), section.get("namespace")
     url = given.read(lambda text: _url(text, outside)) if given else None
     if given is None:
-        field.complain("has no redis: name the server that the routers share")
+        field.complain("has no redis: write the address of the server that the routers share")
     return StoreSettings(
         redis=url,
         replicas=section.read("replicas", usual.replicas),
@@ -50,10 +50,10 @@ def read_store(field: Field | None, *, outside: Outside) -> StoreSettings:
 def _url(text: str, outside: Outside) -> str:
     url = outside.resolve(text)
     if not url.startswith(_SCHEMES):
-        shown = text if text == url else "what it refers to"
+        shown = text if text == url else "the value that it refers to"
         raise ValueError(f"must be an address like redis://host:6379/0, not {quoted(shown)}")
     if text == url and "@" in url:
-        raise ValueError("must hold no password (write ${env:NAME} and put the whole address there)")
+        raise ValueError("must not contain a password (write ${env:NAME} and put the whole address there)")
     _check_place(url)
     return url
 
@@ -65,7 +65,7 @@ def _namespace(text: str) -> str:
 
 
 def _check_place(url: str) -> None:
-    """Raise ValueError for a port or a database that is none: redis-py would not say which file has it, or take 0."""
+    """Raise ValueError for an invalid port or database: redis-py would not name the file, or would use 0."""
     if url.startswith("unix://"):
         return
     try:
@@ -74,6 +74,6 @@ def _check_place(url: str) -> None:
     except ValueError:
         named = False
     if not named:
-        raise ValueError("has a port that is none: 1 to 65535")
+        raise ValueError("must have a port from 1 to 65535")
     if not re.fullmatch("/?|/[0-9]+", parts.path):
         raise ValueError("must end with the number of a database, such as /0")

@@ -1,4 +1,4 @@
-"""The section `tenants`: who pays, with which keys and limits, and whose caches are joined."""
+"""The section `tenants`: their keys, limits and shared caches."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ LIMIT_FIELDS = {key: "cost_per_day" if key == "budget_per_day" else key for key 
 LIMITS = Table(
     {
         **LIMIT_KEYS,
-        "pinned_tokens": Key(read_tokens, "tokens of prefixes kept at a time, once for every backend; 256k without it"),
-        "models": Key(Named(Table(LIMIT_KEYS), free=True), "limits for one model, which hold beside the tenant's own"),
+        "pinned_tokens": Key(read_tokens, "tokens of pinned prefixes at a time, once for every backend; default 256k"),
+        "models": Key(Named(Table(LIMIT_KEYS), free=True), "limits for one model, in addition to the tenant's own"),
     }
 )
 
 KEY = Table(
     {
         "key": Key(API_KEY, "sha256: and 64 hex digits, ${env:NAME} or ${file:path}", required=True),
-        "limits": Key(Table(LIMIT_KEYS), "limits for this key, which hold beside the tenant's own"),
+        "limits": Key(Table(LIMIT_KEYS), "limits for this key, in addition to the tenant's own"),
     }
 )
 
@@ -40,14 +40,14 @@ TENANT = Table(
             Many(Either((API_KEY, KEY))),
             "API keys: sha256: and 64 hex digits, ${env:NAME} or ${file:path}, alone or as {key: ..., limits: ...}",
         ),
-        "anonymous": Key(read_yes, "true: requests without a key belong to this tenant; one tenant at most"),
-        "weight": Key(read_weight, "share beside other tenants of the same class; 1 without it"),
-        "models": Key(Many(TEXT), "models that it may use; all without it"),
-        "classes": Key(Many(TEXT), "service classes that it may use; all without it"),
-        "limits": Key(LIMITS, "what it may use in a time; no limit without it"),
+        "anonymous": Key(read_yes, "true: requests without a key belong to this tenant; at most one tenant"),
+        "weight": Key(read_weight, "share among the tenants of one class; default 1"),
+        "models": Key(Many(TEXT), "models that it may use; default all"),
+        "classes": Key(Many(TEXT), "service classes that it may use; default all"),
+        "limits": Key(LIMITS, "limits on its use; default none"),
         "cache": Key(
-            Table({"share_with": Key(Many(TEXT), "tenants whose cached prefixes it shares")}),
-            "whose cached prefixes it shares; its own only without it",
+            Table({"share_with": Key(Many(TEXT), "tenants that share cached prefixes with it")}),
+            "tenants that share cached prefixes with it; default none",
         ),
     }
 )
@@ -59,8 +59,8 @@ def read_tenants(
 ) -> tuple[dict[str, Tenant], Tenant | None]:
     """Tenants by name, and the one of requests without a key.
 
-    Where the file has no tenants there is one, `local`, that needs no key. `issues_keys`: a tenant may get its first
-    key while the router runs.
+    If the file has no tenants there is one, `local`, that needs no key. `issues_keys`: a tenant may get its first
+    key at run time.
     """
     fields = field.named_entries() if field else {}
     if not fields:
@@ -97,7 +97,7 @@ def _read_tenant(section: Section, name: str, classes: Collection[str], outside:
 
 
 def _read_keys(section: Section, outside: Outside) -> list[tuple[Field, str, Limits | None]]:
-    """Where each key stands, its hash, and its own limits; without those whose hash cannot be had."""
+    """The place of each key, its hash, and its own limits; without keys that could not be resolved."""
     found = []
     for item in section.items("keys"):
         entry = item.section(KEY) if isinstance(item.node.value, dict) else None
@@ -134,7 +134,7 @@ def _check_key_limits(keys: Sequence[tuple[Field, str, Limits | None]], tenant: 
         if limits is None:
             continue
         if digests.count(digest) > 1:
-            field.complain("the same key is here twice (which limits are meant?)")
+            field.complain("the same key is here twice (remove one, so that its limits are clear)")
         if limits == NO_LIMITS:
             field.find("limits").complain(f"has no limit (write one of {', '.join(LIMIT_KEYS)})")
         _check_within(field.find("limits"), limits, tenant)
@@ -144,7 +144,7 @@ def _check_within(field: Field, limits: Limits, tenant: Tenant) -> None:
     for key, name in LIMIT_FIELDS.items():
         own, part = getattr(tenant.limits, name), getattr(limits, name)
         if own is not None and part is not None and part > own:
-            field.find(key).complain(f"is above the tenant's own {own:,}, which holds first (lower it)")
+            field.find(key).complain(f"is above the tenant's own {own:,}, which is reached first (lower it)")
 
 
 def _domains(sections: Mapping[str, Section]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def _anonymous(
     for name, field in fields.items():
         if not issues_keys and name not in open_to_all and not sections[name].entries.get("keys"):
             hint = "add keys, or anonymous: true, or server.keys_file to issue them"
-            field.complain(f"has no keys, so nobody can be this tenant ({hint})")
+            field.complain(f"has no keys, so no request can belong to it ({hint})")
     for name in open_to_all[1:]:
         fields[name].complain(f"requests without a key belong to '{open_to_all[0]}' already")
     return tenants[open_to_all[0]] if open_to_all else None

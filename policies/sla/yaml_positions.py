@@ -1,4 +1,4 @@
-"""YAML as text with line numbers. Scalars stay text: what `8`, `no` or `15m` means is for whoever reads the field."""
+"""YAML as text with line numbers. Scalars stay text: the reader of a field decides what `8`, `no` or `15m` means."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Problem: TypeAlias = tuple[int, str, str]
 _MAX_TEXT_BYTES = 2**20
 _MAX_DEPTH = 32
 _MAX_NODES = 200_000
-"""Aliases counted as often as they are used: a small file must not unfold into a huge one."""
+"""Most nodes, with aliases counted at each use: a small file must not unfold into a huge one."""
 
 _UNQUOTED = re.compile(r"[:,\[]\s*(\$\{[^}]*\}|[>%@`][^,}\]#]*)")
-"""What YAML does not take for text: `>= 16k` begins a block, the brace of `${env:NAME}` within brackets a mapping."""
+"""Texts that YAML misreads: `>= 16k` begins a block, and the brace of `${env:NAME}` within brackets a mapping."""
 
 _EMPTY = frozenset({"", "~", "null", "Null", "NULL"})
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its line, the first is 1. An entry of a mapping has the line of its key. None is YAML's null."""
+    """A value and its line, starting at 1. An entry of a mapping has the line of its key. None is YAML's null."""
 
     line: int
     value: str | list[Node] | dict[str, Node] | None
@@ -34,7 +34,7 @@ class Node:
 
 
 class _UnreadableError(Exception):
-    """Nothing sensible can be said about the rest of the file."""
+    """The rest of the file cannot be interpreted."""
 
     def __init__(self, line: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -42,9 +42,9 @@ class _UnreadableError(Exception):
 
 
 def read_yaml(text: str) -> tuple[Node, list[Problem]]:
-    """The one document in `text`, and what is wrong with it. Never raises; what cannot be read is an empty node.
+    """The one document in `text`, and its problems. Never raises; an unreadable part is an empty node.
 
-    Tags are refused and never acted on. So are duplicate keys, of which the first stays, and keys that are not text.
+    Tags are rejected and never acted on. So are duplicate keys, of which the first stays, and keys that are not text.
     """
     builder = _Builder()
     try:
@@ -67,7 +67,7 @@ def _line_of(text: str, position: int) -> int:
 
 
 def _hint(text: str, line: int) -> str:
-    """What to do, if the line begins with a tab, or has a value that needs quotes."""
+    """A remedy, if the line begins with a tab, or has a value that needs quotes."""
     lines = text.split("\n", line)
     found = lines[line - 1] if line <= len(lines) else ""
     if "\t" in found[: -len(found.lstrip())]:
@@ -77,7 +77,7 @@ def _hint(text: str, line: int) -> str:
 
 
 class _Builder:
-    """Makes Nodes of events. `anchors` holds None while the anchored node is not complete."""
+    """Makes Nodes from events. `anchors` holds None while the anchored node is not complete."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -101,7 +101,7 @@ class _Builder:
         if event.anchor:
             self._anchors[event.anchor] = None
         if (tag := getattr(event, "tag", None)) is not None:
-            self.problems.append((_line(event), path, f"tags like {tag[:60]} are not understood here"))
+            self.problems.append((_line(event), path, f"tags like {tag[:60]} are not supported"))
         node = self._value(event, events, path, depth)
         if node.size > _MAX_NODES:
             raise _UnreadableError(node.line, f"it has more than {_MAX_NODES:,} values, aliases unfolded")

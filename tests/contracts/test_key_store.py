@@ -77,7 +77,7 @@ async def test_all_of_a_key_is_kept_over_a_restart(store: KeyStore, another: Ope
 
 async def test_a_change_that_is_refused_changes_nothing(store: KeyStore, another: Opens) -> None:
     book = await store.change(adding("one"))
-    with pytest.raises(InvalidRequest, match="has no key 'nonsense'"):
+    with pytest.raises(InvalidRequest, match="has no issued key 'nonsense'"):
         await store.change(lambda book: without_key(book, "acme", "nonsense"))
     assert await another().look() == book
 

@@ -13,7 +13,7 @@ MOST = {
     "benchmarks": 2,
     "examples": 0,
     "helm": 0,
-    "policies": 82,
+    "policies": 0,
     "proto": 0,
     "router": 361,
     "shards": 5,

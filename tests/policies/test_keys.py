@@ -47,7 +47,7 @@ def test_a_key_belongs_to_one_tenant_alone() -> None:
     book, mine = a_book(an_issued_key("one", "acme"), an_issued_key("two", "labs")), an_issued_key("one").id
     assert [key.tenant for key in keys_of(book, "labs")] == ["labs"]
     for change in (lambda: find_key(book, "labs", mine), lambda: without_key(book, "labs", mine)):
-        with pytest.raises(InvalidRequest, match="'labs' has no key"):
+        with pytest.raises(InvalidRequest, match="'labs' has no issued key"):
             change()
 
 
@@ -59,7 +59,7 @@ def test_an_id_with_a_slip_is_answered_with_what_was_meant() -> None:
 
 def test_a_full_tenant_gets_no_more_keys_until_one_has_expired() -> None:
     book = a_book(*(an_issued_key(str(number), expires=NOW + 10 + number) for number in range(MOST_OF_TENANT)))
-    with pytest.raises(InvalidRequest, match="has 64 keys, the most there may be"):
+    with pytest.raises(InvalidRequest, match="has 64 keys, the maximum"):
         with_key(book, an_issued_key("more"), now=NOW)
     assert with_key(book, an_issued_key("more", "labs"), now=NOW)
     later = with_key(book, an_issued_key("more"), now=NOW + 12)
@@ -71,7 +71,7 @@ def test_a_full_tenant_gets_no_more_keys_until_one_has_expired() -> None:
 def test_all_tenants_together_have_a_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "MOST", 2)
     book = a_book(an_issued_key("one", "a"), an_issued_key("two", "b"))
-    with pytest.raises(InvalidRequest, match="there are 2 keys, the most"):
+    with pytest.raises(InvalidRequest, match="there are 2 keys, the maximum"):
         with_key(book, an_issued_key("three", "c"), now=NOW)
 
 

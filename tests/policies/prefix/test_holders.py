@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from policies.prefix.holders import NOBODY, HolderSets
+from policies.prefix.holders import NO_HOLDERS, HolderSets
 
 
 def a_set(sets: HolderSets, mask: int, blocks: int = 1) -> int:
     number = sets.number(mask)
     assert number is not None
-    sets.move(NOBODY, number, blocks)
+    sets.move(NO_HOLDERS, number, blocks)
     return number
 
 
@@ -49,7 +49,7 @@ def test_retired_bits_go_in_time_and_are_clean_when_they_are_in_no_set() -> None
     assert sweeps == [0] * 7 + [0b1, 0]
     assert all(sets.masks[number] == mask & ~0b1 for mask, number in numbers.items())
     assert {sets.renewed(number) for mask, number in numbers.items() if mask in (6, 7)} == {numbers[6]}
-    assert sets.renewed(numbers[1]) == NOBODY
+    assert sets.renewed(numbers[1]) == NO_HOLDERS
     assert sets.stale_blocks == 1000
     sets.check()
 

@@ -89,7 +89,7 @@ def kinds() -> Iterator[Mutation]:
     yield Mutation("saas", "cost: {", "cost: [1, 2, 3]\nx: {", "must be a mapping")
     yield Mutation("mixed-fleet", "at: [", "at: []\n    options: [", "is an empty list")
     yield Mutation("saas", "free:       shed", "free:       {}", "must be one step, alone or as {name: value}")
-    yield Mutation("saas", "free:       shed", "free:       queue", "must say more (write {queue: ...}")
+    yield Mutation("saas", "free:       shed", "free:       queue", "needs a value (write {queue: ...}")
 
 
 def quantities() -> Iterator[Mutation]:

@@ -50,4 +50,4 @@ def test_the_operators_keys_may_change_but_never_go_and_leave_the_port_open() ->
     assert fixed_changes(parse(one), parse(other), text=other, source="f") == ()
     assert fixed_changes(parse(FILE), parse(one), text=one, source="f") == ()
     (line,) = fixed_changes(parse(one), parse(FILE), text=FILE, source="f")
-    assert line.startswith("f:3: server.admin_keys: cannot all go while the router runs")
+    assert line.startswith("f:3: server.admin_keys: cannot all be removed while the router runs")

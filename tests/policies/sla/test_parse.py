@@ -85,7 +85,7 @@ def test_a_reference_may_lead_to_several_addresses() -> None:
 @pytest.mark.parametrize("shards", ["a:1,", "a:1,,b:2", "a:1 b:2", "a:1,b"])
 def test_each_of_several_addresses_must_be_one(shards: str) -> None:
     (problem,) = problems("pools: {p: {at: '${env:SHARDS}'}}", {"SHARDS": shards})
-    assert "${env:SHARDS} leads to something that is no address" in problem
+    assert "the value of ${env:SHARDS} is not an address" in problem
 
 
 def test_a_pools_key_is_not_in_its_repr() -> None:
@@ -189,11 +189,11 @@ MISTAKES = {
     "classes: {a b: {}}": "'a b' is no name",
     "classes: 3": "must be a mapping (name: value), not '3'",
     "tenants: {a: {}}": "has no keys",
-    "server: {keys_file: k}\nstore: {redis: 'redis://h:1'}": "server.keys_file: keys lie in store.redis",
+    "server: {keys_file: k}\nstore: {redis: 'redis://h:1'}": "server.keys_file: issued keys are stored in store.redis",
     "tenants: {a: {keys: []}}": "empty list",
     "tenants: {a: {keys: 'sha256:12'}}": "64 hexadecimal digits",
-    "tenants: {a: {keys: '${env:NOPE}'}}": "no environment variable NOPE",
-    "tenants: {a: {keys: '${file:/x}'}}": "files are not read here",
+    "tenants: {a: {keys: '${env:NOPE}'}}": "the environment variable NOPE is not set",
+    "tenants: {a: {keys: '${file:/x}'}}": "files cannot be read here",
     "tenants: {a: {keys: 'x${env:NOPE}'}}": "with nothing around it",
     f"tenants: {{a: {TENANT}, b: {TENANT}}}": "belong to 'a' already",
     f"tenants: {{a: {{keys: '{HASH}'}}, b: {{keys: '{HASH}'}}}}": "tenants.b: has a key that 'a' has too",
@@ -209,7 +209,7 @@ MISTAKES = {
     "pools: {p: {at: 'a:99999'}}": "must be host:port",
     "pools: {p: {at: ['a:1', 'a:1']}}": "is here twice",
     "pools: {p: {kind: openai_compatible, at: 'a:1'}}": "must be an address like http://",
-    "pools: {p: {kind: openai_compatible, at: 'http://u:p@a:1'}}": "no user and no password",
+    "pools: {p: {kind: openai_compatible, at: 'http://u:p@a:1'}}": "must not contain a user or a password",
     "pools: {p: {local: 1, key: abc}}": "a secret must not stand in the file",
     "rules: [{}]": "rules[0]: has no class",
     "rules: [{class: standard, pools: [x]}]": "there is no pool 'x' (known: own)",
@@ -394,7 +394,7 @@ def test_what_needs_quotes_is_told_so(text: str, meant: str) -> None:
 @pytest.mark.parametrize("admin", ["0.0.0.0:8082", "10.0.0.7:8082"])
 def test_an_operators_port_for_others_needs_keys_before_it_is_started(admin: str) -> None:
     (problem,) = problems(f"server: {{admin: '{admin}'}}")
-    assert "server.admin: can be reached by others, and there are no keys for it" in problem
+    assert "server.admin: can be reached from other machines but has no keys" in problem
     parse(f"server: {{admin: '{admin}', admin_keys: '{HASH}'}}")
 
 

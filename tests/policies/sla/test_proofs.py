@@ -80,7 +80,7 @@ def test_a_tenant_whose_requests_are_refused_is_said() -> None:
     text = two("classes: {chat: {}, night: {}}\nrules: [{when: {priority: night}, class: night}, {class: chat}]\n")
     (doubt,) = doubts(text)
     assert doubt.startswith("sla.yaml:3: rules: no rule gives these requests a class that their tenant may use")
-    assert doubt.endswith("refused: tenant labs, priority chat")
+    assert doubt.endswith("rejected: tenant labs, priority chat")
     assert doubts(text.replace("{class: chat}]", "{when: {tenant: acme}, class: chat}, {class: night}]")) == ()
 
 
@@ -96,7 +96,7 @@ def test_limits_that_are_never_reached_are_said() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("classes: {a: {floor: 1%}}", "classes.a.floor: a floor is for classes that others rank above"),
+        ("classes: {a: {floor: 1%}}", "classes.a.floor: a floor has no effect on the class that is served first"),
         ("cost: {uncached: 1, cached: 2}", "cost.cached: a cached token costs more than an uncached one (1)"),
         ("cost: {cached: 2}", "cost.cached: a cached token costs more than an uncached one (1)"),
     ],
@@ -116,7 +116,7 @@ LIMITED = "tenants: {a: {anonymous: true, models: [m], limits: {tokens_per_minut
         ("classes: {a: {ttft_p95: 2s, deadline: 1s}}", "classes.a.ttft_p95: is longer than the class's deadline"),
         ("classes: {a: {tpot_p99: 2s, deadline: 1s}}", "classes.a.tpot_p99: is longer than the class's deadline"),
         ("classes: {a: {prefill_slice: 0}}", "classes.a.prefill_slice: must be above zero"),
-        ("cost: {uncached: 0, cached: 0, output: 0}", "cost: nothing costs anything"),
+        ("cost: {uncached: 0, cached: 0, output: 0}", "cost: all prices are zero"),
         (LIMITED % "concurrent: 0", "limits.concurrent: must be above zero"),
         (LIMITED % "budget_per_day: 0", "limits.budget_per_day: must be above zero"),
         (

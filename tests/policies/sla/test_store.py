@@ -31,13 +31,13 @@ def test_addresses_as_redis_clients_take_them_are_read(url: str) -> None:
     [
         ("{replicas: 2}", "has no redis"),
         ("{redis: there}", "must be an address like redis://host:6379/0, not 'there'"),
-        ("{redis: 'redis://me:pw@there'}", "must hold no password"),
+        ("{redis: 'redis://me:pw@there'}", "must not contain a password"),
         ("{redis: 'redis://there', replicas: 0}", "above zero"),
-        ("{redis: 'redis://there:abc'}", "has a port that is none"),
-        ("{redis: 'redis://there:99999'}", "has a port that is none"),
+        ("{redis: 'redis://there:abc'}", "must have a port from 1 to 65535"),
+        ("{redis: 'redis://there:99999'}", "must have a port from 1 to 65535"),
         ("{redis: 'redis://there:6379/production'}", "must end with the number of a database"),
         ("{redis: 'redis://there', namespace: 'a b'}", "namespace"),
-        ("{redis: '${env:URL}'}", "not 'what it refers to'"),
+        ("{redis: '${env:URL}'}", "not 'the value that it refers to'"),
     ],
 )
 def test_mistakes_are_named(text: str, problem: str) -> None:

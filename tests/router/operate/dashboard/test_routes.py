@@ -138,7 +138,7 @@ async def test_why_a_backend_gets_no_requests_is_told() -> None:
         well, ill = (await operator.snapshot()).backends
         assert (well.trouble, well.trouble_s) == ("", None)
         assert ill.trouble == trouble.reason
-        assert ill.trouble in {"it was not probed yet", "own-1 does not answer"}
+        assert ill.trouble in {"it has not been probed yet", "own-1 does not answer"}
         assert ill.trouble_s is not None
         assert ill.trouble_s >= trouble.since_s
         shown = Console(width=120, record=True, file=io.StringIO())
