@@ -81,7 +81,7 @@ class Bench:
         gateway = self.gateway
         view = gateway.cluster.view(gateway.clock(), held, rank=request.rank)
         decision = gateway.config.policies[request.policy].decide(request, view, gateway.rng)
-        gateway.telemetry.decided(request, decision, None, config_version=gateway.config.version)
+        gateway.observer.decided(request, decision, None, config_version=gateway.config.version)
         return view, decision
 
 
@@ -99,7 +99,7 @@ def prepared(tokens: int, backends: int, rng: random.Random) -> Bench:
     ]
     names = [f"own-{number}" for number in range(backends)]
     made = [Reporting(name, "own", reported=load) for name, load in zip(names, loads, strict=True)]
-    gateway = build(parse(SLA), backends=lambda _: made, clock=lambda: 1.0, rng=rng)
+    gateway = build(parse(SLA), backends=lambda _: made, clock=lambda: 1.0, rng=rng).gateway
     for member in gateway.cluster._members.values():
         member.probed(None, now=0.0)
     prompts = [

@@ -141,7 +141,7 @@ async def _started(
         backends=lambda _: shards,
         clock=lambda: loop.time() * pace,
         rng=random.Random(number),
-    )
+    ).gateway
     if kind == "exact":
         for cache in caches:
             cache.hear.append(gateway.beliefs.index)

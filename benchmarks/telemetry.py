@@ -93,10 +93,10 @@ async def a_gateway(stack: AsyncExitStack, *, traces: Tracing | None = None, log
     config = parse(SLA)
     config = replace(config, server=replace(config.server, decision_log=None if log is None else str(log)))
     backend = FakeBackend("b0", script=Answer(texts=("word ",) * PIECES))
-    gateway = build(config, backends=lambda _: [backend], **({} if traces is None else {"tracing": traces}))
-    if gateway.telemetry.decisions is not None:
-        gateway.telemetry.decisions.open()
-        stack.callback(gateway.telemetry.decisions.close)
+    gateway = build(config, backends=lambda _: [backend], **({} if traces is None else {"tracing": traces})).gateway
+    if gateway.observer.decisions is not None:
+        gateway.observer.decisions.open()
+        stack.callback(gateway.observer.decisions.close)
     await stack.enter_async_context(gateway.cluster)
     while not gateway.is_ready():
         await gateway.cluster.health_changed()

@@ -10,7 +10,7 @@ from policies.nouns import Capability, Delta, Outcome, Sampling, Usage
 from policies.quota.budget import Standing
 from router.ask import Ask
 from router.call.caller import Placement
-from router.operate.telemetry.telemetry import Account
+from router.call.observer import Account
 from simulation.arrivals import Arrival
 from simulation.backend import NEW_TOKENS, TOKEN_IDS
 

@@ -72,7 +72,7 @@ async def _run(config: Config, fleet: Fleet, arrivals: Sequence[Arrival], *, see
         made.extend(fleet.backends(config, listener, clock))
         return made
 
-    gateway = build(
+    operations = build(
         config,
         backends=make,
         clock=clock,
@@ -80,10 +80,11 @@ async def _run(config: Config, fleet: Fleet, arrivals: Sequence[Arrival], *, see
         rng=random.Random(seed),
         quotas=MemoryStore(clock),
     )
+    gateway = operations.gateway
     calls = {_id_of(arrival): Call(arrival) for arrival in arrivals}
     assert len(calls) == len(arrivals), "two arrivals have one id"
     listening = Listening(calls)
-    gateway.telemetry.listen(listening)
+    operations.telemetry.listen(listening)
     for backend in made:
         backend.on_load = gateway.cluster.changed
         await gateway.cluster.probe(backend.name)

@@ -15,13 +15,12 @@ from policies.sla.config import Config
 from router.call.admission import Admission
 from router.call.dispatch import Dispatcher
 from router.call.doors import Doors
+from router.call.observer import Observer
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.served_model import ServedModel
 from router.fleet.feeds.feeds import Feeds
 from router.fleet.pools import Finding
-from router.operate.dashboard.board import Board
-from router.operate.telemetry.telemetry import Telemetry
 from router.shared.keys.ring import KeyRing
 from router.shared.prefixes.prefixes import Prefixes
 from router.text.engine_text import EngineText
@@ -49,8 +48,7 @@ class Gateway:
     engine_text: EngineText
     admission: Admission
     keys: KeyRing
-    telemetry: Telemetry
-    board: Board
+    observer: Observer
     doors: Doors
     dispatcher: Dispatcher
     lengths: AnswerLengths

@@ -45,6 +45,7 @@ from router.call.carrier import Carrier, Ourselves
 from router.call.disclosure import shown_name, told_of
 from router.call.gateway import Gateway
 from router.call.identify import Identity, identity_of, on_behalf_of
+from router.call.observer import Account, Observer
 from router.call.placing import Placer
 from router.call.prepare import (
     LookedUp,
@@ -62,7 +63,6 @@ from router.call.prepare import (
 from router.call.refusal import refusal_of
 from router.call.tracing import AttemptTrace, PromptTrace
 from router.fleet.cluster.served_model import ServedModel
-from router.operate.telemetry.telemetry import Account, Telemetry
 from router.text.tokenize import Tokens
 
 MOST_TRIES = 3
@@ -83,7 +83,7 @@ async def serve(
     however it ends, the Outcome is counted once and every permit is settled. Without a `carrier` the router itself
     goes to the backends. `tenant_name` is whose call it is, where that is known already.
     """
-    with gateway.telemetry.account(caller.id, caller.trace) as account, outer_edge(gateway.telemetry):
+    with gateway.observer.account(caller.id, caller.trace) as account, outer_edge(gateway.observer):
         async with gateway.doors.entered():
             await _serve(caller, gateway, carrier or Ourselves(), account, tenant_name)
 
@@ -112,7 +112,7 @@ async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Ac
 
 
 @contextmanager
-def outer_edge(telemetry: Telemetry) -> Iterator[None]:
+def outer_edge(observer: Observer) -> Iterator[None]:
     """Turn what nobody planned for into an ExpectedError that tells the client nothing, and log it whole."""
     try:
         yield
@@ -120,7 +120,7 @@ def outer_edge(telemetry: Telemetry) -> Iterator[None]:
         raise
     except Exception as error:
         _log.exception("a request failed in a way that nobody planned for")
-        telemetry.event("unplanned_failure")
+        observer.event("unplanned_failure")
         raise ExpectedError("the router made a mistake", hint="its log says more") from error
 
 
@@ -183,7 +183,7 @@ class _Call(msgspec.Struct, frozen=True):
 
     async def answer(self, at: int, model: ServedModel, prompt: LookedUp) -> None:
         """Answer `prompt`, number `at`, on another backend if one fails before the client has seen anything."""
-        with self.gateway.telemetry.prompt(self.account, config_version=self.config.version) as trace:
+        with self.gateway.observer.prompt(self.account, config_version=self.config.version) as trace:
             await self._answer(at, self._bid(at, model, prompt, trace=trace), trace)
 
     async def _answer(self, at: int, bid: Bid, trace: PromptTrace) -> None:
@@ -196,14 +196,14 @@ class _Call(msgspec.Struct, frozen=True):
             self.gateway.clock,
             steps=() if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ()),
             degraded=lambda other, name: self._degraded(at, other, name, trace, others),
-            on_step=partial(self.gateway.telemetry.missed, self.ruling.service_class.name),
+            on_step=partial(self.gateway.observer.missed, self.ruling.service_class.name),
             on_shed=lambda shed, found: self._record(at, shed.request, found.view, found.decision, is_late=True),
         )
         with trace.queue():
             placed = await placer.place(bid)
         try:
             while (failure := await self._failed(at, placed, trace)) is not None:
-                self.gateway.telemetry.event("retried")
+                self.gateway.observer.event("retried")
                 try:
                     with trace.queue():
                         placed = await placer.elsewhere(placed.bid)
@@ -265,7 +265,7 @@ class _Call(msgspec.Struct, frozen=True):
         """Stream the answer from where it was placed."""
         bid, backend = placed.bid, self.gateway.cluster.backend_of(placed.flight)
         self._record(at, bid.request, placed.found.view, placed.found.decision)
-        self.gateway.telemetry.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
+        self.gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
         await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
         with trace.sent(placed, backend) as attempt:
             deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
@@ -345,10 +345,10 @@ class _Call(msgspec.Struct, frozen=True):
             dropped = (*decision.dropped, (decision.chosen, "late"))
             decision = replace(decision, chosen=None, dropped=dropped, predicted_ttft_s=None)
         chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
-        gateway.telemetry.decided(request, decision, chosen, config_version=config.version)
+        gateway.observer.decided(request, decision, chosen, config_version=config.version)
         if gateway.shadow is not None:
             found = differences(request, self.facts, self.ruling, picked, view=view, shadow=gateway.shadow)
-            gateway.telemetry.shadowed(request, found)
+            gateway.observer.shadowed(request, found)
         if self.ask.explain:
             why = explain(request, self.facts, self.ruling, config=config, view=view, decision=decision)
             self.caller.explain(at, without_secrets(why, shown_name))

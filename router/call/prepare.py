@@ -264,7 +264,7 @@ def learn(prompt: LookedUp, model: ServedModel, gateway: Gateway, flight: Flight
     if tokens.measured is None or usage is None or usage.is_guess or not usage.prompt_tokens:
         return
     name = _backends_name(model, gateway.config)
-    gateway.telemetry.estimated(model.name, abs(tokens.count / usage.prompt_tokens - 1.0))
+    gateway.observer.estimated(model.name, abs(tokens.count / usage.prompt_tokens - 1.0))
     gateway.text_lengths.of(name).learn(tokens.measured, usage.prompt_tokens)
 
 

@@ -12,10 +12,10 @@ from policies.prefix.index import PrefixIndex
 from policies.prefix.match import Match, best
 from policies.prefix.residency import Guess, Picture, Residency
 from policies.prefix.speculation import Speculation
+from router.fleet.belief_news import MOST_KEYS, Belief, Learnt, Lost, Sent
 from router.fleet.cluster.flights import Flight
 from router.fleet.parity import ParityMonitor
 from router.fleet.prompt_keys import PromptKeys
-from router.shared.replicas.news import MOST_KEYS, Belief, Learnt, Lost, Sent
 
 
 class Beliefs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from backends.base import Backend
 from backends.kinds import Place, Surroundings, make
@@ -15,10 +16,21 @@ from router.fleet.discovery.pool import PoolMembers
 from router.fleet.discovery.registry import Registry
 from router.fleet.discovery.source import Source
 from router.fleet.feeds.options import backend_options
-from router.operate.telemetry.telemetry import Telemetry
 
 ANNOUNCED = "register"
 """What metrics call the source of backends that announce themselves."""
+
+
+class DiscoveryObserver(Protocol):
+    """Receives what sources of backends report."""
+
+    def discovered(self, pool: str, source: str, addresses: int) -> None:
+        """`source` reported so many addresses of backends of `pool`."""
+        ...
+
+    def discovery_failed(self, pool: str, source: str) -> None:
+        """`source` could not be asked; what it reported last stays."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,8 @@ def finding(
     cluster: Cluster,
     *,
     drain_s: Callable[[], float],
-    telemetry: Telemetry,
+    observer: DiscoveryObserver,
+    on_failure: Callable[[str], None],
 ) -> Finding:
     """What finds the backends of `config`'s pools and adds them to `cluster`; not started."""
     registries: dict[str, Registry] = {}
@@ -63,11 +76,11 @@ def finding(
                 make=lambda name, address, pool=pool: _backend(pool, name, address, surroundings),  # type: ignore[misc]
                 drain_s=drain_s,
                 rng=surroundings.rng,
-                on_heard=telemetry.backends.discovered,
-                on_failed=telemetry.backends.discovery_failed,
+                on_heard=observer.discovered,
+                on_failed=observer.discovery_failed,
             )
         )
-    return Finding(Discovery(members, on_failure=lambda _: telemetry.event("task_failed")), registries)
+    return Finding(Discovery(members, on_failure=on_failure), registries)
 
 
 def _backend(pool: PoolSpec, name: str, address: str, surroundings: Surroundings) -> Backend:

@@ -40,9 +40,10 @@ class Router:
     """
 
     def __init__(self, config: Config, **parts: Unpack[Parts]) -> None:
-        self.gateway = build(config, **parts)
-        self.reloader = Reloader(self.gateway, parts["file"]) if "file" in parts else None
-        self._shadow = Reloader(self.gateway, parts["shadow"], take=as_shadow) if "shadow" in parts else None
+        self.operations = build(config, **parts)
+        self.gateway, self.telemetry = self.operations.gateway, self.operations.telemetry
+        self.reloader = Reloader(self.operations, parts["file"]) if "file" in parts else None
+        self._shadow = Reloader(self.operations, parts["shadow"], take=as_shadow) if "shadow" in parts else None
         self.http = Address.parse(config.server.http)
         self.grpc = None if config.server.grpc is None else Address.parse(config.server.grpc)
         self.admin = None if config.server.admin is None else Address.parse(config.server.admin)
@@ -90,7 +91,7 @@ class Router:
 
     async def __aenter__(self) -> Router:
         async with AsyncExitStack() as stack:
-            if (log := self.gateway.telemetry.decisions) is not None:
+            if (log := self.telemetry.decisions) is not None:
                 log.open()
                 stack.push_async_callback(asyncio.to_thread, log.close)
             stack.push_async_callback(self.gateway.tokenizers.close)
@@ -109,13 +110,15 @@ class Router:
                 await self.gateway.replicas.start()
             self._own(stack, "health of feeds", lambda: _every(1.0, self._weigh_feeds))
             await stack.enter_async_context(self.gateway.finding.discovery)
-            self._own(stack, "event loop lag", self.gateway.telemetry.measure_lag)
+            self._own(stack, "event loop lag", self.telemetry.measure_lag)
             self._own(stack, "tokenizers", self._load_tokenizers)
             if self.reloader is not None:
                 self._own(stack, "SLA file", self.reloader.watch)
             if self._shadow is not None:
                 self._own(stack, "shadow file", self._shadow.watch)
-            self.http = await self._listen_http(stack, self.http, http_app(self.gateway), shared=self._shares_ports)
+            self.http = await self._listen_http(
+                stack, self.http, http_app(self.gateway, self.telemetry.exposition), shared=self._shares_ports
+            )
             if self.admin is not None:
                 self.admin = await self._listen_http(stack, self.admin, self._admin_app(self.admin))
             if self.grpc is not None:
@@ -149,7 +152,7 @@ class Router:
         for health in self.gateway.feeds.health():
             source = health.source
             self.gateway.beliefs.trust(source.backend, source.rank, health.confidence, is_whole=health.is_whole)
-            self.gateway.telemetry.backends.feed(health)
+            self.telemetry.backends.feed(health)
         self.gateway.beliefs.parity.tick()
 
     async def _drain(self) -> None:
@@ -181,7 +184,7 @@ class Router:
 
     def _admin_app(self, address: Address) -> web.Application:
         require_guarded(address, self.gateway.config)
-        app = admin_app(self.gateway, None if self.reloader is None else self.reloader.reload)
+        app = admin_app(self.operations, None if self.reloader is None else self.reloader.reload)
         app.add_routes(announcements(self.gateway))
         FastChatController(Workers(FastChatPools(self.gateway), self.gateway.clock)).add_to(app)
         return app
@@ -199,9 +202,7 @@ class Router:
         return Address(address.host, server.port)
 
     def _own(self, stack: AsyncExitStack, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        task = asyncio.create_task(
-            supervise(name, work, on_failure=lambda _: self.gateway.telemetry.event("task_failed"))
-        )
+        task = asyncio.create_task(supervise(name, work, on_failure=lambda _: self.telemetry.event("task_failed")))
         stack.push_async_callback(_end, task)
 
 

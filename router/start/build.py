@@ -28,6 +28,7 @@ from router.fleet.feeds.feeds import Feeds
 from router.fleet.feeds.folding import FoldingSink
 from router.fleet.pools import finding, named_backends
 from router.operate.dashboard.board import Board
+from router.operate.operations import Operations
 from router.operate.telemetry.decision_log import DecisionLog
 from router.operate.telemetry.telemetry import Telemetry
 from router.shared.keys.ring import KeyRing
@@ -61,7 +62,7 @@ class Parts(TypedDict, total=False):
     shares_ports: bool
 
 
-def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
+def build(config: Config, **parts: Unpack[Parts]) -> Operations:
     """The parts of a router for `config`, put together and not started."""
     base = _base(config, parts)
     cluster = _cluster(base, parts)
@@ -83,12 +84,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         engine_text=EngineText(tokenizers.cache, base.clock),
         admission=Admission(parts.get("quotas") or quota_store(config, base.telemetry)),
         keys=KeyRing(key_store(config, base.telemetry), clock=base.unix_time, on_event=base.telemetry.event),
-        telemetry=base.telemetry,
-        board=Board(
-            base.clock,
-            lambda: in_force().prices,
-            lambda name: cluster.tells_cache(name) or beliefs.counts_cached(name),
-        ),
+        observer=base.telemetry,
         doors=Doors(),
         dispatcher=Dispatcher(cluster, in_force, base.clock, on_waiting=base.telemetry.waiting),
         lengths=AnswerLengths(),
@@ -97,11 +93,24 @@ def build(config: Config, **parts: Unpack[Parts]) -> Gateway:
         rng=base.rng,
         shadow=parts["shadow"].config if "shadow" in parts else None,
         prefixes=_prefixes(base, cluster, beliefs, GatewayWarmer(lambda: gateway)),
-        finding=finding(config, around, cluster, drain_s=lambda: in_force().server.drain_s, telemetry=base.telemetry),
+        finding=finding(
+            config,
+            around,
+            cluster,
+            drain_s=lambda: in_force().server.drain_s,
+            observer=base.telemetry.backends,
+            on_failure=base.task_failed,
+        ),
         feeds=_feeds(base, cluster, beliefs, in_force),
     )
-    _introduce(gateway)
-    return gateway
+    board = Board(
+        base.clock,
+        lambda: in_force().prices,
+        lambda name: cluster.tells_cache(name) or beliefs.counts_cached(name),
+    )
+    operations = Operations(gateway, base.telemetry, board)
+    _introduce(operations)
+    return operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +165,15 @@ def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[
     )
 
 
-def _introduce(gateway: Gateway) -> None:
-    """Let the parts of `gateway` hear of each other."""
-    gateway.telemetry.listen(gateway.board)
-    gateway.beliefs.parity.listener = gateway.telemetry
-    gateway.cluster.listen(gateway.telemetry.backends)
-    gateway.cluster.listen(_Membership(gateway))
+def _introduce(operations: Operations) -> None:
+    """Let the parts of a router hear of each other."""
+    gateway, telemetry = operations.gateway, operations.telemetry
+    telemetry.listen(operations.board)
+    gateway.beliefs.parity.listener = telemetry
+    gateway.cluster.listen(telemetry.backends)
+    gateway.cluster.listen(_Membership(gateway, telemetry))
     if gateway.config.store.redis is not None:
-        gateway.replicas = replicas(gateway.config.store.redis, gateway.config.store.namespace, gateway)
+        gateway.replicas = replicas(gateway.config.store.redis, gateway.config.store.namespace, gateway, telemetry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +181,7 @@ class _Membership(ClusterListener):
     """Lets the parts of `gateway` know who is in its cluster, and who may have room."""
 
     gateway: Gateway
+    telemetry: Telemetry
 
     def reached(self, backend: Backend) -> None:
         publisher = backend if isinstance(backend, EventPublisher) else None
@@ -186,7 +197,7 @@ class _Membership(ClusterListener):
     def gone(self, backend: str) -> None:
         sources = self.gateway.feeds.leave(backend)
         self.gateway.beliefs.forget(backend)
-        self.gateway.telemetry.backends.forget(backend, sources)
+        self.telemetry.backends.forget(backend, sources)
 
 
 def _names_of(config: Config, backend: Backend) -> frozenset[str]:

@@ -9,13 +9,13 @@ from contextlib import suppress
 
 from policies.errors import ConfigError
 from policies.sla.changes import carried_over, fixed_changes
-from router.call.gateway import Gateway
+from router.operate.operations import Operations
 from router.start.config_file import Contents
 
 _log = logging.getLogger("pointsman.config")
 
 
-Take = Callable[[Gateway, Contents, Contents], None]
+Take = Callable[[Operations, Contents, Contents], None]
 """Lets what a file says now (the last argument) take effect instead of what it said before. Raises ConfigError."""
 
 
@@ -26,8 +26,10 @@ class Reloader:
     one look to the next is left to settle, so that nothing half written is read.
     """
 
-    def __init__(self, gateway: Gateway, started: Contents, *, take: Take | None = None, every_s: float = 1.0) -> None:
-        self._gateway, self._take, self._every_s = gateway, take or as_config, every_s
+    def __init__(
+        self, operations: Operations, started: Contents, *, take: Take | None = None, every_s: float = 1.0
+    ) -> None:
+        self._operations, self._take, self._every_s = operations, take or as_config, every_s
         self._written = started
         self._read_stamp = self._last_stamp = started.stamp
         self._asked = asyncio.Event()
@@ -62,10 +64,10 @@ class Reloader:
 
     async def reload(self) -> str | None:
         """Read the file and let it take effect; why it was refused, with every mistake, or None if it was taken."""
-        telemetry = self._gateway.telemetry
+        telemetry = self._operations.telemetry
         try:
             contents = await asyncio.to_thread(self._written.source.read)
-            self._take(self._gateway, self._written, contents)
+            self._take(self._operations, self._written, contents)
         except ConfigError as error:
             telemetry.reloaded(accepted=False)
             _log.warning("SLA file refused, version %s goes on: %s", self._written.config.version, error)
@@ -83,7 +85,7 @@ class Reloader:
         return None
 
 
-def as_config(gateway: Gateway, before: Contents, after: Contents) -> None:
+def as_config(operations: Operations, before: Contents, after: Contents) -> None:
     """Let the file decide from now on. A call keeps the Config that it began with.
 
     Pools and servers stay as they were started: ConfigError for a file that changes those.
@@ -94,12 +96,13 @@ def as_config(gateway: Gateway, before: Contents, after: Contents) -> None:
         raise ConfigError(f"{source} is empty", hint="restart to run without rules")
     if problems := fixed_changes(before.config, after.config, text=after.text, source=source):
         raise ConfigError(f"{source} has changes that need a restart:", problems=problems)
+    gateway = operations.gateway
     gateway.config = carried_over(gateway.config, after.config)
-    gateway.telemetry.config(after.config.version)
+    operations.telemetry.config(after.config.version)
     # who waits may have been let in
     gateway.dispatcher.changed()
 
 
-def as_shadow(gateway: Gateway, before: Contents, after: Contents) -> None:  # noqa: ARG001
+def as_shadow(operations: Operations, before: Contents, after: Contents) -> None:  # noqa: ARG001
     """Let the file decide beside the one that decides, without effect: any sound file may."""
-    gateway.shadow = after.config
+    operations.gateway.shadow = after.config

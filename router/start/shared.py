@@ -52,14 +52,14 @@ def key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
     return RedisKeys(shared.redis, key=f"{shared.namespace}:keys", on_event=telemetry.event)
 
 
-def replicas(url: str, namespace: str, gateway: Gateway) -> Replicas:
+def replicas(url: str, namespace: str, gateway: Gateway, telemetry: Telemetry) -> Replicas:
     """What tells other routers what `gateway` hears, and it what they do; not started."""
     from router.shared.replicas.replicas import Replicas
     from router.shared.replicas.shelf import RedisShelf
     from router.shared.replicas.stream import RedisStream
 
     # not of the router's rng: two routers with one seed would take each other for themselves
-    by, telemetry = uuid.uuid4().hex, gateway.telemetry
+    by = uuid.uuid4().hex
     replicas = Replicas(
         RedisStream(url, by, key=f"{namespace}:replicas"),
         RedisShelf(url, key=f"{namespace}:replicas:snapshot"),

@@ -110,7 +110,7 @@ async def test_answers_refusals_waits_and_goodbyes_pass_a_real_envoy(tmp_path: P
             assert (status, backend[0]) == (200, "b")
             assert body.endswith(b"data: [DONE]\n\n")
         assert await router.gateway.doors.emptied(5)
-        spent = router.gateway.board.of_tenant("acme", router.gateway.clock())
+        spent = router.operations.board.of_tenant("acme", router.gateway.clock())
         assert spent.completion_tokens == 4 * len(engines[0].text)
         assert {body["cache_salt"] for engine in engines for _, body, _ in engine.received} == {"acme"}
 
@@ -139,4 +139,4 @@ async def test_a_real_envoy_goes_down_the_list_and_says_so(tmp_path: Path) -> No
                 await reply.read()
             assert await router.gateway.doors.emptied(5)
             now = router.gateway.clock()
-            assert router.gateway.board.of_backend("b1", now).completion_tokens == len(alive.text)
+            assert router.operations.board.of_backend("b1", now).completion_tokens == len(alive.text)

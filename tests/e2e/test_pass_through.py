@@ -107,7 +107,7 @@ class House:
     def counted(self, kind: str) -> float:
         """Tokens of one kind, over all calls so far."""
         labels = {"tenant": "acme", "service_class": "chat", "kind": kind}
-        return self.router.gateway.telemetry.registry.get_sample_value("pointsman_tokens_total", labels) or 0.0
+        return self.router.telemetry.registry.get_sample_value("pointsman_tokens_total", labels) or 0.0
 
 
 @asynccontextmanager
@@ -173,7 +173,7 @@ async def test_an_answer_in_one_piece_is_the_engines_own() -> None:
             assert await house.answer(body) == WHOLE
         assert house.counted("completion") == 4
         account = {"tenant": "acme", "service_class": "chat"}
-        registry = house.router.gateway.telemetry.registry
+        registry = house.router.telemetry.registry
         assert registry.get_sample_value("pointsman_requests_total", account | {"outcome": "finished"}) == 2
         # no answer told when its first token was there
         assert not registry.get_sample_value("pointsman_ttft_seconds_count", account)

@@ -52,6 +52,6 @@ async def test_a_conversation_passes_envoy_and_is_counted(engines: Engines, tmp_
             assert await router.gateway.doors.emptied(5)
         finally:
             envoy.stop()
-        spent = router.gateway.board.of_tenant("acme", router.gateway.clock())
+        spent = router.operations.board.of_tenant("acme", router.gateway.clock())
         assert spent.completion_tokens > 0
         router.check()

@@ -36,7 +36,7 @@ async def test_after_fifty_answers_the_median_error_is_below_five_percent(engine
         for number, written in enumerate(prompts(FIRST + MEASURED, seed=21, most=1800)):
             status, told = await client.post("/v1/chat/completions", a_body(written))
             assert status == 200, told
-            *_, row = router.gateway.board.rows()
+            *_, row = router.operations.board.rows()
             asked = row.asked
             assert asked is not None
             tokens, likely = told["usage"]["prompt_tokens"], asked.likely_prompt_tokens

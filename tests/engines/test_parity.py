@@ -40,7 +40,7 @@ def pool(*engines: VLLM, **more: Any) -> dict[str, Any]:
 
 def keys_of(router: Router, number: int = -1) -> PromptKeys:
     """What the prompt of a decision that is remembered was looked up by; the last one's."""
-    asked = [row.asked for row in router.gateway.board.rows(0) if row.asked][number]
+    asked = [row.asked for row in router.operations.board.rows(0) if row.asked][number]
     return PromptKeys(asked.block_keys, asked.model, is_exact=asked.least_prompt_tokens is None)
 
 
@@ -193,7 +193,7 @@ async def test_of_a_vllm_that_was_killed_and_started_again_under_load_nothing_ol
     async with a_router(pool(*pair)) as (client, router):
         beliefs = router.gateway.beliefs
         await ask(client, documents * 5)
-        prompts = {row.asked.block_keys for row in router.gateway.board.rows(0) if row.asked}
+        prompts = {row.asked.block_keys for row in router.operations.board.rows(0) if row.asked}
         assert any("engines-0" in beliefs.index.longest(keys) for keys in prompts)
         load = asyncio.create_task(ask(client, documents * 1000))
         await asyncio.sleep(1)

@@ -56,12 +56,9 @@ INSIDE = {
     "backends.events": ("backends.nesting",),
     # the trunk: each folder may import those above it, and `operate` imports the rest without being imported
     "router.text": ("router.ask",),
-    "router.fleet": ("router.supervise", "router.shared.replicas.news", "router.operate.telemetry.telemetry"),
+    "router.fleet": ("router.supervise",),
     "router.shared": ("router.ask", "router.supervise", "router.fleet"),
-    "router.call": (
-        *("router.ask", "router.text", "router.fleet", "router.shared"),
-        *("router.operate.telemetry.telemetry", "router.operate.dashboard.board"),
-    ),
+    "router.call": ("router.ask", "router.text", "router.fleet", "router.shared"),
     "router.protocols": ("router.ask", "router.text", "router.fleet", "router.shared", "router.call"),
     "router.operate": ("router.ask", "router.fleet", "router.shared", "router.call", "router.protocols"),
     "router.start": ("router",),

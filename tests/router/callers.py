@@ -53,7 +53,7 @@ class Listener:
 
 
 def a_gateway(*backends: Any, **parts: Any) -> Gateway:
-    return build(a_config(), backends=lambda _: backends, rng=random.Random(1), **parts)
+    return build(a_config(), backends=lambda _: backends, rng=random.Random(1), **parts).gateway
 
 
 async def well(gateway: Gateway, *names: str) -> Gateway:

@@ -41,8 +41,8 @@ async def served_and_logged(config: Config, fleet: Fleet, coming: list[Arrival],
         unix_time=lambda: 1.7e9 + clock(),
         rng=random.Random(0),
         quotas=MemoryStore(clock),
-    )
-    decisions = gateway.telemetry.decisions
+    ).gateway
+    decisions = gateway.observer.decisions
     assert decisions is not None
     decisions.open()
     for backend in (gateway.cluster.backend(name) for name in ("own-0", "own-1")):

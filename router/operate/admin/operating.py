@@ -14,14 +14,17 @@ from policies.nouns import Outcome
 from policies.suggest import did_you_mean
 from router.call.gateway import Gateway
 from router.operate.admin.clearing import clear_cache, named_tenant
+from router.operate.dashboard.board import Board
 from router.operate.dashboard.routes import json_reply, read_json
+from router.operate.operations import Operations
 from router.protocols.http.prefixes import shown
 
 _MOST_WEIGHT = 1000.0
 
 
-def add_operating(app: web.Application, gateway: Gateway) -> None:
+def add_operating(app: web.Application, operations: Operations) -> None:
     """Add the calls to `app`."""
+    gateway, board = operations.gateway, operations.board
 
     async def change_backend(request: web.Request) -> web.Response:
         name, wanted = _backend(request.match_info["name"], gateway), await read_json(request)
@@ -41,13 +44,13 @@ def add_operating(app: web.Application, gateway: Gateway) -> None:
         return json_reply({"prefixes": [{"tenant": one.tenant, **shown(one, str)} for one in gateway.prefixes.of()]})
 
     async def usage(_: web.Request) -> web.Response:
-        up_s = gateway.clock() - gateway.board.started_at
+        up_s = gateway.clock() - board.started_at
         since = gateway.unix_time() - up_s
-        return json_reply({"since": since, "seconds": up_s, "usage": list(_usage(gateway))})
+        return json_reply({"since": since, "seconds": up_s, "usage": list(_usage(board))})
 
     async def usage_csv(_: web.Request) -> web.Response:
         headers = {"Content-Disposition": 'attachment; filename="pointsman-usage.csv"'}
-        return web.Response(text=_as_csv(list(_usage(gateway))), content_type="text/csv", headers=headers)
+        return web.Response(text=_as_csv(list(_usage(board))), content_type="text/csv", headers=headers)
 
     app.router.add_patch("/admin/backends/{name}", change_backend)
     app.router.add_delete("/admin/tenants/{tenant}/cache", clear)
@@ -79,8 +82,8 @@ def _read_change(wanted: Any) -> tuple[bool | None, float | None]:
     return draining, weight
 
 
-def _usage(gateway: Gateway) -> Iterator[dict[str, Any]]:
-    for (tenant, model), totals in sorted(gateway.board.totals.items()):
+def _usage(board: Board) -> Iterator[dict[str, Any]]:
+    for (tenant, model), totals in sorted(board.totals.items()):
         yield {
             "tenant": tenant,
             "model": model,

@@ -16,6 +16,8 @@ from router.call.identify import key_in
 from router.operate.admin.issuing import add_keys
 from router.operate.admin.operating import add_operating
 from router.operate.dashboard.routes import PAGE, add_data, add_page, json_reply
+from router.operate.operations import Operations
+from router.operate.telemetry.telemetry import Telemetry
 from router.protocols.status import openai_error, retry_after, status_of
 
 Reload = Callable[[], Awaitable[str | None]]
@@ -28,17 +30,18 @@ _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _HINT = f"GET {PAGE} shows everything; docs/operating.md lists the calls"
 
 
-def admin_app(gateway: Gateway, reload: Reload | None) -> web.Application:
-    """The application for `gateway`; `reload` is None where it runs without a file."""
+def admin_app(operations: Operations, reload: Reload | None) -> web.Application:
+    """The application for the operators of one router; `reload` is None where it runs without a file."""
+    gateway = operations.gateway
     app = web.Application(middlewares=[_guard(gateway)], client_max_size=_MOST_BODY_BYTES)
     app.router.add_post("/admin/reload", _reloading(gateway, reload))
     app.router.add_get("/admin/config", _telling(gateway))
     app.router.add_get("/", _to_page)
     add_page(app)
-    add_data(app, gateway)
-    add_operating(app, gateway)
+    add_data(app, operations)
+    add_operating(app, operations)
     add_keys(app, gateway)
-    app.router.add_get("/metrics", _measuring(gateway))
+    app.router.add_get("/metrics", _measuring(operations.telemetry))
     return app
 
 
@@ -66,12 +69,12 @@ def _telling(gateway: Gateway) -> Handler:
     return handle
 
 
-def _measuring(gateway: Gateway) -> Handler:
+def _measuring(telemetry: Telemetry) -> Handler:
     """The metrics here too: where several processes share the port of HTTP, each has an admin port of its own."""
 
     async def handle(request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
-        body, content_type = await asyncio.to_thread(gateway.telemetry.exposition, accept)
+        body, content_type = await asyncio.to_thread(telemetry.exposition, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     return handle

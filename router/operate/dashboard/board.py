@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from policies.nouns import Decision, Outcome, Prices, Request, Usage
 from policies.quota.charge import charge_of
+from router.call.observer import Account
 from router.operate.dashboard.window import Sketch, Window
-from router.operate.telemetry.telemetry import Account
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from aiohttp import web
 from backends.nesting import decode_json
 from policies.errors import InvalidRequest
 from policies.quantities import read_tokens
-from router.call.gateway import Gateway
 from router.operate.dashboard.snapshot import detail, snapshot
+from router.operate.operations import Operations
 from router.operate.what_if import WhatIf, explain_on_paper
 from router.protocols.explanations import as_json
 
@@ -36,14 +36,15 @@ def add_page(app: web.Application) -> None:
         app.router.add_get(PAGE if name == "index.html" else f"{PAGE}/{name}", _file(name))
 
 
-def add_data(app: web.Application, gateway: Gateway) -> None:
+def add_data(app: web.Application, operations: Operations) -> None:
     """Serve what the page shows."""
+    gateway = operations.gateway
 
     async def tell(request: web.Request) -> web.Response:
-        return json_reply(await snapshot(gateway, _whole(request.query.get("since", "0"), "since")))
+        return json_reply(await snapshot(operations, _whole(request.query.get("since", "0"), "since")))
 
     async def tell_one(request: web.Request) -> web.Response:
-        found = detail(_whole(request.match_info["number"], "number"), gateway)
+        found = detail(_whole(request.match_info["number"], "number"), operations)
         if found is None:
             raise InvalidRequest("this decision is not remembered any more", hint="the last 256 are")
         return json_reply(found)

@@ -29,6 +29,7 @@ from router.operate.dashboard.nouns import (
 )
 from router.operate.dashboard.why import why
 from router.operate.dashboard.window import WINDOW_S, Sketch
+from router.operate.operations import Operations
 from router.shared.prefixes.prefix import Prefix
 from router.shared.store.base import StoreFailed
 from shards.kv.keys import BLOCK_TOKENS
@@ -41,10 +42,11 @@ _MOST_PREFIXES = 50
 _MOST_TROUBLE = 300
 
 
-async def snapshot(gateway: Gateway, since: int = 0) -> Snapshot:
+async def snapshot(operations: Operations, since: int = 0) -> Snapshot:
     """All that is known at this moment, with the decisions that changed after revision `since`."""
-    now, unix, board, config = gateway.clock(), gateway.unix_time(), gateway.board, gateway.config
-    tenants = await asyncio.gather(*(_tenant_row(tenant, gateway, now) for tenant in config.tenants.values()))
+    gateway, board = operations.gateway, operations.board
+    now, unix, config = gateway.clock(), gateway.unix_time(), gateway.config
+    tenants = await asyncio.gather(*(_tenant_row(tenant, operations, now) for tenant in config.tenants.values()))
     if since > board.revision:
         # whoever asks has seen another life of this router
         since = 0
@@ -57,15 +59,15 @@ async def snapshot(gateway: Gateway, since: int = 0) -> Snapshot:
         config_version=config.version,
         shadow_version=None if gateway.shadow is None else gateway.shadow.version,
         is_ready=gateway.is_ready(),
-        worst_lag_s=gateway.telemetry.worst_lag_s,
+        worst_lag_s=operations.telemetry.worst_lag_s,
         in_flight=gateway.cluster.in_flight,
         waiting=sum(waiting.values()),
         requests=sum(sum(row.outcomes.values()) for row in tenants),
         models=tuple(gateway.cluster.models()),
         indexed_blocks=len(gateway.beliefs.index),
-        classes=tuple(_class_row(one, gateway, now) for one in config.classes.values()),
+        classes=tuple(_class_row(one, operations, now) for one in config.classes.values()),
         tenants=tuple(_with_shares(list(tenants))),
-        backends=tuple(_backend_rows(gateway, now)),
+        backends=tuple(_backend_rows(operations, now)),
         revision=board.revision,
         decisions=tuple(_decision_row(row, unix - now) for row in board.rows(since)),
         prefixes=tuple(_prefix_row(one, unix) for one in nsmallest(_MOST_PREFIXES, prefixes, key=_urgency)),
@@ -73,9 +75,9 @@ async def snapshot(gateway: Gateway, since: int = 0) -> Snapshot:
     )
 
 
-def detail(number: int, gateway: Gateway) -> DecisionDetail | None:
+def detail(number: int, operations: Operations) -> DecisionDetail | None:
     """All of the decision of this number; None if it is not remembered any more, or was none."""
-    row = gateway.board.row(number)
+    gateway, row = operations.gateway, operations.board.row(number)
     if row is None:
         return None
     decision, asked = row.decision, row.asked
@@ -112,9 +114,9 @@ def _was_tokenized(asked: Request) -> bool:
     return bool(asked.block_keys) or asked.prompt_tokens < BLOCK_TOKENS
 
 
-def _class_row(one: ServiceClass, gateway: Gateway, now: float) -> ClassRow:
-    minute = gateway.board.of_class(one.name, now)
-    _, waiting = gateway.dispatcher.waiting()
+def _class_row(one: ServiceClass, operations: Operations, now: float) -> ClassRow:
+    minute = operations.board.of_class(one.name, now)
+    _, waiting = operations.gateway.dispatcher.waiting()
     return ClassRow(
         name=one.name,
         rank=one.rank,
@@ -140,9 +142,9 @@ def _measure(seen: Sketch, target_s: float | None, quantile: float) -> Measure:
     )
 
 
-async def _tenant_row(tenant: Tenant, gateway: Gateway, now: float) -> TenantRow:
+async def _tenant_row(tenant: Tenant, operations: Operations, now: float) -> TenantRow:
     """`tenant` without its share: that depends on the others."""
-    board = gateway.board
+    gateway, board = operations.gateway, operations.board
     minute, whole = board.of_tenant(tenant.name, now), Totals()
     for (name, _), totals in board.totals.items():
         if name == tenant.name:
@@ -189,17 +191,19 @@ def _with_shares(rows: list[TenantRow]) -> Iterator[TenantRow]:
         yield replace(row, share=share, entitled=row.weight / weights if row.name in active else None)
 
 
-def _backend_rows(gateway: Gateway, now: float) -> Iterator[BackendRow]:
+def _backend_rows(operations: Operations, now: float) -> Iterator[BackendRow]:
     """All backends, the ranks of a server behind one another."""
+    gateway = operations.gateway
     views = {view.name: view for view in gateway.cluster.view(now).backends}
     for name in views:
         ranks = gateway.cluster.server_of(name).ranks
         if name == ranks[0]:
-            yield from (_backend_row(views[rank], gateway, now) for rank in ranks)
+            yield from (_backend_row(views[rank], operations, now) for rank in ranks)
 
 
-def _backend_row(view: BackendView, gateway: Gateway, now: float) -> BackendRow:
-    minute, load = gateway.board.of_backend(view.name, now), gateway.cluster.backend(view.name).load()
+def _backend_row(view: BackendView, operations: Operations, now: float) -> BackendRow:
+    gateway, minute = operations.gateway, operations.board.of_backend(view.name, now)
+    load = gateway.cluster.backend(view.name).load()
     ranks, trouble = gateway.cluster.server_of(view.name).ranks, gateway.cluster.trouble(view.name)
     return BackendRow(
         name=view.name,

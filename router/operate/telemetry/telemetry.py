@@ -14,12 +14,12 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from policies.nouns import BackendView, Decision, Outcome, Request, Usage
+from policies.nouns import BackendView, Decision, Outcome, Request
 from policies.prefix.parity import Doubt, ParityReport, Trust
 from policies.shadow import Difference
-from router.ask import Input
+from router.call.observer import Account
 from router.call.outcome import code_of, outcome_of, why_of
-from router.call.tracing import Answered, CallTrace, PromptTrace, Tracing, Untraced
+from router.call.tracing import Answered, PromptTrace, Tracing, Untraced
 from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.decision_log import DecisionLog, LoggedPrompt
 from router.operate.telemetry.logs import Facts
@@ -37,28 +37,6 @@ _outcomes = logging.getLogger("pointsman.outcome")
 _parity = logging.getLogger("pointsman.parity")
 
 _NO_CONTEXT: Mapping[str, str] = MappingProxyType({})
-
-
-class Account:
-    """What telemetry learns of one call while it lives. `tenant` and the like are set as soon as they are known."""
-
-    def __init__(self, id: str, started_at: float, trace: CallTrace) -> None:  # noqa: A002 - it is the request's id
-        self.id, self.started_at, self.trace = id, started_at, trace
-        self.tenant, self.service_class, self.model, self.path = "unknown", "none", "", ""
-        self.rule: int | None = None
-        self.inputs: Sequence[Input] = ()
-        self.usage = Usage()
-        self.first_at: float | None = None
-        self.last_at: float | None = None
-
-    def __repr__(self) -> str:
-        return f"<Account {self.id} of {self.tenant} in {self.service_class}, {self.usage}>"
-
-    def heard(self, now: float) -> None:
-        """A piece of the answer came at `now`."""
-        if self.first_at is None:
-            self.first_at = now
-        self.last_at = now
 
 
 class Listener(Protocol):

@@ -138,7 +138,7 @@ class Inference:
     async def _edge(self, context: Context) -> AsyncIterator[None]:
         """End the call with a status and trailing metadata when it fails."""
         try:
-            with outer_edge(self._gateway.telemetry):
+            with outer_edge(self._gateway.observer):
                 yield
         except ExpectedError as error:
             why = tuple(context.trailing_metadata() or ())

@@ -50,7 +50,11 @@ INLINE_BYTES = 64 * 2**10
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+Metrics = Callable[[str], tuple[bytes, str]]
+"""From what a client accepts to all metrics, and their content type."""
+
 _GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
+_METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 _ROUTES_HINT = (
@@ -59,11 +63,11 @@ _ROUTES_HINT = (
 )
 
 
-def http_app(gateway: Gateway) -> web.Application:
-    """The application that serves `gateway`. Run it with `handler_cancellation=True`."""
+def http_app(gateway: Gateway, metrics: Metrics) -> web.Application:
+    """The application that serves `gateway` and its `metrics`. Run it with `handler_cancellation=True`."""
     middlewares: list[Middleware] = [_errors, answering_preflights(lambda: gateway.config.server.cors_origins)]
     app = web.Application(middlewares=middlewares, client_max_size=gateway.config.server.max_body_bytes)
-    app[_GATEWAY] = gateway
+    app[_GATEWAY], app[_METRICS] = gateway, metrics
     for path, dialect in DIALECTS.items():
         app.router.add_post(path, _endpoint(dialect))
     app.router.add_post(COUNT_PATH, _count_tokens)
@@ -249,7 +253,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure leaves in the shape of its path, those of HTTP itself too; OpenAI's where there is none."""
     shape = anthropic_failure if _speaks_anthropic(request) else openai_failure
     try:
-        with outer_edge(request.app[_GATEWAY].telemetry):
+        with outer_edge(request.app[_GATEWAY].observer):
             try:
                 return await handler(request)
             except web.HTTPException as refusal:
@@ -349,8 +353,8 @@ async def _readyz(request: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    telemetry, accept = request.app[_GATEWAY].telemetry, request.headers.get("Accept", "")
-    body, content_type = await asyncio.to_thread(telemetry.exposition, accept)
+    # in a thread: 55 ms for 600 series
+    body, content_type = await asyncio.to_thread(request.app[_METRICS], request.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 

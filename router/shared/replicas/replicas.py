@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from policies.prefix.match import faded
+from router.fleet.belief_news import Learnt
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.cluster.flights import Traffic
 from router.shared.prefixes.prefix import Dropped, Prefix, PrefixNews
-from router.shared.replicas.news import Learnt, News, batches, decode, encode
+from router.shared.replicas.news import News, batches, decode, encode
 from router.shared.replicas.peers import Peers
 from router.shared.replicas.scribe import Scribe, Taken
 from router.shared.replicas.shelf import Shelf

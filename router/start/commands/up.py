@@ -95,7 +95,7 @@ async def serve_until_signal(
         if tracing is not None:
             parts["tracing"] = tracing
         router = Router(config, **parts)
-        begin_metrics(stack, router.gateway.telemetry.registry)
+        begin_metrics(stack, router.telemetry.registry)
         await stack.enter_async_context(router)
         spare_what_stays()
         if any(files):

@@ -50,7 +50,7 @@ async def a_world(*, shared: bool = False) -> tuple[Gateway, list[Telling]]:
             backend.listener, backend.held = listener, set()  # type: ignore[attr-defined]
         return backends
 
-    gateway = build(a_config(*tenants), backends=make, rng=random.Random(3), clock=lambda: 1.0)
+    gateway = build(a_config(*tenants), backends=make, rng=random.Random(3), clock=lambda: 1.0).gateway
     return await well(gateway, *(backend.name for backend in backends)), backends
 
 

@@ -20,7 +20,7 @@ def tokens_of(gateway: Gateway) -> dict[str, float]:
     """Tokens that tenants were charged, by kind."""
     return {
         sample.labels["kind"]: sample.value
-        for metric in gateway.telemetry.registry.collect()
+        for metric in gateway.observer.registry.collect()
         for sample in metric.samples
         if sample.name == "pointsman_tokens_total"
     }

@@ -232,7 +232,9 @@ def test_whatever_happens_at_once_each_request_ends_by_its_rules_and_nothing_is_
         machines = {
             name: a_machine(rng, name) for name in ("own-0", "own-1", "own-2", "far-0", "odd-0")[rng.randrange(3) :]
         }
-        gateway = build(a_file(rng), backends=lambda _: list(machines.values()), clock=loop.time, rng=rng, health=RULES)
+        gateway = build(
+            a_file(rng), backends=lambda _: list(machines.values()), clock=loop.time, rng=rng, health=RULES
+        ).gateway
         async with gateway.cluster, asyncio.TaskGroup() as group:
             await asyncio.sleep(0.3)
             blowing, asked = group.create_task(storm(gateway, machines, rng)), 0

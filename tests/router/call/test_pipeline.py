@@ -57,7 +57,7 @@ def test_whatever_backends_and_client_do_each_request_is_settled_once(scripts: A
         assert len(set(caller.placed)) == len(caller.placed)
         counted = [
             sample.value
-            for metric in gateway.telemetry.registry.collect()
+            for metric in gateway.observer.registry.collect()
             for sample in metric.samples
             if sample.name == "pointsman_requests_total"
         ]
@@ -223,7 +223,7 @@ async def test_estimates_follow_what_backends_count_and_tell_how_far_off_they_we
     assert last.prompt_tokens == pytest.approx(900, rel=0.02)
     assert last.likely_prompt_tokens is not None
     assert last.likely_prompt_tokens[0] <= 900 <= last.likely_prompt_tokens[1]
-    assert series(gateway.telemetry.registry, "prompt_estimate_error_count") == {(MODEL,): 12.0}
+    assert series(gateway.observer.registry, "prompt_estimate_error_count") == {(MODEL,): 12.0}
     gateway.check()
 
 
@@ -232,4 +232,4 @@ async def test_of_usage_that_no_backend_told_nothing_is_learnt() -> None:
     gateway = await well(a_gateway(backend), "b0")
     assert await ended(Listener(chat_ask(a_chat())), gateway) is None
     assert gateway.text_lengths.of(MODEL).learnt == 0
-    assert series(gateway.telemetry.registry, "prompt_estimate_error_count") == {}
+    assert series(gateway.observer.registry, "prompt_estimate_error_count") == {}

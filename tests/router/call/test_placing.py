@@ -26,7 +26,7 @@ async def a_gateway(*backends: ScriptedBackend, steps: tuple[Step, ...] = ()) ->
     config = replace(
         a_config(), pools=pools, rules=(Rule("chat", pools=("own",)),), on_miss={"chat": steps}, outage_s=0.02
     )
-    gateway = build(config, backends=lambda _: backends, rng=random.Random(1))
+    gateway = build(config, backends=lambda _: backends, rng=random.Random(1)).gateway
     for backend in backends:
         await gateway.cluster.probe(backend.name)
     return gateway
@@ -35,7 +35,7 @@ async def a_gateway(*backends: ScriptedBackend, steps: tuple[Step, ...] = ()) ->
 def misses(gateway: Gateway) -> dict[str, float]:
     return {
         sample.labels["step"]: sample.value
-        for metric in gateway.telemetry.registry.collect()
+        for metric in gateway.observer.registry.collect()
         for sample in metric.samples
         if sample.name == "pointsman_misses_total"
     }

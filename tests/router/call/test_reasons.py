@@ -31,7 +31,7 @@ async def test_rules_see_what_no_backend_holds_and_the_index_is_walked_once() ->
     config = replace(a_config(), rules=(cached, Rule("chat")))
     backends = [ScriptedBackend("b0", scripts=[[BackendFailed("gone")]]), ScriptedBackend("b1")]
     # a clock that stands still: nobody is found to be faster than the other
-    router = build(config, backends=lambda _: backends, rng=random.Random(1), clock=lambda: 1.0)
+    router = build(config, backends=lambda _: backends, rng=random.Random(1), clock=lambda: 1.0).gateway
     gateway = await well(router, "b0", "b1")
     index = gateway.beliefs.index = CountingIndex()
     ask = chat_ask(a_chat("word " * 300), {"x-pointsman-explain": "1"})
@@ -74,7 +74,7 @@ async def test_what_a_shadow_file_would_do_otherwise_is_counted_and_does_nothing
     assert [request.service_class for request in backends[0].requests] == ["chat", "chat"]
     counted = {
         sample.labels["what"]: sample.value
-        for metric in gateway.telemetry.registry.collect()
+        for metric in gateway.observer.registry.collect()
         for sample in metric.samples
         if sample.name == "pointsman_shadow_differences_total"
     }

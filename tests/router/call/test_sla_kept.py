@@ -128,7 +128,7 @@ async def a_router(text: str, backends: Sequence[FakeBackend]) -> AsyncIterator[
     pools = "".join(f"  {name}: {{kind: fake, at: ['{name}:1'], model: {model}}}\n" for name, model in models.items())
     environment = {name: name for name in ("BIG", "SMALL", "ACME")}
     config = parse(f"{text}\npools:\n{pools}", environment=environment)
-    gateway = build(config, backends=lambda _: backends, clock=loop.time, rng=random.Random(7))
+    gateway = build(config, backends=lambda _: backends, clock=loop.time, rng=random.Random(7)).gateway
     for backend in backends:
         assert await gateway.cluster.probe(backend.name)
     try:

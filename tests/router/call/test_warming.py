@@ -123,7 +123,7 @@ async def test_it_is_never_shed_for_a_promise_that_nobody_waits_for() -> None:
     config = replace(config, classes=classes, on_miss={"chat": (Shed(429),)})
     async with a_warmer(config=config) as (warmer, router):
         await warmer.warm(an_ask(), "acme", avoiding=frozenset(), placed=ignored)
-        metrics = router.gateway.telemetry.exposition("")[0].decode()
+        metrics = router.telemetry.exposition("")[0].decode()
         assert 'service_class="yielding"' in metrics
         assert 'pointsman_ttft_seconds_count{service_class="chat"' not in metrics
 
@@ -132,7 +132,7 @@ async def test_its_tokens_are_charged_to_the_tenant() -> None:
     tenant = a_tenant(limits=Limits(tokens_per_minute=100_000))
     async with a_warmer(config=a_config(tenant)) as (warmer, router):
         await warmer.warm(an_ask(), "acme", avoiding=frozenset(), placed=ignored)
-        ((who, totals),) = router.gateway.board.totals.items()
+        ((who, totals),) = router.operations.board.totals.items()
         assert who == ("acme", MODEL)
         assert totals.prompt_tokens > 64
 

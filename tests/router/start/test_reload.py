@@ -14,6 +14,7 @@ import pytest
 from policies.errors import ConfigError
 from policies.sla.parse import parse
 from router.call.gateway import Gateway
+from router.operate.operations import Operations
 from router.protocols.openai.request import chat_ask
 from router.start.app import Router
 from router.start.build import build
@@ -53,16 +54,21 @@ class Paper:
         return self.stamps.pop(0) if self.stamps else None
 
 
-def a_gateway(paper: Paper, *scripts: list[Step]) -> tuple[Gateway, Reloader]:
+def a_router(paper: Paper, *scripts: list[Step]) -> tuple[Operations, Reloader]:
     started, backend = paper.read(), ScriptedBackend(speaks_tokens=False, scripts=list(scripts))
-    gateway = build(started.config, backends=lambda _: [backend], rng=random.Random(1))
-    return gateway, Reloader(gateway, started)
+    operations = build(started.config, backends=lambda _: [backend], rng=random.Random(1))
+    return operations, Reloader(operations, started)
+
+
+def a_gateway(paper: Paper, *scripts: list[Step]) -> tuple[Gateway, Reloader]:
+    operations, reloader = a_router(paper, *scripts)
+    return operations.gateway, reloader
 
 
 def counted(gateway: Gateway, name: str) -> dict[str, float]:
     return {
         next(iter(sample.labels.values())): sample.value
-        for metric in gateway.telemetry.registry.collect()
+        for metric in gateway.observer.registry.collect()
         for sample in metric.samples
         if sample.name == f"pointsman_{name}"
     }
@@ -229,9 +235,9 @@ def test_paper_is_refused_as_a_file_is() -> None:
 
 async def test_a_shadow_file_is_taken_without_effect_even_if_its_pools_differ() -> None:
     paper, shadow = Paper(a_file(1)), Paper(a_file(2))
-    gateway, _ = a_gateway(paper)
-    before = gateway.config
-    reloader = Reloader(gateway, shadow.read(), take=as_shadow)
+    operations, _ = a_router(paper)
+    gateway, before = operations.gateway, operations.gateway.config
+    reloader = Reloader(operations, shadow.read(), take=as_shadow)
     shadow.text = a_file(3).replace("own:", "mine:")
     assert await reloader.reload() is None
     assert gateway.config is before

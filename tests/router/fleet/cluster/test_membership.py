@@ -254,7 +254,7 @@ def test_joins_leaves_and_deaths_lose_no_request_that_had_not_streamed(seed: int
         gateway = build(
             a_config(), backends=lambda _: list(mortals.values()), rng=rng, clock=asyncio.get_running_loop().time,
             health=RULES,
-        )  # fmt: skip
+        ).gateway  # fmt: skip
         async with gateway.cluster:
             await reached(gateway.cluster, *mortals)
             storm = Storm(gateway, rng, mortals, born=10)
@@ -275,7 +275,7 @@ def test_joins_leaves_and_deaths_lose_no_request_that_had_not_streamed(seed: int
             assert storm.events == 120
             gateway.check()
             assert {one.name for one in gateway.cluster.view(0.0).backends} == set(storm.mortals)
-            told = gateway.telemetry.exposition()[0].decode()
+            told = gateway.observer.exposition()[0].decode()
             series = {line.split('backend="')[1].split('"')[0] for line in told.splitlines() if 'backend="' in line}
             assert series <= {*storm.mortals, "none"}, "series of backends that are gone are left"
 
@@ -285,7 +285,7 @@ def test_joins_leaves_and_deaths_lose_no_request_that_had_not_streamed(seed: int
 def test_many_that_die_at_once_cost_a_request_no_try_where_it_never_arrived() -> None:
     async def run() -> None:
         mortals = [a_mortal(f"b{number}") for number in range(9)]
-        gateway = build(a_config(), backends=lambda _: mortals, health=HealthRules(probe_every_s=60.0))
+        gateway = build(a_config(), backends=lambda _: mortals, health=HealthRules(probe_every_s=60.0)).gateway
         async with gateway.cluster:
             await reached(gateway.cluster, *(one.name for one in mortals))
             for one in mortals[1:]:
@@ -300,13 +300,13 @@ def test_many_that_die_at_once_cost_a_request_no_try_where_it_never_arrived() ->
 
 def test_what_a_series_counts_goes_on_after_another_backend_is_forgotten() -> None:
     async def run() -> None:
-        gateway = build(a_config(), backends=lambda _: [a_mortal("b0"), a_mortal("b1")], health=RULES)
+        gateway = build(a_config(), backends=lambda _: [a_mortal("b0"), a_mortal("b1")], health=RULES).gateway
         async with gateway.cluster:
             await reached(gateway.cluster, "b0", "b1")
             await gateway.cluster.remove("b1", within_s=0.0)
             flight: Flight = gateway.cluster.begin("b0", a_request(), 1)
-            assert b'pointsman_backend_in_flight{backend="b0"} 1.0' in gateway.telemetry.exposition()[0]
+            assert b'pointsman_backend_in_flight{backend="b0"} 1.0' in gateway.observer.exposition()[0]
             gateway.cluster.end(flight)
-            assert b"b1" not in gateway.telemetry.exposition()[0]
+            assert b"b1" not in gateway.observer.exposition()[0]
 
     virtually(run)

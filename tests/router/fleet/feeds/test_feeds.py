@@ -155,7 +155,7 @@ def test_without_pyzmq_a_pool_that_names_events_is_refused(monkeypatch: pytest.M
 
 
 def test_a_router_without_such_pools_does_not_import_zmq() -> None:
-    script = "import sys, router.feeds.feeds; print('zmq' in sys.modules)"
+    script = "import sys, router.fleet.feeds.feeds; print('zmq' in sys.modules)"
     root = Path(__file__).parents[4]
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -50,13 +50,13 @@ async def test_events_of_a_backend_that_announced_itself_are_in_the_index_until_
             await subscribed(publisher)
             await until(lambda: name in gateway.beliefs.longest(PromptKeys(KEYS)))
             assert gateway.beliefs.longest(PromptKeys(KEYS))[name].blocks == 2
-            await until(lambda: f'source="{name}"'.encode() in gateway.telemetry.exposition()[0])
+            await until(lambda: f'source="{name}"'.encode() in gateway.observer.exposition()[0])
             registry.unregister(address)
             await unsubscribed(publisher)
             await until(lambda: name not in gateway.cluster)
             assert gateway.beliefs.longest(PromptKeys(KEYS)) == {}
             assert gateway.feeds.health() == ()
-            assert name.encode() not in gateway.telemetry.exposition()[0]
+            assert name.encode() not in gateway.observer.exposition()[0]
             registry.register(address, ttl_s=30)
             await until(lambda: name in gateway.beliefs.longest(PromptKeys(KEYS)))
             router.check()

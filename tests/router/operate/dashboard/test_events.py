@@ -25,7 +25,7 @@ IDS = bytes(4 * 70)
 
 
 def metrics(router: Router) -> list[str]:
-    return router.gateway.telemetry.exposition()[0].decode().splitlines()
+    return router.telemetry.exposition()[0].decode().splitlines()
 
 
 async def test_the_dashboard_metrics_and_log_say_whether_events_are_used_and_why_not(
@@ -35,7 +35,7 @@ async def test_the_dashboard_metrics_and_log_say_whether_events_are_used_and_why
         beliefs = router.gateway.beliefs
 
         async def shown() -> str:
-            (row,) = (await snapshot(router.gateway)).backends
+            (row,) = (await snapshot(router.operations)).backends
             return row.events
 
         prompt = PromptKeys(block_keys(IDS, 7), "m", token_ids=IDS)

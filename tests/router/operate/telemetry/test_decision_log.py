@@ -203,7 +203,7 @@ async def test_dropped_lines_show_in_the_metrics(tmp_path: Path) -> None:
     config = a_config(decision_log="/dev/full")
     async with a_router(config=config) as router, a_client(router) as client:
         await client.answer(CHAT, a_chat())
-        telemetry = router.gateway.telemetry
+        telemetry = router.telemetry
     assert b'pointsman_events_total{event="decision_log_dropped"} 1.0' in telemetry.exposition()[0]
 
 

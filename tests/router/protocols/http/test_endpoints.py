@@ -222,7 +222,7 @@ async def test_a_client_that_hangs_up_cancels_the_backend(stream: bool, steps: l
         await asyncio.wait_for(backend.cancelled.wait(), 5)
         await asyncio.gather(calling, return_exceptions=True)
         assert await router.gateway.doors.emptied(5)
-        text = router.gateway.telemetry.exposition()[0].decode()
+        text = router.telemetry.exposition()[0].decode()
     assert 'outcome="cancelled"' in text
     assert backend.open == 0
 
@@ -332,7 +332,7 @@ async def test_bad_input_gets_an_error_in_openais_shape_with_a_hint() -> None:
             assert error["hint"]
             assert error["message"].endswith(f"({error['hint']})")
             assert {"message", "type", "param", "code"} <= set(error)
-        assert 'outcome="rejected"' in router.gateway.telemetry.exposition()[0].decode()
+        assert 'outcome="rejected"' in router.telemetry.exposition()[0].decode()
 
 
 async def test_the_code_for_a_prompt_beyond_the_context_is_openais() -> None:

@@ -41,7 +41,7 @@ async def test_the_official_client_gets_vectors_and_the_backend_its_body() -> No
         reply = await client.embeddings.create(
             model=MODEL, input=["the fox", "the dog"], encoding_format="float", dimensions=2, extra_body={"vendor": 1}
         )
-        text = router.gateway.telemetry.exposition()[0].decode()
+        text = router.telemetry.exposition()[0].decode()
     assert [one.embedding for one in reply.data] == [[0.5, -1.25], [0.001, 2]]
     assert (reply.model, reply.usage.prompt_tokens) == (MODEL, 4)
     body = a_body(["the fox", "the dog"], encoding_format="float", dimensions=2, vendor=1)

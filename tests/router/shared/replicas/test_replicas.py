@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from policies.nouns import Delta
+from router.fleet.belief_news import MOST_KEYS
 from router.fleet.cluster.flights import Traffic
 from router.fleet.prompt_keys import PromptKeys
-from router.shared.replicas.news import MOST_KEYS
 from tests.policies.builders import a_request
 from tests.router.shared.replicas.parts import KEY, KEYS, QUICK, TOKENS, Site, a_site, fell, some_keys
 from tests.router.shared.store.parts import Line, RedisServer, a_line, a_redis

@@ -1,0 +1,70 @@
+"""What a call reports while it runs, to the part of the router that keeps metrics, traces and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from policies.nouns import BackendView, Decision, Request, Usage
+from policies.shadow import Difference
+from router.ask import Input
+from router.call.tracing import CallTrace, PromptTrace
+
+
+class Account:
+    """What is known of one call while it runs. `tenant` and the others are set as soon as they are known."""
+
+    def __init__(self, id: str, started_at: float, trace: CallTrace) -> None:  # noqa: A002 - it is the request's id
+        self.id, self.started_at, self.trace = id, started_at, trace
+        self.tenant, self.service_class, self.model, self.path = "unknown", "none", "", ""
+        self.rule: int | None = None
+        self.inputs: Sequence[Input] = ()
+        self.usage = Usage()
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Account {self.id} of {self.tenant} in {self.service_class}, {self.usage}>"
+
+    def heard(self, now: float) -> None:
+        """A piece of the answer came at `now`."""
+        if self.first_at is None:
+            self.first_at = now
+        self.last_at = now
+
+
+class Observer(Protocol):
+    """Receives what calls report. What it does must be cheap: calls wait for it."""
+
+    def account(self, id: str, context: Mapping[str, str]) -> AbstractContextManager[Account]:  # noqa: A002
+        """The Account of a call that begins now; leaving it ends the call. `context` are its W3C trace headers."""
+        ...
+
+    def prompt(self, account: Account, *, config_version: str) -> PromptTrace:
+        """The trace of the next prompt of a call that was classified."""
+        ...
+
+    def decided(self, request: Request, decision: Decision, chosen: BackendView | None, *, config_version: str) -> None:
+        """`decision` was made for `request` by the SLA file of this version; `chosen` is the view of its backend."""
+        ...
+
+    def queued(self, request: Request, seconds: float) -> None:
+        """`request` found a backend after `seconds` in the router."""
+        ...
+
+    def missed(self, service_class: str, step: str) -> None:
+        """A target of the class cannot be kept, and this step of `on_miss` is tried."""
+        ...
+
+    def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
+        """The shadow file would have decided on `request` with these differences."""
+        ...
+
+    def estimated(self, model: str, error: float) -> None:
+        """A backend counted a prompt of `model`; the estimate was off by this share of the count."""
+        ...
+
+    def event(self, name: str) -> None:
+        """Something rare happened. `name` comes from a closed list."""
+        ...
