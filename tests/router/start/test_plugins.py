@@ -79,7 +79,7 @@ def test_several_distributions_are_asked_one_after_the_other(install: Install) -
         (
             "taken",
             "def extend(catalogue): return catalogue.with_parts(scores={'balance': None})",
-            "'balance' is there already",
+            "'balance' is defined already",
         ),
         (
             "thief",
