@@ -1,0 +1,106 @@
+"""What one short request touches: our files, and calls of our functions, by file.
+
+    python benchmarks/request_path.py [--stream] [--calls]
+
+A router with the policy, keys, index, quotas and metrics of an ordinary file serves a scripted backend (`kind: fake`).
+A few requests warm it up; then the calls of one request are counted with Python's profiler, from its first byte to the
+last. Background work that happens to run in these milliseconds (probes, lag, feeds) is left out: only calls below the
+handler of the request and below the tasks that it starts count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import aiohttp
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from policies.sla.parse import parse
+from router.start.app import Router
+
+KEY = "a-key-for-measurements-only"
+SLA = """
+classes: {{chat: {{ttft_p95: 60s}}}}
+tenants: {{acme: {{keys: ["sha256:{key}"], limits: {{requests_per_minute: 100000, tokens_per_minute: 100M}}}}}}
+pools: {{own: {{kind: fake, at: ["a:1", "b:1"], model: m}}}}
+rules: [{{class: chat}}]
+server: {{http: "127.0.0.1:0", grpc: off}}
+"""
+OURS = tuple(f"{ROOT}/{package}/" for package in ("router", "policies", "backends", "shards"))
+BACKGROUND = ("supervise.py", "probes.py", "telemetry.py:measure_lag", "feeds.py", "discovery.py", "reload.py")
+
+
+class Calls:
+    """Counts calls of our functions, by file and name, while it is set as the profiler."""
+
+    def __init__(self) -> None:
+        self.by_function: Counter[tuple[str, str]] = Counter()
+        self.deepest = 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(OURS):
+            return
+        depth, above = 0, frame
+        while above is not None:
+            name = f"{Path(above.f_code.co_filename).name}:{above.f_code.co_name}"
+            if any(name.startswith(part) for part in BACKGROUND):
+                return
+            depth += above.f_code.co_filename.startswith(OURS)
+            above = above.f_back  # type: ignore[assignment]
+        self.deepest = max(self.deepest, depth)
+        self.by_function[str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname] += 1
+
+
+async def traced(*, stream: bool) -> Calls:
+    """The calls of one request to a router that is warm."""
+    async with Router(parse(SLA.format(key=hashlib.sha256(KEY.encode()).hexdigest()))) as router:
+        assert await router.wait_until_reached(10)
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": stream})
+        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+        async with aiohttp.ClientSession(headers=headers) as http:
+
+            async def ask() -> None:
+                async with http.post(f"{router.http_url}/v1/chat/completions", data=body) as answer:
+                    assert answer.status == 200, await answer.text()
+                    await answer.read()
+
+            for _ in range(20):
+                await ask()
+            await asyncio.sleep(0.1)
+            calls = Calls()
+            sys.setprofile(calls)
+            await ask()
+            sys.setprofile(None)
+    return calls
+
+
+def main() -> None:
+    reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    reader.add_argument("--stream", action="store_true", help="ask for a stream of events")
+    reader.add_argument("--calls", action="store_true", help="list every function")
+    options = reader.parse_args()
+    calls = asyncio.run(traced(stream=options.stream))
+    files: Counter[str] = Counter()
+    for (file, _), count in calls.by_function.items():
+        files[file] += count
+    for file, count in files.most_common():
+        print(f"{count:5}  {file}")
+        if options.calls:
+            for (where, name), times in calls.by_function.most_common():
+                if where == file:
+                    print(f"            {times:4}  {name}")
+    print(f"{len(files)} files, {sum(files.values())} calls, {calls.deepest} frames deep")
+
+
+if __name__ == "__main__":
+    main()
