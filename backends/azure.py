@@ -16,7 +16,7 @@ from policies.nouns import Prompt, Request
 
 @dataclass(frozen=True, slots=True)
 class AzureOptions(OpenAIAPIOptions):
-    """How to talk to Azure. `api_version` is what its paths end with; usage in streams needs 2024-09-01-preview."""
+    """How to talk to Azure. `api_version` is the suffix of its paths; usage in streams needs 2024-09-01-preview."""
 
     api_version: str = "2024-10-21"
 

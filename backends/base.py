@@ -1,4 +1,4 @@
-"""The Protocol that every backend fulfils, and what it says of itself."""
+"""The Protocol of every backend, and its records."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from policies.nouns import Capability, Delta, Prompt, Request
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a backend can do. `context_tokens` None: it does not tell.
+    """The abilities of a backend. `context_tokens` None: it does not report its context.
 
     `speaks_tokens`: it takes token ids (`Prompt.token_ids`), and the router must tokenize for it. Otherwise it takes
-    the client's own body (`Prompt.body`). `vocabulary` is the number of token ids, where it is known. `preempts`: it
-    serves by rank, and takes the room of preemptible requests for those of a strictly better one. `may_answer_whole`:
-    what is not to be streamed may come in one piece, so that its first token is not seen. `roots` has the place of each
-    model's checkpoint, where the backend tells it: a path on its machine, or a name of the Hugging Face Hub. `adapters`
-    are those that are adapters of another of its models, as the backend calls them. `tuned` are those of `models` that
-    are such adapters, as clients call them, and `loadable` those of them that it has yet to load.
+    the client's own body (`Prompt.body`). `vocabulary` is the number of token ids, if known. `preempts`: it
+    serves by rank, and preempts preemptible requests for those of a strictly better rank. `may_answer_whole`:
+    an answer that is not streamed may come in one piece, so its first token is not observed. `roots` has the place of
+    each model's checkpoint, if the backend reports it: a path on its machine, or a name of the Hugging Face Hub.
+    `adapters` are its LoRA adapters, by the backend's names. `tuned` are the adapters among `models`, by clients'
+    names, and `loadable` those of them that it must load first.
     """
 
     models: frozenset[str]
@@ -41,11 +41,10 @@ class Load:
     """A backend's own report: requests `running` and `waiting`, prompt tokens not yet computed, room in its KV pool
     (`free_tokens` of `total_tokens`).
 
-    None means that the backend does not tell. `reported_at` is in seconds of the clock that the backend was given.
-    So many more tokens of prompts may be pinned: `pinnable_tokens`. `draining`: it is about to stop and takes no new
-    requests. Since its start it has verified so many `drafted_tokens`, which it guessed, and drawn `accepted_tokens` of
-    them. `active_adapters` are the LoRA adapters that it has requests of, as clients call them; it has so many
-    `adapter_slots`.
+    None means that the backend does not report it. `reported_at` is in seconds of the clock that the backend was given.
+    `pinnable_tokens` more prompt tokens may be pinned. `draining`: it is about to stop and takes no new requests. Since
+    its start it has verified `drafted_tokens` and accepted `accepted_tokens` of them. `active_adapters` are the LoRA
+    adapters with requests, by clients' names; `adapter_slots` is the number of slots.
     """
 
     running: int | None = None
@@ -66,7 +65,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Of the blocks that were to be pinned, in order: so many first ones are `held` in the cache, and `pinned` stay."""
+    """Result of a pin: of its blocks, in order, the first `held` are in the cache, and the first `pinned` stay."""
 
     held: int
     pinned: int
@@ -74,7 +73,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class EventAddress:
-    """Where data-parallel `rank` of an engine publishes its cache events, and where it repeats them.
+    """The addresses where data-parallel `rank` of an engine publishes its cache events and repeats them.
 
     Both are ZeroMQ addresses; `*` for a host is any address of the engine's machine.
     """
@@ -85,16 +84,16 @@ class EventAddress:
 
 
 MOST_RANKS = 1024
-"""Of one server. A server that tells of more is broken."""
+"""Most ranks of one server. A server that reports more is broken."""
 
 
 def rank_name(server: str, rank: int) -> str:
-    """What data-parallel `rank` of the backend `server` is called in decisions and metrics; rank 0 is the server."""
+    """Name of data-parallel `rank` of the backend `server` in decisions and metrics; rank 0 has the server's name."""
     return f"{server}/{rank}" if rank else server
 
 
 class CacheListener(Protocol):
-    """Hears what a backend's cache holds, in order. The router's prefix index is one."""
+    """Receives the changes of a backend's cache, in order. The router's prefix index is one."""
 
     def store(self, backend: str, keys: Sequence[int], tier: str = "device") -> None:
         """`backend` now holds the blocks `keys`, parents before children."""
@@ -127,7 +126,7 @@ class Backend(Protocol):
         ...
 
     def describe(self) -> Description | None:
-        """What it can do; None until it was reached for the first time."""
+        """Its abilities; None until it was reached for the first time."""
         ...
 
     def load(self) -> Load:
@@ -151,7 +150,7 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None:
-        """Cancel what runs and let go of every connection and task."""
+        """Cancel running requests and release every connection and task."""
         ...
 
 
@@ -163,7 +162,7 @@ class Ranked(Protocol):
     """
 
     def ranks(self) -> Sequence[Backend]:
-        """The backends of ranks 1, 2, ... as the last probe told them; always the same object for the same rank.
+        """The backends of ranks 1, 2, ... from the last probe; always the same object for the same rank.
 
         Empty where there is one rank, or where the server chooses the rank itself.
         """
@@ -172,7 +171,7 @@ class Ranked(Protocol):
 
 @runtime_checkable
 class CacheKeeper(Protocol):
-    """What a backend with Capability.PINS does beside answering. All of it raises BackendFailed."""
+    """Commands of a backend with Capability.PINS. All of them raise BackendFailed."""
 
     async def pin(self, name: str, keys: Sequence[int], *, domain: str, for_s: float) -> Pinned:
         """Keep the blocks `keys` of cache `domain`, parents before children, from eviction for so long.
@@ -182,7 +181,7 @@ class CacheKeeper(Protocol):
         ...
 
     async def unpin(self, name: str) -> int:
-        """End the pin `name`; how many blocks nobody pins any more."""
+        """End the pin `name`; returns the number of blocks without a pin now."""
         ...
 
     async def clear_domain(self, domain: str) -> int:
@@ -210,7 +209,7 @@ class EventPublisher(Protocol):
 
 
 class Tokenized(NamedTuple):
-    """A prompt as an engine reads it: token ids, and the text of each one where it was asked for and is told."""
+    """A prompt as an engine reads it: token ids, and the text of each one if it was requested and is reported."""
 
     ids: Sequence[int]
     texts: Sequence[str] | None = None
@@ -220,16 +219,16 @@ class Tokenized(NamedTuple):
 class TextReader(Protocol):
     """A backend with a server that also makes tokens of text for others.
 
-    Both raise BackendFailed, and BackendRefused or InvalidRequest for what the server refuses.
+    Both raise BackendFailed, and BackendRefused or InvalidRequest if the server refuses.
     """
 
     async def tokenize(self, body: Mapping[str, Any], *, model: str) -> Tokenized | None:
         """The prompt of an OpenAI `body` with `messages` or a text as `prompt`, as `model` (clients' name) reads it.
 
-        None: this server cannot tell. `return_token_strs` in the body asks for texts.
+        None: this server cannot tokenize. `return_token_strs` in the body asks for texts.
         """
         ...
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
-        """The text of `token_ids` of `model`, special tokens included; None: this server cannot tell."""
+        """The text of `token_ids` of `model`, special tokens included; None: this server cannot detokenize."""
         ...

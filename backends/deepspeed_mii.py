@@ -1,9 +1,9 @@
 """DeepSpeed-MII's OpenAI server (`mii.entrypoints.openai_api_server`).
 
-It knows few parameters, skips all others in silence, and always samples: what it would skip is refused here, and
-greedy goes as a `top_k` of 1. Without `max_tokens` it draws 128 tokens, so it is always told how many. It tells no
-usage in streams; tokens are estimated. It breaks off at a prompt that is too long; with `context_tokens` such a prompt
-is refused before.
+It supports few parameters, ignores all others, and always samples: ignored ones are refused here, and greedy is sent
+as a `top_k` of 1. Without `max_tokens` it draws 128 tokens, so `max_tokens` is always sent. It reports no usage in
+streams; tokens are estimated. It breaks off if a prompt is too long; with `context_tokens` such a prompt is refused
+first.
 
 Source: DeepSpeed-MII's main branch, mii/entrypoints/openai_api_server.py, mii/batching/ragged_batching.py.
 """
@@ -27,9 +27,9 @@ class DeepSpeedMII(OpenAICompatible):
     """A server at `url`."""
 
     kind = "deepspeed_mii"
-    # what goes there depends on the client's body
+    # the posted path depends on the client's body
     own_paths = frozenset()
-    # who asks for usage is to get the estimate
+    # clients that ask for usage get the estimate
     _passes_on = False
     # only streams are known to stop
     _always_streams = True
@@ -41,7 +41,7 @@ class DeepSpeedMII(OpenAICompatible):
         await self._learn_models()
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """The client's body in MII's spelling. Raises InvalidRequest for what MII would skip."""
+        """The client's body in MII's spelling. Raises InvalidRequest for fields that MII would ignore."""
         most = self._options.context_tokens
         if most is not None and request.surely_tokens >= most:
             message = f"{request.surely_tokens} tokens of prompt or more do not fit the {most} tokens of {self.name}"
@@ -50,7 +50,7 @@ class DeepSpeedMII(OpenAICompatible):
 
 
 def own_fields(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in place of the client's fields; None: nothing. Raises InvalidRequest."""
+    """Fields that replace the client's; None removes one. Raises InvalidRequest."""
     sampling = request.sampling
     refuse_unsupported(sampling, _KNOWS, "DeepSpeed-MII")
     for name in _SKIPPED:

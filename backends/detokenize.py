@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece: no half characters, nothing that may turn out to be a stop string."""
+"""Token ids to text, piece by piece: no half characters, no text that may turn out to be a stop string."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 TOOL_MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>")
-"""What stands around tool calls. Special tokens in some models, and who reads calls out of text needs to see them."""
+"""Marks around tool calls. They are special tokens in some models, and the parser of calls needs them as text."""
 
 
 def tool_marks(tokenizer: Tokenizer) -> dict[int, str]:
@@ -20,7 +20,7 @@ def tool_marks(tokenizer: Tokenizer) -> dict[int, str]:
 class TokenText:
     """The text of one choice's tokens as they come; special tokens have none, but for those `shown`: id to text.
 
-    What `push` and `flush` return joins to what `tokenizer.decode` says of all tokens at once, except where a run of
+    The results of `push` and `flush` join to `tokenizer.decode` of all tokens at once, except where a run of
     byte tokens is not UTF-8 and a decoder replaces the whole run.
     """
 
@@ -58,7 +58,7 @@ class TokenText:
         return text
 
     def flush(self) -> str:
-        """The text of tokens still held, with U+FFFD for what never became a character."""
+        """The text of tokens still held, with U+FFFD for incomplete characters."""
         before = self._tokenizer.decode(self._spoken)
         after = self._tokenizer.decode(self._spoken + self._held)
         text = after.removeprefix(before) if self._held else ""
@@ -98,7 +98,7 @@ class StopCutter:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back in vain."""
+        """The held text, which turned out to be no stop string."""
         text, self._held = self._held, ""
         return text
 

@@ -15,7 +15,7 @@ from shards.kv.keys import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request is answered.
+    """The answer to one request.
 
     `texts` become one Delta each, `delay_s` apart. `error` is raised before Delta number `error_at` (0: at once; the
     number of texts: instead of the finish). `hangs_at` stops there until the backend is closed. `message` and
@@ -76,7 +76,7 @@ class FakeBackend:
         return f"<FakeBackend {self.name} of {self.pool}: {counts}>"
 
     def describe(self) -> Description | None:
-        """The models and what it takes."""
+        """The models and the abilities."""
         return Description(
             self.models,
             context_tokens=self.context_tokens,
@@ -86,13 +86,13 @@ class FakeBackend:
         )
 
     def load(self) -> Load:
-        """What the test says, and the room for pins."""
+        """The test's load, and the room for pins."""
         if not self.pins:
             return self.reported
         return replace(self.reported, pinnable_tokens=BLOCK_TOKENS * (self.most_pinned - self._pinned_blocks()))
 
     def assets(self) -> Mapping[str, bytes]:
-        """What the test says."""
+        """The test's files."""
         return self.files
 
     async def start(self) -> None:
@@ -117,7 +117,7 @@ class FakeBackend:
                 await self._stumble(answer, at)
                 yield Delta(text=text)
             await self._stumble(answer, len(answer.texts))
-            # before the last yield: whoever has the last Delta need not ask for another
+            # before the last yield: a reader of the last Delta need not ask for another
             ended = "finished"
             self.cache.update(dict.fromkeys(request.block_keys, request.domain))
             usage = self._usage(request, answer)

@@ -186,9 +186,9 @@ def _wanted(hint: Any) -> str:
         *most, last = get_args(hint)
         return f"{', '.join(most)} or {last}"
     kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "one text"}
-    said = [kinds[kind] for kind in get_args(hint) or (hint,) if kind in kinds]
+    words = [kinds[kind] for kind in get_args(hint) or (hint,) if kind in kinds]
     bounds = [f"at {word} {limit:g}" for word, limit in limits.items() if limit is not None]
-    return " and ".join([said[0] + (" of " + bounds[0] if bounds else ""), *bounds[1:]]) if said else ""
+    return " and ".join([words[0] + (" of " + bounds[0] if bounds else ""), *bounds[1:]]) if words else ""
 
 
 def _known(kind: type, given: Collection[str]) -> dict[str, Any]:

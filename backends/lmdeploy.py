@@ -83,7 +83,7 @@ def generate_body(request: Request, token_ids: list[int]) -> dict[str, Any]:
     # the drawn token's log-probability is all that it tells
     knows = (*_OF_GENERATE, "top_logprobs") if not sampling.top_logprobs else _OF_GENERATE
     refuse_unsupported(sampling, knows, "LMDeploy's /generate, where prompts of token ids go,")
-    said = {
+    parameters = {
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
         "top_k": sampling.top_k,
@@ -97,7 +97,7 @@ def generate_body(request: Request, token_ids: list[int]) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
-        **{name: value for name, value in said.items() if value},
+        **{name: value for name, value in parameters.items() if value},
         **logprobs,
     }
 
@@ -121,4 +121,4 @@ def _token_ids(prompt: Prompt) -> list[int] | None:
     if prompt.body is None:
         return list(unpack_ids(prompt.token_ids)) if prompt.token_ids else None
     ids = prompt.body.get("prompt")
-    return ids if isinstance(ids, list) and ids and all(isinstance(one, int) for one in ids) else None
+    return ids if isinstance(ids, list) and ids and all(isinstance(item, int) for item in ids) else None

@@ -40,8 +40,8 @@ class SGLangOptions(OpenAIOptions):
 
     `cache_salt` keeps the KV of cache domains apart (since 0.5.3). `priority` sends the rank, for servers that run with
     `--enable-priority-scheduling`; there the higher value goes first unless `low_priority_first`, which is its
-    `--schedule-low-priority-values-first`. `abort`: also ask it to stop what was left. `ranks`: so many data-parallel
-    ranks it has, where it does not tell; with 1 it chooses the rank itself, however many it has.
+    `--schedule-low-priority-values-first`. `abort`: also ask it to stop what was left. `ranks`: number of
+    data-parallel ranks, if it reports none; with 1 it chooses the rank itself, however many it has.
     """
 
     cache_salt: bool = True
@@ -55,10 +55,10 @@ class SGLang(OpenAICompatible):
     """An SGLang server at `url`."""
 
     kind = "sglang"
-    # without a template for completions, which it does not tell of, it passes a suffix over
+    # without a template for completions, which it does not report, it ignores a suffix
     capabilities = OpenAICompatible.capabilities - {Capability.SUFFIX}
     options_type = SGLangOptions
-    # without it what is left is aborted by its connection alone
+    # without it a left request is aborted by closing its connection alone
     _dispensable = frozenset({"rid"})
     _options: SGLangOptions
 
@@ -109,8 +109,8 @@ class SGLang(OpenAICompatible):
             return None
         adds = body.get("add_special_tokens")
         named = {"model": self._options.models.get(model, model), "prompt": body["prompt"]}
-        told = await self._asked("/tokenize", named | ({} if adds is None else {"add_special_tokens": adds}))
-        return Tokenized(ids_in(told.get("tokens"), self.name))
+        answer = await self._asked("/tokenize", named | ({} if adds is None else {"add_special_tokens": adds}))
+        return Tokenized(ids_in(answer.get("tokens"), self.name))
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
         """See TextReader."""
@@ -149,14 +149,14 @@ class SGLang(OpenAICompatible):
         return hashlib.blake2b(f"{request.id} {next(self._numbers)}".encode(), digest_size=16).hexdigest()
 
     async def _learn_loads(self) -> None:
-        """Take one report for each rank, or one for all: where the server chooses, or is too old to be told."""
+        """Take one report for each rank, or one for all if the server chooses or is too old to be given a rank."""
         if self._options.ranks == 1 or (self._options.ranks is None and self._loads_path == "/get_load"):
             await self._take_report(self._loads_path, load_of)
         else:
             await self._take_reports(self._loads_path, loads_of, ranks=self._options.ranks or 1)
 
     async def _learn_streaming(self) -> None:
-        """Does each event repeat the whole text? One that was told to send pieces says so among its settings."""
+        """Does each event repeat the whole text? A server that sends pieces reports that among its settings."""
         page = await self.client.get("/server_info")
         if page.status == 404:
             page = await self.client.get("/get_server_info")
@@ -168,7 +168,7 @@ class SGLang(OpenAICompatible):
 
 
 def generate_body(request: Request, token_ids: bytes) -> dict[str, Any]:
-    """The body of `/generate`: SGLang's names for what the client asked for."""
+    """The body of `/generate`: the client's fields under SGLang's names."""
     sampling = request.sampling
     params: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
@@ -194,12 +194,12 @@ def generate_body(request: Request, token_ids: bytes) -> dict[str, Any]:
 
 
 def load_of(page: bytes, asked_at: float) -> Load:
-    """What `/v1/loads` or `/get_load` says, over all data-parallel ranks. Raises BackendFailed at nonsense."""
+    """The load in `/v1/loads` or `/get_load`, over all data-parallel ranks. Raises BackendFailed at nonsense."""
     return _load(_ranks(page), asked_at)
 
 
 def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
-    """What `/v1/loads` or `/get_load` says of each data-parallel rank, in order. Raises BackendFailed at nonsense."""
+    """The load of each data-parallel rank in `/v1/loads` or `/get_load`, in order. Raises BackendFailed at nonsense."""
     try:
         ranks = sorted(_ranks(page), key=lambda rank: int(rank.get("dp_rank", 0)))
     except (TypeError, ValueError, AttributeError) as error:
@@ -216,7 +216,7 @@ def _ranks(page: bytes) -> list[Any]:
 
 
 def _load(ranks: Sequence[Any], asked_at: float) -> Load:
-    """What `ranks` report, summed. Raises BackendFailed at nonsense."""
+    """The reports of `ranks`, summed. Raises BackendFailed at nonsense."""
     try:
         waiting = sum(rank["num_waiting_reqs"] for rank in ranks)
         capacities = [rank.get("max_total_num_tokens") for rank in ranks]
@@ -242,10 +242,10 @@ def _running(rank: Mapping[str, Any]) -> int:
 
 def _waiting_tokens(rank: Mapping[str, Any]) -> int:
     """Prompt tokens not computed yet: newer servers say it, others count them into their total."""
-    told = rank.get("num_waiting_uncached_tokens")
+    reported = rank.get("num_waiting_uncached_tokens")
     total, used = rank.get("num_total_tokens"), rank.get("num_used_tokens")
-    if told is not None or total is None or used is None:
-        return int(told or 0)
+    if reported is not None or total is None or used is None:
+        return int(reported or 0)
     return max(0, int(total) - int(used))
 
 

@@ -37,12 +37,12 @@ class Tabby(OpenAICompatible):
 
     kind = "tabby"
     capabilities = OpenAICompatible.capabilities - RARE
-    # what goes there depends on the client's body
+    # the posted path depends on the client's body
     own_paths = frozenset()
     _loaded: str | None = None
 
     async def probe(self) -> None:
-        """Learn which model is loaded and what it can hold; raises BackendFailed if none is, or if it is ill."""
+        """Learn the loaded model and its context; raises BackendFailed if none is loaded, or if it is ill."""
         await self._check_health()
         card = decoded(await self.client.get("/v1/model"), self.name, "which model is loaded")
         try:
@@ -55,7 +55,7 @@ class Tabby(OpenAICompatible):
         self._served = self._options.served or frozenset({self._loaded})
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """The client's body with the loaded model's name. Raises InvalidRequest for what TabbyAPI would pass over."""
+        """The client's body with the loaded model's name. Raises InvalidRequest for fields that it would ignore."""
         refuse_unsupported(request.sampling, _KNOWN, "TabbyAPI")
         body = prompt.body or {}
         for name in _PASSED_OVER:
@@ -107,10 +107,10 @@ class Tabby(OpenAICompatible):
         page = await self.client.ask(post)
         if 400 <= page.status < 500:
             raise self._error_of(self.name, page.status, page.body, {})
-        said = decoded(page, self.name, f"the {name} of a prompt")
-        if not isinstance(said, dict) or name not in said:
+        reply = decoded(page, self.name, f"the {name} of a prompt")
+        if not isinstance(reply, dict) or name not in reply:
             raise BackendFailed(f"{self.name} answered nonsense when asked for the {name} of a prompt")
-        return said[name]
+        return reply[name]
 
 
 def _token_ids(prompt: Prompt) -> list[int] | None:
@@ -118,4 +118,4 @@ def _token_ids(prompt: Prompt) -> list[int] | None:
     if prompt.body is None:
         return list(unpack_ids(prompt.token_ids)) if prompt.token_ids else None
     ids = prompt.body.get("prompt")
-    return ids if isinstance(ids, list) and ids and all(isinstance(one, int) for one in ids) else None
+    return ids if isinstance(ids, list) and ids and all(isinstance(item, int) for item in ids) else None

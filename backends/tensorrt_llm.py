@@ -4,7 +4,7 @@ It speaks OpenAI's dialect, prompts of token ids included, and refuses fields th
 in its own words. `cache_salt` (since 1.1) keeps cache domains apart; `priority` and `disaggregated_params` are
 nothing that a client may say. A closed connection aborts.
 
-GET /metrics is JSON and hands out each record once: whoever asks takes it away from others. With several routers, or a
+GET /metrics is JSON and returns each record once, to the first client that asks. With several routers, or a
 collector of one's own, set `drain_metrics` to false; the router's own counts then stand in.
 
 Source: TensorRT-LLM documentation, "trtllm-serve", "Metrics Endpoint"; its executor's iteration statistics.
@@ -58,7 +58,7 @@ class TensorRTLLM(OpenAICompatible):
 
 
 def load_of(page: bytes, asked_at: float) -> Load:
-    """What the newest record of the statistics says; nothing at all where no iteration ran since the last look.
+    """The load in the newest record of the statistics; None for all values if no iteration ran since the last look.
 
     Nothing, not zero: an iteration may last longer than the time between two looks. Raises BackendFailed at nonsense.
     """

@@ -1,8 +1,8 @@
 """vLLM's OpenAI server. Written for 0.11 to 0.24; older ones back to 0.9 differ in metric names only.
 
 The client's body goes through whole, prompts of token ids included: vLLM's completions take them, so that nothing is
-rendered or tokenized twice. Its `/inference/v1/generate` answers with ids alone, and a server's tokenizer is nothing
-that an adapter has, so completions it is. Four fields of a request belong to the router, whatever a client put there:
+rendered or tokenized twice. Its `/inference/v1/generate` answers with ids alone, and an adapter has no
+tokenizer to decode them. Four fields of a request belong to the router, whatever a client sent:
 `cache_salt` (the tenant's cache domain), `priority`, `request_id`, and `kv_transfer_params`, which would let a client
 have KV fetched from anywhere. A closed connection aborts.
 
@@ -125,9 +125,9 @@ class VLLM(OpenAICompatible):
                 variables["enable_thinking"] = variables["reasoning_effort"] != "none"
             sent["chat_template_kwargs"] = variables | (body.get("chat_template_kwargs") or {})
             sent["messages"] = [_with_reasoning(message) for message in body["messages"]]
-        told = await self._asked("/tokenize", {**sent, "model": self._options.models.get(model, model)})
-        texts = told.get("token_strs")
-        return Tokenized(ids_in(told.get("tokens"), self.name), texts if isinstance(texts, list) else None)
+        answer = await self._asked("/tokenize", {**sent, "model": self._options.models.get(model, model)})
+        texts = answer.get("token_strs")
+        return Tokenized(ids_in(answer.get("tokens"), self.name), texts if isinstance(texts, list) else None)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
         """See TextReader."""
@@ -193,7 +193,7 @@ def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
     """What vLLM's metrics say of each data-parallel engine of the server, in order; empty if they name no engine."""
     metrics = Metrics(page, _METRICS)
     labels = (*metrics.labels(_RUNNING), *metrics.labels(_CACHE))
-    engines = sorted({int(one["engine"]) for one in labels if one.get("engine", "").isdecimal()})
+    engines = sorted({int(label_set["engine"]) for label_set in labels if label_set.get("engine", "").isdecimal()})
     capacity = _capacity_tokens(metrics)
     each = None if capacity is None else capacity // max(1, len(engines))
     loads = tuple(_load(metrics, each, asked_at, engine=str(engine)) for engine in engines[:MOST_RANKS])
@@ -214,16 +214,16 @@ def _load(metrics: Metrics, capacity: int | None, asked_at: float, **labels: str
 
 def _active_adapters(metrics: Metrics) -> frozenset[str] | None:
     """Adapters that have requests, running or waiting; None where the server does not tell."""
-    told = metrics.newest_labels(_LORA)
-    if told is None:
+    newest = metrics.newest_labels(_LORA)
+    if newest is None:
         return None
-    names = f"{told.get('running_lora_adapters', '')},{told.get('waiting_lora_adapters', '')}".split(",")
+    names = f"{newest.get('running_lora_adapters', '')},{newest.get('waiting_lora_adapters', '')}".split(",")
     return frozenset(name for name in names if name)
 
 
 def _adapter_slots(metrics: Metrics) -> int | None:
-    told = metrics.newest_labels(_LORA)
-    most = told.get("max_lora", "") if told else ""
+    newest = metrics.newest_labels(_LORA)
+    most = newest.get("max_lora", "") if newest else ""
     return int(most) if most.isdecimal() else None
 
 

@@ -75,9 +75,9 @@ class Anthropic(HttpBackend):
         self._asked_at = now
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """A message, streamed but for Anthropic's own clients who want it whole.
+        """A message, streamed unless one of Anthropic's own clients asks for a whole one.
 
-        Raises InvalidRequest for what the API has no word for.
+        Raises InvalidRequest for fields without a counterpart in the API.
         """
         model, native = self._backends_name(request), prompt.native
         if native is None or native.path != MESSAGES_PATH:

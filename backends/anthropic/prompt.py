@@ -1,4 +1,4 @@
-"""What is sent to Anthropic's API: the client's own body, or what its OpenAI body says in Anthropic's words. Pure.
+"""Requests to Anthropic's API: the client's own body, or its OpenAI body translated. Pure.
 
 Source: Anthropic API reference, "Messages", version 2023-06-01.
 """
@@ -31,7 +31,7 @@ _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
 
 
 def messages_body(request: Request, prompt: Prompt, model: str) -> dict[str, Any]:
-    """A streamed body of /v1/messages for `model`. Raises InvalidRequest for what the API has no word for."""
+    """A streamed body of /v1/messages for `model`. Raises InvalidRequest for fields without a counterpart."""
     if prompt.body is None or prompt.path != CHAT_PATH:
         hint = "send a chat"
         raise InvalidRequest("Anthropic's API takes conversations, not texts to continue", hint=hint, param="prompt")
@@ -47,8 +47,8 @@ def _translated(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("Anthropic's API has no temperature above 1", hint=hint, param="temperature")
     system, turns = _conversation(body["messages"])
     most = body.get("max_completion_tokens") or body.get("max_tokens") or request.max_new_tokens
-    said: dict[str, Any] = {"max_tokens": most, "messages": turns}
-    said |= {name: body[name] for name in _COPIED if body.get(name) is not None}
+    fields: dict[str, Any] = {"max_tokens": most, "messages": turns}
+    fields |= {name: body[name] for name in _COPIED if body.get(name) is not None}
     beside = {
         "system": system,
         "top_k": sampling.top_k,
@@ -58,14 +58,14 @@ def _translated(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         "metadata": {"user_id": body["user"]} if body.get("user") else None,
         "service_tier": _TIERS.get(str(body.get("service_tier"))),
     }
-    said |= {name: value for name, value in beside.items() if value}
+    fields |= {name: value for name, value in beside.items() if value}
     if body.get("reasoning_effort") == "none":
-        said.setdefault("thinking", {"type": "disabled"})
-    return said | (_tool_choice(body) if body.get("tools") else {})
+        fields.setdefault("thinking", {"type": "disabled"})
+    return fields | (_tool_choice(body) if body.get("tools") else {})
 
 
 def _conversation(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Blocks of system text, and turns in which nobody speaks twice in a row: results of tools are the user's words."""
+    """Blocks of system text, and turns with alternating roles: results of tools count as the user's."""
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for message in messages:
@@ -90,7 +90,7 @@ def _user(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _assistant(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    # thinking comes back only as it was signed; what another model thought is nothing that this one can check
+    # only signed thinking is sent back: this model cannot verify another model's thoughts
     yield from message.get("thinking_blocks") or ()
     yield from _blocks(content_of(message))
     for call in message.get("tool_calls") or ():
@@ -140,10 +140,10 @@ def _source(url: str) -> dict[str, Any]:
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool["function"]
     schema = function.get("parameters") or {"type": "object", "properties": {}}
-    said = {"name": function["name"], "input_schema": schema}
+    fields = {"name": function["name"], "input_schema": schema}
     beside = {name: function.get(name) for name in ("description", "strict")}
     beside["cache_control"] = tool.get("cache_control")
-    return said | {name: value for name, value in beside.items() if value}
+    return fields | {name: value for name, value in beside.items() if value}
 
 
 def _tool_choice(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,24 +155,24 @@ def _tool_choice(body: Mapping[str, Any]) -> dict[str, Any]:
             hint = "'auto', 'none', 'required', or {'type': 'function', 'function': {'name': ...}}"
             what = f"Anthropic's API has no tool_choice of type '{str(choice.get('type'))[:40]}'"
             raise InvalidRequest(what, hint=hint, param="tool_choice")
-        said: dict[str, Any] = {"type": "tool", "name": (choice.get("function") or {}).get("name")}
+        fields: dict[str, Any] = {"type": "tool", "name": (choice.get("function") or {}).get("name")}
     else:
-        said = {"type": _CHOICES.get(choice or "auto", "auto")}
-    if parallel is False and said["type"] != "none":
-        said["disable_parallel_tool_use"] = True
-    return {"tool_choice": said}
+        fields = {"type": _CHOICES.get(choice or "auto", "auto")}
+    if parallel is False and fields["type"] != "none":
+        fields["disable_parallel_tool_use"] = True
+    return {"tool_choice": fields}
 
 
 def _output_config(body: Mapping[str, Any]) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if (effort := body.get("reasoning_effort")) and effort != "none":
-        said["effort"] = _EFFORTS.get(str(effort), effort)
+        fields["effort"] = _EFFORTS.get(str(effort), effort)
     shape = body.get("response_format") or {}
     if shape.get("type") == "json_schema":
-        said["format"] = {"type": "json_schema", "schema": (shape.get("json_schema") or {}).get("schema") or {}}
+        fields["format"] = {"type": "json_schema", "schema": (shape.get("json_schema") or {}).get("schema") or {}}
     elif shape.get("type") not in (None, "text"):
         hint = "give it a json_schema"
         raise InvalidRequest(
             f"Anthropic's API cannot shape an answer as '{shape['type']}'", hint=hint, param="response_format"
         )
-    return said
+    return fields

@@ -1,1 +1,1 @@
-"""What engines say of their KV caches: nouns that all share, and one decoder for each engine."""
+"""Engines' reports about their KV caches: shared nouns, and one decoder for each engine."""

@@ -62,7 +62,7 @@ class _MapTag(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One engine's BlockStored, by position and by name, both tagged with their class' tag, and what it means."""
+    """One engine's BlockStored, by position and by name, both tagged with their class' tag, and its meaning."""
 
     array: type[msgspec.Struct]
     map: type[msgspec.Struct]
@@ -72,7 +72,7 @@ class Dialect:
 class BatchDecoder:
     """Reads batches of one engine, whatever the version: fields that are not known are left alone.
 
-    An event that cannot be read is skipped and counted; if it told of something that left, everything is cleared
+    An event that cannot be read is skipped and counted; if it reported a removal, everything is cleared
     instead, so that nothing is believed to be there that is not. Events with an unknown tag are counted.
     """
 
@@ -116,7 +116,7 @@ class BatchDecoder:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedEvents):
             tag = self._tag(raw, is_map)
             if tag == _STORED:
-                # whoever claims nothing of it is safe, and so are its children, whose parent nobody knows
+                # an ignored block is safe, and so are its children, because their parent is unknown
                 gathered.skip(may_have_removed=False)
             elif tag is None or tag in _TELLS_OF_REMOVAL:
                 gathered.skip(may_have_removed=True)

@@ -1,7 +1,7 @@
-"""What an engine says of its KV cache, in words that all engines share. Each engine's decoder makes these of its bytes.
+"""An engine's reports about its KV cache in nouns that all engines share. Each engine's decoder makes these.
 
-Hashes are the engine's own and opaque: seed and algorithm differ from engine to engine and from start to start. Whoever
-keeps an index names blocks anew, from their tokens.
+Hashes are the engine's own and opaque: seed and algorithm differ from engine to engine and from start to start. An
+index derives its own block keys from the tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class MalformedEvents(ValueError):
 class Stored:
     """The engine now holds `hashes` in `tier`: consecutive blocks, of which the first continues `parent`.
 
-    `token_ids` are little-endian uint32, `block_tokens` to a block. Empty: the blocks were told of before, and now lie
-    in this tier too. `salt` isolates prompts of the same tokens; engines tell it with the first block of a prompt
+    `token_ids` are little-endian uint32, `block_tokens` to a block. Empty: the blocks were reported before, and now lie
+    in this tier too. `salt` isolates prompts of the same tokens; engines report it with the first block of a prompt
     (`parent` None) or with every one. `extra_keys` has for each block what else its hash depends on, such as an image;
     such a block is not named by its tokens alone. `window` is how many positions back the attention of cache `group`
     sees; None is all of them.
@@ -67,9 +67,9 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Nothing is known of what the engine holds. `is_empty`: it holds nothing, as it says itself or since it restarted.
+    """Nothing is known of the engine's blocks. `is_empty`: it holds none, by its own report or because it restarted.
 
-    Two of them are equal all the same: what was known is gone either way.
+    Two of them are equal anyway: the known blocks are gone either way.
     """
 
     is_empty: bool = field(default=False, compare=False)
@@ -95,14 +95,14 @@ class Batch:
 
 @dataclass(slots=True)
 class Gathered:
-    """Collects the events of one batch, and what of it could not be read."""
+    """Collects the events of one batch, and counts unreadable ones."""
 
     events: list[CacheEvent] = field(default_factory=list)
     unknown: int = 0
     malformed: int = 0
 
     def skip(self, *, may_have_removed: bool) -> None:
-        """Note an event that cannot be read. If it told of something that left, nobody knows what is still there."""
+        """Record an event that cannot be read. If it reported a removal, the present blocks are unknown."""
         self.malformed += 1
         if may_have_removed:
             self.events.append(Cleared())

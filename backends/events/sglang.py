@@ -31,7 +31,7 @@ class _ArrayStored(msgspec.Struct, array_like=True, tag="BlockStored"):
 
 
 class _MapStored(msgspec.Struct, tag="BlockStored"):
-    """By name; what was metadata stands beside the rest."""
+    """By name; the former metadata are fields of their own."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None

@@ -20,7 +20,7 @@ _Hash = int | str
 
 @dataclass(frozen=True, slots=True)
 class NumberedEvents:
-    """What the event with number `seq` of attention-DP `rank` tells.
+    """The contents of the event with number `seq` of attention-DP `rank`.
 
     `unknown` and `malformed` as in a Batch. A `malformed` one without a number has neither `seq` nor `rank`.
     """
@@ -111,7 +111,7 @@ def _numbered(raw: msgspec.Raw) -> NumberedEvents:
 
 
 def _meaning(data: _Data, window: int | None) -> tuple[CacheEvent, ...]:
-    """`data` in the words that all engines share. A window tells cache groups apart, and how far each sees."""
+    """`data` in the shared nouns. A window identifies a cache group and its attention window."""
     if isinstance(data, _StoredData):
         return tuple(_stored(data, window))
     if isinstance(data, _RemovedData):

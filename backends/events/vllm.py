@@ -58,7 +58,7 @@ def decode(payload: bytes) -> Batch:
 def _stored(event: _ArrayStored | _MapStored) -> Stored:
     adapter = event.lora_name
     if adapter is None and event.lora_id is not None:
-        # nothing that a client could name: such blocks are known and match no request
+        # a name that no client can use: such blocks are known and match no request
         adapter = f"lora_id:{event.lora_id}"
     salt, extra_keys = _salt_and_rest(event, {event.lora_name, event.lora_id} - {None})
     return Stored(
@@ -81,7 +81,7 @@ def _salt_and_rest(
     """The cache salt, and each block's other extra keys; no block has any: ().
 
     The salt is the last text of a prompt's first block. An image's identifier there may be taken for one: then its
-    blocks are believed to be another domain's and match nobody, which loses a hit and shows nothing.
+    blocks are attributed to another domain and match no prompt, which loses a hit and reveals nothing.
     """
     if not event.extra_keys:
         return None, ()
@@ -102,7 +102,7 @@ def _names(adapters: set[str | int | None], key: object) -> bool:
 
 
 def _window(event: _ArrayStored | _MapStored) -> int | None:
-    """How far this cache group sees back; a kind that is no full attention and tells no window sees nothing."""
+    """The attention window of this cache group; a kind without full attention and without a window has 0."""
     if event.kv_cache_spec_sliding_window is not None:
         return event.kv_cache_spec_sliding_window
     kind = event.kv_cache_spec_kind

@@ -1,4 +1,4 @@
-"""What a FastChat worker says: JSON that ends with a NUL byte each, with all of the text so far. Pure but for memory.
+"""A FastChat worker's stream: JSON frames that end with a NUL byte, each with all text so far. Pure but for memory.
 
 Source: FastChat's model worker (`generate_stream_gate`), vLLM worker, and constants (`ErrorCode`).
 """
@@ -16,14 +16,14 @@ from policies.errors import BackendFailed, BackendRefused, ContextExceeded, Expe
 from policies.nouns import Delta, Usage
 
 _HALF = "\ufffd"
-"""What a worker writes for a character of which only the first bytes were drawn."""
+"""A worker's placeholder for a character of which only the first bytes were drawn."""
 
 
 class FastChatAnswer:
     """Fed with the body of a 200. The frame with a `finish_reason` is the last.
 
     Some workers name none: then the end of the body is the end, if usage came before it. `prompt_tokens` stand in where
-    a worker tells no usage.
+    a worker reports no usage.
     """
 
     def __init__(self, backend: str, *, prompt_tokens: int = 0) -> None:
@@ -37,13 +37,13 @@ class FastChatAnswer:
         return f"<FastChatAnswer of {self._backend}: {self._said} letters, {'over' if self.is_over else 'open'}>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what a frame with an error code means."""
+        """The Deltas in `data`. Raises BackendFailed at nonsense, and the error of a frame with an error code."""
         for frame in self._frames.feed(data):
             if not self.is_over:
                 yield from self._hear(frame)
 
     def end(self) -> Iterator[Delta]:
-        """What the end adds if no reason was given before. Raises BackendFailed if it came too early."""
+        """The Deltas of the end if no reason was given before. Raises BackendFailed if it came too early."""
         if self.is_over:
             return
         if not self._has_usage or self._frames.rest():
@@ -52,11 +52,11 @@ class FastChatAnswer:
 
     def _hear(self, frame: bytes) -> Iterator[Delta]:
         try:
-            said = msgspec.json.decode(frame)
-            if said["error_code"]:
-                raise worker_error(self._backend, said)
-            self._whole, finish = str(said["text"]), said.get("finish_reason")
-            self._note_usage(said.get("usage"))
+            reply = msgspec.json.decode(frame)
+            if reply["error_code"]:
+                raise worker_error(self._backend, reply)
+            self._whole, finish = str(reply["text"]), reply.get("finish_reason")
+            self._note_usage(reply.get("usage"))
         except MISSHAPEN as error:
             raise nonsense(self._backend, frame) from error
         if finish == "abort":
@@ -82,9 +82,9 @@ class FastChatAnswer:
             self._has_usage = True
 
 
-def worker_error(backend: str, said: Mapping[str, Any]) -> ExpectedError:
+def worker_error(backend: str, reply: Mapping[str, Any]) -> ExpectedError:
     """The error for {text, error_code}."""
-    code, message = int(said["error_code"]), str(said.get("text"))[:2000]
+    code, message = int(reply["error_code"]), str(reply.get("text"))[:2000]
     if code == 40303:
         return ContextExceeded(message)
     if code in (40001, 40302):

@@ -43,7 +43,7 @@ class FastChatOptions(HttpOptions):
 
 
 class FastChat(HttpBackend):
-    """A FastChat worker, or a controller, at `url`. It can nothing that needs a capability."""
+    """A FastChat worker, or a controller, at `url`. It has no capability."""
 
     kind = "fastchat"
     options_type = FastChatOptions
@@ -75,7 +75,7 @@ class FastChat(HttpBackend):
         self._served = self._options.served or names
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """What a worker is to continue. Raises InvalidRequest for what FastChat does not know."""
+        """The worker's body. Raises InvalidRequest for fields that FastChat does not support."""
         if prompt.body is None:
             raise InvalidRequest("FastChat takes text, and the request has token ids only", param="prompt")
         refuse_unknown(prompt.body, (), "FastChat")
@@ -92,7 +92,7 @@ class FastChat(HttpBackend):
     async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
         """Stream the answer, once the worker has counted the prompt; closing the iterator closes the connection.
 
-        Raises as those of other kinds do, and ContextExceeded for what the worker would cut.
+        Raises the errors of other kinds, and ContextExceeded for a prompt that the worker would truncate.
         """
         exchange = self.exchange(request, prompt)
         if not self._is_controller:
@@ -105,7 +105,7 @@ class FastChat(HttpBackend):
 
     async def _room(self, request: Request, prompt: Prompt, post: Post) -> int:
         """Tokens that the answer to `post` may have without the worker cutting its prompt. Raises ContextExceeded."""
-        # both pass over what they do not read
+        # both ignore unknown fields
         pages = await asyncio.gather(*(self.client.ask(Post(path, post.content)) for path in (_DETAILS, _COUNT)))
         details, counted = (decoded(page, self.name, "a prompt's length") for page in pages)
         try:
@@ -165,7 +165,7 @@ def worker_body(request: Request, model: str, text: str, conversation: Conversat
 
 
 def load_of(status: Mapping[str, Any], asked_at: float, max_requests: int | None) -> Load:
-    """What a status says: requests that a worker has, those among them that wait if it is known how many run."""
+    """The load in a status: a worker's requests, and the waiting ones among them if the running number is known."""
     there = int(status["queue_length"])
     if max_requests is None:
         return Load(running=there, reported_at=asked_at)

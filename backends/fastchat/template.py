@@ -46,10 +46,10 @@ class Conversation:
     stop_token_ids: tuple[int, ...] = ()
 
 
-def conversation_of(said: Any) -> Conversation:
+def conversation_of(reply: Any) -> Conversation:
     """The template in {conv}. Raises BackendFailed at nonsense."""
     try:
-        conv = said["conv"]
+        conv = reply["conv"]
         roles, stop = tuple(map(str, conv["roles"])), conv.get("stop_str") or ()
         first = str(conv.get("sep") or "")
         return Conversation(
@@ -118,11 +118,11 @@ def _joined(
 
     A turn without text is only opened, as FastChat has it.
     """
-    said = [
+    parts = [
         role + between + text + ends[at % len(ends)] if text else role + opening
         for at, (role, text) in enumerate(turns)
     ]
-    return head + "".join(said) + template.roles[1] + opening
+    return head + "".join(parts) + template.roles[1] + opening
 
 
 def _colon(template: Conversation, turns: Sequence[tuple[str, str]]) -> str:
@@ -144,11 +144,11 @@ def _lines(template: Conversation, turns: Sequence[tuple[str, str]]) -> str:
 
 
 def _llama2(template: Conversation, turns: Sequence[tuple[str, str]]) -> str:
-    said = [_system(template) if template.system else "[INST] "]
+    parts = [_system(template) if template.system else "[INST] "]
     for at, (_, text) in enumerate(turns):
         tag, end = template.roles[at % 2], template.separators[at % 2]
-        said.append(tag if not text else f"{text} " if at == 0 else f"{tag} {text}{end}")
-    return "".join(said) + template.roles[len(turns) % 2]
+        parts.append(tag if not text else f"{text} " if at == 0 else f"{tag} {text}{end}")
+    return "".join(parts) + template.roles[len(turns) % 2]
 
 
 _RENDER = {

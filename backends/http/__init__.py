@@ -1,1 +1,1 @@
-"""What adapters of HTTP servers share: one client, one shape of backend, and readers of what servers say."""
+"""Parts that adapters of HTTP servers share: one client, one base class, and readers of answers."""

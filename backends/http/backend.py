@@ -1,4 +1,4 @@
-"""A backend behind HTTP, but for what its kind alone knows: which posts to send and how to look at the server."""
+"""Base class of backends behind HTTP. A kind adds the posts to send and the probe of the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANK_HEADER = "X-data-parallel-rank"
 
 
 class Forward(NamedTuple):
-    """What a proxy changes in a client's own request on its way to a server, and what the server's errors mean.
+    """A proxy's changes to a client's own request for a server, and the meaning of the server's errors.
 
     `headers` are set, `fields` of the body too; one that is None is left out. `idle_s` is the longest silence in its
     answer.
@@ -93,7 +93,7 @@ class HttpBackend(ABC):
         return self.address if there.scheme == "http" and there.path in ("", "/") else None
 
     def is_like(self, other: HttpBackend) -> bool:
-        """Is it sent what `other` is sent, so that a proxy may take either?"""
+        """Does it get the same requests as `other`, so that a proxy may use either?"""
         is_like = type(self) is type(other) and self._options == other._options
         return is_like and self._rank_headers() == other._rank_headers()
 
@@ -110,7 +110,7 @@ class HttpBackend(ABC):
         return other
 
     def _rank_headers(self) -> Mapping[str, str]:
-        """What names the rank to the server; nothing where there is one."""
+        """The header that names the rank to the server; empty if there is only one."""
         return {RANK_HEADER: str(self.rank)} if self._is_ranked else {}
 
     @property
@@ -145,7 +145,7 @@ class HttpBackend(ABC):
         aliases = self._options.models
         if not (aliases or self._served):
             return None
-        # whoever names models gives these and no others, whatever else the server has
+        # if the pool names models, it serves these and no others, whatever else the server has
         named = frozenset(ours for ours, theirs in aliases.items() if theirs in self._served or not self._served)
         models = named if aliases else self._served
         return Description(
@@ -165,7 +165,7 @@ class HttpBackend(ABC):
         return False
 
     def load(self) -> Load:
-        """The newest report of this rank; what was configured goes before what the server says."""
+        """The newest report of this rank; configured values override the server's."""
         most, loads = self._options.max_requests, self._server._loads
         # a server that was started anew with fewer ranks reports nothing of this one
         load = loads[self.rank] if self.rank < len(loads) else Load()
@@ -180,7 +180,7 @@ class HttpBackend(ABC):
         self.client.session()
 
     async def close(self) -> None:
-        """Close every connection, which cancels what runs. Rank 0 does so for all."""
+        """Close every connection, which cancels running requests. Rank 0 does so for all."""
         if self._first is None:
             await self.client.close()
 
@@ -198,7 +198,7 @@ class HttpBackend(ABC):
     async def _take_report(self, path: str, read: Callable[[bytes, float], Load]) -> None:
         """Let `read` make a Load of GET `path`, dated from when it was asked.
 
-        A server without such a page makes no reports; one whose page fails keeps its last, which grows old.
+        A server without such a page makes no reports; if the page fails, the last report stays and ages.
         """
         await self._take_reports(path, lambda page, asked_at: (read(page, asked_at),), ranks=1)
 
@@ -215,25 +215,25 @@ class HttpBackend(ABC):
             return
 
     async def _asked(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The object that a small post to `path` is answered. Raises BackendFailed, and what its refusal means."""
+        """The object in the reply to a small post to `path`. Raises BackendFailed, and the error of a refusal."""
         page = await self.client.ask(Post(path, encoded(body), is_streamed=False))
         if page.status != 200:
             raise error_of(self.name, page.status, page.body, {})
-        told = decoded(page, self.name, f"{path[1:]}")
-        if not isinstance(told, Mapping):
+        answer = decoded(page, self.name, f"{path[1:]}")
+        if not isinstance(answer, Mapping):
             raise BackendFailed(f"{self.name} answered nonsense at {path}")
-        return told
+        return answer
 
     @abstractmethod
     async def probe(self) -> None:
-        """Look at the server and learn what it serves and does; raises BackendFailed if it is not well."""
+        """Learn the server's models and abilities; raises BackendFailed if it is not well."""
 
     @abstractmethod
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """What to send for `prompt`, and what will read the answer. Raises InvalidRequest."""
+        """The post for `prompt`, and the reader of its answer. Raises InvalidRequest."""
 
     def forward(self, request: Request, path: str) -> Forward:  # noqa: ARG002 - kinds that have own fields look at it
-        """What a proxy that sends the client's own body to `path` has to change."""
+        """The changes that a proxy must make to the client's own body for `path`."""
         fields = {"model": self._backends_name(request)}
         headers = {**self.client.headers, **self._rank_headers()}
         return Forward(headers, fields, error_of, self._options.idle_s)
@@ -247,17 +247,17 @@ class HttpBackend(ABC):
         return self.client.stream(self.exchange(request, prompt), headers, request.deadline_s)
 
     def _clients_names(self, names: Collection[str]) -> frozenset[str]:
-        """What clients call the models that the server calls by `names`."""
+        """The clients' names of the models that the server calls by `names`."""
         aliases = self._options.models
         return frozenset(ours for ours, theirs in aliases.items() if theirs in names) if aliases else frozenset(names)
 
     def _backends_name(self, request: Request) -> str:
-        """What the server calls the model of `request`."""
+        """The server's name for the model of `request`."""
         return self._options.models.get(request.model, request.model)
 
 
-def ids_in(told: Any, name: str) -> Sequence[int]:
-    """The token ids that backend `name` told. Raises BackendFailed for anything else."""
-    if not isinstance(told, list) or not all(type(one) is int and 0 <= one < 2**32 for one in told):
+def ids_in(answer: Any, name: str) -> Sequence[int]:
+    """The token ids in the answer of backend `name`. Raises BackendFailed for anything else."""
+    if not isinstance(answer, list) or not all(type(item) is int and 0 <= item < 2**32 for item in answer):
         raise BackendFailed(f"{name} answered nonsense when asked for the tokens of a prompt")
-    return told
+    return answer

@@ -1,4 +1,4 @@
-"""What every adapter of an HTTP server shares: a session, deadlines, replies that end with it, failures in words."""
+"""Parts that every adapter of an HTTP server shares: a session, deadlines, cancellation, errors as sentences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HttpOptions:
 
 
 class Post(NamedTuple):
-    """Where to, what, and whether the answer will be streamed."""
+    """Path and body of a post, and whether the answer will be streamed."""
 
     path: str
     content: bytes
@@ -59,20 +59,20 @@ class Answer(Protocol):
         ...
 
     def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error in the body means."""
+        """The Deltas in `data`. Raises BackendFailed at nonsense, and the error that a body may contain."""
         ...
 
     def end(self) -> Iterator[Delta]:
-        """What the end of the body adds. Raises BackendFailed if it came too early."""
+        """The Deltas of the end of the body. Raises BackendFailed if it came too early."""
         ...
 
 
 ErrorOf = Callable[[str, int, bytes, Mapping[str, str]], ExpectedError]
-"""(backend, status, body, headers) -> what a reply that is no 200 means."""
+"""(backend, status, body, headers) -> the error of a reply other than 200."""
 
 
 class Exchange(NamedTuple):
-    """One generation over HTTP: the `post`, what reads the reply to it, and what its errors mean.
+    """One generation over HTTP: the `post`, the reader of the reply, and the meaning of its errors.
 
     `abort` is sent if the answer is left before it is over, for servers that a closed connection does not stop. The
     server may be silent for `quiet_s` longer than for other answers.
@@ -87,7 +87,7 @@ class Exchange(NamedTuple):
 
 @dataclass(slots=True)
 class _Connection:
-    """What is known of the connection that a post goes over."""
+    """State of the connection of a post."""
 
     was_idle: bool = False
 
@@ -113,7 +113,7 @@ def base_url(url: str) -> str:
 
 
 def bearer(key: str) -> Mapping[str, str]:
-    """The header that carries `key` where nothing else is said (RFC 6750)."""
+    """The default header for `key` (RFC 6750)."""
     return {"authorization": f"Bearer {key}"}
 
 
@@ -150,22 +150,22 @@ class HttpClient:
         if self._is_closed:
             raise Unreached(f"{self.name} was removed")
         if self._http is None:
-            # The router bounds what runs, by tenant and by backend; a limit here would hide a queue from it.
+            # The router bounds running requests by tenant and by backend; a limit here would hide a queue from it.
             trace = aiohttp.TraceConfig()
             trace.on_connection_reuseconn.append(_note_reuse)
-            # a cookie would have requests of all tenants follow the one that it was set for
+            # a cookie would bind requests of all tenants to the tenant that it was set for
             jar = aiohttp.DummyCookieJar()
             connector = aiohttp.TCPConnector(limit=0)
             self._http = aiohttp.ClientSession(connector=connector, cookie_jar=jar, trace_configs=[trace])
         return self._http
 
     async def close(self) -> None:
-        """Close every connection, which cancels what runs."""
+        """Close every connection, which cancels running requests."""
         # from here on no abort begins: a closed connection says the same
         self._is_closed = True
         http, self._http = self._http, None
         for reply in tuple(self._replies):
-            # a session that closes does not wake who reads a body
+            # closing a session does not wake the readers of its bodies
             reply.close()
         await asyncio.gather(*self._aborts)
         if http is not None:
@@ -185,7 +185,7 @@ class HttpClient:
         """The Deltas of `exchange`; closing the iterator closes the connection.
 
         Raises BackendFailed where the server cannot be reached or breaks off, DeadlineExceeded after `deadline_s`, and
-        what `exchange` makes of an error.
+        the error that `exchange` defines.
         """
         answer = exchange.answer
         self.open_requests += 1
@@ -206,7 +206,7 @@ class HttpClient:
                     yield delta
                 await _read_to_end(reply)
             finally:
-                # A connection whose body was read to its end went back to the pool by itself; any other is closed.
+                # A connection with a completely read body went back to the pool by itself; any other is closed.
                 reply.close()
                 self._replies.discard(reply)
         except aiohttp.ServerTimeoutError as error:
@@ -225,7 +225,7 @@ class HttpClient:
     ) -> aiohttp.ClientResponse:
         """The reply to a post, at its body.
 
-        A connection that lay idle may be one that the server is just closing: then another one is taken.
+        An idle connection may be closed by the server at this moment: then another one is used.
         """
         while True:
             connection = _Connection()
@@ -289,7 +289,7 @@ class HttpClient:
 
 
 def decoded(page: Page, name: str, what: str) -> Any:
-    """The JSON of a 200. Raises BackendFailed for any other reply, saying that `name` was asked for `what`."""
+    """The JSON of a 200. Raises BackendFailed for any other reply, with `what` as the subject of the question."""
     if page.status != 200:
         raise BackendFailed(f"{name} answered {page.status} when asked for {what}")
     try:
@@ -317,7 +317,7 @@ async def _read_at_most(reply: aiohttp.ClientResponse, limit_bytes: int) -> byte
 
 
 async def _read_to_end(reply: aiohttp.ClientResponse) -> None:
-    """Let the connection be used again, if the server ends its reply soon after it said that it was done."""
+    """Let the connection be reused, if the server ends its reply soon after the last event."""
     if reply.content.at_eof():
         return
     with suppress(aiohttp.ClientError, TimeoutError):

@@ -1,4 +1,4 @@
-"""What a server that speaks OpenAI's dialect means when it does not answer 200. Pure."""
+"""Errors of servers with OpenAI's dialect: the meaning of replies other than 200. Pure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _STATUSES = {
     "rate_limit_error": 429,
     "overloaded_error": 429,
 }
-"""What errors in a stream say in place of a status, as `code` or else as `type`."""
+"""Words in a stream's errors that replace a status, as `code` or else as `type`."""
 
 
 def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
-    """The error for an HTTP `status` with its `body`: may the request be tried elsewhere, and what did it say?"""
+    """The error for an HTTP `status` with its `body`: its message, and whether the request may be tried elsewhere."""
     details = details_of(body)
     message = str(details.get("message") or f"status {status}")[:_MOST_CHARACTERS]
     wait_s = retry_after_s(headers)
@@ -44,7 +44,7 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
     if status >= 500 or status < 400 or status == 408:
         return BackendFailed(f"{backend} answered {status}: {message}", retry_after_s=wait_s)
     if status in (401, 402):
-        # whose key and whose account that is no client can help, and another server may have another
+        # no client can fix a wrong key or account of the pool, and another server may have other ones
         return BackendFailed(f"{backend} does not let the router in: {message}", hint=_KEY_HINT)
     if status == 403:
         return BackendRefused(f"{backend} does not let the router in: {message}", hint=_KEY_HINT)
@@ -58,13 +58,13 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
 
 
 def error_in_stream(backend: str, error: Any) -> ExpectedError:
-    """The error for an `error` object that came as an event, when the status line had already said 200."""
+    """The error for an `error` object that came as an event, after a status of 200."""
     details = error if isinstance(error, Mapping) else {"message": error}
     code = details.get("code")
     code = int(code) if isinstance(code, str) and code.isdigit() else code
     words = (word for name in ("code", "type") if isinstance(word := details.get(name), str))
-    told = next((status for word in words if (status := _STATUSES.get(word)) is not None), 500)
-    status = code if isinstance(code, int) and 400 <= code < 600 else told
+    named = next((status for word in words if (status := _STATUSES.get(word)) is not None), 500)
+    status = code if isinstance(code, int) and 400 <= code < 600 else named
     return error_of(backend, status, msgspec.json.encode({"error": dict(details)}), {})
 
 
@@ -89,15 +89,15 @@ def details_of(body: bytes) -> Mapping[str, Any]:
 
 
 def _of_detail(detail: Any) -> Mapping[str, Any]:
-    """What FastAPI says of each field that it found wrong, or what somebody had it say."""
+    """FastAPI's report of each invalid field, or a custom detail."""
     if isinstance(detail, dict):
         return details_of(msgspec.json.encode(detail))
     if not isinstance(detail, list):
         return {"message": str(detail)}
-    found = [one if isinstance(one, dict) else {"msg": one} for one in detail]
-    fields = [".".join(map(str, where[1:])) if isinstance(where := one.get("loc"), list) else "" for one in found]
-    said = [str(one.get("msg") or one) for one in found]
-    message = "; ".join(f"{field}: {what}" if field else what for field, what in zip(fields, said, strict=True))
+    found = [entry if isinstance(entry, dict) else {"msg": entry} for entry in detail]
+    fields = [".".join(map(str, where[1:])) if isinstance(where := entry.get("loc"), list) else "" for entry in found]
+    texts = [str(entry.get("msg") or entry) for entry in found]
+    message = "; ".join(f"{field}: {what}" if field else what for field, what in zip(fields, texts, strict=True))
     return {"message": message, "param": next(filter(None, fields), None)}
 
 

@@ -1,4 +1,4 @@
-"""What all streamed answers share whose last event ends them. Pure but for their own memory."""
+"""Base class of streamed answers that end with a last event. Pure but for their own memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from policies.nouns import Delta
 
 
 class EventAnswer(ABC):
-    """Fed with the body of a 200, server-sent events. A kind says what each means (`_read`), and which is the last.
+    """Fed with the body of a 200, server-sent events. A kind defines the meaning of each (`_read`), and the last one.
 
-    What comes behind the last is not looked at. `last_word` names it, for messages.
+    Bytes after the last event are ignored. `last_word` names that event, for messages.
     """
 
     last_word: ClassVar[str]
@@ -28,14 +28,14 @@ class EventAnswer(ABC):
         return f"<{type(self).__name__} of {self._backend}: {'over' if self.is_over else 'open'}>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
+        """The Deltas in `data`. Raises BackendFailed at nonsense, and the error of an error event."""
         for event in self._events.feed(data):
             if self.is_over:
                 return
             yield from self.hear(event.data)
 
     def hear(self, data: bytes) -> list[Delta]:
-        """What one event with `data` adds. Raises as `feed` does."""
+        """The Deltas of one event with `data`. Raises as `feed` does."""
         try:
             return list(self._read(data))
         except MISSHAPEN as error:
@@ -49,4 +49,4 @@ class EventAnswer(ABC):
 
     @abstractmethod
     def _read(self, data: bytes) -> Iterable[Delta]:
-        """What one event says; sets `is_over` at the last. Raises what an error means, and MISSHAPEN at nonsense."""
+        """The Deltas of one event; sets `is_over` at the last. Raises the error of an error event, and MISSHAPEN."""

@@ -30,7 +30,7 @@ class FrameDecoder:
         return [frame for frame in frames if frame.strip()]
 
     def rest(self) -> bytes:
-        """What came after the last separator, which is then forgotten."""
+        """The bytes after the last separator, which are then dropped."""
         frame = b"".join(self._parts)
         self._parts, self._bytes = [], 0
         return frame

@@ -22,7 +22,7 @@ _DONE = b"[DONE]"
 
 @dataclass(slots=True)
 class _Choice:
-    """What one choice has said so far: characters, tokens, log-probabilities."""
+    """The totals of one choice so far: characters, tokens, log-probabilities."""
 
     text: int = 0
     tokens: int = 0
@@ -31,7 +31,7 @@ class _Choice:
 
 
 class GenerateAnswer(EventAnswer):
-    """Fed with the body of a 200. Each event has a choice's text, ids and log-probabilities and what is known of it.
+    """Fed with the body of a 200. Each event has a choice's text, ids, log-probabilities and state.
 
     `is_cumulative`: each event repeats all that came before, which is SGLang's usual way. There are
     `choices`. Usage comes last and once.
@@ -93,7 +93,7 @@ class GenerateAnswer(EventAnswer):
         )
 
     def _finish(self, finish: Mapping[str, Any] | None) -> str | None:
-        """OpenAI's word for how a choice ended. Raises what an abort means."""
+        """OpenAI's finish reason of a choice. Raises the error of an abort."""
         if finish is None:
             return None
         kind = str(finish["type"])

@@ -22,7 +22,7 @@ _SPELT_OUT = re.compile(rb"\\u00[4-7]")
 
 
 class Absent(enum.Enum):
-    """What stands for no member at all, where None is JSON's null."""
+    """Marks a missing member; None is JSON's null."""
 
     ABSENT = enum.auto()
 
@@ -40,7 +40,7 @@ class _Member(NamedTuple):
 def with_members(raw: bytes, changes: Mapping[str, Any]) -> bytes:
     """`raw`, which is one valid JSON object, with the members `changes`; those that are ABSENT are left out.
 
-    A member that is there keeps its place, one that is not comes last. Of a name that is there twice, both change.
+    An existing member keeps its place, a new one comes last. Of a duplicate name, both change.
     Raises TypeError or OverflowError for a value that JSON has no word for.
     """
     members = list(_members(raw))
@@ -63,7 +63,7 @@ def with_members(raw: bytes, changes: Mapping[str, Any]) -> bytes:
 
 
 def maybe_twice(raw: bytes, names: Collection[str]) -> frozenset[str]:
-    """Those of `names`, which are letters, that `raw` may have more than once, as far as can be told at a glance.
+    """Those of `names`, which consist of letters, that `raw` may contain more than once, by a quick check.
 
     Readers do not agree on which one counts then (RFC 8259, section 4).
     """
@@ -76,7 +76,7 @@ def maybe_twice(raw: bytes, names: Collection[str]) -> frozenset[str]:
 def with_more_members(raw: bytes, more: Mapping[str, Any]) -> bytes:
     """`raw`, which is one valid JSON object that is not empty, with the members `more`, none of which it has yet.
 
-    Raises as `with_members` does, and need not look at what is in `raw`.
+    Raises as `with_members` does, without parsing `raw`.
     """
     end = raw.rindex(b"}")
     return raw[:end] + b"," + msgspec.json.encode(more)[1:-1] + raw[end:] if more else raw

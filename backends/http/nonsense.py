@@ -1,4 +1,4 @@
-"""What an engine says that cannot be so: bytes of another shape, counts that are none. Pure."""
+"""Impossible answers of engines: bytes of another shape, values that are no counts. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from policies.errors import BackendFailed
 from policies.nouns import Usage
 
 MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError, RecursionError, msgspec.DecodeError)
-"""What reading JSON of another shape than was agreed on raises."""
+"""Exceptions from reading JSON of an unexpected shape."""
 
 MOST_TOKENS = 2**40
 """No call has more."""
 
 
 def nonsense(backend: str, data: bytes) -> BackendFailed:
-    """What it means that `data` cannot be read."""
+    """The error for `data` that cannot be read."""
     return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")
 
 
 def not_asked_for(backend: str, choice: int, asked: int) -> BackendFailed:
-    """What it means that an answer to a request for `asked` choices has one of this number."""
+    """The error for an answer with this number to a request for `asked` choices."""
     return BackendFailed(f"{backend} gave answer {choice} where {asked} were asked for")
 
 
 def usage_told(prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None) -> Usage:
-    """Counts as an engine tells them, None where it does not.
+    """An engine's counts; None if it does not report one.
 
-    Raises TypeError or ValueError for what is no count: tenants are charged by it.
+    Raises TypeError or ValueError for values that are no counts, because tenants are charged by them.
     """
     counts = [int(count or 0) for count in (prompt, completion, cached, reasoning)]
     if not all(0 <= count < MOST_TOKENS for count in counts):

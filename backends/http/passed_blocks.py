@@ -11,14 +11,14 @@ from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta
 
 MOST_HELD_BYTES = 64 << 10
-"""What may wait for the first event that says something: comments, and events that only name a role."""
+"""Bytes that may wait for the first event with content: comments, and events that only name a role."""
 
 
 class PassedBlocks(ABC):
     """Fed with a stream, gives its own bytes back in as many Deltas as pieces were fed, then the last one with usage.
 
     Nothing is passed on before the first event that says something, so that another backend may still be tried. A
-    dialect says what each event means (`_take`); `last_word` names the one that ends it.
+    dialect defines the meaning of each event (`_take`); `last_word` names the last one.
     """
 
     last_word: ClassVar[str]
@@ -33,18 +33,18 @@ class PassedBlocks(ABC):
         return f"<{type(self).__name__} of {self._backend}: {'over' if self.is_over else 'open'}>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
+        """The Deltas in `data`. Raises BackendFailed at nonsense, and the error of an error event."""
         try:
             for block in self._blocks.feed(data):
                 if self.is_over:
                     return
-                said = data_in(block)
-                if said is None:
+                payload = data_in(block)
+                if payload is None:
                     self._held.append(block)
                 else:
-                    yield from self._take(block, said)
+                    yield from self._take(block, payload)
         except ExpectedError:
-            # who has seen the beginning sees what came before the error, too
+            # a client that has seen the beginning also gets the bytes before the error
             if self._is_out and self._held:
                 yield self._let_go()
             raise
@@ -58,8 +58,8 @@ class PassedBlocks(ABC):
         return iter(())
 
     @abstractmethod
-    def _take(self, block: bytes, said: bytes) -> Iterable[Delta]:
-        """Hold what the client is to see of `block`, whose data are `said`; what goes on now, where it ends something.
+    def _take(self, block: bytes, payload: bytes) -> Iterable[Delta]:
+        """Hold the part of `block`, with data `payload`, that the client gets; returns Deltas that are ready now.
 
         Sets `is_over` at the last. Raises as `feed` does.
         """

@@ -69,7 +69,7 @@ def whole(value: float | None) -> int | None:
 
 def _samples(page: bytes, names: Collection[bytes]) -> Iterator[Sample]:
     for line in page.split(b"\n"):
-        # most of a page are histograms that nobody asked for
+        # most of a page are histograms that are not needed
         if _NAME_END.split(line, 1)[0] not in names or (match := _SAMPLE.match(line)) is None:
             continue
         try:

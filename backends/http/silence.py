@@ -11,8 +11,8 @@ class Silence:
     """Reads a reply's body, which ends with SocketTimeoutError once the server has kept a reader waiting for `most_s`.
 
     One timer for the whole body, which looks when it fires how long the present wait has taken. aiohttp's own limit
-    (`sock_read`) cancels a timer and makes another for everything that comes, 4 to 7 µs for each event of a stream. Who
-    makes one closes it.
+    (`sock_read`) cancels a timer and makes another for everything that comes, 4 to 7 µs for each event of a stream. The
+    creator closes it.
     """
 
     def __init__(self, reply: aiohttp.ClientResponse, most_s: float) -> None:
@@ -33,7 +33,7 @@ class Silence:
         try:
             return await self._content.readany()
         finally:
-            # whoever reads slowly does not wait for the server
+            # a slow reader does not wait for the server
             self._waiting_since = None
 
     def close(self) -> None:

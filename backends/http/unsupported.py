@@ -20,14 +20,14 @@ _READ_BY_THE_ROUTER = frozenset(
 _OF_NO_CONSEQUENCE = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
-"""Fields that tell who asks and change no answer."""
+"""Fields that identify the caller and change no answer."""
 
 
 def refuse_unsupported(sampling: Sampling, knows: Collection[str], engine: str) -> None:
     """Return if all that is out of the ordinary in `sampling` is in `knows`, names of its fields.
 
-    Who knows `grammar` reads what the client's `response_format` says; vLLM's fields for the same are vLLM's. Raises
-    InvalidRequest that names the first field that `engine` does not know.
+    An engine that supports `grammar` reads the client's `response_format`; vLLM's fields for the same are vLLM's.
+    Raises InvalidRequest that names the first field that `engine` does not know.
     """
     for name in Sampling.__struct_fields__:
         if name not in knows and getattr(sampling, name) != getattr(_USUAL, name):

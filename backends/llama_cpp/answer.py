@@ -31,38 +31,38 @@ class LlamaCppAnswer(EventAnswer):
         self._wants_tops = wants_tops
 
     def _read(self, data: bytes) -> Iterator[Delta]:
-        said = msgspec.json.decode(data)
-        if said.get("error"):
-            raise error_in_stream(self._backend, said["error"])
-        delta = self._delta(said)
+        event = msgspec.json.decode(data)
+        if event.get("error"):
+            raise error_in_stream(self._backend, event["error"])
+        delta = self._delta(event)
         if delta != Delta():
             yield delta
-        if said["stop"]:
-            yield from self._last(said)
+        if event["stop"]:
+            yield from self._last(event)
 
-    def _delta(self, said: Mapping[str, Any]) -> Delta:
-        progress = said.get("prompt_progress")
+    def _delta(self, event: Mapping[str, Any]) -> Delta:
+        progress = event.get("prompt_progress")
         if progress:
             # its `tokens` mean nothing
             return Delta(computed_tokens=int(progress["processed"]))
-        entries = said.get("completion_probabilities") or ()
+        entries = event.get("completion_probabilities") or ()
         return Delta(
-            text=said["content"],
-            token_ids=tuple(said.get("tokens") or ()),
+            text=event["content"],
+            token_ids=tuple(event.get("tokens") or ()),
             logprobs=tuple(self._logprob(entry) for entry in entries),
         )
 
     def _logprob(self, entry: Mapping[str, Any]) -> TokenLogprob:
         tops = entry.get("top_logprobs") or () if self._wants_tops else ()
-        top = tuple(TokenLogprob(int(one["id"]), one["token"], float(one["logprob"])) for one in tops)
+        top = tuple(TokenLogprob(int(each["id"]), each["token"], float(each["logprob"])) for each in tops)
         return TokenLogprob(int(entry["id"]), entry["token"], float(entry["logprob"]), top)
 
-    def _last(self, said: Mapping[str, Any]) -> tuple[Delta, ...]:
+    def _last(self, event: Mapping[str, Any]) -> tuple[Delta, ...]:
         self.is_over = True
-        stop = str(said.get("stop_type") or "none")
-        prompt, timings = int(said["tokens_evaluated"]), said.get("timings") or {}
+        stop = str(event.get("stop_type") or "none")
+        prompt, timings = int(event["tokens_evaluated"]), event.get("timings") or {}
         # before `cache_n` only the part that was computed is told
         cached = timings["cache_n"] if "cache_n" in timings else prompt - int(timings.get("prompt_n", prompt))
-        usage = usage_told(prompt, said["tokens_predicted"], max(0, int(cached)))
-        word = said.get("stopping_word") or None
+        usage = usage_told(prompt, event["tokens_predicted"], max(0, int(cached)))
+        word = event.get("stopping_word") or None
         return (Delta(finish_reason=_FINISHES.get(stop, stop), stop=word), Delta(usage=usage))

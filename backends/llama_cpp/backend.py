@@ -39,7 +39,7 @@ _KNOWN = tuple(name for name in Sampling.__struct_fields__ if name not in _UNKNO
 
 
 class LlamaCpp(OpenAICompatible):
-    """A llama-server at `url`, with one model whose slots answer side by side."""
+    """A llama-server at `url`, with one model; its slots answer in parallel."""
 
     kind = "llama_cpp"
     # of several choices it tells the tokens of one
@@ -103,11 +103,11 @@ class LlamaCpp(OpenAICompatible):
         tokens = (await self._asked("/tokenize", asked)).get("tokens")
         if not wants_texts or not isinstance(tokens, list):
             return Tokenized(ids_in(tokens, self.name))
-        pieces = [one if isinstance(one, dict) else {} for one in tokens]
+        pieces = [piece if isinstance(piece, dict) else {} for piece in tokens]
         # a piece that is no text comes as its bytes
-        texts = [one.get("piece") for one in pieces]
-        told = [text if isinstance(text, str) else bytes(text or ()).decode(errors="replace") for text in texts]
-        return Tokenized(ids_in([one.get("id") for one in pieces], self.name), told)
+        texts = [piece.get("piece") for piece in pieces]
+        strings = [text if isinstance(text, str) else bytes(text or ()).decode(errors="replace") for text in texts]
+        return Tokenized(ids_in([piece.get("id") for piece in pieces], self.name), strings)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:  # noqa: ARG002
         """See TextReader."""

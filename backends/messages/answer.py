@@ -57,25 +57,25 @@ class AnthropicAnswer(EventAnswer):
         self._open = ""
 
     def _read(self, data: bytes) -> Iterator[Delta]:
-        said = msgspec.json.decode(data)
-        kind = said["type"]
+        event = msgspec.json.decode(data)
+        kind = event["type"]
         if kind == "error":
-            raise error_in_stream(self._backend, said)
+            raise error_in_stream(self._backend, event)
         if kind == "message_start":
-            self.told(said["message"].get("usage") or {})
+            self.told(event["message"].get("usage") or {})
         elif kind == "content_block_start":
-            yield from self._begin(said["content_block"])
+            yield from self._begin(event["content_block"])
         elif kind == "content_block_delta":
-            yield from self._piece(said["delta"])
+            yield from self._piece(event["delta"])
         elif kind == "content_block_stop":
             if self._open in ("thinking", "redacted_thinking"):
                 yield Delta(message={"thinking_blocks": [dict(block) for block in self._thinking]})
             self._open = ""
         elif kind == "message_delta":
-            self.told(said.get("usage") or {})
-            reason = said["delta"].get("stop_reason")
+            self.told(event.get("usage") or {})
+            reason = event["delta"].get("stop_reason")
             if reason:
-                yield Delta(finish_reason=finish_of(reason), stop=said["delta"].get("stop_sequence"))
+                yield Delta(finish_reason=finish_of(reason), stop=event["delta"].get("stop_sequence"))
         elif kind == "message_stop":
             self.is_over = True
             yield Delta(usage=self.told({}))
@@ -134,7 +134,7 @@ def error_of_anthropic(backend: str, status: int, body: bytes, headers: Mapping[
     return ContextExceeded(message) if _TOO_LONG.search(message) else error_of(backend, status, body, headers)
 
 
-def error_in_stream(backend: str, said: Mapping[str, Any]) -> ExpectedError:
+def error_in_stream(backend: str, event: Mapping[str, Any]) -> ExpectedError:
     """The error for an error event, when the status line had already said 200."""
-    status = _STATUSES.get(said["error"].get("type"), 500)
-    return error_of_anthropic(backend, status, msgspec.json.encode(said), {})
+    status = _STATUSES.get(event["error"].get("type"), 500)
+    return error_of_anthropic(backend, status, msgspec.json.encode(event), {})

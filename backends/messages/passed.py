@@ -32,27 +32,27 @@ class PassedMessage(PassedBlocks):
         super().__init__(backend)
         self._shown_model, self._answer = shown_model, AnthropicAnswer(backend)
 
-    def _take(self, block: bytes, said: bytes) -> Sequence[Delta]:
+    def _take(self, block: bytes, event: bytes) -> Sequence[Delta]:
         try:
-            kind = msgspec.json.decode(said)["type"]
+            kind = msgspec.json.decode(event)["type"]
         except MISSHAPEN as error:
-            raise nonsense(self._backend, said) from error
+            raise nonsense(self._backend, event) from error
         if kind == _PIECE:
             self._hold(block, pieces=1)
             return ()
         finish: str | None = None
-        for delta in self._answer.hear(said):
+        for delta in self._answer.hear(event):
             finish = delta.finish_reason or finish
             if delta.usage is not None:
                 self.is_over = True
                 held = [self._let_go()] if self._held else []
                 return [*held, Delta(usage=delta.usage, raw=block)]
-        self._hold(self._renamed(said) if kind == "message_start" and self._shown_model else block)
+        self._hold(self._renamed(event) if kind == "message_start" and self._shown_model else block)
         return () if finish is None else [self._let_go(finish=finish)]
 
-    def _renamed(self, said: bytes) -> bytes:
-        message = bytes(msgspec.json.decode(said, type=dict[str, msgspec.Raw])["message"])
-        changed = with_members(said, {"message": msgspec.Raw(with_members(message, {"model": self._shown_model}))})
+    def _renamed(self, event: bytes) -> bytes:
+        message = bytes(msgspec.json.decode(event, type=dict[str, msgspec.Raw])["message"])
+        changed = with_members(event, {"message": msgspec.Raw(with_members(message, {"model": self._shown_model}))})
         return block_of(changed, "message_start")
 
 
@@ -74,5 +74,5 @@ class PassedWholeMessage(WholeBody):
         except MISSHAPEN as error:
             raise nonsense(self._backend, whole) from error
         body = whole if self._shown_model is None else with_members(whole, {"model": self._shown_model})
-        told = Delta(body=body, finish_reason=finish, is_whole=True, tokens=usage.completion_tokens)
-        return [told, Delta(usage=usage)]
+        whole_delta = Delta(body=body, finish_reason=finish, is_whole=True, tokens=usage.completion_tokens)
+        return [whole_delta, Delta(usage=usage)]

@@ -22,7 +22,7 @@ _FINISHES = {"load": "stop", "unload": "stop", "": "stop"}
 class OllamaAnswer:
     """Fed with the body of a 200. The line with `done` is the last, and has the usage.
 
-    `prompt_tokens` stand in where Ollama tells none. `counted` is the prompt's length if somebody counted it: where
+    `prompt_tokens` stand in where Ollama tells none. `counted` is the prompt's length if it was counted: where
     Ollama then tells less than half, as versions do that leave out what was in their cache, the rest was cached.
     `one_call`: calls of tools after the first are left out, since Ollama cannot be asked for one at a time.
     """
@@ -52,21 +52,21 @@ class OllamaAnswer:
 
     def _hear(self, line: bytes) -> Iterator[Delta]:
         try:
-            said = msgspec.json.decode(line)
-            if said.get("error"):
-                raise _error_in_stream(self._backend, str(said["error"]))
-            delta = self._delta(said)
-            last = self._last(said) if said.get("done") else ()
+            reply = msgspec.json.decode(line)
+            if reply.get("error"):
+                raise _error_in_stream(self._backend, str(reply["error"]))
+            delta = self._delta(reply)
+            last = self._last(reply) if reply.get("done") else ()
         except MISSHAPEN as error:
             raise nonsense(self._backend, line) from error
         if delta != Delta():
             yield delta
         yield from last
 
-    def _delta(self, said: Mapping[str, Any]) -> Delta:
-        message = said.get("message")
+    def _delta(self, reply: Mapping[str, Any]) -> Delta:
+        message = reply.get("message")
         if message is None:
-            message = {**said, "content": said["response"]}
+            message = {**reply, "content": reply["response"]}
         beside: dict[str, Any] = {}
         if message.get("thinking"):
             beside["reasoning"] = message["thinking"]
@@ -77,7 +77,7 @@ class OllamaAnswer:
             beside["tool_calls"] = [self._call(call) for call in calls]
         return Delta(
             text=message.get("content") or "",
-            logprobs=tuple(_logprobs(said.get("logprobs") or ())),
+            logprobs=tuple(_logprobs(reply.get("logprobs") or ())),
             message=beside or None,
         )
 
@@ -86,19 +86,19 @@ class OllamaAnswer:
         at, function = self._calls, call["function"]
         self._calls += 1
         arguments = msgspec.json.encode(function.get("arguments") or {}).decode()
-        said = {"name": function["name"], "arguments": arguments}
-        return {"index": at, "id": call.get("id") or f"call_{at}", "type": "function", "function": said}
+        called = {"name": function["name"], "arguments": arguments}
+        return {"index": at, "id": call.get("id") or f"call_{at}", "type": "function", "function": called}
 
-    def _last(self, said: Mapping[str, Any]) -> tuple[Delta, ...]:
+    def _last(self, reply: Mapping[str, Any]) -> tuple[Delta, ...]:
         self.is_over = True
-        reason = str(said.get("done_reason") or "")
+        reason = str(reply.get("done_reason") or "")
         finish = _FINISHES.get(reason, reason)
-        counts = usage_told(said.get("prompt_eval_count"), said.get("eval_count"))
-        told = counts.prompt_tokens
+        counts = usage_told(reply.get("prompt_eval_count"), reply.get("eval_count"))
+        prompt = counts.prompt_tokens
         cached = 0
-        if self._counted is not None and 2 * told < self._counted:
-            cached, told = self._counted - told, self._counted
-        usage = Usage(told or self._prompt_tokens, counts.completion_tokens, cached, is_guess=not told)
+        if self._counted is not None and 2 * prompt < self._counted:
+            cached, prompt = self._counted - prompt, self._counted
+        usage = Usage(prompt or self._prompt_tokens, counts.completion_tokens, cached, is_guess=not prompt)
         ended = "tool_calls" if finish == "stop" and self._calls else finish
         return (Delta(finish_reason=ended), Delta(usage=usage))
 

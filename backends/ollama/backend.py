@@ -1,4 +1,4 @@
-"""Ollama. Written for 0.12.4 to 0.14; earlier ones cut a long prompt in silence and cannot be told not to.
+"""Ollama. Written for 0.12.4 to 0.14; earlier ones silently truncate long prompts.
 
 Requests go to its native `/api/chat` and `/api/generate`, since its OpenAI dialect can say neither `num_ctx` nor
 `truncate`. What a client asked for is spelt in Ollama's words (`backends/ollama/body.py`); what Ollama does not know is
@@ -25,7 +25,7 @@ from policies.errors import BackendFailed, ContextExceeded, InvalidRequest
 from policies.nouns import Capability, Prompt, Request
 
 USUAL_NUM_CTX = 4096
-"""What is asked for where neither the pool, the Modelfile nor a loaded model says another: Ollama's own least."""
+"""Context requested if neither the pool, the Modelfile nor a loaded model sets one: Ollama's own minimum."""
 
 FIRST_VERSION = (0, 12, 4)
 """The first that knows `truncate`."""
@@ -92,7 +92,7 @@ class Ollama(HttpBackend):
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """A chat to `/api/chat`, a text to `/api/generate`.
 
-        Raises InvalidRequest for what Ollama does not know, ContextExceeded for what it would have to cut.
+        Raises InvalidRequest for unsupported fields, ContextExceeded for a prompt that Ollama would truncate.
         """
         body = prompt.body
         if body is None:
@@ -125,30 +125,30 @@ class Ollama(HttpBackend):
         return known or self._options.num_ctx or USUAL_NUM_CTX
 
     def _context_of(self, shown: _Shown, loaded: int | None) -> int:
-        """What is asked for, at most what the model was trained on: Ollama loads it with no more than that."""
+        """The requested context, at most the model's training context: Ollama loads it with no more than that."""
         wanted = self._options.num_ctx or loaded or shown.num_ctx or USUAL_NUM_CTX
         return min(wanted, shown.trained or wanted)
 
     async def _check_version(self) -> None:
-        said = decoded(await self.client.get("/api/version"), self.name, "its version")
+        reply = decoded(await self.client.get("/api/version"), self.name, "its version")
         try:
-            version = str(said["version"])
+            version = str(reply["version"])
         except (KeyError, TypeError) as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its version") from error
         numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
         # builds from source call themselves 0.0.0
         if (0, 0, 0) < numbers < FIRST_VERSION:
             raise BackendFailed(
-                f"{self.name} is Ollama {version}, which cuts a long prompt in silence",
+                f"{self.name} is Ollama {version}, which silently truncates long prompts",
                 hint="update it to 0.12.4 or later",
             )
         self._is_new_enough = True
 
     async def _digests(self) -> dict[str, str]:
         """Its models by name, each with its digest; the pool's own ones if the pool names any."""
-        said = decoded(await self.client.get("/api/tags"), self.name, "its models")
+        reply = decoded(await self.client.get("/api/tags"), self.name, "its models")
         try:
-            digests = {str(model["name"]): str(model.get("digest")) for model in said["models"]}
+            digests = {str(model["name"]): str(model.get("digest")) for model in reply["models"]}
         except (KeyError, TypeError, AttributeError) as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its models") from error
         wanted = self._options.served or frozenset(self._options.models.values())
@@ -160,9 +160,9 @@ class Ollama(HttpBackend):
 
     async def _loaded(self) -> dict[str, int | None]:
         """The models in memory, each with the context that it runs with."""
-        said = decoded(await self.client.get("/api/ps"), self.name, "what is loaded")
+        reply = decoded(await self.client.get("/api/ps"), self.name, "what is loaded")
         try:
-            return {str(model["name"]): model.get("context_length") for model in said["models"]}
+            return {str(model["name"]): model.get("context_length") for model in reply["models"]}
         except (KeyError, TypeError, AttributeError) as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked what is loaded") from error
 
@@ -176,7 +176,7 @@ class Ollama(HttpBackend):
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What `/api/show` says of a model; None where it says nothing."""
+    """The reply of `/api/show` for a model; None for missing values."""
 
     digest: str
     num_ctx: int | None = None
@@ -184,15 +184,15 @@ class _Shown:
     completes: bool = True
 
 
-def shown_of(said: Mapping[str, Any], digest: str) -> _Shown:
+def shown_of(reply: Mapping[str, Any], digest: str) -> _Shown:
     """`num_ctx` of the Modelfile, the length that the model was trained on, and whether it completes at all."""
     try:
-        info = said.get("model_info") or {}
+        info = reply.get("model_info") or {}
         trained = info.get(f"{info.get('general.architecture')}.context_length")
-        found = _NUM_CTX.search(said.get("parameters") or "")
-        capabilities = said.get("capabilities")
+        found = _NUM_CTX.search(reply.get("parameters") or "")
+        capabilities = reply.get("capabilities")
     except (TypeError, AttributeError) as error:
-        raise BackendFailed("what Ollama says of a model is nonsense") from error
+        raise BackendFailed("Ollama's description of a model is nonsense") from error
     return _Shown(
         digest,
         num_ctx=int(found[1]) if found else None,

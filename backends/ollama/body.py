@@ -25,15 +25,15 @@ _THINKING = ("think", "reasoning_effort", "reasoning")
 _OF_CHAT = (*_THINKING, "response_format", "format", "options", "tools", "tool_choice", "parallel_tool_calls")
 _OF_GENERATE = (*_THINKING, "response_format", "format", "options", "suffix", "system", "images")
 _THE_ROUTERS = ("keep_alive", "num_ctx", "truncate", "shift", "raw", "context", "template")
-"""What the pool says, or what would undo it; a client's value never reaches Ollama."""
+"""Fields that the pool sets or that would undo them; a client's value never reaches Ollama."""
 _OPTIONS_NOT_THE_CLIENTS = ("num_ctx", "num_predict", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap")
-"""Options with which the model would be loaded anew, for everybody."""
+"""Options that would reload the model, for all clients."""
 _OF_MESSAGE = ("name", "tool_calls", "tool_call_id", "images")
 _EFFORTS: Mapping[str, str | bool] = {"none": False, "minimal": "low", "xhigh": "max"}
 
 
 def chat_body(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of `/api/chat` without `model` and `num_ctx`. Raises InvalidRequest for what Ollama does not know."""
+    """A body of `/api/chat` without `model` and `num_ctx`. Raises InvalidRequest for unsupported fields."""
     refuse_unknown(body, (*_OF_CHAT, *_THE_ROUTERS), "Ollama")
     sent = _common(request, body)
     sent["messages"] = messages_of(body["messages"])
@@ -46,7 +46,7 @@ def chat_body(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generate_body(request: Request, body: Mapping[str, Any], *, is_raw: bool) -> dict[str, Any]:
-    """A body of `/api/generate` without `model` and `num_ctx`. Raises InvalidRequest for what Ollama does not know."""
+    """A body of `/api/generate` without `model` and `num_ctx`. Raises InvalidRequest for unsupported fields."""
     refuse_unknown(body, (*_OF_GENERATE, *_THE_ROUTERS), "Ollama")
     text = body.get("prompt")
     if not isinstance(text, str):
@@ -56,7 +56,7 @@ def generate_body(request: Request, body: Mapping[str, Any], *, is_raw: bool) ->
         raise InvalidRequest("the prompt is empty", hint="send some text", param="prompt")
     sent = _common(request, body) | {"prompt": text}
     sent |= {name: body[name] for name in ("suffix", "system", "images") if body.get(name)}
-    # the template is what puts a suffix or a system text into its place
+    # only the template puts a suffix or a system text into its place
     if is_raw and not body.get("suffix") and not body.get("system"):
         sent["raw"] = True
     return sent
@@ -113,8 +113,8 @@ def _content(content: Any, where: str) -> tuple[str, list[str]]:
 
 def _image(url: Any, where: str) -> str:
     """The base64 of a data: URL. Ollama fetches nothing."""
-    said = url.get("url") if isinstance(url, Mapping) else url
-    head, comma, data = str(said).partition(";base64,")
+    address = url.get("url") if isinstance(url, Mapping) else url
+    head, comma, data = str(address).partition(";base64,")
     if not comma or not head.startswith("data:"):
         raise InvalidRequest(
             "Ollama fetches no images", hint="send it as a data: URL in base64", param=f"{where}.content"
@@ -130,12 +130,12 @@ def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
             arguments = decode_json(arguments)
         except msgspec.DecodeError as error:
             raise InvalidRequest("the arguments of a tool call are no JSON", param=f"{where}.tool_calls") from error
-    said = {"function": {"name": function["name"], "arguments": arguments}}
-    return {"id": call["id"], **said} if call.get("id") else said
+    called = {"function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], **called} if call.get("id") else called
 
 
 def _common(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What both endpoints take."""
+    """The fields that both endpoints take."""
     sampling = request.sampling
     refuse_unsupported(sampling, _SAMPLING, "Ollama")
     options = {
@@ -143,7 +143,7 @@ def _common(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
     }
     # Ollama's own defaults are not OpenAI's
     options |= {"num_predict": request.max_new_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p}
-    said = {
+    given = {
         "top_k": sampling.top_k or None,
         "min_p": sampling.min_p or None,
         "repeat_penalty": sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
@@ -152,7 +152,7 @@ def _common(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         "seed": sampling.seed,
         "stop": list(sampling.stop) or None,
     }
-    options |= {name: value for name, value in said.items() if value is not None}
+    options |= {name: value for name, value in given.items() if value is not None}
     sent: dict[str, Any] = {"stream": True, "truncate": False, "shift": False, "options": options}
     if sampling.top_logprobs is not None:
         sent |= {"logprobs": True, "top_logprobs": sampling.top_logprobs}

@@ -17,7 +17,7 @@ from policies.nouns import Delta, Request, Usage
 
 DONE = b"[DONE]"
 BROKEN = ("abort", "error")
-"""Ends of an answer that are none: vLLM, SGLang and LMDeploy say so where somebody else stopped it."""
+"""Finish reasons of broken answers: vLLM, SGLang and LMDeploy send them if another caller stopped the request."""
 
 
 class OpenAIAnswer(EventAnswer):
@@ -52,7 +52,7 @@ class OpenAIAnswer(EventAnswer):
         return f"<OpenAIAnswer of {self._backend}: {self._said} pieces, {'over' if self.is_over else 'open'}>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
+        """The Deltas in `data`. Raises BackendFailed at nonsense, and the error of an error event."""
         if self._is_streamed:
             yield from super().feed(data)
             return
@@ -61,16 +61,16 @@ class OpenAIAnswer(EventAnswer):
             raise BackendFailed(f"{self._backend} answered more than {self._limit_bytes} bytes")
 
     def end(self) -> Iterator[Delta]:
-        """What the end of the body adds. Raises BackendFailed if it came too early."""
+        """The Deltas of the end of the body. Raises BackendFailed if it came too early."""
         if self._is_streamed or self.is_over:
             yield from super().end()
             return
         deltas = list(self.hear(bytes(self._whole)))
-        told = 0 if self._usage is None else self._usage.completion_tokens
+        all_tokens = 0 if self._usage is None else self._usage.completion_tokens
         for delta in deltas:
-            yield replace(delta, is_whole=True, tokens=told)
+            yield replace(delta, is_whole=True, tokens=all_tokens)
             # the first has them all, whichever choice they are of
-            told = 0
+            all_tokens = 0
         yield from self._close()
 
     def _read(self, data: bytes) -> Iterator[Delta]:
@@ -94,7 +94,7 @@ class OpenAIAnswer(EventAnswer):
 
 
 def chunk_in(backend: str, data: bytes, error_of: Callable[[str, Any], ExpectedError]) -> dict[str, Any]:
-    """The chunk, or whole answer, in `data`. Raises what `error_of` makes of an error, and MISSHAPEN at nonsense."""
+    """The chunk, or whole answer, in `data`. Raises `error_of` of an error, and MISSHAPEN at nonsense."""
     chunk: dict[str, Any] = msgspec.json.decode(data)
     error = chunk.get("error") or (chunk if chunk.get("object") == "error" else None)
     if error:

@@ -1,6 +1,6 @@
 """OpenAI's own API.
 
-What it has no word for is refused by name, or left out where a client of another dialect meant it as a hint.
+Unsupported fields are refused by name, or dropped if a client of another dialect meant them as hints.
 
 Source: OpenAI API reference, "Authentication", "Chat", "Completions", "Embeddings".
 """
@@ -31,14 +31,14 @@ _OF_OPEN_MODELS = (
 )
 """Fields of servers of open models; OpenAI refuses bodies that have them, whatever they say."""
 _HINTS = ("reasoning_content", "reasoning", "thinking_blocks", "cache_control")
-"""What messages and their parts may carry for other servers."""
+"""Members of messages and their parts for other servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIAPIOptions(OpenAIOptions):
     """How to talk to OpenAI.
 
-    `organization` and `project` say who pays there. Its models are asked for every `asks_every_s` at most: it is
+    `organization` and `project` name the payer there. Its models are asked for every `asks_every_s` at most: it is
     not ours to probe as often as a server of our own.
     """
 
@@ -52,7 +52,7 @@ class OpenAI(OpenAICompatible):
 
     kind = "openai"
     capabilities = OpenAICompatible.capabilities - {Capability.RERANK}
-    # what goes there depends on the client's body
+    # the posted path depends on the client's body
     own_paths = frozenset()
     options_type = OpenAIAPIOptions
     _options: OpenAIAPIOptions
@@ -69,8 +69,8 @@ class OpenAI(OpenAICompatible):
         chosen = options or self.options_type()
         assert isinstance(chosen, OpenAIAPIOptions)
         payers = {"openai-organization": chosen.organization, "openai-project": chosen.project}
-        said = {header: value for header, value in payers.items() if value is not None}
-        chosen = replace(chosen, headers={**chosen.headers, **said})
+        payer_headers = {header: value for header, value in payers.items() if value is not None}
+        chosen = replace(chosen, headers={**chosen.headers, **payer_headers})
         super().__init__(name, url, pool=pool, options=chosen, clock=clock)
         self._asked_at: float | None = None
 
@@ -87,7 +87,7 @@ class OpenAI(OpenAICompatible):
         return self._openai_exchange(request, prompt, openai_fields(request, prompt))
 
     async def _learn_endpoints(self) -> Endpoints:
-        """Chats and texts alone: its responses keep what they are told, and refer to it."""
+        """Chats and texts alone: OpenAI's responses are stored there and refer to each other."""
         return {}
 
     async def _look(self) -> None:
@@ -95,7 +95,7 @@ class OpenAI(OpenAICompatible):
 
 
 def openai_fields(request: Request, prompt: Prompt) -> dict[str, Any]:
-    """What stands in place of the client's fields for OpenAI's API; None: nothing. Raises InvalidRequest."""
+    """Fields that replace the client's for OpenAI's API; None removes one. Raises InvalidRequest."""
     refuse_unsupported(request.sampling, _KNOWS, "OpenAI's API")
     body = prompt.body or {}
     if body.get("continue_final_message"):
@@ -119,5 +119,5 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _without(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if name not in _HINTS}
+def _without(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name not in _HINTS}

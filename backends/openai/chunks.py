@@ -15,11 +15,11 @@ from policies.nouns import Delta, TokenLogprob, Usage
 
 _ID_MARK = "token_id:"
 FINISHES = {"eos_token": "stop", "stop_sequence": "stop"}
-"""Words of TGI before 2.0 for what OpenAI calls `stop`."""
+"""Finish reasons of TGI before 2.0 that OpenAI calls `stop`."""
 
 
 def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
-    """What one chunk, or one whole answer, of chat or text completions says; usage comes as a Delta of its own.
+    """The Deltas of one chunk, or one whole answer, of chat or text completions; usage comes as a Delta of its own.
 
     Raises KeyError, TypeError, ValueError or AttributeError if it has another shape.
     """
@@ -32,7 +32,7 @@ def deltas_of(chunk: Mapping[str, Any]) -> Iterator[Delta]:
 
 
 def usage_of(usage: Mapping[str, Any]) -> Usage:
-    """OpenAI's usage object as ours. Raises as `deltas_of`, also for what is no count: tenants are charged by it."""
+    """OpenAI's usage object as ours. Raises as `deltas_of`, also for values that are no counts."""
     details = usage.get("prompt_tokens_details") or {}
     names = ("prompt_cache_hit_tokens", "cached_tokens")
     # DeepSeek's and Moonshot's servers say it beside
@@ -44,12 +44,12 @@ def usage_of(usage: Mapping[str, Any]) -> Usage:
 
 
 def _chat(choice: Mapping[str, Any]) -> Delta:
-    said = choice.get("delta") or choice.get("message") or {}
-    beside = {name: value for name, value in said.items() if name not in ("role", "content") and value is not None}
+    delta = choice.get("delta") or choice.get("message") or {}
+    beside = {name: value for name, value in delta.items() if name not in ("role", "content") and value is not None}
     logprobs = choice.get("logprobs") or {}
     return replace(
         _common(choice),
-        text=said.get("content") or "",
+        text=delta.get("content") or "",
         message=beside or None,
         logprobs=tuple(map(_chat_logprob, logprobs.get("content") or ())),
     )
@@ -73,9 +73,9 @@ def _common(choice: Mapping[str, Any]) -> Delta:
 
 def _chat_logprob(entry: Mapping[str, Any]) -> TokenLogprob:
     top = tuple(map(_chat_logprob, entry.get("top_logprobs") or ()))
-    # llama.cpp and TabbyAPI tell the id
-    told = entry.get("id", entry.get("token_id"))
-    token_id = told if isinstance(told, int) else _token_id(entry["token"])
+    # llama.cpp and TabbyAPI report the id
+    number = entry.get("id", entry.get("token_id"))
+    token_id = number if isinstance(number, int) else _token_id(entry["token"])
     return TokenLogprob(token_id, entry["token"], float(entry["logprob"]), top)
 
 
@@ -92,5 +92,5 @@ def _text_logprobs(choice: Mapping[str, Any]) -> Iterator[TokenLogprob]:
 
 
 def _token_id(token: str) -> int:
-    """The id where a backend tells it (vLLM's `return_tokens_as_token_ids`), else 0: the dialect has no ids."""
+    """The id if a backend reports it (vLLM's `return_tokens_as_token_ids`), else 0: the dialect has no ids."""
     return int(token.removeprefix(_ID_MARK)) if token.startswith(_ID_MARK) else 0

@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's API. What the client sent goes there untouched, unknown fields included."""
+"""Any server with OpenAI's API. The client's body is passed on unchanged, unknown fields included."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from backends.openai.endpoints import PATH as OPENAPI_PATH
 from backends.openai.endpoints import Endpoints, endpoints_in
 from backends.openai.passed import Ear, PassedStream, PassedWhole
 from backends.openai.pooled import POOLED, PooledAnswer, pooled_post
-from backends.openai.prompt import native_post, post_of, said_of
+from backends.openai.prompt import native_post, post_of, router_members
 from backends.openai.responses import RESPONSES_PATH, PassedResponse, PassedWholeResponse
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Capability, Native, Prompt, Request
 
 RARE = frozenset({Capability.SUFFIX, Capability.PROMPT_LOGPROBS})
-"""What many servers of completions take and pass over in silence."""
+"""Features that many servers of completions accept and ignore."""
 
 _TEXT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
@@ -46,11 +46,11 @@ class OpenAICompatible(HttpBackend):
     kind = "openai_compatible"
     options_type = OpenAIOptions
     _options: OpenAIOptions
-    # such a server refuses what it cannot do by itself
+    # such a server refuses unsupported requests by itself
     capabilities = frozenset(Capability) - {Capability.PINS}
     own_paths = frozenset({"/v1/chat/completions", "/v1/completions", *POOLED})
     _passes_on: ClassVar[bool] = True
-    """Its answers are what clients of the dialect expect, and may go to them as they are."""
+    """Its answers have the form that clients of the dialect expect, and may be passed on unchanged."""
     _always_streams: ClassVar[bool] = False
     """A closed connection stops it in a stream only, and its answers are written anew in any case."""
     _echoes: ClassVar[bool] = False
@@ -58,7 +58,7 @@ class OpenAICompatible(HttpBackend):
     _dispensable: ClassVar[frozenset[str]] = frozenset()
     """Own fields that an endpoint may do without."""
     _endpoints: Endpoints | None = None
-    """What it has beside chats and texts; None: it was not asked."""
+    """Its endpoints besides chats and texts; None: not asked yet."""
 
     async def probe(self) -> None:
         """Ask for the models; raises BackendFailed if they do not come."""
@@ -69,7 +69,7 @@ class OpenAICompatible(HttpBackend):
         return self._openai_exchange(request, prompt, self._own_fields(request))
 
     def forward(self, request: Request, path: str) -> Forward:
-        """Own fields are said here too: they decide whose KV is shared and who goes first."""
+        """The router's own fields are set here too: they decide about shared KV and priority."""
         own = self._own_fields(request)
         if path in POOLED:
             own = dict.fromkeys(own)
@@ -100,10 +100,11 @@ class OpenAICompatible(HttpBackend):
         """The client's own request; its answer goes back as it comes."""
         body, model = native.body, self._backends_name(request)
         is_streamed = bool(body.get("stream"))
-        said = said_of(body if native.path in _TEXT_PATHS else None, model=model, is_streamed=is_streamed, own=own)
+        text_body = body if native.path in _TEXT_PATHS else None
+        members = router_members(text_body, model=model, is_streamed=is_streamed, own=own)
         shown_model = body["model"] if own.get("model", model) != body["model"] else None
         return Exchange(
-            native_post(native, said, is_streamed=is_streamed),
+            native_post(native, members, is_streamed=is_streamed),
             self._passed_answer(request, native, shown_model, is_streamed=is_streamed),
             self._error_of,
             quiet_s=_quiet_s(request, is_streamed=is_streamed),
@@ -138,11 +139,11 @@ class OpenAICompatible(HttpBackend):
 
     @staticmethod
     def _error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
-        """What a reply that is no 200 means."""
+        """The error of a reply other than 200."""
         return error_of(backend, status, body, headers)
 
     def _own_fields(self, request: Request) -> Mapping[str, Any]:  # noqa: ARG002 - kinds of this kind look at it
-        """Fields that the router says, whatever the client said; one that is None is not sent at all."""
+        """Fields that the router sets, whatever the client sent; one that is None is not sent at all."""
         return {}
 
     async def _learn_models(self) -> None:
@@ -153,7 +154,7 @@ class OpenAICompatible(HttpBackend):
         try:
             page = decoded(await self.client.get("/v1/models"), self.name, "its models")
         except BackendFailed:
-            # what comes back may be another version
+            # the server may come back as another version
             self._endpoints = None
             raise
         try:
@@ -172,7 +173,7 @@ class OpenAICompatible(HttpBackend):
             self._endpoints = await self._learn_endpoints()
 
     async def _learn_endpoints(self) -> Endpoints:
-        """What the server has, as its OpenAPI document says; nothing where it has none."""
+        """The server's endpoints, from its OpenAPI document; empty if it has none."""
         try:
             page = await self.client.get(OPENAPI_PATH)
         except BackendFailed:
@@ -180,7 +181,7 @@ class OpenAICompatible(HttpBackend):
         return endpoints_in(page.body) if page.status == 200 else {}
 
     async def _check_health(self, path: str = "/health") -> None:
-        """As of other servers; what comes back after an outage is asked anew which endpoints it has."""
+        """As for other servers; after an outage the endpoints are asked again."""
         try:
             await super()._check_health(path)
         except BackendFailed:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _NOT_GROWING = ("role", "id", "type", "thinking_blocks")
-"""Members that are said whole each time, or once."""
+"""Members that are sent whole each time, or once."""
 
 
 def merge_message(message: dict[str, Any], piece: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ def merge_message(message: dict[str, Any], piece: Mapping[str, Any]) -> None:
 
 def _merge_call(calls: list[dict[str, Any]], call: Mapping[str, Any]) -> None:
     index = call.get("index", len(calls))
-    known = next((one for one in calls if one.get("index") == index), None)
+    known = next((candidate for candidate in calls if candidate.get("index") == index), None)
     if known is None:
         known = {}
         calls.append(known)

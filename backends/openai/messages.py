@@ -10,7 +10,7 @@ from policies.errors import InvalidRequest
 _OF_NO_CONSEQUENCE = frozenset(
     {"role", "content", "refusal", "reasoning", "reasoning_content", "thinking_blocks", "annotations", "cache_control"}
 )
-"""What the server that answered put beside its text: another one goes on from the text."""
+"""Members that the answering server put beside its text: another one continues from the text."""
 
 
 def content_of(message: Mapping[str, Any]) -> Any:

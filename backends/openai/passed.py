@@ -1,4 +1,4 @@
-"""Answers of OpenAI's dialect that go to a client of that dialect as they came: only what accounting needs is read.
+"""Answers of OpenAI's dialect, passed to a client of that dialect unchanged: only accounting data is read.
 
 Decoding a chunk of 200 bytes takes less than 1 µs, as long as looking for `"usage"` and `"error"` in it: each is
 decoded, and nothing guessed.
@@ -30,7 +30,7 @@ ErrorInStream = Callable[[str, Any], ExpectedError]
 
 
 class _Choice(msgspec.Struct):
-    """What is looked at of one choice."""
+    """The parts of one choice that are read."""
 
     index: int = 0
     delta: dict[str, Any] | None = None
@@ -43,14 +43,14 @@ class _Choice(msgspec.Struct):
         """Does it add text, or anything beside it, to its choice?"""
         if self.text is not msgspec.UNSET:
             return bool(self.text)
-        said = self.delta or self.message or {}
-        if said.get("content"):
+        piece = self.delta or self.message or {}
+        if piece.get("content"):
             return True
-        return any(value is not None for name, value in said.items() if name not in ("role", "content"))
+        return any(value is not None for name, value in piece.items() if name not in ("role", "content"))
 
 
 class Chunk(msgspec.Struct):
-    """What is looked at of one chunk, or of a whole answer."""
+    """The parts of one chunk, or of a whole answer, that are read."""
 
     choices: list[_Choice] | None = None
     usage: dict[str, Any] | None = None
@@ -75,7 +75,7 @@ _CHUNK = msgspec.json.Decoder(Chunk)
 
 
 class Ear:
-    """Hears what accounting needs of one answer of `backend`: pieces, ends, usage, errors.
+    """Reads the accounting data of one answer of `backend`: pieces, ends, usage, errors.
 
     Where the server tells no usage, tokens are estimated as `OpenAIAnswer` does. `shown_model` is the name under which
     the client knows the model, where it is another than the server's.
@@ -99,7 +99,7 @@ class Ear:
         return f"<Ear at {self.backend}: {self._pieces} pieces, {self._usage}>"
 
     def hear(self, data: bytes) -> Chunk:
-        """What `data` tells. Raises BackendFailed at nonsense and what was broken off, and what an error means."""
+        """The chunk in `data`. Raises BackendFailed at nonsense and broken answers, and the error of an error event."""
         try:
             chunk = _CHUNK.decode(data)
             if chunk.error or chunk.object == "error":
@@ -120,11 +120,11 @@ class Ear:
 
     @property
     def told_tokens(self) -> int:
-        """Tokens of the completion, as the server told; 0 if it did not."""
+        """Tokens of the completion, by the server's report; 0 without one."""
         return 0 if self._usage is None else self._usage.completion_tokens
 
     def usage(self) -> Usage:
-        """What the server told, or what was heard."""
+        """The server's report, or the counted pieces."""
         return self._usage or Usage(self._prompt_tokens, self._pieces, is_guess=True)
 
     def shown(self, chunk: Chunk) -> dict[str, Any]:
@@ -148,18 +148,18 @@ class PassedStream(PassedBlocks):
         self._last: _Last | None = None
 
     def end(self) -> Iterator[Delta]:
-        """What was still held. Raises BackendFailed if the end came too early."""
+        """The held bytes. Raises BackendFailed if the end came too early."""
         yield from self._let_last_go()
         yield from super().end()
 
-    def _take(self, block: bytes, said: bytes) -> Sequence[Delta]:
-        if said == DONE:
+    def _take(self, block: bytes, content: bytes) -> Sequence[Delta]:
+        if content == DONE:
             self.is_over = True
             ended = self._let_last_go()
             held = [self._let_go()] if self._held else []
             return [*ended, *held, Delta(usage=self._ear.usage(), raw=block)]
         try:
-            chunk = self._ear.hear(said)
+            chunk = self._ear.hear(content)
         except ExpectedError:
             self._hold_last()
             raise
@@ -168,10 +168,10 @@ class PassedStream(PassedBlocks):
         if hides:
             changes["usage"] = ABSENT
             if not chunk.choices:
-                return self._let_last_go(said)
+                return self._let_last_go(content)
         # of hundreds of chunks one has any
         last: Sequence[Delta] = () if self._last is None else self._let_last_go()
-        shown = _rewritten(said, chunk, changes) if changes else block
+        shown = _rewritten(content, chunk, changes) if changes else block
         ends = chunk.finishes
         self._left -= len(ends)
         if ends and not self._left and not self._shows_usage:
@@ -185,14 +185,14 @@ class PassedStream(PassedBlocks):
             self._hold(self._last.block, self._last.pieces)
 
     def _let_last_go(self, hidden: bytes = b"") -> list[Delta]:
-        """The chunk that ended the answer, with what the `hidden` one of usage says of the answer beside usage."""
+        """The chunk that ended the answer, with other members of the `hidden` chunk of usage."""
         if self._last is None:
             return []
         more = _beside_usage(hidden, self._last.block) if hidden else {}
         if more:
-            said = data_in(self._last.block)
-            assert said is not None, "it is a chunk"
-            self._last = self._last._replace(block=block_of(with_more_members(said, more)))
+            content = data_in(self._last.block)
+            assert content is not None, "it is a chunk"
+            self._last = self._last._replace(block=block_of(with_more_members(content, more)))
         self._hold_last()
         ends, self._last = self._last.ends, None
         return [self._let_go(choice, finish) for choice, finish in ends]
@@ -240,7 +240,7 @@ def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], ear: Ear) -> Ite
 
 
 def _rewritten(data: bytes, chunk: Chunk, changes: Mapping[str, Any]) -> bytes:
-    """The event of `chunk`, whose bytes are `data`, with `changes`.
+    """The event of `chunk`, with the bytes `data`, after `changes`.
 
     A name and a text with plain quotes are no part of any text, so a model's name that is there once, as most servers
     write it, is the chunk's own.

@@ -1,6 +1,6 @@
-"""Calls that draw nothing, over OpenAI's dialect and what servers add to it: embeddings, reranking, scores.
+"""Calls without decoding, over OpenAI's dialect and its extensions: embeddings, reranking, scores.
 
-What is sent, and the one reply that is read whole. Pure but for its own memory.
+The request, and the one reply that is read whole. Pure but for its own memory.
 
 Source: OpenAI API reference, "Embeddings"; vLLM documentation, "Pooling Models" (Re-rank API, Score API).
 """
@@ -55,5 +55,5 @@ class PooledAnswer(WholeBody):
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    """Servers that draw nothing may tell the total alone."""
+    """Servers may report only the total for such calls."""
     return usage_told(usage.get("prompt_tokens", usage.get("total_tokens")), 0)

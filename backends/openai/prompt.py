@@ -1,4 +1,4 @@
-"""What is sent to a server that speaks OpenAI's dialect. Pure."""
+"""Requests to a server with OpenAI's dialect. Pure."""
 
 from __future__ import annotations
 
@@ -34,38 +34,40 @@ def post_of(
         if not prompt.token_ids or not takes_token_ids:
             raise InvalidRequest("this backend takes text, and the request has token ids only")
         path, body = "/v1/completions", completion_of(request, prompt.token_ids)
-    said = said_of(body, model=model, is_streamed=is_streamed, own=own)
+    members = router_members(body, model=model, is_streamed=is_streamed, own=own)
     if (native := prompt.native) is not None and native.body is body:
-        return native_post(native, said, is_streamed=is_streamed)
-    sent = {name: value for name, value in {**body, **said}.items() if value is not ABSENT}
+        return native_post(native, members, is_streamed=is_streamed)
+    sent = {name: value for name, value in {**body, **members}.items() if value is not ABSENT}
     return Post(path, encoded(sent), is_streamed)
 
 
-def said_of(body: Mapping[str, Any] | None, *, model: str, is_streamed: bool, own: Mapping[str, Any]) -> dict[str, Any]:
+def router_members(
+    body: Mapping[str, Any] | None, *, model: str, is_streamed: bool, own: Mapping[str, Any]
+) -> dict[str, Any]:
     """The members that the router says: the `model`, its `own` (None: ABSENT), and that a stream of the chat or text
     `body` is to end with usage; streams of other endpoints, without a `body` here, always do.
     """
-    said: dict[str, Any] = {"model": model}
+    members: dict[str, Any] = {"model": model}
     if is_streamed and body is not None:
-        said["stream"] = True
-        said["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    return said | {name: ABSENT if value is None else value for name, value in own.items()}
+        members["stream"] = True
+        members["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    return members | {name: ABSENT if value is None else value for name, value in own.items()}
 
 
-def native_post(native: Native, said: Mapping[str, Any], *, is_streamed: bool) -> Post:
-    """The client's own bytes with only the members `said` changed; those that are ABSENT are left out."""
-    return Post(native.path, _changed(native.raw or encoded(native.body), native.body, said), is_streamed)
+def native_post(native: Native, members: Mapping[str, Any], *, is_streamed: bool) -> Post:
+    """The client's own bytes with only `members` changed; those that are ABSENT are removed."""
+    return Post(native.path, _changed(native.raw or encoded(native.body), native.body, members), is_streamed)
 
 
-def _changed(raw: bytes, body: Mapping[str, Any], said: Mapping[str, Any]) -> bytes:
-    """`raw`, which says `body`, with no more changed than it takes for every reader to find `said` there."""
-    changes = {name: value for name, value in said.items() if body.get(name, ABSENT) != value}
-    changes |= {name: said[name] for name in maybe_twice(raw, said.keys() & body.keys())}
+def _changed(raw: bytes, body: Mapping[str, Any], members: Mapping[str, Any]) -> bytes:
+    """`raw`, the bytes of `body`, with the fewest changes so that every reader finds `members` there."""
+    changes = {name: value for name, value in members.items() if body.get(name, ABSENT) != value}
+    changes |= {name: members[name] for name in maybe_twice(raw, members.keys() & body.keys())}
     return with_more_members(raw, changes) if changes.keys().isdisjoint(body) else with_members(raw, changes)
 
 
 def completion_of(request: Request, token_ids: bytes) -> dict[str, Any]:
-    """A completions body with a prompt of ids. What OpenAI does not know is sent only where it was asked for."""
+    """A completions body with a prompt of ids. Fields beyond OpenAI's are sent only if requested."""
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": request.model,

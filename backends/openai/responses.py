@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses that go to a client of that API as they came: only what accounting needs is read.
+"""Answers of OpenAI's Responses, passed to a client of that API unchanged: only accounting data is read.
 
 Pure but for their own memory. Source: OpenAI API reference, "Responses", "Streaming events".
 """
@@ -36,22 +36,22 @@ class PassedResponse(PassedBlocks):
         super().__init__(backend)
         self._shown_model = shown_model
 
-    def _take(self, block: bytes, said: bytes) -> Sequence[Delta]:
+    def _take(self, block: bytes, data: bytes) -> Sequence[Delta]:
         try:
-            event = msgspec.json.decode(said)
+            event = msgspec.json.decode(data)
             kind, response = event["type"], event.get("response")
             if kind == "error":
                 raise error_in_stream(self._backend, event)
             if kind == "response.failed":
                 raise error_in_stream(self._backend, response.get("error") or {})
-            told = (_finish(response), _usage(response["usage"])) if kind in _ENDS else None
+            ending = (_finish(response), _usage(response["usage"])) if kind in _ENDS else None
             if response is not None and self._shown_model is not None:
-                block = _renamed(said, kind, self._shown_model)
+                block = _renamed(data, kind, self._shown_model)
         except MISSHAPEN as error:
-            raise nonsense(self._backend, said) from error
-        if told is not None:
+            raise nonsense(self._backend, data) from error
+        if ending is not None:
             self.is_over = True
-            finish, usage = told
+            finish, usage = ending
             held = [self._let_go()] if self._held else []
             return [*held, Delta(finish_reason=finish, usage=usage, raw=block)]
         self._hold(block, pieces=kind.endswith(".delta"))
@@ -75,8 +75,8 @@ class PassedWholeResponse(WholeBody):
         except MISSHAPEN as error:
             raise nonsense(self._backend, whole) from error
         body = whole if self._shown_model is None else with_members(whole, {"model": self._shown_model})
-        told = Delta(body=body, finish_reason=finish, is_whole=True, tokens=usage.completion_tokens)
-        return [told, Delta(usage=usage)]
+        answer = Delta(body=body, finish_reason=finish, is_whole=True, tokens=usage.completion_tokens)
+        return [answer, Delta(usage=usage)]
 
 
 def _finish(response: Mapping[str, Any]) -> str:
@@ -92,7 +92,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
     return usage_told(usage["input_tokens"], usage["output_tokens"], cached, thought)
 
 
-def _renamed(said: bytes, kind: str, shown_model: str) -> bytes:
-    """The event `said` of `kind`, with the client's name of the model in its response."""
-    response = bytes(msgspec.json.decode(said, type=dict[str, msgspec.Raw])["response"])
-    return block_of(with_members(said, {"response": msgspec.Raw(with_members(response, {"model": shown_model}))}), kind)
+def _renamed(data: bytes, kind: str, shown_model: str) -> bytes:
+    """The event `data` of `kind`, with the client's name of the model in its response."""
+    response = bytes(msgspec.json.decode(data, type=dict[str, msgspec.Raw])["response"])
+    return block_of(with_members(data, {"response": msgspec.Raw(with_members(response, {"model": shown_model}))}), kind)

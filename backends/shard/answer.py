@@ -63,7 +63,7 @@ class ShardAnswer:
         return all(choice.is_done for choice in self._choices)
 
     def deltas(self, news: News) -> Iterator[Delta]:
-        """What `news` adds to the answer. Raises what a shard's refusal or failure means."""
+        """The Deltas of `news`. Raises the error of a shard's refusal or failure."""
         if news.progress is not None:
             self._cached_tokens = news.progress.cached_tokens
             self._computed_tokens = news.progress.computed_tokens

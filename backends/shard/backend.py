@@ -73,11 +73,11 @@ class ShardBackend:
 
     @property
     def open_requests(self) -> int:
-        """Requests that the shard has not ended and nobody cancelled."""
+        """Requests that the shard has not ended and no caller cancelled."""
         return self._link.open_requests
 
     def describe(self) -> Description | None:
-        """What the shard said when it welcomed us; None before it did."""
+        """The shard's abilities from its Welcome; None before that."""
         shard = self._link.shard
         if shard is None:
             return None
@@ -158,7 +158,7 @@ class ShardBackend:
 
     @property
     def _shapes_answers(self) -> bool:
-        # one that does not know the field would pass over it in silence
+        # a shard without this field would ignore it
         described = self.describe()
         return described is None or Capability.STRUCTURED_OUTPUT in described.capabilities
 
@@ -176,5 +176,5 @@ class ShardBackend:
 
 
 def _capabilities(welcome: wire.Welcome) -> frozenset[Capability]:
-    told = {Capability.PINS: welcome.keeps_cache, Capability.STRUCTURED_OUTPUT: welcome.shapes_answers}
-    return _ALWAYS | {capability for capability, is_there in told.items() if is_there}
+    reported = {Capability.PINS: welcome.keeps_cache, Capability.STRUCTURED_OUTPUT: welcome.shapes_answers}
+    return _ALWAYS | {capability for capability, is_there in reported.items() if is_there}

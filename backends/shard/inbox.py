@@ -1,4 +1,4 @@
-"""What a shard said about one request and its reader has not taken yet."""
+"""A shard's messages about one request that its reader has not taken yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shards.wire.v1 import shard_pb2 as wire
 
 @dataclass(slots=True)
 class Piece:
-    """What one choice drew since the last time, and how it ended if it did."""
+    """One choice's new tokens since the last piece, and its finish reason if it ended."""
 
     choice: int
     token_ids: list[int] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Piece:
 class News:
     """Everything since the last time: prefill progress, then one piece per choice that moved.
 
-    `expected_s` is how long the first token will take, where the shard said so.
+    `expected_s` is the predicted time of the first token, if the shard reports it.
     """
 
     progress: wire.Progress | None
@@ -56,7 +56,7 @@ class Inbox:
         return not self.open_choices or self._failure is not None
 
     def hear_tokens(self, drawn: Drawn) -> None:
-        """Keep what a choice drew."""
+        """Keep new tokens of a choice."""
         piece = self._piece(drawn.choice)
         piece.token_ids += drawn.token_ids
         piece.logprobs += drawn.logprobs
@@ -83,7 +83,7 @@ class Inbox:
         self._filled.set()
 
     async def take(self) -> News:
-        """All that was heard since the last time, as soon as that is anything. Raises what `fail` was told."""
+        """All news since the last call, as soon as there is any. Raises the failure of `fail`."""
         await self._filled.wait()
         self._filled.clear()
         if self._failure is not None:

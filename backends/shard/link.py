@@ -36,7 +36,7 @@ _KEYS_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """How a router attaches: who it says it is, TLS if any, and how patient it is.
+    """How a router attaches: its name, TLS if any, and its timeouts.
 
     `attach_s` bounds connecting, greeting and fetching the model's files; `probe_s` one health check, `answer_s` the
     answer to one command on the cache.
@@ -53,7 +53,7 @@ class LinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What is known of a shard since it welcomed us."""
+    """A shard's properties since its Welcome."""
 
     epoch: int
     welcome: wire.Welcome
@@ -71,7 +71,7 @@ class _Session:
 
 
 class ShardLink:
-    """Keeps one Attach stream to `address` and says what comes over it.
+    """Keeps one Attach stream to `address` and distributes its reports.
 
     `shard` is what was last attached, `load` its newest report; both outlive the stream. Whenever a stream is lost, the
     inboxes of all its requests fail at once; when a new one is there, `listener` hears `clear`, then what is held.
@@ -106,7 +106,7 @@ class ShardLink:
         self._inboxes: dict[int, Inbox] = {}
         self._answers: dict[int, asyncio.Future[wire.CacheAnswer]] = {}
         self._session: _Session | None = None
-        self._trouble = "nobody has tried to reach it yet"
+        self._trouble = "no attempt to reach it has ended yet"
         self._settled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -146,7 +146,7 @@ class ShardLink:
             raise BackendFailed(f"{self.name} is about to stop")
 
     def submit(self, submit: wire.Submit, token_ids: bytes) -> tuple[int, Inbox]:
-        """Open a request; its number and where its answer arrives. Raises BackendFailed if nobody is attached."""
+        """Open a request; returns its number and the inbox of its answer. Raises BackendFailed if not attached."""
         session = self._attached()
         if not session.outgoing.has_room:
             raise Unreached(f"{self.name} takes no commands: its stream is stuck")
@@ -233,7 +233,7 @@ class ShardLink:
                 self.shard = await self._meet(stub, first)
             if self._listener is not None:
                 self._listener.clear(self.name)
-            # whoever drained and is back drains no longer
+            # a shard that drained and is back drains no longer
             self.load = replace(self.load, draining=False)
             session = self._session = _Session(channel, Outgoing(first.welcome.window_tokens))
             self._backoff.reset()
@@ -333,7 +333,7 @@ class ShardLink:
         )
 
     def _lose(self, trouble: str) -> None:
-        """The stream is gone: say so to everyone who waits on it."""
+        """Fail all requests and calls that wait on the lost stream."""
         self._session, self._trouble = None, trouble
         self._settled.set()
         inboxes, self._inboxes = self._inboxes, {}
@@ -345,7 +345,7 @@ class ShardLink:
 
 
 async def _speak(call: Any, session: _Session) -> None:
-    """Say what is outgoing whenever there is anything; a stream that takes no more is ended."""
+    """Send outgoing messages whenever there are any; a stream that takes no more is ended."""
     try:
         while True:
             session.spoken.clear()

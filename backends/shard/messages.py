@@ -75,7 +75,7 @@ def sampling_of(sampling: Sampling) -> wire.Sampling:
 
 
 def grammar_of(grammar: Grammar) -> wire.Grammar:
-    """`grammar` for the wire. Raises InvalidRequest for what shards cannot read."""
+    """`grammar` for the wire. Raises InvalidRequest for grammars that shards cannot read."""
     if grammar.form not in FORMS or not grammar.text:
         what = f"as '{grammar.form[:40]}'" if grammar.form not in FORMS else "by a schema that is not there"
         hint = "give it a JSON schema under `json_schema.schema`, or say `structured_outputs`"
@@ -104,6 +104,6 @@ def error_of(end: wire.Finished, backend: str, grammar: Grammar | None = None) -
         return Unreached(f"{backend} is about to stop{because}")
     if end.cause == wire.Finished.GRAMMAR and grammar is not None:
         message = f"`{grammar.field}` cannot be held to{because}"
-        hint = "leave out what is not supported, or simplify it; docs/clients.md says what is"
+        hint = "leave out unsupported parts, or simplify it; docs/clients.md lists the supported ones"
         return InvalidRequest(message, hint=hint, param=grammar.field)
     return InvalidRequest(end.message or f"{backend} rejected the request")

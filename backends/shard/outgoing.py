@@ -1,4 +1,4 @@
-"""What a router still has to say on one shard's stream, and in which order."""
+"""Messages that a router still has to send on one shard's stream, and their order."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Outgoing:
         self._uploads.pop(request, None)
 
     def next(self) -> wire.Command | None:
-        """What to say now; None if there is nothing, or only prompts that wait for their shard."""
+        """The next message; None if there is none, or only prompts that wait for their shard."""
         if self._commands:
             return self._commands.popleft()
         for request, upload in self._uploads.items():

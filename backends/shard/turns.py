@@ -6,7 +6,7 @@ import asyncio
 
 
 class Turns:
-    """One piece at a time, whoever's it is: a hundred workers with long work delay others by one piece, not a hundred.
+    """One piece at a time: a hundred workers with long work delay others by one piece, not by a hundred.
 
     First come, first served.
     """

@@ -1,4 +1,4 @@
-"""What Text Generation Inference says: an answer of /generate_stream as Deltas, and its errors. Pure but for memory.
+"""Answers of Text Generation Inference: /generate_stream as Deltas, and errors. Pure but for memory.
 
 Source: TGI 3.3, docs/openapi.json (StreamResponse, StreamDetails, ErrorResponse).
 """
@@ -45,22 +45,22 @@ class TGIAnswer(EventAnswer):
         self._wants_logprobs, self._cutter = wants_logprobs, StopCutter(stops)
 
     def _read(self, data: bytes) -> Iterator[Delta]:
-        said = msgspec.json.decode(data)
-        if said.get("error"):
-            raise tgi_error(self._backend, said)
-        delta = self._delta(said)
+        event = msgspec.json.decode(data)
+        if event.get("error"):
+            raise tgi_error(self._backend, event)
+        delta = self._delta(event)
         if delta != Delta():
             yield delta
-        if details := said.get("details"):
+        if details := event.get("details"):
             yield from self._last(details)
 
-    def _delta(self, said: Mapping[str, Any]) -> Delta:
-        token = said["token"]
+    def _delta(self, event: Mapping[str, Any]) -> Delta:
+        token = event["token"]
         if token["special"]:
             return Delta()
         logprobs: tuple[TokenLogprob, ...] = ()
         if self._wants_logprobs:
-            logprobs = (_logprob(token, tuple(map(_logprob, said.get("top_tokens") or ()))),)
+            logprobs = (_logprob(token, tuple(map(_logprob, event.get("top_tokens") or ()))),)
         return Delta(text=self._cutter.push(token["text"]), token_ids=(int(token["id"]),), logprobs=logprobs)
 
     def _last(self, details: Mapping[str, Any]) -> tuple[Delta, ...]:
@@ -74,24 +74,24 @@ class TGIAnswer(EventAnswer):
 def error_of_tgi(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
     """The error for an HTTP `status` with its `body` {error, error_type}; other bodies are read as OpenAI's are."""
     try:
-        said = msgspec.json.decode(body)
+        error = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        said = None
-    if not isinstance(said, dict) or "error_type" not in said:
+        error = None
+    if not isinstance(error, dict) or "error_type" not in error:
         return error_of(backend, status, body, headers)
-    return tgi_error(backend, said, retry_after_s(headers))
+    return tgi_error(backend, error, retry_after_s(headers))
 
 
 def error_in_chat(backend: str, error: Any) -> ExpectedError:
-    """The error in an event of a chat: {message, http_status_code}, always 422, so that only its words tell."""
+    """The error in an event of a chat: {message, http_status_code}. The code is always 422, so only the words count."""
     message = str(error.get("message") if isinstance(error, Mapping) else error)
     kind = next((kind for start, kind in _SAYS.items() if message.startswith(start)), "generation")
     return tgi_error(backend, {"error": message, "error_type": kind})
 
 
-def tgi_error(backend: str, said: Mapping[str, Any], wait_s: float | None = None) -> ExpectedError:
+def tgi_error(backend: str, error: Mapping[str, Any], wait_s: float | None = None) -> ExpectedError:
     """The error for {error, error_type}."""
-    message, kind = str(said.get("error"))[:2000], said.get("error_type")
+    message, kind = str(error.get("error"))[:2000], error.get("error_type")
     if kind == "overloaded":
         return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
     if kind not in _THE_CLIENTS:

@@ -73,7 +73,7 @@ class TGI(HttpBackend):
         await self._take_report("/metrics", self._load_of)
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """A chat to the chat API, a text to the native one. Raises InvalidRequest for what TGI does not know."""
+        """A chat to the chat API, a text to the native one. Raises InvalidRequest for unsupported fields."""
         body = prompt.body
         if body is None:
             raise InvalidRequest("TGI takes text, and the request has token ids only", param="prompt")
@@ -91,17 +91,17 @@ class TGI(HttpBackend):
         """See TextReader."""
         if "messages" in body:
             read = {name: body[name] for name in ("messages", "tools", "tool_choice") if body.get(name) is not None}
-            told = (await self._asked("/chat_tokenize", {"model": "tgi", **read})).get("tokenize_response")
+            token_list = (await self._asked("/chat_tokenize", {"model": "tgi", **read})).get("tokenize_response")
         else:
             page = await self.client.ask(Post("/tokenize", encoded({"inputs": body["prompt"]}), is_streamed=False))
-            told = decoded(page, self.name, "the tokens of a prompt")
-        if not isinstance(told, list) or not all(isinstance(one, Mapping) for one in told):
+            token_list = decoded(page, self.name, "the tokens of a prompt")
+        if not isinstance(token_list, list) or not all(isinstance(token, Mapping) for token in token_list):
             raise BackendFailed(f"{self.name} answered nonsense when asked for the tokens of a prompt")
-        texts = [str(one.get("text")) for one in told]
-        return Tokenized(ids_in([one.get("id") for one in told], self.name), texts)
+        texts = [str(token.get("text")) for token in token_list]
+        return Tokenized(ids_in([token.get("id") for token in token_list], self.name), texts)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:  # noqa: ARG002
-        """See TextReader: it does so for nobody."""
+        """See TextReader: TGI never does it."""
         return None
 
     def _adapter(self, request: Request) -> str | None:
@@ -125,7 +125,7 @@ class TGI(HttpBackend):
 
 
 def chat_body(request: Request, body: Mapping[str, Any], adapter: str | None) -> dict[str, Any]:
-    """The client's chat in TGI's spelling, streamed. Raises InvalidRequest for what TGI would skip."""
+    """The client's chat in TGI's spelling, streamed. Raises InvalidRequest for fields that TGI would ignore."""
     refuse_unsupported(request.sampling, _OF_CHAT, "TGI's chat")
     # TGI makes a repetition penalty of 2 out of `presence_penalty` 0
     respelt = ("model", "max_completion_tokens", "stop", "response_format", "presence_penalty")
@@ -144,7 +144,7 @@ def chat_body(request: Request, body: Mapping[str, Any], adapter: str | None) ->
 
 
 def generate_body(request: Request, body: Mapping[str, Any], adapter: str | None) -> dict[str, Any]:
-    """The client's text completion in TGI's native words. Raises InvalidRequest for what TGI does not know."""
+    """The client's text completion for TGI's native API. Raises InvalidRequest for unsupported fields."""
     text = body.get("prompt")
     if not isinstance(text, str):
         raise InvalidRequest("TGI takes text, and the prompt is token ids", hint="send text", param="prompt")
@@ -152,7 +152,7 @@ def generate_body(request: Request, body: Mapping[str, Any], adapter: str | None
     refuse_unsupported(sampling, _OF_GENERATE, "TGI")
     parameters: dict[str, Any] = {name: body[name] for name in _OF_TGI if body.get(name) is not None}
     parameters |= {"max_new_tokens": request.max_new_tokens, "details": True, "do_sample": sampling.temperature > 0}
-    said = {
+    given = {
         # each of them must lie inside its range, not on the edge that means "off"
         "temperature": sampling.temperature if sampling.temperature > 0 else None,
         "top_p": sampling.top_p if sampling.top_p < 1 else None,
@@ -164,12 +164,12 @@ def generate_body(request: Request, body: Mapping[str, Any], adapter: str | None
         "top_n_tokens": sampling.top_logprobs or None,
         "adapter_id": adapter,
     }
-    parameters |= {name: value for name, value in said.items() if value is not None}
+    parameters |= {name: value for name, value in given.items() if value is not None}
     return {"inputs": text, "parameters": parameters}
 
 
 def load_of(page: bytes, asked_at: float, *, max_requests: int | None = None) -> Load:
-    """What TGI's metrics say; room is what its batch may hold less the most that those in it may come to hold."""
+    """The load in TGI's metrics; room is its batch's limit less the most that its requests may come to hold."""
     metrics = Metrics(page, (_RUNNING, _WAITING, _KV, _KV_USED))
     most, used = metrics.total(_KV), metrics.total(_KV_USED)
     return Load(

@@ -1,4 +1,4 @@
-"""What a text model on Triton says, in server-sent events or tensors, and its errors. Pure but for memory.
+"""Answers of a text model on Triton, in server-sent events or tensors, and its errors. Pure but for memory.
 
 Source: Triton's docs/protocol/extension_generate.md; KServe v2, "Tensor Data"; TensorRT-LLM's Triton models.
 """
@@ -38,7 +38,7 @@ class TritonText:
     """The text of one generation, response by response. Usage comes last and once.
 
     `is_cumulative`: each response repeats all that came before. Stop words are cut off. Each response that adds text
-    counts as a token: the models tell how many a prompt has, not how many were drawn.
+    counts as a token: the models report the number of prompt tokens, not of drawn ones.
     """
 
     def __init__(self, request: Request, *, is_cumulative: bool) -> None:
@@ -48,7 +48,7 @@ class TritonText:
         self._prompt_tokens, self._is_guess, self._reason = request.prompt_tokens, True, ""
 
     def hear(self, outputs: Mapping[str, Any]) -> Iterator[Delta]:
-        """What one response adds. Raises KeyError, TypeError or ValueError if it has another shape."""
+        """The Deltas of one response. Raises KeyError, TypeError or ValueError if it has another shape."""
         text = str(_one(outputs["text_output"]))
         if outputs.get("num_input_tokens") is not None:
             self._prompt_tokens = usage_told(_one(outputs["num_input_tokens"]), 0).prompt_tokens
@@ -90,11 +90,11 @@ class TritonAnswer(EventAnswer):
         yield from self._text.finish()
 
     def _read(self, data: bytes) -> Iterator[Delta]:
-        said = msgspec.json.decode(data)
-        if said.get("error"):
-            raise triton_error(self._backend, str(said["error"]))
+        event = msgspec.json.decode(data)
+        if event.get("error"):
+            raise triton_error(self._backend, str(event["error"]))
         self._has_begun = True
-        yield from self._text.hear(said)
+        yield from self._text.hear(event)
 
 
 def heard_of(backend: str, text: TritonText, response: kserve.ModelInferResponse) -> list[Delta]:
@@ -126,7 +126,7 @@ def error_of_triton(backend: str, status: int, body: bytes, headers: Mapping[str
 
 
 def triton_error(backend: str, message: str) -> ExpectedError:
-    """The error for a sentence of Triton's: its codes do not tell whose fault it was, 400 stands for most."""
+    """The error for a sentence of Triton's: its codes do not show the culprit, 400 stands for most."""
     message = message[:2000]
     if _TOO_LONG.search(message):
         return ContextExceeded(message)

@@ -88,11 +88,11 @@ class TritonServer(HttpBackend):
         except (KeyError, TypeError, AttributeError) as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its models") from error
         # one that was loaded anew is in between not ready
-        self._signatures = {name: one for name, one in self._signatures.items() if name in ready}
+        self._signatures = {name: declared for name, declared in self._signatures.items() if name in ready}
         for name in sorted(ready - self._signatures.keys()):
             page = await self.client.get(f"/v2/models/{name}")
             self._signatures[name] = signature_of(decoded(page, self.name, f"the inputs of '{name}'"))
-        served = frozenset(name for name, one in self._signatures.items() if one.is_text_model)
+        served = frozenset(name for name, declared in self._signatures.items() if declared.is_text_model)
         self._served = self._options.served or served
         await self._take_metrics()
 

@@ -109,14 +109,14 @@ class TritonStreams:
         return (*((name.lower(), value) for name, value in self._options.headers.items()), *key)
 
     def _failure(self, error: grpc.aio.AioRpcError) -> Exception:
-        code, told = error.code(), f"{error.code().name}: {error.details()}"
+        code, reason = error.code(), f"{error.code().name}: {error.details()}"
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{self.name} could not finish before the deadline")
         if code in _REFUSED:
             # as over HTTP: a wrong key is the pool's, what is forbidden is the client's
             kind = BackendFailed if code == grpc.StatusCode.UNAUTHENTICATED else BackendRefused
-            return kind(f"{self.name} does not let the router in: {told}", hint="is the pool's key right?")
-        return BackendFailed(f"{self.name} cannot be reached: {told}", hint=f"is {self.address} up?")
+            return kind(f"{self.name} does not let the router in: {reason}", hint="is the pool's key right?")
+        return BackendFailed(f"{self.name} cannot be reached: {reason}", hint=f"is {self.address} up?")
 
 
 def infer_request(model: str, inputs: Mapping[str, Any], signature: Signature, number: str) -> kserve.ModelInferRequest:
@@ -129,6 +129,6 @@ def infer_request(model: str, inputs: Mapping[str, Any], signature: Signature, n
         tensor = request.inputs.add(
             name=name, datatype=datatype, shape=[*([1] if signature.is_batched else []), len(values)]
         )
-        plain = [one.encode() if isinstance(one, str) else one for one in values]
+        plain = [item.encode() if isinstance(item, str) else item for item in values]
         getattr(tensor.contents, _CONTENTS[datatype]).extend(plain)
     return request

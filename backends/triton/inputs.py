@@ -64,9 +64,9 @@ class Signature:
 def signature_of(metadata: Any) -> Signature:
     """The signature in a reply to GET /v2/models/M. Raises BackendFailed at nonsense."""
     try:
-        inputs = {str(one["name"]): str(one["datatype"]) for one in metadata["inputs"]}
-        ranks = {str(one["name"]): len(one["shape"]) for one in metadata["inputs"]}
-        outputs = frozenset(str(one["name"]) for one in metadata["outputs"])
+        inputs = {str(tensor["name"]): str(tensor["datatype"]) for tensor in metadata["inputs"]}
+        ranks = {str(tensor["name"]): len(tensor["shape"]) for tensor in metadata["inputs"]}
+        outputs = frozenset(str(tensor["name"]) for tensor in metadata["outputs"])
         return Signature(inputs, outputs, is_batched=ranks.get("text_input", 2) > 1)
     except (KeyError, TypeError) as error:
         raise BackendFailed("what Triton says of a model is nonsense") from error
@@ -90,7 +90,7 @@ def inputs_of(request: Request, body: Mapping[str, Any], signature: Signature) -
     # greedy is said with top_k
     refuse_unsupported(sampling, knows | ({"temperature"} if "top_k" in knows else set()), "this model on Triton")
     is_greedy = sampling.temperature == 0
-    said = {
+    given = {
         "max_tokens": request.max_new_tokens,
         "temperature": None if is_greedy else sampling.temperature,
         "top_p": sampling.top_p,
@@ -106,6 +106,6 @@ def inputs_of(request: Request, body: Mapping[str, Any], signature: Signature) -
         "prompt_tokens": True,
         "reason": True,
     }
-    named = {signature.name_of(meaning): value for meaning, value in said.items() if value is not None}
+    named = {signature.name_of(meaning): value for meaning, value in given.items() if value is not None}
     sent = {name: value for name, value in named.items() if name is not None}
     return {"text_input": text, **{name: body[name] for name in own if body.get(name) is not None}, **sent}

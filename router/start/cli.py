@@ -22,29 +22,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="An LLM router and gateway: tenants, priority and prompt length decide, and every prompt goes to where its "
-    "prefix already lives.\n\nStart with `pointsman up`: a router, two shards and a small model on this machine.",
+    help="An LLM router and gateway. One YAML file sets each tenant's priority and latency target. Prompts go to the "
+    "backends that have them cached.\n\nStart with `pointsman up`: a router, two shards and a small model, all local.",
 )
 
 SlaFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SLA file (YAML).", show_default=False)]
 Shadow = Annotated[
     Path | None,
-    typer.Option(metavar="FILE2", help="A second file that decides too, without effect; differences are counted."),
+    typer.Option(metavar="FILE2", help="A second file that also decides, without effect; differences are counted."),
 ]
-JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log one JSON object a line, for machines.")]
+JsonLogs = Annotated[bool, typer.Option("--json-logs", help="Log one JSON object per line.")]
 Decisions = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Log decisions and outcomes there, as JSON lines; - is stdout.")
+    str | None, typer.Option(metavar="FILE", help="Log of decisions and outcomes, as JSON lines; - is stdout.")
 ]
 
 
-def _door(what: str) -> Any:
-    return typer.Option(metavar="HOST:PORT", help=f"Where {what}; the file's word otherwise.")
+def _address(what: str) -> Any:
+    return typer.Option(metavar="HOST:PORT", help=f"{what} (default: from FILE).")
 
 
-Http = Annotated[str | None, _door("HTTP is served")]
-Grpc = Annotated[str | None, _door("gRPC is served, or off")]
-Admin = Annotated[str | None, _door("operators and the dashboard are served, or off")]
-Picker = Annotated[str | None, _door("gateways ask which endpoint to take")]
+Http = Annotated[str | None, _address("HTTP address")]
+Grpc = Annotated[str | None, _address("gRPC address, or off")]
+Admin = Annotated[str | None, _address("Address for operators and the dashboard, or off")]
+Picker = Annotated[str | None, _address("Address where gateways ask for an endpoint")]
 
 
 def show_version(asked: bool) -> None:
@@ -62,18 +62,18 @@ def pointsman(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Take what stands before a command."""
+    """Handle options before a command."""
 
 
 @app.command(short_help="Router, shards and a model on this machine.")
 def up(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file; without one: defaults.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The SLA file (default: built-in).")] = None,
     http: Http = None,
     grpc: Grpc = None,
     admin: Admin = None,
-    shards: Annotated[int | None, typer.Option(help="Local shards, if there is no file.", min=1)] = None,
+    shards: Annotated[int | None, typer.Option(help="Number of local shards without a FILE.", min=1)] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="DIRECTORY", help="A checkpoint in Hugging Face format, if there is no file.")
+        str | None, typer.Option(metavar="DIRECTORY", help="A checkpoint in Hugging Face format, without a FILE.")
     ] = None,
     shadow: Shadow = None,
     decisions: Decisions = None,
@@ -95,7 +95,7 @@ def up(
     from router.start.commands.up import Files, run
 
     if file is not None and (shards or model):
-        raise typer.BadParameter("--shards and --model are for use without a file; write `local:` and `model:` into it")
+        raise typer.BadParameter("--shards and --model need a start without FILE; write `local:` and `model:` into it")
     if file is None:
         files = Files(shadow=started_with(shadow) if shadow else None)
         config = default_config(local=shards or 2, model=model or BUNDLED)
@@ -114,7 +114,7 @@ def serve(
     admin: Admin = None,
     shadow: Shadow = None,
     processes: Annotated[
-        int, typer.Option(help="Routers on the same ports, sharing what FILE's store says.", min=1)
+        int, typer.Option(help="Number of routers on the same ports; they share state through FILE's store.", min=1)
     ] = 1,
     process: Annotated[str | None, typer.Option(hidden=True)] = None,
     picker: Picker = None,
@@ -124,7 +124,7 @@ def serve(
 ) -> None:
     """Run the router alone, in front of the backends that FILE names, until Ctrl-C or SIGTERM.
 
-    A FILE that changes takes effect whole within two seconds, or is refused and the old one stays.
+    A change of FILE takes effect whole within two seconds. An invalid FILE is rejected, and the old one stays.
 
     \b
     Examples:
@@ -168,10 +168,10 @@ def shard(context: typer.Context) -> None:
 
 @app.command(short_help="Every mistake in FILE, with its line.")
 def check(file: SlaFile) -> None:
-    """Find every mistake in FILE: prints line, path and what was probably meant. Exits with 1 if there is any.
+    """Report every mistake in FILE with its line, path and probable correction. Exits with 1 if there is any.
 
-    Proves that every request matches a rule and that every rule is reached. What is legal but hardly meant is a
-    warning, and FILE is sound all the same.
+    Proves that every request matches a rule and that every rule is reached. Legal settings that are probably not
+    intended are warnings and do not change the exit status.
 
     \b
     Example:
@@ -192,8 +192,8 @@ def check(file: SlaFile) -> None:
     print(f"  tenants: {', '.join(config.tenants)}\n  version: {config.version}")  # noqa: T201
 
 
-def _counted(things: Sized, one: str, many: str) -> str:
-    return f"{len(things)} {one if len(things) == 1 else many}"
+def _counted(things: Sized, singular: str, plural: str) -> str:
+    return f"{len(things)} {singular if len(things) == 1 else plural}"
 
 
 @app.command(short_help="The JSON Schema of FILE, for editors.")
@@ -218,27 +218,27 @@ def schema() -> None:
 def explain(
     file: SlaFile,
     tokens: Annotated[str, typer.Option(help="Length of the prompt: 900, 16k.", show_default=False)],
-    tenant: Annotated[str | None, typer.Option(help="Who asks; without it whoever needs no key.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model; without it the first that the file knows.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant to ask as (default: the anonymous tenant).")] = None,
+    model: Annotated[str | None, typer.Option(help="The model (default: the first in FILE).")] = None,
     priority: Annotated[str | None, typer.Option(help="The class that the caller asks for.")] = None,
     max_output: Annotated[str, typer.Option(help="The longest answer, in tokens.")] = "512",
     session: Annotated[str | None, typer.Option(help="The caller's session.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")] = None,
     metadata: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An entry of the request's metadata; so may this.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An entry of the metadata; may be repeated.")
     ] = None,
     cached: Annotated[
-        list[str] | None, typer.Option(metavar="BACKEND=TOKENS", help="Tokens of the prompt that a backend holds.")
+        list[str] | None, typer.Option(metavar="BACKEND=TOKENS", help="Prompt tokens that a backend holds.")
     ] = None,
     load: Annotated[
-        list[str] | None, typer.Option(metavar="BACKEND=REQUESTS", help="Requests that run at a backend.")
+        list[str] | None, typer.Option(metavar="BACKEND=REQUESTS", help="Running requests of a backend.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The whole record as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")] = False,
 ) -> None:
-    """Say what FILE would do with a request, and why: rule, class with targets and what follows on a miss, pools,
+    """Show what FILE would do with a request, and why: rule, class with targets and steps on a miss, pools,
     policy, drops, scores. Starts nothing.
 
-    Backends are taken to be well, idle, empty and to serve the model, unless told otherwise.
+    Assumes that backends are well, idle, empty and serve the model; options change that.
 
     \b
     Example:
@@ -265,44 +265,42 @@ def explain(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    told = explain_on_paper(described, config)
-    print(as_json(told).decode() if json else as_text(told))  # noqa: T201
+    explanation = explain_on_paper(described, config)
+    print(as_json(explanation).decode() if json else as_text(explanation))  # noqa: T201
 
 
-@app.command(short_help="What a day of requests would see under FILE.")
+@app.command(short_help="Simulate a day of requests under FILE.")
 def simulate(
     file: SlaFile,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Requests to come: JSON lines in Mooncake's format, see docs/capacity.md."),
+        typer.Option(metavar="FILE", help="A trace: JSON lines in Mooncake's format, see docs/capacity.md."),
     ] = None,
     decisions: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Requests to come again: a decision log of `serve`.")
+        Path | None, typer.Option(metavar="FILE", help="A decision log of `serve`, to replay its requests.")
     ] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="FILE2", help="A second SLA file for the same requests, side by side.")
     ] = None,
     find_backends: Annotated[
-        str | None, typer.Option(metavar="POOL", help="Find the fewest backends of POOL that keep every target.")
+        str | None, typer.Option(metavar="POOL", help="Find the fewest backends of POOL that meet every target.")
     ] = None,
     backends: Annotated[
-        list[str] | None, typer.Option(metavar="POOL=N,...", help="Backends of a pool; the file's number otherwise.")
+        list[str] | None, typer.Option(metavar="POOL=N,...", help="Number of backends of a pool (default: from FILE).")
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Speed and KV of each pool (YAML); an 8B model on one H200 without it."),
+        typer.Option(metavar="FILE", help="Speed and KV of each pool, YAML (default: an 8B model on one H200)."),
     ] = None,
-    speed: Annotated[float, typer.Option(help="Requests come so many times as fast: 2 doubles the load.")] = 1.0,
-    requests: Annotated[int | None, typer.Option(help="Only the first so many lines.", min=1)] = None,
-    tenant: Annotated[str | None, typer.Option(help="Who asks, where a line does not say so.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model, where a line does not say so.")] = None,
-    seed: Annotated[int, typer.Option(help="Of every draw; the same seed gives the same result.")] = 0,
-    json: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Write the results there as JSON; - is stdout.")
-    ] = None,
+    speed: Annotated[float, typer.Option(help="Factor of the arrival rate: 2 doubles the load.")] = 1.0,
+    requests: Annotated[int | None, typer.Option(help="Only the first N lines.", min=1)] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant of lines that name none.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model of lines that name none.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws; the same seed gives the same result.")] = 0,
+    json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write the results as JSON; - is stdout.")] = None,
 ) -> None:
-    """Say what FILE would make of a day of requests: TTFT of each class against its target, who is refused, who pays,
-    how busy each backend is. Starts nothing.
+    """Simulate a day of requests under FILE: TTFT of each class against its target, rejections, cost per tenant,
+    load of each backend. Starts nothing.
 
     The router's own pipeline and the shards' own scheduler run on a virtual clock; only the models' work is simulated.
 
@@ -346,13 +344,13 @@ def simulate(
 @app.command(short_help="The dashboard in a terminal.")
 def top(
     admin: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the router serves operators; or a URL.")
+        str, typer.Option(metavar="HOST:PORT", help="The router's address for operators; or a URL.")
     ] = "127.0.0.1:8082",
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
 ) -> None:
     """Show classes against their targets, tenants, backends and decisions as they come, until Ctrl-C.
 
-    An admin key is read from POINTSMAN_ADMIN_KEY. The same as a page: http://127.0.0.1:8082/dashboard
+    Reads an admin key from POINTSMAN_ADMIN_KEY. In a browser: http://127.0.0.1:8082/dashboard
 
     \b
     Examples:
@@ -365,7 +363,7 @@ def top(
 
 
 def started_with(file: Path) -> Contents:
-    """What `file` says, as `opened` gives it; prints what in it is hardly meant as warnings."""
+    """The contents of `file`, as from `opened`; prints doubtful settings as warnings."""
     contents = opened(file)
     for doubt in contents.doubts:
         print(f"warning: {doubt}", file=sys.stderr)  # noqa: T201
@@ -373,7 +371,7 @@ def started_with(file: Path) -> Contents:
 
 
 def opened(file: Path) -> Contents:
-    """What `file` says; prints every mistake and exits with 1 if there is one."""
+    """The contents of `file`; prints every mistake and exits with 1 if there is one."""
     from router.start.config_file import ConfigFile
     from router.start.plugins import installed_catalogue
 

@@ -9,14 +9,15 @@ ROOT = Path(__file__).parents[2]
 RIDDLE = re.compile(r"\b(?:who|whoever|whose|nobody|somebody)\b", re.IGNORECASE)
 TEXTS = {".py", ".proto", ".md", ".yaml", ".tpl", ".txt", ".html", ".js", ".css", ".toml"}
 MOST = {
-    "backends": 44,
+    "backends": 0,
     "benchmarks": 2,
     "examples": 0,
     "helm": 0,
     "policies": 0,
     "proto": 0,
-    "router": 361,
+    "router": 318,
     "shards": 5,
+    "simulation": 31,
 }
 """Riddle words in each folder at most. Lower a number whenever the folder has fewer; never raise it.
 

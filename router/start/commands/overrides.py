@@ -1,4 +1,4 @@
-"""What the command line says over the SLA file's word."""
+"""Settings of the command line that override the SLA file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.sla.config import Config
 from router.start.address import Address
 
 USUAL_ADMIN = "127.0.0.1:8082"
-"""Where operators are served by `pointsman up` unless told otherwise."""
+"""Default address for operators with `pointsman up`."""
 
 
 def listening(
@@ -23,10 +23,10 @@ def listening(
     *,
     usual_admin: bool = False,
 ) -> Config:
-    """`config` with the addresses that the command line gave; `usual_admin`: operators are served
+    """`config` with the addresses of the command line; `usual_admin`: operators are served
     somewhere in any case.
 
-    Who tries it out is to see the dashboard, and two routers on one machine are to start.
+    So the dashboard is there by default, and two routers can start on one machine.
     """
     operators = admin or config.server.admin or (usual_or_free(USUAL_ADMIN) if usual_admin else None)
     server = replace(
@@ -40,12 +40,12 @@ def listening(
 
 
 def logging_decisions(config: Config, to: str | None) -> Config:
-    """`config` with the decision log that the command line gave."""
+    """`config` with the decision log of the command line."""
     return config if to is None else replace(config, server=replace(config.server, decision_log=to))
 
 
 def usual_or_free(address: str) -> str:
-    """`address`, or another port of its host if that is taken: nobody asked for this one."""
+    """`address`, or another port of its host if that is taken, because it is only a default."""
     wanted = Address.parse(address)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

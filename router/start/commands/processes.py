@@ -1,4 +1,4 @@
-"""Several routers on one machine as processes that listen at the same addresses: the kernel deals out connections."""
+"""Several routers on one machine as processes that listen at the same addresses: the kernel distributes connections."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from policies.sla.config import Config
 from router.operate.telemetry.decision_log import STANDARD_OUTPUT
 
 SETTLED_S = 3.0
-"""A process that ends so soon, the first time, will end each time: all end with it."""
+"""If a process ends this soon after its first start, it will fail each time: all processes end."""
 
 PAUSE_S = 1.0
-"""From the end of a process to its next beginning."""
+"""Time from the end of a process to its restart."""
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Processes:
-    """Runs `command` so many times, each with `--process NUMBER/COUNT`, and begins each again that ends by itself.
+    """Runs `count` processes of `command`, each with `--process NUMBER/COUNT`, and restarts those that end early.
 
     They live with this one: their standard input is a pipe that closes when it dies, by whatever cause, and then they
     drain. `say` hears what happens, for people.
@@ -35,7 +35,7 @@ class Processes:
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._stopped = asyncio.Event()
         self.failed = False
-        """Did one end as soon as it began?"""
+        """Did a process end as soon as it began?"""
 
     def __repr__(self) -> str:
         return f"<Processes {len(self._running)} of {self._count} running>"
@@ -85,7 +85,7 @@ class Processes:
 
 
 async def run_processes(arguments: Sequence[str], count: int, say: Callable[[str], None]) -> bool:
-    """Run `pointsman` with `arguments` so many times until a signal ends it; did it go well?"""
+    """Run `count` processes of `pointsman` with `arguments` until a signal; returns whether all ended well."""
     processes = Processes((sys.executable, "-m", "router", *arguments), count, say)
     loop = asyncio.get_running_loop()
     for number in PASSED_ON:
@@ -103,7 +103,7 @@ def place_of(process: str) -> tuple[int, int]:
 
 
 def require_shareable(config: Config) -> None:
-    """Every port is chosen, and no line can be torn by another process. Raises ConfigError."""
+    """Check that every port is fixed, and that processes write no file together. Raises ConfigError."""
     server = config.server
     listeners = {"http": server.http, "grpc": server.grpc, "admin": server.admin, "picker": server.picker}
     for name, address in listeners.items():
@@ -124,6 +124,6 @@ def as_process(config: Config, number: int, count: int) -> Config:
         server = replace(server, admin=f"{host}:{int(port) + number}")
     if server.decision_log is not None:
         log = Path(server.decision_log)
-        # not behind the name: there the log numbers what is full
+        # not as a suffix: the log numbers full files there
         server = replace(server, decision_log=str(log.with_stem(f"{log.stem}-{number}")))
     return replace(config, server=server, store=replace(store, replicas=store.replicas * count))

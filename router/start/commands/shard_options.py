@@ -11,11 +11,11 @@ from policies.sla.config import Option
 from shards.__main__ import shard
 
 _NOT_FOR_POOLS = {"model", "listen", "name", "supervised", "register", "pool", "advertise", "register_key"}
-"""What the pool itself says, and what is of no use beside a router."""
+"""Options that the pool itself sets, and options without use beside a router."""
 
 
 def shard_options() -> dict[str, Any]:
-    """Each option's name, and the type that its value must have, with its range."""
+    """Each option's name, and the type of its value, with its range."""
     hints = get_type_hints(shard, include_extras=True)
     return {
         name.replace("_", "-"): _with_range(*get_args(hint)[:2])
@@ -25,7 +25,7 @@ def shard_options() -> dict[str, Any]:
 
 
 def shard_flags(options: Mapping[str, Option]) -> tuple[str, ...]:
-    """The command line of a shard for those of `options` that are a shard's, which must be sound."""
+    """The command line of a shard for the shard's options among `options`, which must be valid."""
     flags: list[str] = []
     for name, kind in shard_options().items():
         if (value := options.get(name)) is None:
@@ -38,13 +38,13 @@ def shard_flags(options: Mapping[str, Option]) -> tuple[str, ...]:
 
 
 def link_options(options: Mapping[str, Option]) -> dict[str, Option]:
-    """Those of `options` that are not a shard's, but the router's own for its link to the shard."""
+    """The options that are not a shard's, but the router's own for its link to the shard."""
     known = shard_options()
     return {name: value for name, value in options.items() if name not in known}
 
 
 def _with_range(kind: Any, info: Any) -> Any:
-    """`kind` as msgspec knows it: no None, which only stands for a flag that is not there."""
+    """`kind` for msgspec: without None, which only stands for a missing flag."""
     kinds = [part for part in get_args(kind) if part is not type(None)]
     kind = kinds[0] if type(None) in get_args(kind) else kind
     limits = {name: value for name, value in (("ge", info.min), ("le", info.max)) if value is not None}

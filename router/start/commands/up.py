@@ -32,7 +32,7 @@ from router.start.preflight import require_startable
 
 
 class Files(NamedTuple):
-    """What a router was started with: the SLA file, and one that decides beside it without effect."""
+    """The files of a router: the SLA file, and the shadow file."""
 
     sla: Contents | None = None
     shadow: Contents | None = None
@@ -54,23 +54,23 @@ def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: 
 
 
 def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
-    """Serve `config` by so many processes of `pointsman` with `arguments`; did it go well?"""
+    """Serve `config` by `count` processes of `pointsman` with `arguments`; returns whether all ended well."""
     console = Console(stderr=True)
     require_shareable(config)
     if config.store.redis is None:
         console.print(
-            f"[bold]{count} processes without `store:`[/] know nothing of each other: limits count for each of them "
+            f"[bold]{count} processes without `store:`[/] share no state: limits count for each of them "
             "alone, and so does what was learnt of caches. With store: {redis: ...} in the file they share."
         )
     if config.server.admin is None:
-        console.print("Without `server.admin` each look at /metrics shows any one of the processes.")
+        console.print("Without `server.admin` each request to /metrics shows any one of the processes.")
     return uvloop.run(run_processes(arguments, count, console.print))
 
 
 async def serve_until_signal(
     config: Config, files: Files, console: Console, *, local: bool, is_one_of_many: bool = False
 ) -> None:
-    """Start everything, say where it listens, wait for a signal, drain."""
+    """Start everything, print the addresses, wait for a signal, drain."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
@@ -78,7 +78,7 @@ async def serve_until_signal(
         # there is nothing to reload yet, and it must not end the process
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
     if is_one_of_many:
-        # nothing is ever written to it: it is readable when whoever started this is gone
+        # nothing is ever written to it: it becomes readable when the parent process is gone
         loop.add_reader(sys.stdin.fileno(), _orphaned, stopped)
     async with AsyncExitStack() as stack:
         tracing = begin_tracing(stack)
@@ -126,7 +126,7 @@ def commands(config: Config) -> Iterator[ShardCommand]:
 
 
 def with_addresses(config: Config, addresses: dict[str, str]) -> Config:
-    """`config` in which local shards have become addresses, and only the router's own options are left of theirs."""
+    """`config` with the addresses of local shards in place of their number, and with only the router's own options."""
     pools = {
         name: replace(
             pool,
@@ -161,21 +161,21 @@ class LoadingBars:
         self._bars.stop()
 
     def update(self, shard: str, share: float, what: str) -> None:
-        """Show that `shard` is `share` done and busy with `what`."""
+        """Show that `shard` has done `share` of its start and is busy with `what`."""
         if shard not in self._tasks:
             self._tasks[shard] = self._bars.add_task(f"shard {shard}", total=1.0, what=what)
         self._bars.update(self._tasks[shard], completed=share, what=what)
 
 
 async def _greet_when_reached(console: Console, config: Config, router: Router) -> None:
-    # whoever is yet to be found or to announce himself may come in a second or never
+    # backends that are discovered or announce themselves may come in a second or never
     if any(pool.at for pool in config.pools.values()):
         await router.wait_until_reached(timeout_s=30)
     greet(console, config, router)
 
 
 def greet(console: Console, config: Config, router: Router) -> None:
-    """Say where the router listens and what to type."""
+    """Print the router's addresses and an example command."""
     models = sorted(router.models())
     console.print(f"[bold]Pointsman[/] serves {', '.join(models) or 'no model yet'}")
     console.print(f"  HTTP  {router.http_url}/v1   (metrics: {router.http_url}/metrics)")

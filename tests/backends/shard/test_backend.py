@@ -355,7 +355,7 @@ async def test_nothing_is_known_of_a_shard_that_was_never_reached() -> None:
     backend = ShardBackend("b", "127.0.0.1:1", pool="p")
     assert backend.describe() is None
     assert backend.load().running is None
-    with pytest.raises(BackendFailed, match="nobody has tried"):
+    with pytest.raises(BackendFailed, match="no attempt to reach it"):
         await everything(backend)
     await backend.start()
     with pytest.raises(BackendFailed, match="cannot be reached"):

@@ -152,5 +152,5 @@ async def test_two_routers_serve_one_port_and_end_together(tmp_path: Path) -> No
         parent.send_signal(signal.SIGTERM)
         _, told = await asyncio.to_thread(parent.communicate, timeout=20)
         assert parent.returncode == 0, told
-        assert b"know nothing of each other" in told
+        assert b"share no state" in told
         assert not answers(urls[0])
