@@ -17,7 +17,7 @@ from policies.errors import BackendFailed
 from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, prior_of
 from policies.nouns import ClusterView, Request
-from router.fleet.cluster.flights import Flight, Traffic
+from router.fleet.cluster.flights import Elsewhere, Flight, Traffic
 from router.fleet.cluster.listener import ClusterListener, Listeners
 from router.fleet.cluster.member import Member
 from router.fleet.cluster.probes import Probes
@@ -97,12 +97,11 @@ class Cluster:
         """What this router has at each backend where it has anything."""
         return {name: member.flights.traffic() for name, member in self._members.items() if member.flights}
 
-    def hear_elsewhere(self, traffic: Mapping[str, Traffic]) -> None:
+    def hear_elsewhere(self, told: Mapping[str, Elsewhere]) -> None:
         """What all other routers have at each backend, as far as they tell."""
         for name, member in self._members.items():
-            there = traffic.get(name, Traffic())
-            if there != member.elsewhere:
-                member.elsewhere = there
+            before, member.elsewhere = member.elsewhere, told.get(name, Elsewhere())
+            if member.elsewhere.traffic != before.traffic:
                 self.changed(name)
 
     async def add(self, backend: Backend, *, is_cold: bool = True) -> None:

@@ -110,6 +110,19 @@ class Traffic(NamedTuple):
         return Traffic(running, waiting, tokens, pairs)
 
 
+class Elsewhere(NamedTuple):
+    """What other routers have at one backend. `busy_since`: since when it computes what it computes now, as far as they
+    tell: when they last told of a first token, or of a first prompt.
+    """
+
+    traffic: Traffic = Traffic()
+    busy_since: float = -math.inf
+
+    def plus(self, other: Elsewhere) -> Elsewhere:
+        """Both together."""
+        return Elsewhere(self.traffic.plus(other.traffic), max(self.busy_since, other.busy_since))
+
+
 class Front:
     """Prompts that wait, and how much of them is in front of a further one."""
 

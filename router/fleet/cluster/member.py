@@ -17,7 +17,7 @@ from policies.learning.concurrency import AdaptiveLimit, Queue
 from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.learning.fading_sum import FadingSum
 from policies.nouns import BackendView, Request
-from router.fleet.cluster.flights import Flight, Flights, Seen, Traffic
+from router.fleet.cluster.flights import Elsewhere, Flight, Flights, Seen
 from router.fleet.cluster.listener import ClusterListener
 from router.fleet.cluster.server import Server
 
@@ -49,7 +49,7 @@ class Member:
     """Set whenever a request there has ended."""
     flights: Flights = field(default_factory=Flights)
     limit: AdaptiveLimit = field(default_factory=AdaptiveLimit)
-    elsewhere: Traffic = field(default_factory=Traffic)
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
     told: tuple[Latency, int | None] | None = None
     """What was last told of its speed and its adaptive limit."""
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
@@ -113,7 +113,7 @@ class Member:
         unnamed = 0 if said.reports_cache else None
         held_tokens = held.get(self.backend.name, unnamed)
         ahead = self._ahead(now, load, unseen_tokens, seen, max(1.0, prompt_tokens - (held_tokens or 0)))
-        flights, others = self.flights, self.elsewhere
+        flights, others = self.flights, self.elsewhere.traffic
         running = len(flights) - flights.waiting + others.running if load.running is None else load.running
         waiting = flights.waiting + others.waiting if load.waiting is None else load.waiting + unseen
         waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
@@ -161,7 +161,7 @@ class Member:
         by_rank = description is not None and description.preempts
         seen = self.flights.seen_by(request.rank if by_rank else None)
         ahead = self._ahead(now, load, unseen_tokens, seen, uncached_tokens)
-        there = len(self.flights) + self.elsewhere.running + self.elsewhere.waiting
+        there = len(self.flights) + self.elsewhere.traffic.running + self.elsewhere.traffic.waiting
         if load.running is not None:
             there = load.running + (load.waiting or 0) + unseen
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
@@ -298,28 +298,40 @@ class Member:
     def _ahead(self, now: float, load: Load, unseen_tokens: int, seen: Seen, tokens: float) -> Ahead:
         """The prefill that a prompt of so many `tokens`, sent now, has in front of it of what it has `seen`.
 
-        What this router sent is known prompt by prompt; of what others sent, the sum and at times their number.
+        What this router sent is known prompt by prompt; of what others sent, the sum and at times their number. A
+        backend that does not tell what waits there computes all the time, so that what waits becomes less.
         """
-        flights, others = self.flights, self.elsewhere
+        flights, others = self.flights, self.elsewhere.traffic
         is_told = load.waiting_tokens is not None
         reported = (load.waiting_tokens or 0) + unseen_tokens
         if is_told:
             theirs = Work(max(0, reported - flights.waiting_tokens), 0.0)
         else:
             theirs = Work(others.waiting_tokens, others.waiting_pairs)
-        behind_others = _of_equals(theirs, others.waiting, tokens) if theirs.tokens else Ahead()
-        if not flights.waiting:
-            return behind_others
-        if is_told:
-            left = min(1.0, reported / flights.waiting_tokens)
-        else:
-            total_s = self.model.snapshot().work_s(Work(flights.waiting_tokens, flights.waiting_pairs))
-            left = max(0.0, 1.0 - (now - flights.busy_since) / total_s)
-        ahead = seen.front.ahead_of(tokens)
-        if left == 1.0 and not theirs.tokens:
+        if not flights.waiting and not theirs.tokens:
             # the usual case, and asked of each backend for each decision
+            return Ahead()
+        left = left_of_theirs = 1.0
+        if not is_told:
+            left = left_of_theirs = self._left(now, theirs)
+        elif flights.waiting:
+            left = min(1.0, reported / flights.waiting_tokens)
+        ahead = seen.front.ahead_of(tokens) if flights.waiting else Ahead()
+        if left == 1.0 and not theirs.tokens:
             return ahead
-        return Ahead(_some(ahead.alike, left, behind_others.alike), _some(ahead.beyond, left, behind_others.beyond))
+        behind = _of_equals(theirs, others.waiting, tokens) if theirs.tokens else Ahead()
+        return Ahead(
+            _sum(ahead.alike, left, behind.alike, left_of_theirs),
+            _sum(ahead.beyond, left, behind.beyond, left_of_theirs),
+        )
+
+    def _left(self, now: float, theirs: Work) -> float:
+        """The share of all prefill that waits here, of this router and `theirs`, that is not computed by `now`."""
+        flights, busy_since = self.flights, self.elsewhere.busy_since if theirs.tokens else -math.inf
+        if flights.waiting:
+            busy_since = max(busy_since, flights.busy_since)
+        waiting = Work(flights.waiting_tokens + theirs.tokens, flights.waiting_pairs + theirs.pairs)
+        return min(1.0, max(0.0, 1.0 - (now - busy_since) / self.model.snapshot().work_s(waiting)))
 
     def _learn_ttft(self, flight: Flight) -> None:
         if not flight.is_first_try:
@@ -409,5 +421,6 @@ def _of_equals(work: Work, prompts: int, tokens: float) -> Ahead:
     return Ahead(alike, Work(work.tokens - alike.tokens, work.pairs - alike.pairs))
 
 
-def _some(work: Work, share: float, more: Work) -> Work:
-    return Work(work.tokens * share + more.tokens, work.pairs * share + more.pairs)
+def _sum(work: Work, share: float, other: Work, share_of_other: float) -> Work:
+    tokens = work.tokens * share + other.tokens * share_of_other
+    return Work(tokens, work.pairs * share + other.pairs * share_of_other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router.fleet.cluster.flights import Traffic
+from router.fleet.cluster.flights import Elsewhere, Traffic
 
 MOST_PEERS = 256
 """More names than that are no routers."""
@@ -14,7 +14,7 @@ MOST_PEERS = 256
 @dataclass(frozen=True, slots=True)
 class _Peer:
     heard_at: float
-    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    there: Mapping[str, Elsewhere] = field(default_factory=dict)
 
 
 class Peers:
@@ -35,15 +35,26 @@ class Peers:
         peer = self._peers.get(name)
         if peer is None and len(self._peers) >= MOST_PEERS:
             return
+        before = peer.there if peer else {}
         if traffic is None:
-            traffic = peer.traffic if peer else {}
-        self._peers[name] = _Peer(at, traffic)
+            self._peers[name] = _Peer(at, before)
+            return
+        there = {backend: _told(before.get(backend, Elsewhere()), now, at) for backend, now in traffic.items()}
+        self._peers[name] = _Peer(at, there)
 
-    def together(self, now: float) -> dict[str, Traffic]:
+    def together(self, now: float) -> dict[str, Elsewhere]:
         """What they have at each backend. Who was silent for too long has nothing there."""
         self._peers = {name: peer for name, peer in self._peers.items() if now - peer.heard_at < self._silent_s}
-        sums: dict[str, Traffic] = {}
+        sums: dict[str, Elsewhere] = {}
         for peer in self._peers.values():
-            for backend, traffic in peer.traffic.items():
-                sums[backend] = sums[backend].plus(traffic) if backend in sums else traffic
+            for backend, there in peer.there.items():
+                sums[backend] = sums[backend].plus(there) if backend in sums else there
         return sums
+
+
+def _told(before: Elsewhere, traffic: Traffic, at: float) -> Elsewhere:
+    """A router that had told of `before` tells of `traffic` at `at`."""
+    was = before.traffic
+    # a prompt that joins others does not make the backend begin anew
+    goes_on = traffic.waiting_tokens == was.waiting_tokens or traffic.waiting > was.waiting > 0
+    return Elsewhere(traffic, before.busy_since if goes_on else at)

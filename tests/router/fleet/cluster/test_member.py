@@ -17,7 +17,7 @@ from policies.filters import under_limit
 from policies.learning.cost import TYPICAL, Latency, prefill_work
 from policies.nouns import Delta, Usage
 from policies.predict import predicted_ttft_s
-from router.fleet.cluster.flights import Flight, Front, Traffic
+from router.fleet.cluster.flights import Elsewhere, Flight, Front, Traffic
 from router.fleet.cluster.member import Member
 from tests.policies.builders import a_request
 
@@ -367,15 +367,57 @@ def test_a_backend_on_trial_that_answers_in_one_piece_is_well_again() -> None:
 @pytest.mark.parametrize("tokens", [1.0, 100.0, 5000.0, math.inf])
 def test_what_others_sent_is_taken_to_be_prompts_of_one_length(tokens: float) -> None:
     member, theirs = a_member(), prefill_work(500)
-    member.elsewhere = Traffic(waiting=8, waiting_tokens=8 * 500, waiting_pairs=8 * theirs.pairs)
+    waiting = Traffic(waiting=8, waiting_tokens=8 * 500, waiting_pairs=8 * theirs.pairs)
+    member.elsewhere = Elsewhere(waiting, busy_since=1.0)
     view = member.view(1.0, {}, prompt_tokens=tokens)
     assert view.queue_s == pytest.approx(view.latency.queue_s(Front([theirs] * 8).ahead_of(tokens)))
+
+
+def others_wait(member: Member, since: float, count: int = 2) -> float:
+    """Others have sent `count` prompts of 500 tokens; the seconds that they take."""
+    one = prefill_work(500)
+    member.elsewhere = Elsewhere(Traffic(0, count, count * 500, count * one.pairs), since)
+    return count * member.model.snapshot().work_s(one)
+
+
+def test_what_others_sent_is_computed_though_they_are_late_to_tell() -> None:
+    member = a_member()
+    took_s = others_wait(member, since=10.0)
+    assert member.view(10.0, {}).queue_s == pytest.approx(took_s)
+    assert member.view(10.0 + took_s / 2, {}).queue_s == pytest.approx(took_s / 2)
+    assert member.view(10.0 + 2 * took_s, {}).queue_s == 0.0
+
+
+def test_a_backend_computes_what_others_sent_and_what_this_router_sent_one_after_the_other() -> None:
+    member = a_member()
+    theirs_s = others_wait(member, since=10.0)
+    ours_s = member.model.snapshot().work_s(prefill_work(1000))
+    member.begin(a_request(prompt_tokens=1000), 1000, now=10.0, is_first_try=True)
+    for done in (0.0, 0.25, 0.5):
+        at = 10.0 + done * (theirs_s + ours_s)
+        assert member.view(at, {}).queue_s == pytest.approx((1.0 - done) * (theirs_s + ours_s))
+
+
+def test_the_last_first_token_at_a_backend_says_how_far_it_is_whichever_router_saw_it() -> None:
+    member = a_member()
+    member.begin(a_request(prompt_tokens=1000), 1000, now=10.0, is_first_try=True)
+    theirs_s = others_wait(member, since=20.0)
+    ours_s = member.model.snapshot().work_s(prefill_work(1000))
+    assert member.view(20.0, {}).queue_s == pytest.approx(theirs_s + ours_s)
+    member.elsewhere = member.elsewhere._replace(busy_since=5.0)
+    assert member.view(20.0, {}).queue_s == 0.0
+
+
+def test_what_a_backend_tells_of_its_queue_is_no_less_because_time_passes() -> None:
+    member = a_member(waiting_tokens=1000, reported_at=10.0)
+    took_s = others_wait(member, since=10.0)
+    assert member.view(10.0 + took_s, {}).queue_s == member.view(10.0, {}).queue_s > 0.0
 
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_what_others_have_at_a_backend_keeps_nobody_from_finding_out_what_it_takes(tells: bool) -> None:
     member, now, most = a_member(replace(SHARD, reports_cache=False, preempts=False)), 0.0, 0
-    member.elsewhere = Traffic() if tells else Traffic(running=20)
+    member.elsewhere = Elsewhere() if tells else Elsewhere(Traffic(running=20))
     room = under_limit()
     for _ in range(30):
         now += 1.0

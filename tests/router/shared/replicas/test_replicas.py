@@ -106,9 +106,9 @@ async def test_of_the_longest_prompts_the_beginning_is_told(server: RedisServer)
 async def test_requests_under_way_elsewhere_count_until_they_end(server: RedisServer) -> None:
     async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
         first = x.cluster.begin("a", a_request(prompt_tokens=900), 900)
-        second = x.cluster.begin("a", a_request(prompt_tokens=100), 100)
+        second = x.cluster.begin("a", a_request(prompt_tokens=100_000), 100_000)
         first.heard(Delta(text="x"), x.now())
-        await eventually(lambda: y.elsewhere() == (1, 1, 100))
+        await eventually(lambda: y.elsewhere() == (1, 1, 100_000))
         with_queue = y.cluster.view(y.now()).backends[0].queue_s
         assert with_queue > 0
         x.cluster.end(first)
