@@ -22,11 +22,12 @@ SCHEDULER = (
 )
 
 MAY_IMPORT = {
+    "http1": (),
     "policies": (),
     "shards": (),
-    "backends": ("policies.nouns", "policies.errors", "shards.wire", "shards.nouns", "shards.kv.keys"),
+    "backends": ("http1", "policies.nouns", "policies.errors", "shards.wire", "shards.nouns", "shards.kv.keys"),
     "router": (
-        *("policies", "backends", "simulation.command"),
+        *("http1", "policies", "backends", "simulation.command"),
         *("shards.wire", "shards.kv.keys", "shards.bundled", "shards.__main__"),
     ),
     # it runs the scheduler of the engine, of which nothing knows torch

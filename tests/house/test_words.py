@@ -13,6 +13,7 @@ MOST = {
     "benchmarks": 2,
     "examples": 0,
     "helm": 0,
+    "http1": 0,
     "policies": 0,
     "proto": 0,
     "router": 318,

@@ -1,0 +1,342 @@
+"""One connection of a client: bytes become requests, and one handler at a time answers them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from http1.deadline import Deadline
+from http1.errors import BodyTimeout, ClientGone, HttpError
+from http1.headers import Headers, header_lines
+from http1.incoming import Incoming
+from http1.limits import ServerLimits
+from http1.request import Handler, Request, Response, Stream
+from http1.requests import Requests
+
+log = logging.getLogger("pointsman.http")
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_BODILESS = frozenset({204, 304})
+_COPIED_BYTES = 16 << 10
+"""Bodies up to this size are joined with their head into one write."""
+
+
+class Owner(Protocol):
+    """The server of a connection."""
+
+    handler: Handler
+    refuse: Callable[[HttpError], Response]
+    limits: ServerLimits
+    is_draining: bool
+
+    def add(self, connection: ClientConnection) -> bool:
+        """A client has connected; may it stay?"""
+        ...
+
+    def discard(self, connection: ClientConnection) -> None:
+        """The client has gone, and its handler has ended."""
+        ...
+
+    def date(self) -> bytes:
+        """The header line that dates an answer."""
+        ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """What a client sends goes through the parser at once; requests wait in order for the one that is handled.
+
+    Where the client cannot be understood any more, it is answered what it had asked before, then refused.
+    """
+
+    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner, self._loop, self._limits = owner, loop, owner.limits
+        self._requests = Requests(self._limits, self._make)
+        self._transport: Any = None
+        self._peer: object = None
+        self._current: Request | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._has_begun = False
+        self._reading = Deadline(self._late_to_send, loop)
+        self._writing = Deadline(self._late_to_read, loop)
+        self._writable: asyncio.Future[None] | None = None
+        self._unsent_bytes = 0
+        self._is_paused = self._is_half_closed = self._is_lost = False
+
+    def __repr__(self) -> str:
+        return f"<ClientConnection of {self._current!r}, {self._requests!r}>"
+
+    @property
+    def _is_idle(self) -> bool:
+        """Has everything been answered, and nothing more begun?"""
+        return self._current is None and not self._requests.waiting and not self._requests.is_in_head
+
+    def retire(self) -> None:
+        """Close the connection as soon as nothing is under way on it."""
+        if self._is_idle and not self._requests.is_deaf:
+            self._close(lingers=False)
+
+    def abort(self) -> None:
+        """Close the connection at once, which cancels its handler."""
+        self._transport.abort()
+
+    # what the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._transport, self._peer = transport, transport.get_extra_info("peername")
+        if self._owner.add(self):
+            self._reading.within(self._limits.head_s)
+        else:
+            self._requests.refuse(HttpError(503, "there are too many connections"))
+            self._proceed()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        requests = self._requests
+        if requests.is_deaf:
+            return
+        was_in_head = requests.is_in_head
+        requests.feed(data)
+        if requests.incoming is not None:
+            self._reading.within(self._limits.body_s)
+        elif not requests.is_in_head:
+            self._reading.clear()
+        elif not was_in_head:
+            self._reading.within(self._limits.head_s)
+        self._proceed()
+
+    def eof_received(self) -> bool:
+        """The client sends no more. Its connection stays for a moment if it has asked for something."""
+        is_over = self._current is None or self._requests.incoming is not None
+        if is_over or self._transport.get_extra_info("ssl_object") is not None:
+            return False
+        self._is_half_closed, self._requests.is_in_head = True, False
+        self._reading.within(self._limits.half_closed_s)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it was lost makes no difference
+        """The client has gone; its handler is cancelled."""
+        self._is_lost = True
+        if self._requests.incoming is not None:
+            self._requests.incoming.fail(ClientGone("the client has gone"))
+        self._requests.stop()
+        self._requests.waiting.clear()
+        self._reading.cancel()
+        self.resume_writing()
+        self._writing.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        if not self._has_begun:
+            # a task that is cancelled before its first step runs nothing of its own
+            self._owner.discard(self)
+
+    def pause_writing(self) -> None:
+        """The client reads slower than its handler writes."""
+        self._writable = self._loop.create_future()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._writing.clear()
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    # reading
+
+    def _make(self, method: str, target: str, headers: Headers) -> Request:
+        incoming = Incoming(self._limits.unread_bytes, self._proceed, self._continue)
+        request = Request(method, target, headers, incoming, self._start, self._limits.body_bytes)
+        request.peer = self._peer
+        return request
+
+    def _late_to_send(self) -> None:
+        """Nothing came for too long."""
+        if self._requests.incoming is not None:
+            self._requests.refuse(BodyTimeout(self._limits.body_s))
+            self._proceed()
+        elif self._requests.is_in_head:
+            self._requests.refuse(HttpError(408, f"the head was not complete after {self._limits.head_s:g} s"))
+            self._proceed()
+        elif self._current is None and self._transport.get_write_buffer_size():
+            # the client has not read its answer yet: how long that may take is another question
+            self._reading.within(self._limits.linger_s)
+        else:
+            self.abort()
+
+    def _proceed(self) -> None:
+        """Begin with what waits, and read on, or not, according to what is unread."""
+        if self._transport.is_closing():
+            return
+        if self._current is None and self._requests.waiting:
+            next_one = self._requests.waiting.popleft()
+            if isinstance(next_one, HttpError):
+                self._write(self._owner.refuse(next_one), None)
+                self._close(lingers=True)
+                return
+            self._current = next_one
+            self._task = self._loop.create_task(self._serve(next_one))
+        requests, incoming = self._requests, self._requests.incoming
+        pauses = not requests.is_deaf and (bool(requests.waiting) or (incoming is not None and incoming.is_full))
+        if pauses and not self._is_paused:
+            self._is_paused = True
+            self._reading.clear()
+            self._transport.pause_reading()
+        elif self._is_paused and not pauses:
+            self._resume_reading()
+            if incoming is not None:
+                self._reading.within(self._limits.body_s)
+
+    def _resume_reading(self) -> None:
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _continue(self) -> None:
+        """The handler waits for a body, perhaps for one that its client has not begun to send."""
+        request = self._current
+        if request is None or request.stream is not None or self._requests.body_bytes or self._transport.is_closing():
+            return
+        if request.waits_for_continue:
+            request.waits_for_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # answering
+
+    async def _serve(self, request: Request) -> None:
+        """Answer one request, and then go on with the next one, or close."""
+        self._has_begun, is_whole = True, False
+        try:
+            reply = await self._reply(request)
+            if request.stream is None and isinstance(reply, Response):
+                self._write(reply, request)
+                await self.send(b"")
+                is_whole = True
+            else:
+                is_whole = request.stream is not None and request.stream.is_ended
+        except ClientGone:
+            pass
+        except Exception:
+            log.exception("an answer could not be sent")
+        finally:
+            self._task, self._current, self._has_begun = None, None, False
+            if self._is_lost:
+                self._owner.discard(self)
+            elif is_whole:
+                self._finish(request)
+            else:
+                # a client must not take what it has for the whole
+                self.abort()
+
+    async def _reply(self, request: Request) -> Response | Stream:
+        try:
+            return await self._owner.handler(request)
+        except HttpError as error:
+            return self._owner.refuse(error)
+        except ClientGone:
+            raise
+        except Exception:
+            log.exception("a handler failed")
+            return self._owner.refuse(HttpError(500, "the server has failed"))
+
+    def _finish(self, request: Request) -> None:
+        if not request.keeps_alive:
+            self._close(lingers=not request.incoming.is_ended)
+        elif self._is_idle and (self._is_half_closed or self._owner.is_draining):
+            self._close(lingers=False)
+        else:
+            if self._is_idle:
+                self._reading.within(self._limits.idle_s)
+            self._proceed()
+
+    def _start(self, request: Request, status: int, headers: Mapping[str, str]) -> Stream:
+        if request.stream is not None:
+            raise RuntimeError("a request has one answer")
+        if request.is_http_10:
+            request.keeps_alive = False
+        has_body = request.method != "HEAD" and status not in _BODILESS
+        head = self._head(request, status, headers, None)
+        request.stream = Stream(self, head, is_chunked=not request.is_http_10, has_body=has_body)
+        return request.stream
+
+    def _write(self, reply: Response, request: Request | None) -> None:
+        """Write a whole answer; to bytes that are no request without one. Raises ClientGone."""
+        if self._transport.is_closing():
+            raise ClientGone("the client has gone")
+        head = self._head(request, reply.status, reply.headers, len(reply.body))
+        body = b"" if reply.status in _BODILESS or (request is not None and request.method == "HEAD") else reply.body
+        if len(body) <= _COPIED_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+
+    def _head(self, request: Request | None, status: int, headers: Mapping[str, str], length: int | None) -> bytes:
+        """The head of an answer: chunked if its `length` is not known. It decides whether the connection stays."""
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, self._owner.date()]
+        lines.append(header_lines(headers.items()))
+        stays = False
+        if request is not None:
+            stays = request.keeps_alive and request.incoming.is_ended
+            stays = request.keeps_alive = stays and not request.hang_up and not self._owner.is_draining
+            if request.answer_headers:
+                lines.append(header_lines(request.answer_headers.items()))
+        if length is None:
+            chunked = request is not None and not request.is_http_10 and status not in _BODILESS
+            lines.append(b"Transfer-Encoding: chunked\r\n" if chunked else b"")
+        elif status not in _BODILESS:
+            lines.append(b"Content-Length: %d\r\n" % length)
+        if not stays:
+            lines.append(b"Connection: close\r\n")
+        elif request is not None and request.is_http_10:
+            lines.append(b"Connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    async def send(self, data: bytes) -> None:
+        """Send a part of the answer; returns once the client has read enough. Raises ClientGone."""
+        if not self._transport.is_closing():
+            if data:
+                self._transport.write(data)
+            if self._writable is not None:
+                await self._writable
+        if self._transport.is_closing():
+            raise ClientGone("the client has gone")
+
+    def _watch_unsent(self) -> None:
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._writing.within(self._limits.write_s)
+
+    def _late_to_read(self) -> None:
+        """Nothing was sent for too long, or at least not enough."""
+        if self._transport.get_write_buffer_size() < self._unsent_bytes:
+            self._watch_unsent()
+        else:
+            self.abort()
+
+    def _close(self, *, lingers: bool) -> None:
+        """Close once all is sent. A client that still sends gets time to stop: data unread at a close would make its
+        system throw the answer away.
+        """
+        self._requests.stop()
+        self._requests.waiting.clear()
+        self._watch_unsent()
+        if not lingers or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        try:
+            self._transport.write_eof()
+        except OSError:
+            # the client was faster
+            self.abort()
+            return
+        self._resume_reading()
+        self._reading.within(self._limits.linger_s)
+
+
+def refusal(error: HttpError) -> Response:
+    """What a client is told that did something wrong with HTTP itself."""
+    return Response(error.status, f"{error.reason}\n".encode(), {"Content-Type": "text/plain; charset=utf-8"})

@@ -1,0 +1,84 @@
+"""The bytes of one body between the parser that finds them and the one reader that takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+
+class Incoming:
+    """Filled by `put`, then `end` or `fail`; emptied by one reader.
+
+    It is full above `most_bytes`: its sender should pause until `on_room` is called. `on_wait` is called when the
+    reader begins to wait.
+    """
+
+    __slots__ = ("_error", "_most_bytes", "_on_room", "_on_wait", "_pieces", "_size", "_waiter", "is_ended")
+
+    def __init__(self, most_bytes: int, on_room: Callable[[], None], on_wait: Callable[[], None]) -> None:
+        self._most_bytes, self._on_room, self._on_wait = most_bytes, on_room, on_wait
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.is_ended = False
+
+    def __repr__(self) -> str:
+        return f"<Incoming {self._size} bytes{', ended' if self.is_ended else ''}>"
+
+    @property
+    def is_full(self) -> bool:
+        """Are there more bytes than a reader should leave?"""
+        return self._size > self._most_bytes
+
+    @property
+    def is_awaited(self) -> bool:
+        """Does a reader wait?"""
+        return self._waiter is not None and not self._waiter.done()
+
+    def put(self, data: bytes) -> None:
+        """`data` came."""
+        self._pieces.append(data)
+        self._size += len(data)
+        self._wake()
+
+    def end(self) -> None:
+        """All of it came."""
+        self.is_ended = True
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """No more will come, because of `error`: the reader is told after what came before. The first error counts."""
+        if self._error is None and not self.is_ended:
+            self._error = error
+            self._wake()
+
+    async def read(self) -> bytes:
+        """What came since the last time; nothing at the end. Raises what it failed with."""
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self.is_ended:
+                return b""
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                self._on_wait()
+                await self._waiter
+            finally:
+                self._waiter = None
+        was_full = self.is_full
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        if was_full:
+            self._on_room()
+        return data
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """All of it, as it comes. Raises as `read` does."""
+        while data := await self.read():
+            yield data
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,159 @@
+"""What a handler is given and gives back: a Request, a Response in one piece, or a Stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import unquote
+
+from http1.errors import BodyTooLarge
+from http1.headers import Headers
+from http1.incoming import Incoming
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer in one piece. Length, date and connection headers are added by the server."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Wire(Protocol):
+    """Where a Stream is written to."""
+
+    async def send(self, data: bytes) -> None:
+        """Send `data`; returns once the client has read enough of what was sent. Raises ClientGone."""
+        ...
+
+
+class Stream:
+    """An answer that is written piece by piece. Its head is sent with the first piece, which may be empty."""
+
+    __slots__ = ("_has_body", "_head", "_is_chunked", "_wire", "is_ended")
+
+    def __init__(self, wire: Wire, head: bytes, *, is_chunked: bool, has_body: bool) -> None:
+        self._wire, self._head = wire, head
+        self._is_chunked, self._has_body = is_chunked, has_body
+        self.is_ended = False
+
+    def __repr__(self) -> str:
+        return f"<Stream{', ended' if self.is_ended else ''}>"
+
+    async def write(self, data: bytes) -> None:
+        """Send one piece; waits while the client reads slower than this. Raises ClientGone."""
+        if self.is_ended:
+            raise RuntimeError("the stream was ended before")
+        await self._wire.send(self._taken_head() + self._framed(data))
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last piece. Raises ClientGone."""
+        if not self.is_ended:
+            self.is_ended = True
+            last = b"0\r\n\r\n" if self._is_chunked and self._has_body else b""
+            await self._wire.send(self._taken_head() + self._framed(data) + last)
+
+    def _framed(self, data: bytes) -> bytes:
+        if not data or not self._has_body:
+            return b""
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+
+    def _taken_head(self) -> bytes:
+        head, self._head = self._head, b""
+        return head
+
+
+class Request:
+    """One request of a client.
+
+    `target` is what its first line names; `path` is that without its query and decoded, `query` is as it came. Headers
+    in `answer_headers` are added to its answer, whichever that is; `hang_up` closes the connection after it. `peer` is
+    the client's address.
+    """
+
+    __slots__ = (
+        "_most_bytes",
+        "_path",
+        "_start",
+        "answer_headers",
+        "content_length",
+        "hang_up",
+        "headers",
+        "incoming",
+        "is_http_10",
+        "keeps_alive",
+        "method",
+        "peer",
+        "stream",
+        "target",
+        "waits_for_continue",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        incoming: Incoming,
+        start: Callable[[Request, int, Mapping[str, str]], Stream],
+        most_bytes: int,
+    ) -> None:
+        self.method, self.target, self.headers, self.incoming = method, target, headers, incoming
+        self._start, self._most_bytes = start, most_bytes
+        self._path: str | None = None
+        self.answer_headers: dict[str, str] = {}
+        self.content_length: int | None = None
+        self.peer: object = None
+        self.stream: Stream | None = None
+        self.hang_up = self.is_http_10 = self.waits_for_continue = False
+        self.keeps_alive = True
+
+    def __repr__(self) -> str:
+        return f"<Request {self.method} {self.path[:80]}>"
+
+    @property
+    def path(self) -> str:
+        """What is asked for: "/v1/models/a b" for the target "/v1/models/a%20b?x=1"."""
+        if self._path is None:
+            raw = self.target.partition("?")[0]
+            if not raw.startswith(("/", "*")):
+                # as proxies are asked: http://host/path (RFC 9112, section 3.2.2)
+                raw = "/" + raw.partition("://")[2].partition("/")[2]
+            self._path = unquote(raw) if "%" in raw else raw
+        return self._path
+
+    @property
+    def query(self) -> str:
+        """What follows the question mark, as it came."""
+        return self.target.partition("?")[2]
+
+    async def body(self, most_bytes: int | None = None) -> bytes:
+        """All of the body, as it was sent: at most `most_bytes`, or what the server allows.
+
+        Raises BodyTooLarge as soon as that is known, BadRequest, BodyTimeout, ClientGone.
+        """
+        most_bytes = self._most_bytes if most_bytes is None else most_bytes
+        if (self.content_length or 0) > most_bytes:
+            raise BodyTooLarge(most_bytes)
+        pieces, size = [], 0
+        while data := await self.incoming.read():
+            pieces.append(data)
+            size += len(data)
+            if size > most_bytes:
+                raise BodyTooLarge(most_bytes)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def content(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises as `body` does, at the server's own limit."""
+        return self.incoming.pieces()
+
+    def start(self, status: int, headers: Mapping[str, str]) -> Stream:
+        """Begin an answer of many pieces; the handler returns it when it has ended."""
+        return self._start(self, status, headers)
+
+
+Reply = Response | Stream
+Handler = Callable[[Request], Awaitable[Reply]]
+"""Answers a request. It is cancelled when the client has gone. An HttpError becomes an answer of its status."""
