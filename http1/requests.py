@@ -21,7 +21,7 @@ Make = Callable[[str, str, Headers], Request]
 
 
 class Requests:
-    """`waiting` are the requests whose heads came, and an HttpError where nothing more can be understood.
+    """`waiting` are the requests that have a complete head, and an HttpError where nothing more can be understood.
 
     The parser calls the methods that begin with on_. After bytes that it does not understand, or that another program
     could understand differently, it `is_deaf`: where the next request would begin is not known.
