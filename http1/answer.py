@@ -69,6 +69,12 @@ class Answer:
                 raise BadAnswer(f"the answer is larger than {most_bytes} bytes")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def fail(self, error: Exception) -> None:
+        """Have readers of the body get `error` after what came before, and close the connection."""
+        if not self._incoming.is_ended:
+            self._incoming.fail(error)
+            self._abort()
+
     def close(self) -> None:
         """Close the connection unless all of the answer came, in which case it serves other requests already."""
         if not self._incoming.is_ended:

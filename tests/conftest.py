@@ -7,12 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # waiting OpenMP threads would spin on cores that other tests need: seen to cost a factor of ten
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# how long one example takes depends on what else the machine does
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 WITHOUT_TORCH = frozenset({"torch", "llguidance", "transformers", "triton"})
 """What is not installed where `--without-torch` is given."""

@@ -177,7 +177,7 @@ class HttpBackend(ABC):
 
     async def start(self) -> None:
         """Make ready; connections are opened when they are needed."""
-        self.client.session()
+        self.client.require_open()
 
     async def close(self) -> None:
         """Close every connection, which cancels running requests. Rank 0 does so for all."""

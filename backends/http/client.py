@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import aiohttp
 import msgspec
 
 from backends.http.errors import error_of
-from backends.http.silence import Silence
+from http1.answer import Answer as Reply
+from http1.client import HttpClient as Http1Client
+from http1.errors import AnswerError, Unconnected
+from http1.limits import ClientLimits
 from policies.errors import BackendFailed, DeadlineExceeded, ExpectedError, InvalidRequest, Unreached
 from policies.nouns import Delta
 
 MOST_ERROR_BYTES = 64 << 10
 MOST_PAGE_BYTES = 8 << 20
+MOST_DECODED_BYTES = 1 << 30
 
 _LAST_CHUNK_S = 0.1
 
@@ -85,13 +88,6 @@ class Exchange(NamedTuple):
     quiet_s: float = 0.0
 
 
-@dataclass(slots=True)
-class _Connection:
-    """State of the connection of a post."""
-
-    was_idle: bool = False
-
-
 class Page(NamedTuple):
     """A small reply, read whole."""
 
@@ -131,9 +127,9 @@ class HttpClient:
         self.open_requests = 0
         self._options = options
         self._key_headers = key_headers(options.key) if options.key else {}
-        self._http: aiohttp.ClientSession | None = None
+        self._http: Http1Client | None = None
         self._is_closed = False
-        self._replies: set[aiohttp.ClientResponse] = set()
+        self._replies: set[Reply] = set()
         self._aborts: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -144,28 +140,17 @@ class HttpClient:
         """Those that every request to the server has; its key is among them."""
         return self._headers({})
 
-    def session(self) -> aiohttp.ClientSession:
-        """The session, made when it is first needed; connections are opened when they are. Raises Unreached once it was
-        closed."""
+    def require_open(self) -> None:
+        """Raise Unreached if it was closed."""
         if self._is_closed:
             raise Unreached(f"{self.name} was removed")
-        if self._http is None:
-            # The router bounds running requests by tenant and by backend; a limit here would hide a queue from it.
-            trace = aiohttp.TraceConfig()
-            trace.on_connection_reuseconn.append(_note_reuse)
-            # a cookie would bind requests of all tenants to the tenant that it was set for
-            jar = aiohttp.DummyCookieJar()
-            connector = aiohttp.TCPConnector(limit=0)
-            self._http = aiohttp.ClientSession(connector=connector, cookie_jar=jar, trace_configs=[trace])
-        return self._http
 
     async def close(self) -> None:
         """Close every connection, which cancels running requests."""
-        # from here on no abort begins: a closed connection says the same
+        # from here on no abort begins: a closed connection has the same effect
         self._is_closed = True
         http, self._http = self._http, None
         for reply in tuple(self._replies):
-            # closing a session does not wake the readers of its bodies
             reply.close()
         await asyncio.gather(*self._aborts)
         if http is not None:
@@ -173,11 +158,11 @@ class HttpClient:
 
     async def get(self, path: str) -> Page:
         """The reply to GET `path` within `probe_s`, of at most MOST_PAGE_BYTES. Raises BackendFailed without one."""
-        return await self._ask(self.session(), "GET", path)
+        return await self._ask(self._connections(), "GET", path)
 
     async def ask(self, post: Post) -> Page:
         """The reply to a small `post`, bounded as in `get`."""
-        return await self._ask(self.session(), "POST", post.path, post.content)
+        return await self._ask(self._connections(), "POST", post.path, post.content)
 
     async def stream(
         self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
@@ -187,83 +172,74 @@ class HttpClient:
         Raises BackendFailed where the server cannot be reached or breaks off, DeadlineExceeded after `deadline_s`, and
         the error that `exchange` defines.
         """
-        answer = exchange.answer
+        answer, timer, reply = exchange.answer, None, None
         self.open_requests += 1
         try:
-            reply = await self._send(exchange, headers, deadline_s)
+            began_at = _now()
+            async with _limited(deadline_s):
+                reply = await self._post(exchange, headers)
             self._replies.add(reply)
-            try:
+            async with reply:
+                if deadline_s is not None:
+                    due_at = began_at + deadline_s
+                    timer = asyncio.get_running_loop().call_at(due_at, reply.fail, TimeoutError("the deadline passed"))
                 if reply.status != 200:
                     body = await _read_at_most(reply, MOST_ERROR_BYTES)
                     raise exchange.error_of(self.name, reply.status, body, reply.headers)
-                with closing(Silence(reply, self._options.idle_s + exchange.quiet_s)) as silence:
-                    while data := await silence.read():
-                        for delta in answer.feed(data):
-                            yield delta
-                        if answer.is_over:
-                            break
+                while data := await reply.read():
+                    for delta in answer.feed(data):
+                        yield delta
+                    if answer.is_over:
+                        break
                 for delta in answer.end():
                     yield delta
                 await _read_to_end(reply)
-            finally:
-                # A connection with a completely read body went back to the pool by itself; any other is closed.
-                reply.close()
-                self._replies.discard(reply)
-        except aiohttp.ServerTimeoutError as error:
-            raise self._unreachable(error) from error
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.name} could not finish before the deadline") from error
-        except aiohttp.ClientError as error:
+        except AnswerError as error:
             raise self._unreachable(error) from error
         finally:
             self.open_requests -= 1
+            if reply is not None:
+                self._replies.discard(reply)
+            if timer is not None:
+                timer.cancel()
             if exchange.abort is not None and not answer.is_over:
                 self._send_abort(exchange.abort)
 
-    async def _send(
-        self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None
-    ) -> aiohttp.ClientResponse:
-        """The reply to a post, at its body.
+    async def _post(self, exchange: Exchange, headers: Mapping[str, str]) -> Reply:
+        """The reply to a post, at its body."""
+        post, silence_s = exchange.post, self._options.idle_s + exchange.quiet_s
+        fields = {"content-type": "application/json", **self._headers(headers)}
+        reply = await self._connections().request("POST", post.path, fields, post.content, silence_s=silence_s)
+        _decode(reply)
+        return reply
 
-        An idle connection may be closed by the server at this moment: then another one is used.
-        """
-        while True:
-            connection = _Connection()
-            try:
-                return await self._post(exchange, headers, deadline_s, connection)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not connection.was_idle:
-                    raise
-
-    async def _post(
-        self, exchange: Exchange, headers: Mapping[str, str], deadline_s: float | None, connection: _Connection
-    ) -> aiohttp.ClientResponse:
-        options, post = self._options, exchange.post
-        silence_s = options.idle_s + exchange.quiet_s
-        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=options.connect_s, sock_read=silence_s)
-        return await self.session().post(
-            self.url + post.path,
-            data=post.content,
-            headers={"content-type": "application/json", **self._headers(headers)},
-            timeout=timeout,
-            allow_redirects=False,
-            trace_request_ctx=connection,
-        )
-
-    async def _ask(self, http: aiohttp.ClientSession, method: str, path: str, content: bytes | None = None) -> Page:
-        timeout = aiohttp.ClientTimeout(total=self._options.probe_s)
+    async def _ask(self, http: Http1Client, method: str, path: str, content: bytes | None = None) -> Page:
         headers = self._headers({"content-type": "application/json"} if content is not None else {})
-        call = http.request(
-            method, self.url + path, data=content, headers=headers, timeout=timeout, allow_redirects=False
-        )
         try:
-            async with call as reply:
+            async with (
+                asyncio.timeout(self._options.probe_s),
+                await http.request(method, path, headers, content) as reply,
+            ):
+                _decode(reply)
                 body = await _read_at_most(reply, MOST_PAGE_BYTES + 1)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (AnswerError, TimeoutError) as error:
             raise self._unreachable(error) from error
         if len(body) > MOST_PAGE_BYTES:
             raise BackendFailed(f"{self.name} answered more than {MOST_PAGE_BYTES} bytes to {path}")
         return Page(reply.status, body)
+
+    def _connections(self) -> Http1Client:
+        """Made when they are first needed. Raises Unreached."""
+        self.require_open()
+        if self._http is None:
+            # The router bounds running requests by tenant and by backend; a limit here would hide a queue from it.
+            try:
+                self._http = Http1Client(self.url, ClientLimits(connect_s=self._options.connect_s))
+            except ValueError as error:
+                raise Unreached(f"{self.name} cannot be reached: {error}", hint="correct its address") from error
+        return self._http
 
     def _send_abort(self, post: Post) -> None:
         """Send `post` without waiting for it; the server may be gone."""
@@ -283,8 +259,7 @@ class HttpClient:
         return {**self._options.headers, **of_request, **self._key_headers}
 
     def _unreachable(self, error: BaseException) -> BackendFailed:
-        is_unreached = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
-        kind = Unreached if is_unreached else BackendFailed
+        kind = Unreached if isinstance(error, Unconnected) else BackendFailed
         return kind(f"{self.name} cannot be reached: {error or type(error).__name__}", hint=f"is {self.url} up?")
 
 
@@ -298,28 +273,32 @@ def decoded(page: Page, name: str, what: str) -> Any:
         raise BackendFailed(f"{name} answered nonsense when asked for {what}") from error
 
 
-async def _note_reuse(
-    session: aiohttp.ClientSession,  # noqa: ARG001
-    context: Any,
-    params: aiohttp.TraceConnectionReuseconnParams,  # noqa: ARG001
-) -> None:
-    connection = context.trace_request_ctx
-    if isinstance(connection, _Connection):
-        connection.was_idle = True
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
-async def _read_at_most(reply: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+def _limited(seconds: float | None) -> AbstractAsyncContextManager[Any]:
+    return nullcontext() if seconds is None else asyncio.timeout(seconds)
+
+
+def _decode(reply: Reply) -> None:
+    """Have a body decoded that the server compressed unasked."""
+    if "content-encoding" in reply.headers:
+        reply.decode(MOST_DECODED_BYTES)
+
+
+async def _read_at_most(reply: Reply, limit_bytes: int) -> bytes:
     """The first `limit_bytes` of the body."""
     body = bytearray()
-    while len(body) < limit_bytes and (data := await reply.content.read(limit_bytes - len(body))):
+    while len(body) < limit_bytes and (data := await reply.read()):
         body += data
-    return bytes(body)
+    return bytes(body[:limit_bytes])
 
 
-async def _read_to_end(reply: aiohttp.ClientResponse) -> None:
+async def _read_to_end(reply: Reply) -> None:
     """Let the connection be reused, if the server ends its reply soon after the last event."""
-    if reply.content.at_eof():
-        return
-    with suppress(aiohttp.ClientError, TimeoutError):
-        async with asyncio.timeout(_LAST_CHUNK_S):
-            await reply.read()
+    if not reply.is_whole:
+        with suppress(AnswerError, TimeoutError):
+            async with asyncio.timeout(_LAST_CHUNK_S):
+                while await reply.read():
+                    pass

@@ -9,11 +9,13 @@ from typing import Unpack
 
 from aiohttp import web
 
+from http1.limits import ServerLimits
+from http1.server import HttpServer
 from policies.sla.config import Config
 from router.operate.admin.server import admin_app
 from router.operate.telemetry.logs import HttpServerLog
 from router.protocols.grpc.server import GrpcServer
-from router.protocols.http.endpoints import http_app
+from router.protocols.http.endpoints import HttpEndpoints
 from router.protocols.picker.server import PickerServer
 from router.protocols.registration.announcements import announcements
 from router.protocols.registration.fastchat_controller import FastChatController, FastChatPools
@@ -25,8 +27,8 @@ from router.start.reload import Reloader, as_shadow
 from router.supervise import supervise
 from router.text.sources import LOOK_EVERY_S
 
-_MOST_HEADER_BYTES = 32 << 10
-"""Of one header: tokens of some identity providers, and baggage of traces, are longer than aiohttp's 8190."""
+_LIMITS = ServerLimits(body_bytes=2**62)
+"""The endpoints limit bodies, by the file that decides when they come."""
 
 _LEFTOVERS_S = 2.0
 """How long requests may take, after the drain, to let go of what they have and to tell their clients how they ended."""
@@ -116,11 +118,9 @@ class Router:
                 self._own(stack, "SLA file", self.reloader.watch)
             if self._shadow is not None:
                 self._own(stack, "shadow file", self._shadow.watch)
-            self.http = await self._listen_http(
-                stack, self.http, http_app(self.gateway, self.telemetry.exposition), shared=self._shares_ports
-            )
+            self.http = await self._listen_http(stack, self.http)
             if self.admin is not None:
-                self.admin = await self._listen_http(stack, self.admin, self._admin_app(self.admin))
+                self.admin = await self._listen_admin(stack, self.admin)
             if self.grpc is not None:
                 self.grpc = await self._listen_grpc(stack, self.grpc, GrpcServer)
             if self.picker is not None:
@@ -164,22 +164,28 @@ class Router:
             doors.turn_out()
             await doors.emptied(_LEFTOVERS_S)
 
-    async def _listen_http(
-        self, stack: AsyncExitStack, address: Address, app: web.Application, *, shared: bool = False
-    ) -> Address:
-        """Serve `app` at `address` until the stack is left; the address that it really has."""
+    async def _listen_http(self, stack: AsyncExitStack, address: Address) -> Address:
+        """Serve clients at `address` until the stack is left; the address that it really has."""
+        endpoints = HttpEndpoints(self.gateway, self.telemetry.exposition)
+        server = HttpServer(endpoints.answer, _LIMITS, refuse=endpoints.refuse)
+        stack.push_async_callback(server.close, _LEFTOVERS_S)
+        with _naming(address):
+            port = await server.listen(address.host, address.port, shares_port=self._shares_ports)
+        return Address(address.host, port)
+
+    async def _listen_admin(self, stack: AsyncExitStack, address: Address) -> Address:
+        """Serve operators at `address` until the stack is left; the address that it really has."""
         runner = web.AppRunner(
-            app,
+            self._admin_app(address),
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=_LEFTOVERS_S,
-            max_field_size=_MOST_HEADER_BYTES,
             logger=HttpServerLog(),
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         with _naming(address):
-            await web.TCPSite(runner, address.host, address.port, reuse_address=True, reuse_port=shared).start()
+            await web.TCPSite(runner, address.host, address.port, reuse_address=True).start()
         return Address(address.host, runner.addresses[0][1])
 
     def _admin_app(self, address: Address) -> web.Application:

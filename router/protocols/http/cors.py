@@ -6,11 +6,9 @@ protocol".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
-from aiohttp import hdrs, web
-from aiohttp.typedefs import Handler, Middleware
-
+from http1.request import Request, Response
 from policies.errors import PermissionDenied
 
 ANY = "*"
@@ -19,52 +17,37 @@ _METHODS = "GET, HEAD, POST, DELETE"
 _MAX_AGE_S = 600
 """How long a browser remembers what it was allowed; it may take less."""
 
-Origins = Callable[[], Collection[str]]
+
+def allow_origin(request: Request, origins: Collection[str]) -> None:
+    """Let the page that sent `request` read its answer, errors and streams too, if it is one of `origins`."""
+    if ANY not in origins:
+        request.answer_headers["Vary"] = "Origin"
+    if (allowed := _allowed(request, origins)) is not None:
+        request.answer_headers["Access-Control-Allow-Origin"] = allowed
+        request.answer_headers["Access-Control-Expose-Headers"] = "*"
 
 
-def add_cors(app: web.Application, origins: Origins) -> None:
-    """Let pages of `origins` call `app` and read all that it answers, errors and streams too; none: no pages."""
-
-    async def allow(request: web.Request, response: web.StreamResponse) -> None:
-        if not (known := origins()):
-            return
-        if ANY not in known:
-            response.headers.add(hdrs.VARY, hdrs.ORIGIN)
-        if (allowed := _allowed(request, known)) is not None:
-            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = allowed
-            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = "*"
-
-    app.on_response_prepare.append(allow)
+def is_preflight(request: Request) -> bool:
+    """Does a browser ask with it whether a page may call?"""
+    is_asked = "origin" in request.headers and "access-control-request-method" in request.headers
+    return request.method == "OPTIONS" and is_asked
 
 
-def answering_preflights(origins: Origins) -> Middleware:
-    """A middleware that answers what browsers ask before a call. Its handler raises PermissionDenied."""
-
-    @web.middleware
-    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        known = origins()
-        if not known or not _is_preflight(request):
-            return await handler(request)
-        if _allowed(request, known) is None:
-            origin = request.headers[hdrs.ORIGIN][:200]
-            raise PermissionDenied(f"pages of '{origin}' may not call", hint="server.cors.origins names who may")
-        headers = {hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS, hdrs.ACCESS_CONTROL_MAX_AGE: str(_MAX_AGE_S)}
-        # a wildcard would not let `authorization` through
-        if asked := request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS):
-            headers |= {hdrs.ACCESS_CONTROL_ALLOW_HEADERS: asked, hdrs.VARY: hdrs.ACCESS_CONTROL_REQUEST_HEADERS}
-        return web.Response(status=204, headers=headers)
-
-    return answer
+def preflight(request: Request, origins: Collection[str]) -> Response:
+    """The answer to a browser that asks whether a page may call. Raises PermissionDenied."""
+    if _allowed(request, origins) is None:
+        origin = request.headers["origin"][:200]
+        raise PermissionDenied(f"pages of '{origin}' may not call", hint="server.cors.origins names those that may")
+    headers = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": str(_MAX_AGE_S)}
+    # a wildcard would not let `authorization` through
+    if asked := request.headers.get("access-control-request-headers"):
+        headers |= {"Access-Control-Allow-Headers": asked, "Vary": "Access-Control-Request-Headers"}
+    return Response(204, headers=headers)
 
 
-def _is_preflight(request: web.Request) -> bool:
-    asks = hdrs.ORIGIN in request.headers and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
-    return request.method == hdrs.METH_OPTIONS and asks
-
-
-def _allowed(request: web.Request, origins: Collection[str]) -> str | None:
+def _allowed(request: Request, origins: Collection[str]) -> str | None:
     """What the answer names as allowed; None for calls of no page, and of pages that may not call."""
-    origin = request.headers.get(hdrs.ORIGIN)
+    origin = request.headers.get("origin")
     if origin is None:
         return None
     if ANY in origins:

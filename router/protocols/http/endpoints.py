@@ -1,17 +1,18 @@
-"""The HTTP side: routes of OpenAI and Anthropic, health, readiness and metrics."""
+"""The HTTP side: paths of OpenAI and Anthropic, health, readiness and metrics."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from aiohttp import web
-from aiohttp.typedefs import Middleware
 from msgspec.structs import replace
 
 from backends.messages.answer import MESSAGES_PATH
+from http1.errors import ClientGone, HttpError
+from http1.request import Handler, Reply, Request, Response, Stream
 from policies.errors import ExpectedError, InvalidRequest, UnknownModel
 from policies.explain import Explanation
 from policies.nouns import Delta, Tenant, Usage
@@ -29,75 +30,177 @@ from router.protocols.answer import Answer, Head, usage_sum
 from router.protocols.anthropic.answers import anthropic_failure
 from router.protocols.anthropic.request import COUNT_PATH, counted_messages
 from router.protocols.counting import count_tokens
-from router.protocols.dialect import Dialect, Failure, Stream
+from router.protocols.dialect import Dialect, Failure
+from router.protocols.dialect import Stream as EventStream
 from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import as_header
 from router.protocols.http.body import read_body
-from router.protocols.http.cors import add_cors, answering_preflights
+from router.protocols.http.cors import allow_origin, is_preflight, preflight
 from router.protocols.http.models import MODELS_PATH, anthropic_entry, model_entry, model_list
 from router.protocols.http.prefixes import PREFIXES_PATH, add_prefixes
+from router.protocols.http.routes import Routes
 from router.protocols.http.tokenizing import DETOKENIZE_PATH, TOKENIZE_PATH, add_tokenizing
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.rate_limits import rate_limit_headers
-from router.protocols.reading import decode
+from router.protocols.reading import INLINE_BYTES, decode
 from router.protocols.status import retry_after
 
 PROGRESS_EVERY_S = 1.0
-"""A client whose prompt prefills hears of it so often, as SSE comments, which keeps proxies from giving up."""
-
-INLINE_BYTES = 64 * 2**10
-"""Larger bodies are parsed in a thread."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""A client whose prompt prefills receives a report so often, as SSE comments, which keeps proxies from giving up."""
 
 Metrics = Callable[[str], tuple[bytes, str]]
 """From what a client accepts to all metrics, and their content type."""
 
-_GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
-_METRICS: web.AppKey[Metrics] = web.AppKey("metrics")
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_JSON = {"Content-Type": "application/json"}
 
 _ROUTES_HINT = (
     f"POST {', '.join(DIALECTS)}, {COUNT_PATH}, {TOKENIZE_PATH}, {DETOKENIZE_PATH}, {PREFIXES_PATH}, "
     "GET /v1/models, /healthz, /readyz or /metrics"
 )
 
+_log = logging.getLogger("pointsman.http")
 
-def http_app(gateway: Gateway, metrics: Metrics) -> web.Application:
-    """The application that serves `gateway` and its `metrics`. Run it with `handler_cancellation=True`."""
-    middlewares: list[Middleware] = [_errors, answering_preflights(lambda: gateway.config.server.cors_origins)]
-    app = web.Application(middlewares=middlewares, client_max_size=gateway.config.server.max_body_bytes)
-    app[_GATEWAY], app[_METRICS] = gateway, metrics
-    for path, dialect in DIALECTS.items():
-        app.router.add_post(path, _endpoint(dialect))
-    app.router.add_post(COUNT_PATH, _count_tokens)
-    app.router.add_get(MODELS_PATH, _models)
-    app.router.add_get(f"{MODELS_PATH}/{{id:.+}}", _model)
-    add_prefixes(app, gateway, _tenant, _body)
-    add_tokenizing(app, gateway, _tenant, _body)
-    app.router.add_get("/healthz", _healthz)
-    app.router.add_get("/readyz", _readyz)
-    app.router.add_get("/metrics", _metrics)
-    app.on_response_prepare.append(_hang_up_where_closed)
-    add_cors(app, lambda: gateway.config.server.cors_origins)
-    return app
+
+class HttpEndpoints:
+    """Answers the requests of clients of one router: `answer` is a handler of an HttpServer, `refuse` says what a
+    client is sent whose bytes are no request.
+    """
+
+    def __init__(self, gateway: Gateway, metrics: Metrics) -> None:
+        self._gateway, self._metrics = gateway, metrics
+        self._routes = routes = Routes()
+        for path, dialect in DIALECTS.items():
+            routes.add("POST", path, self._endpoint(dialect))
+        routes.add("POST", COUNT_PATH, self._count_tokens)
+        routes.add("GET", MODELS_PATH, self._models)
+        routes.add("GET", f"{MODELS_PATH}/**", self._model)
+        add_prefixes(routes, gateway, self._tenant, self._body)
+        add_tokenizing(routes, gateway, self._tenant, self._body)
+        routes.add("GET", "/healthz", self._healthz)
+        routes.add("GET", "/readyz", self._readyz)
+        routes.add("GET", "/metrics", self._show_metrics)
+
+    def __repr__(self) -> str:
+        return f"<HttpEndpoints {self._routes!r}>"
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer `request`. Each failure leaves in the shape of its path, or OpenAI's. Raises ClientGone."""
+        gateway = self._gateway
+        if not gateway.doors.open:
+            # a router that shuts down: the client is to come back by another connection, to another router
+            request.hang_up = True
+        origins = gateway.config.server.cors_origins
+        try:
+            with outer_edge(gateway.observer):
+                if origins:
+                    allow_origin(request, origins)
+                    if is_preflight(request):
+                        return preflight(request, origins)
+                by_method = self._routes.at(request.path)
+                handler = None if by_method is None else by_method.get(_method(request))
+                return self._misdirected(request, by_method) if handler is None else await handler(request)
+        except ExpectedError as error:
+            return failure_response(_shape(request)(error), error, headers={})
+        except CallerGone as error:
+            raise ClientGone("the client has gone") from error
+
+    def refuse(self, error: HttpError) -> Response:
+        """The answer to bytes that are no request."""
+        # one line, without the bytes: a port that strangers reach gets many of them, and they may hold a key
+        _log.info("a client sent what is no HTTP: %s", error.reason)
+        what = InvalidRequest(error.reason, hint="the router reads HTTP/1.1 (RFC 9112)")
+        return failure_response(openai_failure(what, error.status), what, headers={})
+
+    def _misdirected(self, request: Request, by_method: Mapping[str, Handler] | None) -> Response:
+        """What exists instead, for a path or a method that does not."""
+        path, method = request.path[:200], request.method[:20]
+        headers, status = dict[str, str](), 404
+        if by_method is not None:
+            methods = sorted({*by_method, *(("HEAD",) if "GET" in by_method else ())})
+            headers, status = {"Allow": ", ".join(methods)}, 405
+            what = InvalidRequest(f"{path} does not take {method}", hint=f"it takes {' or '.join(methods)}")
+        else:
+            meant = did_you_mean(path, self._routes)
+            what = InvalidRequest(f"there is no {path} here", hint=meant or _ROUTES_HINT)
+        return failure_response(_shape(request)(what, status), what, headers=headers)
+
+    def _endpoint(self, dialect: Callable[[], Dialect]) -> Handler:
+        """The handler of calls in `dialect`."""
+        gateway = self._gateway
+
+        async def answer(http: Request) -> Reply:
+            caller = HttpCaller(http, gateway, dialect())
+            try:
+                await serve(caller, gateway)
+                return await caller.finish()
+            except ExpectedError as error:
+                return await caller.fail(error)
+
+        return answer
+
+    async def _count_tokens(self, request: Request) -> Response:
+        tenant = self._tenant(request)
+        ask = counted_messages(await self._body(request), request.headers.lowered())
+        return json_response({"input_tokens": await count_tokens(ask, tenant, self._gateway)})
+
+    def _tenant(self, request: Request) -> Tenant:
+        return identify(key_in(request.headers), self._gateway.config, self._gateway.keys)
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        raw = await read_body(request, self._gateway)
+        return await asyncio.to_thread(decode, raw) if len(raw) > INLINE_BYTES else decode(raw)
+
+    async def _models(self, request: Request) -> Response:
+        models = self._allowed_models(request).values()
+        return json_response(model_list(models, is_anthropic=_speaks_anthropic(request)))
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path.removeprefix(f"{MODELS_PATH}/")
+        model = self._allowed_models(request).get(name)
+        if model is None:
+            hint = "GET /v1/models lists the models"
+            raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
+        return json_response(anthropic_entry(model) if _speaks_anthropic(request) else model_entry(model))
+
+    def _allowed_models(self, request: Request) -> dict[str, ServedModel]:
+        return self._gateway.models_for(self._tenant(request))
+
+    async def _healthz(self, _: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def _readyz(self, _: Request) -> Response:
+        gateway = self._gateway
+        ready = gateway.is_ready()
+        pools = gateway.cluster.pools_ready().items()
+        states = {name: "ready" if well else "no healthy backend" for name, well in pools}
+        report = {"ready": ready, "open": gateway.doors.open, "pools": states}
+        if gateway.replicas is not None:
+            # approximate is served all the same: it places a little worse
+            report["replicas"] = gateway.replicas.state
+        return json_response(report, status=200 if ready else 503)
+
+    async def _show_metrics(self, request: Request) -> Response:
+        # in a thread: 55 ms for 600 series
+        body, content_type = await asyncio.to_thread(self._metrics, request.headers.get("accept", ""))
+        return Response(200, body, {"Content-Type": content_type})
 
 
 class HttpCaller:
     """One POST of a client, as the pipeline sees it; streamed or collected."""
 
-    def __init__(self, http: web.Request, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, http: Request, gateway: Gateway, dialect: Dialect) -> None:
         self.id, self.key, self.trace = gateway.new_id(), key_in(http.headers), w3c_headers(http.headers)
         self._http, self._gateway, self._dialect = http, gateway, dialect
         self._head = Head(dialect.prefix + self.id, gateway.unix_time_s(), "")
         self._ask: Ask | None = None
-        self._stream: Stream | None = None
+        self._events: EventStream | None = None
         self._answers: list[Answer] = []
         self._usages: dict[int, Usage] = {}
         self._placement: Placement | None = None
         self._explanation: Explanation | None = None
         self._limits: dict[str, str] = {}
-        self._response: web.StreamResponse | None = None
+        self._response: Stream | None = None
         self._seen: set[int] = set()
         self._progress_at = 0.0
         self._ending: bytes | None = None
@@ -108,12 +211,12 @@ class HttpCaller:
     async def read(self) -> Ask:
         """The body, parsed."""
         raw = await read_body(self._http, self._gateway)
-        headers = lowered(self._http)
+        headers = self._http.headers.lowered()
         # a million characters parse in a few ms, but 200,000 token ids in 60
         large = len(raw) > INLINE_BYTES
         ask = self._ask = await asyncio.to_thread(self._parsed, raw, headers) if large else self._parsed(raw, headers)
         self._head = Head(self._head.id, self._head.created, ask.model)
-        self._stream = self._dialect.stream(self._head, ask) if ask.stream else None
+        self._events = self._dialect.stream(self._head, ask) if ask.stream else None
         self._answers = [Answer() for _ in range(len(ask.inputs) * ask.sampling.choices)]
         self._progress_at = self._gateway.clock() + PROGRESS_EVERY_S
         return ask
@@ -136,8 +239,8 @@ class HttpCaller:
     async def place(self, index: int, placement: Placement) -> None:
         """Remember where it goes, for the headers."""
         self._placement = placement
-        if self._stream is not None:
-            self._stream.begin(placement.request.prompt_tokens)
+        if self._events is not None:
+            self._events.begin(placement.request.prompt_tokens)
         choices = placement.request.sampling.choices
         self._answers[index * choices : (index + 1) * choices] = [Answer() for _ in range(choices)]
 
@@ -150,7 +253,7 @@ class HttpCaller:
         if delta.usage is not None:
             self._usages[index] = delta.usage
         choice = index * self._ask.sampling.choices + delta.choice
-        if self._stream is None:
+        if self._events is None:
             self._answers[choice].add(delta)
         elif event := self._event(choice, delta):
             self._seen.add(index)
@@ -160,34 +263,29 @@ class HttpCaller:
         """Was a piece of it streamed?"""
         return index in self._seen
 
-    async def finish(self) -> web.StreamResponse:
-        """End the answer; what aiohttp is to return."""
+    async def finish(self) -> Reply:
+        """End the answer; what the server is to be given. Raises CallerGone."""
         usage = usage_sum(self._usages.values())
-        if self._stream is None:
+        if self._events is None:
             body = self._dialect.whole(self._head, self._answers, usage)
-            return web.Response(body=body, content_type="application/json", headers=self._headers())
-        await self._send(self._stream.end(usage) if self._ending is None else self._ending)
-        assert self._response is not None
-        await self._response.write_eof()
-        return self._response
+            return Response(200, body, {**_JSON, **self._headers()})
+        return await self._end(self._events.end(usage) if self._ending is None else self._ending)
 
-    async def fail(self, error: ExpectedError) -> web.StreamResponse:
+    async def fail(self, error: ExpectedError) -> Reply:
         """Tell the client of `error`: as a status if none was sent yet, else as the last event of the stream."""
-        if self._response is None or self._stream is None:
+        if self._response is None or self._events is None:
             headers = {**self._named(), **self._why()}
             return failure_response(self._dialect.failure(error), error, headers=headers)
-        await self._send(self._stream.fail(error))
-        await self._response.write_eof()
-        return self._response
+        return await self._end(self._events.fail(error))
 
     def _event(self, choice: int, delta: Delta) -> bytes:
         """What the client is sent now for one piece; what ends the stream waits until the call is settled."""
-        assert self._stream is not None
+        assert self._events is not None
         assert self._ask is not None
         if delta.raw is None:
-            return self._stream.render(choice, delta)
+            return self._events.render(choice, delta)
         if len(self._ask.inputs) > 1:
-            return self._stream.merge(choice - delta.choice, delta.raw)
+            return self._events.merge(choice - delta.choice, delta.raw)
         if delta.usage is None:
             return delta.raw
         self._ending = delta.raw
@@ -195,22 +293,32 @@ class HttpCaller:
 
     async def _write_progress(self, computed_tokens: int, expected_s: float | None) -> None:
         now = self._gateway.clock()
-        if self._stream is None or self._placement is None or self._seen or now < self._progress_at:
+        if self._events is None or self._placement is None or self._seen or now < self._progress_at:
             return
         self._progress_at = now + PROGRESS_EVERY_S
         soon = "" if expected_s is None else f", first token in about {expected_s:.1f} s"
         done = f"prefill {computed_tokens}/{self._placement.request.prompt_tokens}{soon}"
-        await self._send(self._stream.progress(done))
+        await self._send(self._events.progress(done))
 
     async def _send(self, data: bytes) -> None:
         try:
-            if self._response is None:
-                self._response = web.StreamResponse(headers={**_SSE, **self._headers()})
-                await self._response.prepare(self._http)
             # waits while the client reads slower than the backend writes
-            await self._response.write(data)
-        except ConnectionError as error:
+            await self._begun().write(data)
+        except ClientGone as error:
             raise CallerGone from error
+
+    async def _end(self, data: bytes) -> Stream:
+        response = self._begun()
+        try:
+            await response.end(data)
+        except ClientGone as error:
+            raise CallerGone from error
+        return response
+
+    def _begun(self) -> Stream:
+        if self._response is None:
+            self._response = self._http.start(200, {**_SSE, **self._headers()})
+        return self._response
 
     def _headers(self) -> dict[str, str]:
         headers = {**self._named(), **self._why()}
@@ -228,135 +336,29 @@ class HttpCaller:
         return {} if self._explanation is None else {"X-Pointsman-Decision": as_header(self._explanation)}
 
 
-def lowered(http: web.Request) -> dict[str, str]:
-    """The headers of `http` by lower-case name."""
-    return {name.lower(): value for name, value in http.headers.items()}
-
-
-def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping[str, str]) -> web.Response:
+def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping[str, str]) -> Response:
     """`failure` as a reply, and when to come back, where `error` says so."""
-    all_headers = dict(headers)
+    all_headers = {**_JSON, **headers}
     if (after := retry_after(error)) is not None:
         all_headers["Retry-After"] = after
-    return web.Response(body=failure.body, status=failure.status, content_type="application/json", headers=all_headers)
+    return Response(failure.status, failure.body, all_headers)
 
 
-async def _hang_up_where_closed(request: web.Request, response: web.StreamResponse) -> None:
-    """Have clients of a router that shuts down come back by another connection, to another router."""
-    if not request.app[_GATEWAY].doors.open:
-        response.headers["Connection"] = "close"
-        response.force_close()
+def json_response(body: Any, status: int = 200) -> Response:
+    """`body` as JSON."""
+    return Response(status, msgspec.json.encode(body), _JSON)
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure leaves in the shape of its path, those of HTTP itself too; OpenAI's where there is none."""
-    shape = anthropic_failure if _speaks_anthropic(request) else openai_failure
-    try:
-        with outer_edge(request.app[_GATEWAY].observer):
-            try:
-                return await handler(request)
-            except web.HTTPException as refusal:
-                allowed = {"Allow": refusal.headers["Allow"]} if "Allow" in refusal.headers else {}
-                what = _misdirected(request, refusal)
-                return failure_response(shape(what, refusal.status), what, headers=allowed)
-    except ExpectedError as error:
-        return failure_response(shape(error), error, headers={})
-    except CallerGone:
-        # nobody reads this; aiohttp wants a response all the same
-        return web.Response(status=499)
+def _method(request: Request) -> str:
+    return "GET" if request.method == "HEAD" else request.method
 
 
-def _misdirected(request: web.Request, refusal: web.HTTPException) -> InvalidRequest:
-    """What is there instead, for a path or a method that is not."""
-    path, method = request.path[:200], request.method[:20]
-    if isinstance(refusal, web.HTTPMethodNotAllowed):
-        takes = " or ".join(sorted(refusal.allowed_methods))
-        return InvalidRequest(f"{path} does not take {method}", hint=f"it takes {takes}")
-    if not isinstance(refusal, web.HTTPNotFound):
-        return InvalidRequest(f"{refusal.reason}: {method} {path}", hint=_ROUTES_HINT)
-    known = (resource.canonical for resource in request.app.router.resources())
-    meant = did_you_mean(path, (one for one in known if "{" not in one))
-    return InvalidRequest(f"there is no {path} here", hint=meant or _ROUTES_HINT)
+def _shape(request: Request) -> Callable[..., Failure]:
+    return anthropic_failure if _speaks_anthropic(request) else openai_failure
 
 
-def _speaks_anthropic(request: web.Request) -> bool:
+def _speaks_anthropic(request: Request) -> bool:
     """Is it a client of Anthropic's dialect? At paths that are not its own it says so in a header."""
     path = request.path
     is_ours = path.startswith((PREFIXES_PATH, *DIALECTS))
     return path.startswith(MESSAGES_PATH) or ("anthropic-version" in request.headers and not is_ours)
-
-
-def _endpoint(dialect: Callable[[], Dialect]) -> Handler:
-    """What answers the calls of one path."""
-
-    async def answer(http: web.Request) -> web.StreamResponse:
-        gateway = http.app[_GATEWAY]
-        caller = HttpCaller(http, gateway, dialect())
-        try:
-            await serve(caller, gateway)
-            return await caller.finish()
-        except ExpectedError as error:
-            return await caller.fail(error)
-
-    return answer
-
-
-async def _count_tokens(request: web.Request) -> web.Response:
-    tenant = _tenant(request)
-    ask = counted_messages(await _body(request), lowered(request))
-    return _json({"input_tokens": await count_tokens(ask, tenant, request.app[_GATEWAY])})
-
-
-def _tenant(request: web.Request) -> Tenant:
-    gateway = request.app[_GATEWAY]
-    return identify(key_in(request.headers), gateway.config, gateway.keys)
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    raw = await read_body(request, request.app[_GATEWAY])
-    return await asyncio.to_thread(decode, raw) if len(raw) > INLINE_BYTES else decode(raw)
-
-
-async def _models(request: web.Request) -> web.Response:
-    models = _allowed_models(request).values()
-    return _json(model_list(models, is_anthropic=_speaks_anthropic(request)))
-
-
-async def _model(request: web.Request) -> web.Response:
-    name = request.match_info["id"]
-    model = _allowed_models(request).get(name)
-    if model is None:
-        hint = "GET /v1/models lists the models"
-        raise UnknownModel(f"there is no model '{name[:80]}'", hint=hint, param="model")
-    return _json(anthropic_entry(model) if _speaks_anthropic(request) else model_entry(model))
-
-
-def _allowed_models(request: web.Request) -> dict[str, ServedModel]:
-    return request.app[_GATEWAY].models_for(_tenant(request))
-
-
-async def _healthz(_: web.Request) -> web.Response:
-    return _json({"status": "ok"})
-
-
-async def _readyz(request: web.Request) -> web.Response:
-    gateway = request.app[_GATEWAY]
-    ready = gateway.is_ready()
-    pools = gateway.cluster.pools_ready().items()
-    states = {name: "ready" if well else "no healthy backend" for name, well in pools}
-    told = {"ready": ready, "open": gateway.doors.open, "pools": states}
-    if gateway.replicas is not None:
-        # approximate is served all the same: it places a little worse
-        told["replicas"] = gateway.replicas.state
-    return _json(told, status=200 if ready else 503)
-
-
-async def _metrics(request: web.Request) -> web.Response:
-    # in a thread: 55 ms for 600 series
-    body, content_type = await asyncio.to_thread(request.app[_METRICS], request.headers.get("Accept", ""))
-    return web.Response(body=body, headers={"Content-Type": content_type})
-
-
-def _json(body: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")

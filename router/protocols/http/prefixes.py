@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from aiohttp import web
 from msgspec import Meta
 from msgspec.structs import replace
 
+from http1.request import Request, Response
 from policies.errors import InvalidRequest
 from policies.nouns import Tenant
 from policies.quantities import read_seconds, written_seconds
@@ -18,6 +18,7 @@ from router.ask import Ask, Chat
 from router.call.disclosure import shown_name
 from router.call.gateway import Gateway
 from router.call.warming import as_warm_up
+from router.protocols.http.routes import Routes
 from router.protocols.openai.fields import ChatBody, Common, CompletionBody
 from router.protocols.openai.request import CHAT_PATH, COMPLETION_PATH, chat_ask, completion_ask
 from router.protocols.reading import converted
@@ -28,8 +29,8 @@ PREFIXES_PATH = "/v1/prefixes"
 USUAL_TTL_S = 600.0
 MOST_TTL_S = 7 * 86400.0
 
-Identify = Callable[[web.Request], Tenant]
-Read = Callable[[web.Request], Awaitable[dict[str, Any]]]
+Identify = Callable[[Request], Tenant]
+Read = Callable[[Request], Awaitable[dict[str, Any]]]
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
 _OF_ANSWERS = (
@@ -89,35 +90,38 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     return Wish(as_warm_up(ask, plain, must_pin=bool(fields.pin)), fields.shards, _seconds(fields.ttl), fields.wait)
 
 
-def add_prefixes(app: web.Application, gateway: Gateway, identify: Identify, read: Read) -> None:
-    """Add the calls to `app`; `identify` says who calls, `read` what the body is."""
+def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: Read) -> None:
+    """Add the calls to `routes`; `identify` says who calls, `read` what the body is."""
 
-    async def create(http: web.Request) -> web.Response:
+    async def create(http: Request) -> Response:
         tenant = identify(http)
-        headers = {name.lower(): value for name, value in http.headers.items()}
-        wish = wish_of(await read(http), headers)
+        wish = wish_of(await read(http), http.headers.lowered())
         prefix = await gateway.prefixes.keep(wish.ask, tenant, shards=wish.shards, ttl_s=wish.ttl_s, waits=wish.waits)
         return _reply(shown(prefix), status=202 if prefix.is_warming else 200)
 
-    async def show_all(http: web.Request) -> web.Response:
+    async def show_all(http: Request) -> Response:
         tenant = identify(http)
         await gateway.prefixes.caught_up()
         found = gateway.prefixes.of(tenant.name)
         return _reply({"object": "list", "data": [shown(prefix) for prefix in found]})
 
-    async def show(http: web.Request) -> web.Response:
+    async def show(http: Request) -> Response:
         tenant = identify(http)
         await gateway.prefixes.caught_up()
-        return _reply(shown(gateway.prefixes.get(tenant.name, http.match_info["id"])))
+        return _reply(shown(gateway.prefixes.get(tenant.name, _id(http))))
 
-    async def delete(http: web.Request) -> web.Response:
-        prefix = await gateway.prefixes.drop(identify(http).name, http.match_info["id"])
+    async def delete(http: Request) -> Response:
+        prefix = await gateway.prefixes.drop(identify(http).name, _id(http))
         return _reply({"id": prefix.id, "object": "prefix", "deleted": True})
 
-    app.router.add_post(PREFIXES_PATH, create)
-    app.router.add_get(PREFIXES_PATH, show_all)
-    app.router.add_get(f"{PREFIXES_PATH}/{{id}}", show)
-    app.router.add_delete(f"{PREFIXES_PATH}/{{id}}", delete)
+    routes.add("POST", PREFIXES_PATH, create)
+    routes.add("GET", PREFIXES_PATH, show_all)
+    routes.add("GET", f"{PREFIXES_PATH}/*", show)
+    routes.add("DELETE", f"{PREFIXES_PATH}/*", delete)
+
+
+def _id(http: Request) -> str:
+    return http.path.removeprefix(f"{PREFIXES_PATH}/")
 
 
 def shown(prefix: Prefix, named: Callable[[str], str] = shown_name) -> dict[str, Any]:
@@ -184,5 +188,5 @@ def _seconds(ttl: str | float) -> float:
     return seconds
 
 
-def _reply(body: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+def _reply(body: Any, status: int = 200) -> Response:
+    return Response(status, msgspec.json.encode(body), {"Content-Type": "application/json"})

@@ -9,15 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
-from aiohttp import web
 from msgspec import Meta
 
+from http1.request import Request, Response
 from policies.errors import InvalidRequest
 from policies.nouns import Tenant
 from router.ask import Ask
 from router.call.gateway import Gateway
 from router.call.prepare import find_model, readers_of, tokenize
 from router.fleet.cluster.served_model import ServedModel
+from router.protocols.http.routes import Routes
 from router.protocols.openai.request import chat_ask, completion_ask
 from router.protocols.reading import converted
 from router.text.engine_text import first_told
@@ -26,14 +27,15 @@ from router.text.token_ids import pack, unpack
 TOKENIZE_PATH = "/tokenize"
 DETOKENIZE_PATH = "/detokenize"
 
-Identify = Callable[[web.Request], Tenant]
-Read = Callable[[web.Request], Awaitable[dict[str, Any]]]
+Identify = Callable[[Request], Tenant]
+Read = Callable[[Request], Awaitable[dict[str, Any]]]
 
 _HINTS = {
     "prompt": "send one text as `prompt`, or `messages`",
     "tokens": "`tokens` is a list of token ids such as [1, 2, 3]",
     "model": "GET /v1/models lists the models",
 }
+_JSON = {"Content-Type": "application/json"}
 _ELSEWHERE = "docs/clients.md says which fields there are"
 
 
@@ -53,10 +55,10 @@ class DetokenizeBody(msgspec.Struct):
     model: str | None = None
 
 
-def add_tokenizing(app: web.Application, gateway: Gateway, identify: Identify, read: Read) -> None:
-    """Add both calls to `app`; `identify` says who calls, `read` what the body is."""
+def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: Read) -> None:
+    """Add both calls to `routes`; `identify` says who calls, `read` what the body is."""
 
-    async def tokens_of(http: web.Request) -> web.Response:
+    async def tokens_of(http: Request) -> Response:
         tenant = identify(http)
         body = await read(http)
         fields = converted(body, TokenizeBody, hints=_HINTS, elsewhere=_ELSEWHERE)
@@ -64,17 +66,17 @@ def add_tokenizing(app: web.Application, gateway: Gateway, identify: Identify, r
         ids = await _ids(tokenize_ask(fields, body, model.name), model, tenant, gateway)
         texts = await _texts(ids, body, model, gateway) if fields.return_token_strs else None
         told = {"count": len(ids), "max_model_len": model.context_tokens, "tokens": ids, "token_strs": texts}
-        return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+        return Response(200, msgspec.json.encode(told), _JSON)
 
-    async def text_of(http: web.Request) -> web.Response:
+    async def text_of(http: Request) -> Response:
         tenant = identify(http)
         fields = converted(await read(http), DetokenizeBody, hints=_HINTS, elsewhere=_ELSEWHERE)
         model = _model(fields.model, tenant, gateway)
         text = await _text(fields.tokens, model, gateway)
-        return web.Response(body=msgspec.json.encode({"prompt": text}), content_type="application/json")
+        return Response(200, msgspec.json.encode({"prompt": text}), _JSON)
 
-    app.router.add_post(TOKENIZE_PATH, tokens_of)
-    app.router.add_post(DETOKENIZE_PATH, text_of)
+    routes.add("POST", TOKENIZE_PATH, tokens_of)
+    routes.add("POST", DETOKENIZE_PATH, text_of)
 
 
 def tokenize_ask(fields: TokenizeBody, body: Mapping[str, Any], model: str) -> Ask:

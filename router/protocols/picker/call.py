@@ -25,7 +25,6 @@ from router.call.tracing import w3c_headers
 from router.protocols.dialect import Dialect
 from router.protocols.dialects import DIALECTS
 from router.protocols.explanations import as_header
-from router.protocols.http.endpoints import INLINE_BYTES
 from router.protocols.http.models import model_entry
 from router.protocols.openai.dialect import openai_failure
 from router.protocols.picker.answers import reader_of
@@ -33,7 +32,7 @@ from router.protocols.picker.endpoints import Reach
 from router.protocols.picker.messages import OBJECTIVE, Destination, immediate, picked
 from router.protocols.picker.phases import Head, Phases, ResponseHead
 from router.protocols.rate_limits import rate_limit_headers
-from router.protocols.reading import decode
+from router.protocols.reading import INLINE_BYTES, decode
 from router.protocols.status import retry_after
 
 T = TypeVar("T")

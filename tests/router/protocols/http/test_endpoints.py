@@ -424,7 +424,7 @@ async def test_a_wrong_method_is_told_which_are_right() -> None:
             assert (reply.status, reply.headers["Allow"]) == (405, "POST")
             assert (await reply.json())["error"]["message"] == f"{CHAT} does not take GET (it takes POST)"
         async with client.post("/v1/prefixes/p") as reply:
-            assert (reply.status, reply.headers["Allow"]) == (405, "DELETE,GET,HEAD")
+            assert (reply.status, reply.headers["Allow"]) == (405, "DELETE, GET, HEAD")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ DEEP = json.loads("[" * 128 + "]" * 128)
         ("/backends/register", {"pool": "own", "address": "a:1", "more": DEEP}, "nested more than 128 levels"),
         ("/register_worker", {"worker_name": "http://w:1", "more": DEEP}, "nested more than 128 levels"),
         ("/nodes/add", {"url": "a:1"}, "must be an address like http://host:8000"),
-        ("/nodes/add", {"url": "http://me:pass@a:1"}, "no user and no password"),
+        ("/nodes/add", {"url": "http://me:pass@a:1"}, "must not contain a user or a password"),
         ("/nodes/remove", {}, "missing required field `url`"),
         ("/register_worker", {"worker_name": "file:///etc/passwd"}, "a worker's name is its URL"),
         (
