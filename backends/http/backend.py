@@ -21,6 +21,9 @@ RANK_HEADER = "X-data-parallel-rank"
 """Which data-parallel rank is to serve a request. Source: vLLM since 0.11 and SGLang since 0.5.10."""
 
 
+_NO_REPORT = Load()
+
+
 class Forward(NamedTuple):
     """A proxy's changes to a client's own request for a server, and the meaning of the server's errors.
 
@@ -68,6 +71,7 @@ class HttpBackend(ABC):
         # adapters that it would load when it is asked for them
         self._loadable: frozenset[str] = frozenset()
         self._loads: tuple[Load, ...] = (Load(),)
+        self._completed = (_NO_REPORT, _NO_REPORT)
         self._others: list[Self] = []
         self._roots: Mapping[str, str] = {}
         self._known: tuple[object, ...] | None = None
@@ -166,10 +170,20 @@ class HttpBackend(ABC):
 
     def load(self) -> Load:
         """The newest report of this rank; configured values override the server's."""
-        most, loads = self._options.max_requests, self._server._loads
+        loads = self._server._loads
         # a server that was started anew with fewer ranks reports nothing of this one
-        load = loads[self.rank] if self.rank < len(loads) else Load()
-        return load if most is None else replace(load, max_requests=most)
+        load = loads[self.rank] if self.rank < len(loads) else _NO_REPORT
+        most = self._most_requests(load)
+        if most == load.max_requests:
+            return load
+        # asked for each decision, which compares it with the one before
+        if self._completed[0] is not load or self._completed[1].max_requests != most:
+            self._completed = (load, replace(load, max_requests=most))
+        return self._completed[1]
+
+    def _most_requests(self, load: Load) -> int | None:
+        """Requests that it runs at once, where `load` is its report; None where that is unknown."""
+        return load.max_requests if self._options.max_requests is None else self._options.max_requests
 
     def assets(self) -> Mapping[str, bytes]:
         """Nothing: the server keeps its files to itself."""

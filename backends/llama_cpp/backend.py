@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -75,10 +74,10 @@ class LlamaCpp(OpenAICompatible):
             # it was started without --metrics
             await self._take_report("/slots", load_of_slots)
 
-    def load(self) -> Load:
-        """The newest report; the number of slots goes before nothing but what was configured."""
-        load = super().load()
-        return load if load.max_requests is not None else replace(load, max_requests=self._slots)
+    def _most_requests(self, load: Load) -> int | None:
+        """What was configured, else what the report says, else the number of slots."""
+        most = super()._most_requests(load)
+        return self._slots if most is None else most
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body, or else its token ids to the native API. Raises InvalidRequest for what is not known."""

@@ -171,7 +171,8 @@ class Flights:
 
     `waiting` of them have no answer yet, and are not presumed to be past their prefill, with `waiting_tokens` and
     `waiting_pairs` of it. `busy_since`: since when the backend computes what it computes now, if it computes one prompt
-    after the other: when the last first token came, or the first prompt was sent to an idle one.
+    after the other: when the last first token came, or the first prompt was sent to an idle one. `revision` grows with
+    each flight that begins, is answered or presumed to be, or ends.
     """
 
     def __init__(self) -> None:
@@ -180,6 +181,7 @@ class Flights:
         self.waiting = 0
         self.waiting_tokens, self.waiting_pairs = 0, 0.0
         self.busy_since = 0.0
+        self.revision = 0
         self._last_sent_at = -math.inf
         self._seen: dict[int | None, Seen] = {}
         self._silent: list[tuple[float, int, Flight]] = []
@@ -199,7 +201,7 @@ class Flights:
 
     def begin(self, flight: Flight) -> None:
         """`flight` is sent now."""
-        self._seen.clear()
+        self._changed()
         if not self.waiting:
             self.busy_since = flight.sent_at
         self.waiting += 1
@@ -231,7 +233,7 @@ class Flights:
                 self._begin_decoding(flight, due_at)
 
     def _begin_decoding(self, flight: Flight, now: float) -> None:
-        self._seen.clear()
+        self._changed()
         self._count(now)
         flight.is_waiting = False
         self.busy_since = now
@@ -256,7 +258,7 @@ class Flights:
     def end(self, flight: Flight, now: float) -> None:
         """`flight` is over, with or without an answer."""
         self.presume(now)
-        self._seen.clear()
+        self._changed()
         self._count(now)
         del self._open[flight]
         request, rank = flight.request, self._ranks[flight.request.rank]
@@ -323,6 +325,10 @@ class Flights:
             assert seen[1:] == now[1:], f"{self!r}: remembers what is past"
             assert seen.front.ahead_of(1000) == now.front.ahead_of(1000), f"{self!r}: remembers who is gone"
         assert self._open or not (self._decoding or self._context_tokens), f"{self!r}: decodes though nothing is open"
+
+    def _changed(self) -> None:
+        self._seen.clear()
+        self.revision += 1
 
     def _look(self, rank: int | None) -> Seen:
         requests = held = 0

@@ -9,6 +9,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from backends.base import Backend, Description, Load
 from policies.errors import BackendFailed, Overloaded
 from policies.health import Health, HealthRules
@@ -20,11 +22,9 @@ from policies.nouns import BackendView, Request
 from router.fleet.cluster.flights import Elsewhere, Flight, Flights, Seen
 from router.fleet.cluster.listener import ClusterListener
 from router.fleet.cluster.server import Server
+from router.fleet.cluster.standing import Inputs, Standing, standing_of
 
 _log = logging.getLogger("pointsman.cluster")
-
-_NOTHING = Description(models=frozenset())
-"""What a backend says that was never reached."""
 
 _LEAST_STEPS = 4
 """Steps of decoding that say how long a step takes; fewer are mostly the way of their tokens through the network."""
@@ -58,6 +58,8 @@ class Member:
     peers: Peers | None = None
     """What it has in common with others of its pool and kind; None: it has none."""
     model: LatencyModel = field(init=False)
+    standing: Standing | None = None
+    """What was last known of it whatever the request is."""
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
     on_health: Callable[[Member], None] = lambda _: None
 
@@ -103,70 +105,41 @@ class Member:
         served last.
         """
         self.flights.presume(now)
-        load, description = self.backend.load(), self.backend.describe()
-        said = description or _NOTHING
-        self.model.told(load.prefill_s_per_token)
-        latency = self.model.snapshot()
-        unseen, unseen_tokens = self._unseen(load)
+        standing = self._known_standing()
+        load, said, seen_before = standing.load, standing.said, standing.view
         seen = self.flights.seen_by(rank if said.preempts else None)
-        # one that reports its cache and is not named holds nothing; of any other nobody knows
-        unnamed = 0 if said.reports_cache else None
-        held_tokens = held.get(self.backend.name, unnamed)
-        ahead = self._ahead(now, load, unseen_tokens, seen, max(1.0, prompt_tokens - (held_tokens or 0)))
-        flights, others = self.flights, self.elsewhere.traffic
-        running = len(flights) - flights.waiting + others.running if load.running is None else load.running
-        waiting = flights.waiting + others.waiting if load.waiting is None else load.waiting + unseen
-        waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
-        # what others have there keeps nobody from one request of their own: without any nothing is learnt of the limit
-        adaptive_limit = max(self.limit.limit, running + waiting - len(flights) + 1)
+        held_tokens = held.get(seen_before.name, seen_before.held_tokens)
+        latency, tokens = self.model.snapshot(), max(1.0, prompt_tokens - (held_tokens or 0))
+        queue_s = latency.queue_s(self._ahead(now, standing, seen, tokens))
         readiness = self._readiness(model, said, load) if model in said.tuned else None
-        adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
-        server, health = self.server, self.server.health
-        share = health.share(now)
-        return BackendView(
-            name=self.backend.name,
-            pool=self.backend.pool,
-            kind=self.backend.kind,
-            models=said.models,
-            healthy=(health.is_well or health.is_on_trial) and description is not None,
-            draining=server.is_kept_out or self.is_leaving or load.draining,
-            running=running,
-            waiting=waiting,
-            waiting_tokens=waiting_tokens + unseen_tokens,
-            max_requests=load.max_requests,
-            free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
-            context_tokens=said.context_tokens,
+        share = self.server.health.share(now)
+        return replace(
+            seen_before,
             held_tokens=held_tokens,
             reported_s_ago=None if load.reported_at is None else max(0.0, now - load.reported_at),
-            capabilities=said.capabilities,
-            weight=server.weight * share,
+            weight=self.server.weight * share,
             latency=latency,
-            queue_s=latency.queue_s(ahead) + adapter_s,
+            queue_s=queue_s if readiness is None else queue_s + self.adapters.seconds(readiness),
             adapter=readiness,
-            adaptive_limit=adaptive_limit if load.max_requests is None else None,
             reclaimable_requests=seen.reclaimable_requests,
             reclaimable_tokens=seen.reclaimable_tokens,
-            # nearly all are steady, and this is asked of each backend for each decision
-            may_take=None if share >= 1.0 and not health.is_on_trial else self._may_take(share, load),
+            may_take=None if share >= 1.0 and not self.server.health.is_on_trial else self._may_take(share, load),
             fresh_tokens=self.fresh.at(now),
-            cache_tokens=load.total_tokens,
         )
 
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
         """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
         self.flights.presume(now)
         uncached_tokens = max(1, uncached_tokens)
-        load, description = self.backend.load(), self.backend.describe()
-        unseen, unseen_tokens = self._unseen(load)
-        by_rank = description is not None and description.preempts
-        seen = self.flights.seen_by(request.rank if by_rank else None)
-        ahead = self._ahead(now, load, unseen_tokens, seen, uncached_tokens)
+        standing = self._known_standing()
+        load, said = standing.load, standing.said
+        seen = self.flights.seen_by(request.rank if said.preempts else None)
+        ahead = self._ahead(now, standing, seen, uncached_tokens)
         there = len(self.flights) + self.elsewhere.traffic.running + self.elsewhere.traffic.waiting
         if load.running is not None:
-            there = load.running + (load.waiting or 0) + unseen
+            there = load.running + (load.waiting or 0) + standing.unseen
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
-        is_tuned = description is not None and request.model in description.tuned
-        readiness = self._readiness(request.model, description, load) if description and is_tuned else None
+        readiness = self._readiness(request.model, said, load) if request.model in said.tuned else None
         adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)
         flight = Flight(
             self.backend.name,
@@ -180,7 +153,7 @@ class Member:
             is_first_try=is_first_try,
             book=self.flights,
             on_first=self._hear_first,
-            is_silent=description is not None and description.may_answer_whole and not request.stream,
+            is_silent=said.may_answer_whole and not request.stream,
             readiness=readiness,
             adapter_s=adapter_s,
         )
@@ -289,37 +262,42 @@ class Member:
         if also or before != (self.health.may_serve, self.health.is_well):
             self.on_health(self)
 
-    def _unseen(self, load: Load) -> tuple[int, int]:
-        """Requests, and tokens to prefill, that the newest report does not know of."""
-        if load.reported_at is None:
-            return len(self.flights), self.flights.waiting_tokens
-        return self.flights.unseen(load.reported_at)
+    def _known_standing(self) -> Standing:
+        """What is known whatever the request is: made again when anything that it is made from has changed."""
+        load, health = self.backend.load(), self.server.health
+        inputs = Inputs(
+            load,
+            self.backend.describe(),
+            self.flights.revision,
+            self.elsewhere.traffic,
+            self.limit.limit if load.max_requests is None else 0,
+            health.is_well or health.is_on_trial,
+            self.server.is_kept_out or self.is_leaving,
+        )
+        if self.standing is None or self.standing.inputs != inputs:
+            self.model.told(load.prefill_s_per_token)
+            self.standing = standing_of(self.backend, self.flights, inputs)
+        return self.standing
 
-    def _ahead(self, now: float, load: Load, unseen_tokens: int, seen: Seen, tokens: float) -> Ahead:
+    def _ahead(self, now: float, standing: Standing, seen: Seen, tokens: float) -> Ahead:
         """The prefill that a prompt of so many `tokens`, sent now, has in front of it of what it has `seen`.
 
         What this router sent is known prompt by prompt; of what others sent, the sum and at times their number. A
         backend that does not tell what waits there computes all the time, so that what waits becomes less.
         """
-        flights, others = self.flights, self.elsewhere.traffic
-        is_told = load.waiting_tokens is not None
-        reported = (load.waiting_tokens or 0) + unseen_tokens
-        if is_told:
-            theirs = Work(max(0, reported - flights.waiting_tokens), 0.0)
-        else:
-            theirs = Work(others.waiting_tokens, others.waiting_pairs)
+        flights, theirs = self.flights, standing.theirs
         if not flights.waiting and not theirs.tokens:
             # the usual case, and asked of each backend for each decision
             return Ahead()
         left = left_of_theirs = 1.0
-        if not is_told:
+        if standing.told_tokens is None:
             left = left_of_theirs = self._left(now, theirs)
         elif flights.waiting:
-            left = min(1.0, reported / flights.waiting_tokens)
+            left = min(1.0, standing.told_tokens / flights.waiting_tokens)
         ahead = seen.front.ahead_of(tokens) if flights.waiting else Ahead()
         if left == 1.0 and not theirs.tokens:
             return ahead
-        behind = _of_equals(theirs, others.waiting, tokens) if theirs.tokens else Ahead()
+        behind = _of_equals(theirs, self.elsewhere.traffic.waiting, tokens) if theirs.tokens else Ahead()
         return Ahead(
             _sum(ahead.alike, left, behind.alike, left_of_theirs),
             _sum(ahead.beyond, left, behind.beyond, left_of_theirs),

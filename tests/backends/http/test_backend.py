@@ -104,6 +104,7 @@ async def test_an_ill_server_brings_no_report() -> None:
 async def test_what_was_configured_goes_before_what_is_told() -> None:
     async with a_backend(max_requests=7) as (backend, _):
         assert backend.load() == Load(waiting=1, max_requests=7, reported_at=0.0)
+        assert backend.load() is backend.load(), "a decision compares it with the one before"
 
 
 def test_only_what_is_named_is_served_and_that_once_the_server_has_it() -> None:

@@ -1,0 +1,94 @@
+"""The part of a backend's view that is the same for every request, until something of the backend changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from backends.base import Backend, Description, Load
+from policies.learning.cost import Work
+from policies.nouns import BackendView
+from router.fleet.cluster.flights import Flights, Traffic
+
+_NOTHING = Description(models=frozenset())
+"""The description of a backend that was never reached."""
+
+
+class Inputs(NamedTuple):
+    """All that a Standing is made from, beside the backend's name, pool and kind. Equal inputs make equal Standings.
+
+    `flights` is the revision of this router's flights there; `limit` is the adaptive limit.
+    """
+
+    load: Load
+    description: Description | None
+    flights: int
+    elsewhere: Traffic
+    limit: int
+    may_serve: bool
+    is_kept_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a backend whatever the request is. `view` lacks what depends on the request or on time.
+
+    `unseen` requests with `unseen_tokens` of prefill were sent after the newest report. `theirs` is the prefill that
+    waits there and that this router did not send. `held_tokens` in the view are those of a prompt that nothing is
+    believed of: none where the backend reports its cache, else unknown.
+    """
+
+    inputs: Inputs
+    said: Description
+    view: BackendView
+    unseen: int
+    unseen_tokens: int
+    theirs: Work
+
+    @property
+    def load(self) -> Load:
+        """The backend's newest report."""
+        return self.inputs.load
+
+    @property
+    def told_tokens(self) -> int | None:
+        """Tokens of prefill that wait there, reported or sent since; None where the backend does not report them."""
+        told = self.inputs.load.waiting_tokens
+        return None if told is None else told + self.unseen_tokens
+
+
+def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
+    """The Standing of `backend` with `flights` of this router, whose revision is in `inputs`."""
+    load, description, _, others, limit, may_serve, is_kept_out = inputs
+    said = description or _NOTHING
+    if load.reported_at is None:
+        unseen, unseen_tokens = len(flights), flights.waiting_tokens
+    else:
+        unseen, unseen_tokens = flights.unseen(load.reported_at)
+    running = len(flights) - flights.waiting + others.running if load.running is None else load.running
+    waiting = flights.waiting + others.waiting if load.waiting is None else load.waiting + unseen
+    waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
+    if load.waiting_tokens is None:
+        theirs = Work(others.waiting_tokens, others.waiting_pairs)
+    else:
+        theirs = Work(max(0, load.waiting_tokens + unseen_tokens - flights.waiting_tokens), 0.0)
+    view = BackendView(
+        name=backend.name,
+        pool=backend.pool,
+        kind=backend.kind,
+        models=said.models,
+        healthy=may_serve and description is not None,
+        draining=is_kept_out or load.draining,
+        running=running,
+        waiting=waiting,
+        waiting_tokens=waiting_tokens + unseen_tokens,
+        max_requests=load.max_requests,
+        free_tokens=None if load.free_tokens is None else max(0, load.free_tokens - unseen_tokens),
+        context_tokens=said.context_tokens,
+        held_tokens=0 if said.reports_cache else None,
+        capabilities=said.capabilities,
+        # flights of other routers must not keep this one from its first there: it would never learn the limit
+        adaptive_limit=None if load.max_requests is not None else max(limit, running + waiting - len(flights) + 1),
+        cache_tokens=load.total_tokens,
+    )
+    return Standing(inputs, said, view, unseen, unseen_tokens, theirs)
