@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from policies.errors import QuotaExceeded
 from policies.nouns import Limits, Tenant
@@ -41,51 +42,62 @@ _LIMITED = {
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The callers that `limits` bind: a tenant, a tenant at one model, or one of its keys, by the key's id."""
+    """The callers that `limits` bind: a tenant, a tenant at one model, or one of its keys, by the key's id.
+
+    `scope` is the part of a meter's name that tells the descriptors of one tenant apart; empty for the tenant itself.
+    `meters` are the limits that are counted, in a fixed order.
+    """
 
     tenant: str
     limits: Limits
     model: str | None = None
     key: str | None = None
+    scope: str = field(init=False, compare=False, repr=False)
+    meters: tuple[Meter, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        of_key = "" if self.key is None else f"@{self.key}"
+        limits = self.limits
+        counted = (
+            (Resource.REQUESTS, limits.requests_per_minute),
+            (Resource.TOKENS, limits.tokens_per_minute),
+            (Resource.COST, limits.cost_per_day),
+        )
+        object.__setattr__(self, "scope", of_key + ("" if self.model is None else f":{self.model}"))
+        found = tuple(Meter(self, resource, limit) for resource, limit in counted if limit is not None)
+        object.__setattr__(self, "meters", found)
 
     def __str__(self) -> str:
         of_key = "" if self.key is None else f"key {self.key} of "
         return f"{of_key}tenant '{self.tenant}'" + ("" if self.model is None else f" at model '{self.model}'")
 
-    @property
-    def scope(self) -> str:
-        """The part of a meter's name that tells the descriptors of one tenant apart; empty for the tenant itself."""
-        of_key = "" if self.key is None else f"@{self.key}"
-        return of_key + ("" if self.model is None else f":{self.model}")
-
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One limit of one descriptor. `limit` is in the units of the SLA file: requests, tokens, units of cost."""
+    """One limit of one descriptor. `limit` is in the units of the SLA file: requests, tokens, units of cost.
+
+    `name` is unique among the meters of one tenant, and unchanged when the limit changes; `id` is unique among all
+    meters. `is_daily`: it is a daily budget rather than a rate. The level falls by `rate` each millisecond, 0 for a
+    budget; at the level `capacity` nothing is left.
+    """
 
     descriptor: Descriptor
     resource: Resource
     limit: int
+    name: str = field(init=False, compare=False, repr=False)
+    id: tuple[str, str] = field(init=False, compare=False, repr=False)
+    is_daily: bool = field(init=False, compare=False, repr=False)
+    rate: int = field(init=False, compare=False, repr=False)
+    capacity: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def name(self) -> str:
-        """Unique among the meters of one tenant, and unchanged when the limit changes."""
-        return f"{self.resource}{self.descriptor.scope}"
-
-    @property
-    def is_daily(self) -> bool:
-        """Is it a daily budget rather than a rate?"""
-        return self.resource is Resource.COST
-
-    @property
-    def rate(self) -> int:
-        """Amount by which the level falls each millisecond; 0 for a budget."""
-        return 0 if self.is_daily else self.limit
-
-    @property
-    def capacity(self) -> int:
-        """The level at which nothing is left."""
-        return self.limit * (COST_UNIT if self.is_daily else MINUTE_MS)
+    def __post_init__(self) -> None:
+        is_daily = self.resource is Resource.COST
+        name = f"{self.resource}{self.descriptor.scope}"
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "id", (self.descriptor.tenant, name))
+        object.__setattr__(self, "is_daily", is_daily)
+        object.__setattr__(self, "rate", 0 if is_daily else self.limit)
+        object.__setattr__(self, "capacity", self.limit * (COST_UNIT if is_daily else MINUTE_MS))
 
     def amount(self, charge: Charge) -> int:
         """The amount by which `charge` raises the level."""
@@ -107,10 +119,9 @@ class Meter:
 
     def level(self, used: int, at: int, *, now_ms: int) -> int:
         """The level at `now_ms`, if it was `used` at the stamp `at`."""
-        elapsed = max(0, self.stamp(now_ms) - at)
         if self.is_daily:
-            return 0 if elapsed else used
-        return max(0, used - self.rate * elapsed)
+            return 0 if now_ms // DAY_MS > at else used
+        return max(0, used - self.limit * max(0, now_ms - at))
 
     def wait_ms(self, level: int, amount: int, *, now_ms: int) -> int | None:
         """Milliseconds until `amount` fits if nothing else is taken: 0 if it fits now, None if it never will."""
@@ -202,47 +213,49 @@ class Settlement(enum.StrEnum):
     """It was settled before: nothing changed."""
 
 
+@lru_cache(maxsize=4096)
+def descriptor(tenant: str, limits: Limits, model: str | None = None, key: str | None = None) -> Descriptor:
+    """The Descriptor of these callers. Its meters are made once and used by all requests."""
+    return Descriptor(tenant, limits, model, key)
+
+
 def descriptors(tenant: Tenant, model: str, key: Descriptor | None = None) -> tuple[Descriptor, ...]:
     """The descriptors of a request of `tenant` to `model`, with that `key`; it must keep the limits of all of them."""
-    found = [Descriptor(tenant.name, tenant.limits)]
+    found = (descriptor(tenant.name, tenant.limits),)
     if model in tenant.model_limits:
-        found.append(Descriptor(tenant.name, tenant.model_limits[model], model))
-    return (*found, key) if key is not None else tuple(found)
+        found += (descriptor(tenant.name, tenant.model_limits[model], model),)
+    return found if key is None else (*found, key)
 
 
 def meters(descriptors: Sequence[Descriptor]) -> tuple[Meter, ...]:
     """All limits of `descriptors` that are counted, in a fixed order. Empty if there is no limit."""
-    return tuple(
-        Meter(descriptor, resource, limit)
-        for descriptor in descriptors
-        for resource, limit in (
-            (Resource.REQUESTS, descriptor.limits.requests_per_minute),
-            (Resource.TOKENS, descriptor.limits.tokens_per_minute),
-            (Resource.COST, descriptor.limits.cost_per_day),
-        )
-        if limit is not None
-    )
+    if len(descriptors) == 1:
+        return descriptors[0].meters
+    return tuple([meter for one in descriptors for meter in one.meters])
 
 
 def standing_of(levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Standing:
     """The quota of a caller with meters at these levels."""
-    tightest: dict[Resource, Allowance] = {}
+    tightest: dict[str, Allowance] = {}
     for meter, level in levels:
         found = meter.allowance(level, now_ms=now_ms)
-        known = tightest.get(meter.resource)
+        known = tightest.get(meter.resource.value)
         if known is None or (found.remaining, -found.reset_s) < (known.remaining, -known.reset_s):
-            tightest[meter.resource] = found
-    return Standing(**{str(resource): allowance for resource, allowance in tightest.items()})
+            tightest[meter.resource.value] = found
+    return Standing(**tightest)
 
 
 def refusal(levels: Sequence[tuple[Meter, int]], charge: Charge, *, now_ms: int) -> Refused | None:
     """The reason why `charge` does not fit on these levels; None if it fits."""
-    waits = [(meter, meter.wait_ms(level, meter.amount(charge), now_ms=now_ms)) for meter, level in levels]
-    binding = [(meter, wait) for meter, wait in waits if wait != 0]
+    binding: list[tuple[Meter, int | None]] = []
+    for meter, level in levels:
+        wait = meter.wait_ms(level, meter.amount(charge), now_ms=now_ms)
+        if wait != 0:
+            binding.append((meter, wait))
     if not binding:
         return None
-    meter, wait = max(binding, key=lambda pair: float("inf") if pair[1] is None else pair[1])
-    retry_after_s = None if wait is None else wait / 1000
+    meter, longest = max(binding, key=lambda pair: float("inf") if pair[1] is None else pair[1])
+    retry_after_s = None if longest is None else longest / 1000
     standing = standing_of(levels, now_ms=now_ms)
     return Refused(meter, charge, retry_after_s, standing, tuple(level for _, level in levels))
 
@@ -250,7 +263,8 @@ def refusal(levels: Sequence[tuple[Meter, int]], charge: Charge, *, now_ms: int)
 def granted(asked: Reservation, levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Reservation:
     """`asked` as granted, with the levels of its meters after it."""
     standing = standing_of(levels, now_ms=now_ms)
-    return replace(asked, standing=standing, levels=tuple(level for _, level in levels))
+    after = tuple([level for _, level in levels])
+    return Reservation(asked.id, asked.descriptors, asked.charge, standing, after, asked.is_local)
 
 
 def share(descriptor: Descriptor, replicas: int) -> Descriptor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from policies.nouns import Prices, Usage
@@ -32,9 +34,9 @@ class Charge(msgspec.Struct, frozen=True):
 
 def charge_of(usage: Usage, prices: Prices) -> Charge:
     """The actual charge of a request that ended, in whatever way, with `usage`."""
-    prompt = _sane(usage.prompt_tokens)
-    uncached = prompt - min(prompt, _sane(usage.cached_tokens))
-    return _charge(prompt, uncached, _sane(usage.completion_tokens), prices)
+    counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    prompt, cached, output = [min(max(0, tokens), MOST_TOKENS) for tokens in counts]
+    return _charge(prompt, prompt - min(prompt, cached), output, prices)
 
 
 def estimate(
@@ -47,14 +49,15 @@ def estimate(
 
 
 def _charge(prompt: int, uncached: int, output: int, prices: Prices) -> Charge:
-    cached_cost = (prompt - uncached) * _milli(prices.cached)
-    cost = uncached * _milli(prices.uncached) + cached_cost + output * _milli(prices.output)
+    for_uncached, for_cached, for_output = _per_token(prices)
+    cost = uncached * for_uncached + (prompt - uncached) * for_cached + output * for_output
     return Charge(requests=1, tokens=uncached + output, cost=cost)
 
 
-def _milli(price: float) -> int:
-    return min(MOST_PER_TOKEN, round(price * 1000))
-
-
-def _sane(tokens: int) -> int:
-    return min(max(0, tokens), MOST_TOKENS)
+@lru_cache(maxsize=64)
+def _per_token(prices: Prices) -> tuple[int, int, int]:
+    """Prices of an uncached, a cached and a drawn token, in thousandths of a unit, at most MOST_PER_TOKEN."""
+    uncached, cached, output = (
+        min(MOST_PER_TOKEN, round(price * 1000)) for price in (prices.uncached, prices.cached, prices.output)
+    )
+    return uncached, cached, output

@@ -103,7 +103,7 @@ class Ledger:
         for meter in meters(reservation.descriptors):
             bucket = self._bucket(meter)
             amount = meter.amount(charge)
-            reserved, at = held.pop(_key(meter), (0, max(bucket.at, meter.stamp(now_ms))))
+            reserved, at = held.pop(meter.id, (0, max(bucket.at, meter.stamp(now_ms))))
             self._move(bucket, amount - reserved, at=at, now_ms=now_ms)
             bucket.settled += amount
             bucket.holders -= hold is not None
@@ -193,7 +193,7 @@ class Ledger:
             at = max(bucket.at, meter.stamp(now_ms))
             self._move(bucket, amount, at=at, now_ms=now_ms)
             bucket.holders += 1
-            parts.append((_key(meter), amount, at))
+            parts.append((meter.id, amount, at))
             levels.append((meter, bucket.used))
         self._open[reservation.id] = _Hold(tuple(parts), self._lapses_ms(now_ms))
         return levels
@@ -214,14 +214,14 @@ class Ledger:
         return None if self._lease_ms is None else now_ms + self._lease_ms
 
     def _bucket(self, meter: Meter) -> _Bucket:
-        bucket = self._buckets.setdefault(_key(meter), _Bucket(meter))
+        bucket = self._buckets.setdefault(meter.id, _Bucket(meter))
         bucket.meter = meter  # the file may have changed the limit
         return bucket
 
     def _levels(self, descriptors: Sequence[Descriptor], now_ms: int) -> list[tuple[Meter, int]]:
         found = []
         for meter in meters(descriptors):
-            bucket = self._buckets.get(_key(meter))
+            bucket = self._buckets.get(meter.id)
             found.append((meter, 0 if bucket is None else meter.level(bucket.used, bucket.at, now_ms=now_ms)))
         return found
 
@@ -229,7 +229,3 @@ class Ledger:
 def milliseconds(seconds: float) -> int:
     """`seconds` as whole milliseconds. Rounded, so that `now + retry_after_s` is not too early by a rounding error."""
     return round(seconds * 1000)
-
-
-def _key(meter: Meter) -> _Key:
-    return (meter.descriptor.tenant, meter.name)
