@@ -35,6 +35,6 @@ def are_equal(total: float, other: float) -> bool:
 
 
 def _best(scored: Sequence[tuple[str, float]], rng: random.Random) -> str:
-    top = max(total for _, total in scored)
+    top = max([total for _, total in scored])
     ties = [name for name, total in scored if total >= top - _SAME]
     return ties[0] if len(ties) == 1 else rng.choice(ties)

@@ -13,7 +13,9 @@ def promised_ttft_s(service_class: ServiceClass, decode_s: float = 0.0) -> float
     A deadline is met if the first token leaves `decode_s` for the rest of the answer.
     """
     by_deadline = None if service_class.deadline_s is None else max(0.0, service_class.deadline_s - decode_s)
-    return min((due for due in (service_class.ttft_s, by_deadline) if due is not None), default=None)
+    if service_class.ttft_s is None or by_deadline is None:
+        return service_class.ttft_s if by_deadline is None else by_deadline
+    return min(service_class.ttft_s, by_deadline)
 
 
 def fastest_prefill_s(request: Request, view: ClusterView, decision: Decision) -> float:
@@ -34,7 +36,7 @@ def cost_s(request: Request, view: ClusterView, decision: Decision, *, new_token
     The fair queue charges this; 0 if no backend would take it.
     """
     drawn = new_tokens * request.sampling.choices
-    costs = (answer_s(request, backend, new_tokens=drawn) for backend in would_take(view, decision))
+    costs = [answer_s(request, backend, new_tokens=drawn) for backend in would_take(view, decision)]
     return min(costs, default=0.0)
 
 

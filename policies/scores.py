@@ -70,14 +70,13 @@ def cache_thrift() -> Score:
         prompt_tokens = max(1, request.prompt_tokens)
         shares = [uncached_tokens(request, backend) / prompt_tokens for backend in candidates]
         whole = prefill_work(prompt_tokens)
-        shortest_s = min((backend.queue_s for backend in candidates), default=0.0)
-
-        def cost(backend: BackendView, share: float, churned: float) -> float:
+        shortest_s = min([backend.queue_s for backend in candidates], default=0.0)
+        scores: list[float | None] = []
+        for backend, share, churned in zip(candidates, shares, churn, strict=True):
             computed = share * (0.5 + 0.5 * churned / most)
             waited = (backend.queue_s - shortest_s) / (_WORTH * backend.latency.work_s(whole) + 1e-9)
-            return min(1.0, computed + waited)
-
-        return [1.0 - cost(*each) for each in zip(candidates, shares, churn, strict=True)]
+            scores.append(1.0 - min(1.0, computed + waited))
+        return scores
 
     return score
 

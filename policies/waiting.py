@@ -38,6 +38,8 @@ def is_outage(decision: Decision) -> bool:
 def would_take(view: ClusterView, decision: Decision) -> list[BackendView]:
     """The backends of `view` that `decision` dropped only for lack of room, or not at all; if there are none, those
     that it dropped for lack of health."""
+    if not decision.dropped:
+        return list(view.backends)
     reasons = dict(decision.dropped)
     well = [backend for backend in view.backends if reasons.get(backend.name) in {None, *ROOM}]
     return well or [backend for backend in view.backends if reasons[backend.name] in HEALTH]

@@ -80,7 +80,9 @@ class Latency(msgspec.Struct, frozen=True):
 
     def queue_s(self, ahead: Ahead) -> float:
         """Seconds that a prompt waits for the prefill queued before it."""
-        return self.queue * self.work_s(ahead.alike) + self.convoy * self.work_s(ahead.beyond)
+        alike, beyond = ahead.alike, ahead.beyond
+        alike_s = self.token_s * alike.tokens + self.pair_s * alike.pairs
+        return self.queue * alike_s + self.convoy * (self.token_s * beyond.tokens + self.pair_s * beyond.pairs)
 
     def ttft_s(self, uncached: float, cached: float = 0.0, *, queue_s: float = 0.0) -> float:
         """Seconds from sending a prompt to its first token, including `queue_s` in the backend's queue."""
@@ -130,11 +132,6 @@ class Peers:
     def __repr__(self) -> str:
         return f"<Peers {self.prefill!r}, {self.decode!r}>"
 
-    @property
-    def observations(self) -> int:
-        """The number of observations, of prefill and decode together."""
-        return self.prefill.observations + self.decode.observations
-
     def latency(self, prefill: float, decode: float) -> Latency:
         """The Latency of a backend with times of `prefill` and `decode` times the shared ones."""
         fixed_s, token_s, pair_s, queue, convoy = self.prefill.values
@@ -178,7 +175,7 @@ class LatencyModel:
 
     def snapshot(self) -> Latency:
         """The present estimate."""
-        learnt = self._peers.observations
+        learnt = self._peers.prefill.observations + self._peers.decode.observations
         if self._snapshot is None or self._learnt != learnt:
             self._snapshot = self._peers.latency(self._prefill.values[0], self._decode.values[0])
             self._learnt = learnt
@@ -271,19 +268,20 @@ def _learn(parts: tuple[_Part, ...], seconds: float) -> None:
 
     Each fit treats the variance of the others as noise: a Kalman filter of all, without their correlation.
     """
-    usual_s = sum(part.usual_s * part.pace.values[0] for part in parts)
+    usual_s = sum([part.usual_s * part.pace.values[0] for part in parts])
     error = math.log(seconds) - math.log(usual_s)
     updates: list[tuple[RecursiveFit, tuple[float, ...], float, float]] = []
     for part in parts:
         scale = part.pace.values[0] / usual_s
         weight = part.usual_s * scale
-        for fit, shares in ((part.common, tuple(scale * second for second in part.on)), (part.pace, (weight,))):
+        for fit, shares in ((part.common, tuple([scale * second for second in part.on])), (part.pace, (weight,))):
             updates.append((fit, shares, weight, fit.variance(shares)))
-    variance = sum(own for *_, own in updates)
+    variance = sum([own for *_, own in updates])
     for fit, shares, weight, own in updates:
         fit.learn(shares, error, beside=max(0.0, variance - own), weight=weight)
+    together_s = sum([part.usual_s for part in parts])
     for part in parts:
-        back = _LEVELLED * part.usual_s / sum(other.usual_s for other in parts)
+        back = _LEVELLED * part.usual_s / together_s
         back *= math.log(part.pace.first_values[0] / part.pace.values[0])
         part.pace.shift([back])
         part.common.shift([-back] * _COSTS)
