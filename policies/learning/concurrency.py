@@ -71,7 +71,7 @@ class AdaptiveLimit:
     @property
     def limit(self) -> int:
         """The number of requests that may be in flight."""
-        limit = self._limit / 2 if self.is_probing else self._limit
+        limit = self._limit if self._rounds_to_probe else self._limit / 2
         return max(self._least, int(limit))
 
     @property
@@ -125,7 +125,7 @@ class AdaptiveLimit:
 
     def _belongs(self, in_flight: int) -> bool:
         """Was it sent in this round? Requests sent before a probe, or before the limit doubled, are not comparable."""
-        if self.is_probing:
+        if not self._rounds_to_probe:
             return in_flight <= self.limit
         return not self._starting or in_flight > self._limit / 2
 

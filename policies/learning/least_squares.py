@@ -115,7 +115,7 @@ class RecursiveFit:
                 assert value == self._covariance[other][at], f"{self!r}: the covariance is not symmetric"
 
     def _spread(self, shares: Sequence[float]) -> tuple[list[float], float]:
-        """The covariance of each log with the log of a prediction with these `shares`, and the variance of the latter."""
+        """The covariance of each log with that of a prediction with these `shares`, and its variance."""
         moved, variance = [], 0.0
         for share, row in zip(shares, self._covariance, strict=True):
             covariance = 0.0

@@ -195,7 +195,7 @@ class TextLength:
     def _error(self) -> float:
         """The typical error of an estimate, as a share, from the errors before each kept prompt was learned."""
         seen = len(self._errors)
-        usual = 1.48 * float(np.median(np.abs(self._errors))) if seen else 0.0
+        usual = 1.48 * _median(np.abs(self._errors)) if seen else 0.0
         return math.sqrt((_FIRST_ERRORS * _FIRST_ERROR**2 + seen * usual**2) / (_FIRST_ERRORS + seen))
 
     def _fit(self) -> None:
@@ -253,3 +253,9 @@ def _solved(matrix: Array, pull: Array) -> Array:
         if (costs >= 0.0).all():
             return costs
         free &= costs > 0.0
+
+
+def _median(values: Array) -> float:
+    """The median of `values`, of which there is at least one. np.median takes ten times as long for so few."""
+    ordered = np.sort(values)
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -45,7 +45,7 @@ class Descriptor:
     """The callers that `limits` bind: a tenant, a tenant at one model, or one of its keys, by the key's id.
 
     `scope` is the part of a meter's name that tells the descriptors of one tenant apart; empty for the tenant itself.
-    `meters` are the limits that are counted, in a fixed order.
+    `id` tells all descriptors apart. `meters` are the limits that are counted, in a fixed order.
     """
 
     tenant: str
@@ -53,6 +53,7 @@ class Descriptor:
     model: str | None = None
     key: str | None = None
     scope: str = field(init=False, compare=False, repr=False)
+    id: tuple[str, str] = field(init=False, compare=False, repr=False)
     meters: tuple[Meter, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +64,9 @@ class Descriptor:
             (Resource.TOKENS, limits.tokens_per_minute),
             (Resource.COST, limits.cost_per_day),
         )
-        object.__setattr__(self, "scope", of_key + ("" if self.model is None else f":{self.model}"))
+        scope = of_key + ("" if self.model is None else f":{self.model}")
+        object.__setattr__(self, "scope", scope)
+        object.__setattr__(self, "id", (self.tenant, scope))
         found = tuple(Meter(self, resource, limit) for resource, limit in counted if limit is not None)
         object.__setattr__(self, "meters", found)
 
@@ -221,7 +224,7 @@ def descriptor(tenant: str, limits: Limits, model: str | None = None, key: str |
 
 def descriptors(tenant: Tenant, model: str, key: Descriptor | None = None) -> tuple[Descriptor, ...]:
     """The descriptors of a request of `tenant` to `model`, with that `key`; it must keep the limits of all of them."""
-    found = (descriptor(tenant.name, tenant.limits),)
+    found: tuple[Descriptor, ...] = (descriptor(tenant.name, tenant.limits),)
     if model in tenant.model_limits:
         found += (descriptor(tenant.name, tenant.model_limits[model], model),)
     return found if key is None else (*found, key)

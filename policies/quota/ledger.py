@@ -89,7 +89,7 @@ class Ledger:
         now_ms = self._advance(now)
         for meter, level in zip(meters(descriptors), levels, strict=True):
             bucket = self._bucket(meter)
-            self._move(bucket, 0, at=bucket.at, now_ms=now_ms)
+            self._move(bucket, 0, now_ms=now_ms)
             bucket.used = max(bucket.used, level)
 
     def settle(self, reservation: Reservation, charge: Charge, *, now: float) -> Settlement:
@@ -103,7 +103,7 @@ class Ledger:
         for meter in meters(reservation.descriptors):
             bucket = self._bucket(meter)
             amount = meter.amount(charge)
-            reserved, at = held.pop(meter.id, (0, max(bucket.at, meter.stamp(now_ms))))
+            reserved, at = held.pop(meter.id, (0, None))
             self._move(bucket, amount - reserved, at=at, now_ms=now_ms)
             bucket.settled += amount
             bucket.holders -= hold is not None
@@ -190,22 +190,22 @@ class Ledger:
         parts, levels = [], []
         for meter in meters(reservation.descriptors):
             bucket, amount = self._bucket(meter), meter.amount(reservation.charge)
-            at = max(bucket.at, meter.stamp(now_ms))
-            self._move(bucket, amount, at=at, now_ms=now_ms)
+            self._move(bucket, amount, now_ms=now_ms)
             bucket.holders += 1
-            parts.append((meter.id, amount, at))
+            parts.append((meter.id, amount, bucket.at))
             levels.append((meter, bucket.used))
         self._open[reservation.id] = _Hold(tuple(parts), self._lapses_ms(now_ms))
         return levels
 
-    def _move(self, bucket: _Bucket, amount: int, *, at: int, now_ms: int) -> None:
-        """Raise or lower the level by `amount`; `at` is the stamp at which it was taken."""
+    def _move(self, bucket: _Bucket, amount: int, *, now_ms: int, at: int | None = None) -> None:
+        """Raise or lower the level by `amount`; `at` is the stamp at which it was taken, None: now."""
         meter = bucket.meter
         bucket.taken += amount
         level = meter.level(bucket.used, bucket.at, now_ms=now_ms)
         bucket.at = max(bucket.at, meter.stamp(now_ms))
         # a request belongs to the day on which it began: a difference of yesterday does not touch today's budget
-        bucket.used = level if meter.is_daily and at < bucket.at else max(0, level + amount)
+        is_past = meter.is_daily and at is not None and at < bucket.at
+        bucket.used = level if is_past else max(0, level + amount)
 
     def _renew(self, id: str, now_ms: int) -> None:  # noqa: A002
         self._open[id] = replace(self._open.pop(id), lapses_ms=self._lapses_ms(now_ms))
@@ -214,7 +214,9 @@ class Ledger:
         return None if self._lease_ms is None else now_ms + self._lease_ms
 
     def _bucket(self, meter: Meter) -> _Bucket:
-        bucket = self._buckets.setdefault(meter.id, _Bucket(meter))
+        bucket = self._buckets.get(meter.id)
+        if bucket is None:
+            bucket = self._buckets[meter.id] = _Bucket(meter)
         bucket.meter = meter  # the file may have changed the limit
         return bucket
 

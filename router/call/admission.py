@@ -63,7 +63,7 @@ class Admission:
 
     def check(self) -> None:
         """The counts agree with the open permits; with none open, nobody is counted."""
-        counted = Counter(_who(one) for permit in self._open for one in permit.claim.descriptors)
+        counted = Counter(one.id for permit in self._open for one in permit.claim.descriptors)
         assert counted == self._running, f"{self!r}: counts differ from permits {counted}"
         assert all(permit.outcome is None for permit in self._open), f"{self!r}: a settled permit is still open"
 
@@ -73,7 +73,7 @@ class Admission:
         Called by the permit itself.
         """
         for one in permit.claim.descriptors:
-            running, most = self._running[_who(one)], one.limits.concurrent
+            running, most = self._running[one.id], one.limits.concurrent
             if most is not None and running >= most:
                 raise QuotaExceeded(
                     f"{one} has {running} requests running, which is its limit",
@@ -105,9 +105,11 @@ class Admission:
     def _count(self, permit: Permit, change: int) -> None:
         (self._open.add if change > 0 else self._open.discard)(permit)
         for one in permit.claim.descriptors:
-            self._running[_who(one)] += change
-            if not self._running[_who(one)]:
-                del self._running[_who(one)]
+            running = self._running[one.id] + change
+            if running:
+                self._running[one.id] = running
+            else:
+                del self._running[one.id]
 
 
 class Permit:
@@ -154,7 +156,3 @@ class Permit:
         assert self.outcome is None, f"{self!r} is settled twice"
         self.outcome = outcome_of(error)
         await self._admission.settle(self, self.outcome)
-
-
-def _who(descriptor: Descriptor) -> tuple[str, str]:
-    return (descriptor.tenant, descriptor.scope)

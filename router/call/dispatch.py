@@ -162,21 +162,21 @@ class Dispatcher:
         return Found(view, decision, decision.chosen is not None and not is_reserved and not self._is_full)
 
     def _queue(self, bid: Bid) -> ModelQueue:
-        self._follow_config()
-        model = bid.request.model
-        if model not in self._queues:
-            config = self._config()
-            weights = {name: tenant.weight for name, tenant in config.tenants.items()}
-            self._queues[model] = ModelQueue(FairQueue(config.classes, weights, config.ageing_s))
-        return self._queues[model]
-
-    def _follow_config(self) -> None:
         config = self._config()
         if config is not self._configured:
-            self._configured = config
+            self._follow(config)
+        queue = self._queues.get(bid.request.model)
+        if queue is None:
             weights = {name: tenant.weight for name, tenant in config.tenants.items()}
-            for queue in self._queues.values():
-                queue.fair.reconfigure(config.classes, weights, config.ageing_s)
+            queue = ModelQueue(FairQueue(config.classes, weights, config.ageing_s))
+            self._queues[bid.request.model] = queue
+        return queue
+
+    def _follow(self, config: Config) -> None:
+        self._configured = config
+        weights = {name: tenant.weight for name, tenant in config.tenants.items()}
+        for queue in self._queues.values():
+            queue.fair.reconfigure(config.classes, weights, config.ageing_s)
 
     def _make_place(self, bid: Bid) -> None:
         """Where the queue is full the newest of the tenant that fills it most leaves; Overloaded if that is `bid`'s.
@@ -258,7 +258,8 @@ class Dispatcher:
         queue.walk = None
         queue.stuck.clear()
         queue.reserved.clear()
-        self._follow_config()
+        if (config := self._config()) is not self._configured:
+            self._follow(config)
         leaving: dict[Bid, Placed | Exception] = {}
         is_cut = self._look_around(queue, leaving, past=set())
         if is_cut and len(leaving) < MOST_PLACED:

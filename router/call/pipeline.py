@@ -83,32 +83,30 @@ async def serve(
     however it ends, the Outcome is counted once and every permit is settled. Without a `carrier` the router itself
     goes to the backends. `tenant_name` is whose call it is, where that is known already.
     """
+    carrier = carrier or Ourselves()
     with gateway.observer.account(caller.id, caller.trace) as account, outer_edge(gateway.observer):
         async with gateway.doors.entered():
-            await _serve(caller, gateway, carrier or Ourselves(), account, tenant_name)
-
-
-async def _serve(caller: Caller, gateway: Gateway, carrier: Carrier, account: Account, tenant_name: str | None) -> None:
-    config = gateway.config
-    known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
-    tenant, key = known or identity_of(caller.key, config, gateway.keys)
-    account.tenant = tenant.name
-    ask = await caller.read()
-    async with within(ask.deadline_s):
-        model = find_model(ask.model, tenant, gateway)
-        account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
-        inputs = await tokenize(ask, model, tenant, gateway)
-        prompts = [looked_up(tokens, body, model, gateway) for tokens, body in zip(inputs, ask.bodies, strict=True)]
-        held = [prompt.held for prompt in prompts]
-        facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
-        ruling = classify(facts, config)
-        account.service_class, account.rule = ruling.service_class.name, ruling.rule
-        if ask.yields:
-            ruling, account.service_class = yielding(ruling, config), YIELDING
-        claim = claim_of(caller.id, ask, inputs, held, facts=facts, key=key, config=config, gateway=gateway)
-        async with gateway.admission.permit(claim, caller.limited) as permit:
-            call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
-            await together([call.answer(at, model, prompt) for at, prompt in enumerate(prompts)])
+            config = gateway.config
+            known = None if tenant_name is None else Identity(on_behalf_of(tenant_name, config))
+            tenant, key = known or identity_of(caller.key, config, gateway.keys)
+            account.tenant = tenant.name
+            ask = await caller.read()
+            async with within(ask.deadline_s):
+                model = find_model(ask.model, tenant, gateway)
+                account.model, account.path, account.inputs = model.name, ask.path, ask.inputs
+                inputs = await tokenize(ask, model, tenant, gateway)
+                pairs = zip(inputs, ask.bodies, strict=True)
+                prompts = [looked_up(tokens, body, model, gateway) for tokens, body in pairs]
+                held = [prompt.held for prompt in prompts]
+                facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
+                ruling = classify(facts, config)
+                account.service_class, account.rule = ruling.service_class.name, ruling.rule
+                if ask.yields:
+                    ruling, account.service_class = yielding(ruling, config), YIELDING
+                claim = claim_of(caller.id, ask, inputs, held, facts=facts, key=key, config=config, gateway=gateway)
+                async with gateway.admission.permit(claim, caller.limited) as permit:
+                    call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
+                    await together([call.answer(at, model, prompt) for at, prompt in enumerate(prompts)])
 
 
 @contextmanager
@@ -141,10 +139,12 @@ async def _within(seconds: float) -> AsyncIterator[None]:
         raise
 
 
-async def together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
+def together(answers: Sequence[Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, None]:
     """Run all `answers`; the first failure ends the others and is raised by itself."""
-    if len(answers) == 1:
-        return await answers[0]
+    return answers[0] if len(answers) == 1 else _together(answers)
+
+
+async def _together(answers: Sequence[Coroutine[Any, Any, None]]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for answer in answers:
@@ -183,42 +183,47 @@ class _Call(msgspec.Struct, frozen=True):
 
     async def answer(self, at: int, model: ServedModel, prompt: LookedUp) -> None:
         """Answer `prompt`, number `at`, on another backend if one fails before the client has seen anything."""
-        with self.gateway.observer.prompt(self.account, config_version=self.config.version) as trace:
-            await self._answer(at, self._bid(at, model, prompt, trace=trace), trace)
-
-    async def _answer(self, at: int, bid: Bid, trace: PromptTrace) -> None:
-        async with AsyncExitStack() as stack:
-            await self._placed_and_answered(at, bid, trace, _Others(stack))
-
-    async def _placed_and_answered(self, at: int, bid: Bid, trace: PromptTrace, others: _Others) -> None:
-        placer = Placer(
-            self.gateway.dispatcher,
-            self.gateway.clock,
-            steps=() if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ()),
-            degraded=lambda other, name: self._degraded(at, other, name, trace, others),
-            on_step=partial(self.gateway.observer.missed, self.ruling.service_class.name),
-            on_shed=lambda shed, found: self._record(at, shed.request, found.view, found.decision, is_late=True),
-        )
-        with trace.queue():
-            placed = await placer.place(bid)
-        try:
-            while (failure := await self._failed(at, placed, trace)) is not None:
-                self.gateway.observer.event("retried")
+        gateway = self.gateway
+        with gateway.observer.prompt(self.account, config_version=self.config.version) as trace:
+            bid = self._bid(at, model, prompt, trace=trace)
+            async with AsyncExitStack() as stack:
+                others = _Others(stack)
+                placer = Placer(
+                    gateway.dispatcher,
+                    gateway.clock,
+                    steps=() if self.ask.yields else self.config.on_miss.get(self.ruling.service_class.name, ()),
+                    degraded=lambda other, name: self._degraded(at, other, name, trace, others),
+                    on_step=partial(gateway.observer.missed, self.ruling.service_class.name),
+                    on_shed=lambda shed, found: self._record(
+                        at, shed.request, found.view, found.decision, is_late=True
+                    ),
+                )
+                with trace.queue():
+                    placed = await placer.place(bid)
                 try:
-                    with trace.queue():
-                        placed = await placer.elsewhere(placed.bid)
-                except (NoBackend, Overloaded):
-                    # what the last one said tells more than that nobody else is left
-                    raise failure from None
-        finally:
-            self._settle(placed, others)
+                    while (failure := await self._failed(at, placed, trace)) is not None:
+                        gateway.observer.event("retried")
+                        try:
+                            with trace.queue():
+                                placed = await placer.elsewhere(placed.bid)
+                        except (NoBackend, Overloaded):
+                            # what the last one said tells more than that nobody else is left
+                            raise failure from None
+                finally:
+                    self._settle(placed, others)
 
     async def _failed(self, at: int, placed: Placed, trace: PromptTrace) -> ExpectedError | None:
         """Stream the answer from where it was placed; why that failed, if another backend may be tried."""
-        bid = placed.bid
+        bid, gateway = placed.bid, self.gateway
         try:
-            with self.gateway.cluster.flying(placed.flight):
-                await self._answered(at, placed, trace)
+            with gateway.cluster.flying(placed.flight):
+                backend = gateway.cluster.backend_of(placed.flight)
+                self._record(at, bid.request, placed.found.view, placed.found.decision)
+                gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
+                await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
+                with trace.sent(placed, backend) as attempt:
+                    deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
+                    await self._relay(at, placed, deltas, attempt)
         except ExpectedError as failure:
             failure.told = told_of(failure)
             if isinstance(failure, ContextExceeded) and (too_short := placed.too_short()):
@@ -227,8 +232,8 @@ class _Call(msgspec.Struct, frozen=True):
             if not isinstance(failure, BackendFailed | Overloaded):
                 raise
             _log.warning("request %s: %s", bid.request.id, failure)
-            self.gateway.beliefs.failed(placed.flight.backend)
-            bid.fail(placed.flight.backend, self.gateway.clock())
+            gateway.beliefs.failed(placed.flight.backend)
+            bid.fail(placed.flight.backend, gateway.clock())
             bid.tries += not isinstance(failure, Unreached)
             if self.caller.has_seen(at) or bid.tries == MOST_TRIES:
                 raise
@@ -260,16 +265,6 @@ class _Call(msgspec.Struct, frozen=True):
                 each = min(bid.request.max_new_tokens, told.completion_tokens // bid.request.sampling.choices)
                 gateway.lengths.learn(bid.request.tenant, bid.request.service_class, each)
         gateway.dispatcher.correct(bid, actual_s)
-
-    async def _answered(self, at: int, placed: Placed, trace: PromptTrace) -> None:
-        """Stream the answer from where it was placed."""
-        bid, backend = placed.bid, self.gateway.cluster.backend_of(placed.flight)
-        self._record(at, bid.request, placed.found.view, placed.found.decision)
-        self.gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
-        await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
-        with trace.sent(placed, backend) as attempt:
-            deltas = self.carrier.carry(placed, backend, attempt.stamped(bid.prompt))
-            await self._relay(at, placed, deltas, attempt)
 
     def _bid(self, at: int, model: ServedModel, prompt: LookedUp, *, trace: PromptTrace) -> Bid:
         """What `prompt`, number `at`, asks of the dispatcher, as one for `model`."""

@@ -78,10 +78,9 @@ async def tokenize(
     )
     if _may_be_read(ask, model) and (text := await gateway.sources.text_of(model)) is not None:
         return await gateway.tokenizers.tokens(ask, text, how)
-    if _may_be_asked_for(ask) or is_asked:
+    if is_asked or (_may_be_asked_for(ask) and gateway.sources.asks_engine(model)):
         readers = readers_of(model, gateway)
-        may_ask = gateway.sources.asks_engine(model) and _needs_exact(tenant, readers, gateway)
-        if readers and (is_asked or may_ask):
+        if readers and (is_asked or _needs_exact(tenant, readers, gateway)):
             found = await gateway.engine_text.tokens(ask, readers, how, is_patient=is_asked)
             if found is not None:
                 gateway.sources.count_at_engine(model.name)
@@ -96,9 +95,12 @@ async def tokenize(
 def readers_of(model: ServedModel, gateway: Gateway) -> dict[str, TextReader]:
     """The backends of `model` that can be asked for tokens, those with the least to do first."""
     cluster = gateway.cluster
-    serving = sorted((one for one in cluster.names() if cluster.may_serve(one, model.name)), key=cluster.flights)
-    backends = ((name, cluster.backend(name)) for name in serving)
-    return {name: backend for name, backend in backends if isinstance(backend, TextReader)}
+    found: dict[str, TextReader] = {}
+    for name in cluster.names():
+        backend = cluster.backend(name)
+        if isinstance(backend, TextReader) and cluster.may_serve(name, model.name):
+            found[name] = backend
+    return found if len(found) < 2 else {name: found[name] for name in sorted(found, key=cluster.flights)}
 
 
 def _needs_exact(tenant: Tenant, backends: Iterable[str], gateway: Gateway) -> bool:
@@ -118,11 +120,12 @@ def _may_be_asked_for(ask: Ask) -> bool:
 
 def _may_be_read(ask: Ask, model: ServedModel) -> bool:
     """Can the prompts of `ask` be counted as its engine counts them? Raises InvalidRequest for what no shard can do."""
-    if any(isinstance(given, Chat) and given.template is not None for given in ask.inputs):
-        if model.speaks_tokens:
-            hint = "leave `chat_template` out; operators can give a pool one"
-            raise InvalidRequest("this model reads its own chat template only", hint=hint, param="chat_template")
-        return False
+    for given in ask.inputs:
+        if isinstance(given, Chat) and given.template is not None:
+            if model.speaks_tokens:
+                hint = "leave `chat_template` out; operators can give a pool one"
+                raise InvalidRequest("this model reads its own chat template only", hint=hint, param="chat_template")
+            return False
     if ask.needs & {Capability.EMBEDDINGS, Capability.RERANK}:
         # several texts are measured together, and each of them has to fit by itself
         return isinstance(ask.bodies[0].get("input"), str)
@@ -139,8 +142,10 @@ def _reading(ask: Ask, model: ServedModel) -> Reading:
 
 def _shows_barred_tools(model: ServedModel, config: Config) -> bool:
     """Does the model see tools that it must not call? Those of vLLM do, and it is what other servers are, mostly."""
+    if model.speaks_tokens:
+        return False
     kinds = {config.pools[pool].kind for pool in model.pools if pool in config.pools}
-    return not model.speaks_tokens and bool(kinds & {"vllm", "openai_compatible"})
+    return bool(kinds & {"vllm", "openai_compatible"})
 
 
 def roots_of(domain: str, gateway: Gateway) -> frozenset[int]:
@@ -228,7 +233,7 @@ def claim_of(
         )
         for tokens, matched in zip(inputs, held, strict=True)
     ]
-    whole = Charge(1, sum(one.tokens for one in charges), sum(one.cost for one in charges))
+    whole = Charge(1, sum([one.tokens for one in charges]), sum([one.cost for one in charges]))
     return Claim(id, descriptors(facts.tenant, facts.model, key), whole, config.prices)
 
 
@@ -293,8 +298,11 @@ def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:
 
 def _backends_name(model: ServedModel, config: Config) -> str:
     """What the backends of `model` call it: block keys are made of their name, whatever clients say."""
-    pools = (config.pools[name] for name in sorted(model.pools) if name in config.pools)
-    return next((pool.models[model.name] for pool in pools if model.name in pool.models), model.name)
+    for name in sorted(model.pools):
+        pool = config.pools.get(name)
+        if pool is not None and model.name in pool.models:
+            return pool.models[model.name]
+    return model.name
 
 
 def _is_configured(name: str, config: Config) -> bool:

@@ -54,15 +54,16 @@ class Answer:
 
 def usage_sum(usages: Iterable[Usage]) -> Usage:
     """What all prompts of a call used together."""
-    known = list(usages)
-    thoughts = [usage.reasoning_tokens for usage in known]
-    return Usage(
-        sum(usage.prompt_tokens for usage in known),
-        sum(usage.completion_tokens for usage in known),
-        sum(usage.cached_tokens for usage in known),
-        # a sum of some would pass for that of all
-        None if None in thoughts or not thoughts else sum(filter(None, thoughts)),
-    )
+    prompt = completion = cached = 0
+    thoughts: list[int | None] = []
+    for usage in usages:
+        prompt += usage.prompt_tokens
+        completion += usage.completion_tokens
+        cached += usage.cached_tokens
+        thoughts.append(usage.reasoning_tokens)
+    # a sum of some would pass for that of all
+    known = None if None in thoughts or not thoughts else sum(filter(None, thoughts))
+    return Usage(prompt, completion, cached, known)
 
 
 def refusal_in(message: Mapping[str, Any]) -> str:

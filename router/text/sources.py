@@ -131,8 +131,11 @@ class Sources:
 
     def asks_engine(self, model: Served) -> bool:
         """May the engines of `model` be asked how it reads text? `tokenizer: none` of one of its pools says no."""
-        specs = (self._pools[pool] for pool in model.pools if pool in self._pools)
-        return all(spec.tokenizer != NO_TOKENIZER for spec in specs)
+        for name in model.pools:
+            spec = self._pools.get(name)
+            if spec is not None and spec.tokenizer == NO_TOKENIZER:
+                return False
+        return True
 
     async def refresh(self) -> None:
         """Read again what changed on disk, and what could not be read before."""
@@ -154,12 +157,17 @@ class Sources:
     async def _candidates(self, model: Served) -> list[tuple[str, Mapping[str, bytes]]]:
         """The sources of `model` that have a tokenizer, best first, each with its files."""
         specs = [self._pools[pool] for pool in sorted(model.pools) if pool in self._pools]
-        names = dict.fromkeys(spec.tokenizer for spec in specs if spec.tokenizer not in (None, NO_TOKENIZER))
+        names = dict.fromkeys([spec.tokenizer for spec in specs if spec.tokenizer not in (None, NO_TOKENIZER)])
         found = [(f"`tokenizer: {name}`", assets) for name in names if (assets := await self._assets(Place(name)))]
         if TOKENIZER in model.assets:
             found.append(("its shard", model.assets))
-        root = model.root if not found and self.asks_engine(model) else None
-        if root and (assets := await self._assets(Place(root, asked_for=False))):
+        root = model.root
+        if (
+            root
+            and not found
+            and self.asks_engine(model)
+            and (assets := await self._assets(Place(root, asked_for=False)))
+        ):
             found.append((f"its engine's checkpoint {root}", assets))
         template = next((spec.chat_template for spec in specs if spec.chat_template), None)
         if template and (own := await self._assets(Place(template, is_template=True))):

@@ -21,7 +21,7 @@ from router.fleet.cluster.flights import Elsewhere, Flight, Traffic
 from router.fleet.cluster.listener import ClusterListener, Listeners
 from router.fleet.cluster.member import Member
 from router.fleet.cluster.probes import Probes
-from router.fleet.cluster.served_model import ServedModel, served_model
+from router.fleet.cluster.served_model import Report, ServedModel, served_model
 from router.fleet.cluster.server import Server
 
 _log = logging.getLogger("pointsman.cluster")
@@ -57,6 +57,9 @@ class Cluster:
         self._is_open = False
         self._serving: set[str] = set()
         self._health_changed = asyncio.Event()
+        self._reports: list[Report] = []
+        self._models: dict[str, ServedModel] = {}
+        """The models of `_reports` by name, as far as they were asked for."""
         self.hold(backends)
 
     def __repr__(self) -> str:
@@ -216,8 +219,11 @@ class Cluster:
 
     def most_held(self, model: str, held: Mapping[str, int]) -> int:
         """The most tokens in `held` of any backend that is well, not draining and serves `model`; 0 without one."""
-        members = ((self._members.get(name), tokens) for name, tokens in held.items())
-        return max((tokens for member, tokens in members if member is not None and member.may_serve(model)), default=0)
+        most = 0
+        for name, tokens in held.items():
+            if tokens > most and self.may_serve(name, model):
+                most = tokens
+        return most
 
     def models(self) -> dict[str, ServedModel]:
         """Every model that a reached backend serves, by name."""
@@ -228,9 +234,20 @@ class Cluster:
 
     def model(self, name: str) -> ServedModel | None:
         """The model of this name, if a reached backend serves it."""
-        described = ((member.backend, member.backend.describe()) for member in self._members.values())
-        serving = [(backend, said) for backend, said in described if said is not None and name in said.models]
-        return served_model(name, serving) if serving else None
+        reports = []
+        for member in self._members.values():
+            backend = member.backend
+            description = backend.describe()
+            if description is not None:
+                reports.append(Report(backend, description, backend.assets() if description.speaks_tokens else {}))
+        if reports != self._reports:
+            self._reports, self._models = reports, {}
+        if name not in self._models:
+            serving = [report for report in reports if name in report.description.models]
+            if not serving:
+                return None
+            self._models[name] = served_model(name, serving)
+        return self._models[name]
 
     def pools_ready(self) -> dict[str, bool]:
         """Pool -> has it a healthy backend that was reached? Pools without any backend are not there."""

@@ -130,9 +130,9 @@ class Front:
         ordered = sorted(works)
         self._sizes = [work.tokens for work in ordered]
         self._tokens = [0.0, *accumulate(self._sizes)]
-        self._pairs = [0.0, *accumulate(work.pairs for work in ordered)]
+        self._pairs = [0.0, *accumulate([work.pairs for work in ordered])]
         # of longer ones a part counts: as many pairs as go with so many of their tokens
-        self._steepness = [0.0, *accumulate(work.pairs / max(1.0, work.tokens) for work in ordered)]
+        self._steepness = [0.0, *accumulate([work.pairs / max(1.0, work.tokens) for work in ordered])]
 
     def ahead_of(self, tokens: float) -> Ahead:
         """What is in front of a prompt of so many tokens."""
@@ -337,8 +337,8 @@ class Flights:
                 if number > rank:
                     requests += other.preemptible_requests
                     held += other.preemptible_tokens
-        waiting = (one for one in self._open if one.is_waiting and (rank is None or one.request.rank <= rank))
-        return Seen(Front(one.work for one in waiting), requests, held)
+        waiting = [one.work for one in self._open if one.is_waiting and (rank is None or one.request.rank <= rank)]
+        return Seen(Front(waiting), requests, held)
 
     def _count_waiting(self, flight: Flight, sign: int) -> None:
         # integers and halves: nothing is lost in adding and subtracting

@@ -89,7 +89,8 @@ class Member:
     def may_serve(self, model: str) -> bool:
         """Is it well, not draining, and does it serve `model`?"""
         description = self.backend.describe()
-        return self.healthy and not self.draining and description is not None and model in description.models
+        is_served = description is not None and model in description.models
+        return is_served and self.server.health.may_serve and not self.draining
 
     def view(
         self,
@@ -161,7 +162,7 @@ class Member:
         if readiness is not None:
             self.adapters.begin(request.model)
         self.fresh.add(uncached_tokens, now)
-        if self.health.is_on_trial and self.server.trial is None:
+        if self.server.trial is None and self.server.health.is_on_trial:
             self.server.trial = flight
         return flight
 
@@ -245,21 +246,23 @@ class Member:
 
     def _judge(self, flight: Flight, failure: BaseException | None, now: float) -> None:
         """What the end of `flight` says of its health. While it is on trial that request alone says anything."""
-        before = self.health.may_serve, self.health.is_well
+        health = self.server.health
+        before = health.may_serve, health.is_well
         is_trial = flight is self.server.trial
         if is_trial:
             self.server.trial = None
-        if is_trial or not self.health.is_on_trial:
+        if is_trial or not health.is_on_trial:
             if failure is None:
-                self.health.request_ended(now)
+                health.request_ended(now)
             elif isinstance(failure, BackendFailed):
-                self.health.request_failed(now, failure.message)
+                health.request_failed(now, failure.message)
         self._tell(before)
 
     def _tell(self, before: tuple[bool, bool], *, also: bool = False) -> None:
-        if not self.health.is_on_trial:
+        health = self.server.health
+        if not health.is_on_trial:
             self.server.trial = None
-        if also or before != (self.health.may_serve, self.health.is_well):
+        if also or before != (health.may_serve, health.is_well):
             self.on_health(self)
 
     def _known_standing(self) -> Standing:
@@ -314,17 +317,18 @@ class Member:
     def _learn_ttft(self, flight: Flight) -> None:
         if not flight.is_first_try:
             return
-        if self._learn_adapter(flight, flight.ttft_s):
-            self.on_predicted(flight.backend, flight.predicted_ttft_s, flight.ttft_s)
+        ttft_s = flight.ttft_s
+        if self._learn_adapter(flight, ttft_s):
+            self.on_predicted(flight.backend, flight.predicted_ttft_s, ttft_s)
             return
-        self.model.judge(flight.predicted_ttft_s, flight.ttft_s)
+        self.model.judge(flight.predicted_ttft_s, ttft_s)
         if self.adaptive_limit is not None:
             cached = max(0, flight.request.prompt_tokens - flight.uncached_tokens)
             idle_s = self.model.snapshot().prefill_s(flight.uncached_tokens, cached)
-            self.limit.observe(flight.ttft_s / idle_s, flight.crowd, self._queue)
+            self.limit.observe(ttft_s / idle_s, flight.crowd, self._queue)
         if self._reports_cache and not self._was_crowded(flight):
-            self.model.observe_ttft(flight.work, flight.ahead, flight.ttft_s)
-        self.on_predicted(flight.backend, flight.predicted_ttft_s, flight.ttft_s)
+            self.model.observe_ttft(flight.work, flight.ahead, ttft_s)
+        self.on_predicted(flight.backend, flight.predicted_ttft_s, ttft_s)
 
     def _learn_adapter(self, flight: Flight, ttft_s: float) -> bool:
         """Learn what its backend took for its LoRA adapter. If it took any time, nothing is learnt of prompts."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from backends.base import Backend, Description
 
@@ -24,18 +25,26 @@ class ServedModel:
     """Where the checkpoint lies, as an engine tells it: a path on its machine, or a name of the Hugging Face Hub."""
 
 
-def served_model(name: str, serving: Sequence[tuple[Backend, Description]]) -> ServedModel:
-    """The model `name` as the backends say that are `serving` it."""
-    contexts = [description.context_tokens for _, description in serving if description.context_tokens is not None]
-    sizes = [description.vocabulary for _, description in serving if description.vocabulary is not None]
-    assets = (backend.assets() for backend, description in serving if description.speaks_tokens)
+class Report(NamedTuple):
+    """What one backend reports of itself: its description, and the files that it brings along."""
+
+    backend: Backend
+    description: Description
+    assets: Mapping[str, bytes]
+
+
+def served_model(name: str, serving: Sequence[Report]) -> ServedModel:
+    """The model `name` by the reports of the backends that are `serving` it."""
+    contexts = [one.description.context_tokens for one in serving if one.description.context_tokens is not None]
+    sizes = [one.description.vocabulary for one in serving if one.description.vocabulary is not None]
+    assets = (one.assets for one in serving if one.description.speaks_tokens)
     return ServedModel(
         name=name,
-        pools=frozenset(backend.pool for backend, _ in serving),
+        pools=frozenset(one.backend.pool for one in serving),
         backends=len(serving),
         context_tokens=max(contexts, default=None),
         vocabulary=min(sizes, default=None),
-        speaks_tokens=any(description.speaks_tokens for _, description in serving),
+        speaks_tokens=any(one.description.speaks_tokens for one in serving),
         assets=next((files for files in assets if "tokenizer.json" in files), {}),
-        root=next((root for _, description in serving if (root := description.roots.get(name))), None),
+        root=next((root for one in serving if (root := one.description.roots.get(name))), None),
     )
