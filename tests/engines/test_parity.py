@@ -192,6 +192,8 @@ async def test_of_a_vllm_that_was_killed_and_started_again_under_load_nothing_ol
     documents = [a_document(seed, tokens=900) for seed in range(8)]
     async with a_router(pool(*pair)) as (client, router):
         beliefs = router.gateway.beliefs
+        # a router is ready as soon as one of them is reached, and would send everything there
+        await within(20, lambda: len(router.gateway.feeds.health()) == len(pair))
         await ask(client, documents * 5)
         prompts = {row.asked.block_keys for row in router.operations.board.rows(0) if row.asked}
         assert any("engines-0" in beliefs.index.longest(keys) for keys in prompts)
@@ -207,7 +209,9 @@ async def test_of_a_vllm_that_was_killed_and_started_again_under_load_nothing_ol
         with suppress(asyncio.CancelledError):
             await load
         await within(60, router.gateway.is_ready)
-        await within(60, lambda: all(one.connected for one in router.gateway.feeds.health()))
+        # once connected, the feed asks for what it missed, which the engine answers within 0.1 s
+        heard = (FeedState.LIVE, FeedState.EMPTY)
+        await within(60, lambda: all(one.connected and one.state in heard for one in router.gateway.feeds.health()))
         old = [keys for keys in prompts if "engines-0" in beliefs.index.longest(keys)]
         assert not old or pair[0].metric("vllm:prefix_cache_queries_total") > 0, "the new process was asked nothing"
         async with aiohttp.ClientSession() as http:
