@@ -16,6 +16,7 @@ from backends.base import Backend, Ranked
 from policies.errors import BackendFailed
 from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, prior_of
+from policies.learning.turnover import Turnover
 from policies.nouns import ClusterView, Request
 from router.fleet.cluster.flights import Elsewhere, Flight, Traffic
 from router.fleet.cluster.listener import ClusterListener, Listeners
@@ -51,6 +52,7 @@ class Cluster:
         self._rules, self._pool_rules = rules, pool_rules
         self._peers: WeakValueDictionary[tuple[str, str], Peers] = WeakValueDictionary()
         self._members: dict[str, Member] = {}
+        self._turnover = Turnover()
         self._flying: dict[Flight, Member] = {}
         self._listeners = Listeners()
         self._probes = Probes(self.probe, self._listeners.reached)
@@ -285,6 +287,8 @@ class Cluster:
         member = self._members[name]
         flight = member.begin(request, uncached_tokens, now=self._clock(), is_first_try=is_first_try)
         self._flying[flight] = member
+        cache_tokens = member.backend.load().total_tokens
+        self._turnover.computed(flight.uncached_tokens, cache_tokens=cache_tokens, caches=len(self._members))
         self._listeners.in_flight(member.backend.name, len(member.flights))
         return flight
 
@@ -338,7 +342,15 @@ class Cluster:
     def _member(self, backend: Backend, server: Server) -> Member:
         server.ranks.append(backend.name)
         peers = self._peers.setdefault((backend.pool, backend.kind), Peers(prior_of(backend.kind)))
-        return Member(backend, server, peers=peers, on_predicted=self._listeners.predicted, on_health=self._tell)
+        listeners = self._listeners
+        return Member(
+            backend,
+            server,
+            turnover=self._turnover,
+            peers=peers,
+            on_predicted=listeners.predicted,
+            on_health=self._tell,
+        )
 
     def _ranks(self, server: Server) -> list[Member]:
         return [self._members[name] for name in server.ranks]

@@ -18,6 +18,7 @@ from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit, Queue
 from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
 from policies.learning.fading_sum import FadingSum
+from policies.learning.turnover import Turnover
 from policies.nouns import BackendView, Request
 from router.fleet.cluster.flights import Elsewhere, Flight, Flights, Seen
 from router.fleet.cluster.listener import ClusterListener
@@ -25,6 +26,10 @@ from router.fleet.cluster.server import Server
 from router.fleet.cluster.standing import Inputs, Standing, standing_of
 
 _log = logging.getLogger("pointsman.cluster")
+
+_FRESH_TURNOVER = 0.25
+"""Once a quarter of all caches was computed anew, what was computed before counts half. What counts for longer is
+evicted already, and all new prompts of a wave would go to the cache that had computed less of it."""
 
 _LEAST_STEPS = 4
 """Steps of decoding that say how long a step takes; fewer are mostly the way of their tokens through the network."""
@@ -53,8 +58,10 @@ class Member:
     told: tuple[Latency, int | None] | None = None
     """What was last told of its speed and its adaptive limit."""
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
-    fresh: FadingSum = field(default_factory=FadingSum)
-    """Tokens of prompts that were sent there and not held there."""
+    turnover: Turnover = field(default_factory=Turnover)
+    """The clock of all caches of the cluster."""
+    fresh: FadingSum = field(default_factory=lambda: FadingSum(_FRESH_TURNOVER))
+    """Tokens of prompts that were sent there and not held there, on the clock `turnover`."""
     peers: Peers | None = None
     """What it has in common with others of its pool and kind; None: it has none."""
     model: LatencyModel = field(init=False)
@@ -125,7 +132,7 @@ class Member:
             reclaimable_requests=seen.reclaimable_requests,
             reclaimable_tokens=seen.reclaimable_tokens,
             may_take=None if share >= 1.0 and not self.server.health.is_on_trial else self._may_take(share, load),
-            fresh_tokens=self.fresh.at(now),
+            fresh_tokens=self.fresh.at(self.turnover.at),
         )
 
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
@@ -161,7 +168,7 @@ class Member:
         self.flights.begin(flight)
         if readiness is not None:
             self.adapters.begin(request.model)
-        self.fresh.add(uncached_tokens, now)
+        self.fresh.add(uncached_tokens, self.turnover.at)
         if self.server.trial is None and self.server.health.is_on_trial:
             self.server.trial = flight
         return flight

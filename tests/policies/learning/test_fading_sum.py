@@ -8,7 +8,7 @@ from policies.learning.fading_sum import FadingSum
 
 
 def test_what_was_added_counts_half_after_its_half_life() -> None:
-    fading = FadingSum(half_life_s=300.0)
+    fading = FadingSum(half_life=300.0)
     fading.add(1000, now=50.0)
     assert fading.at(50.0) == 1000
     assert fading.at(350.0) == pytest.approx(500)
@@ -17,7 +17,7 @@ def test_what_was_added_counts_half_after_its_half_life() -> None:
 
 
 def test_a_clock_that_goes_back_makes_nothing_larger() -> None:
-    fading = FadingSum()
+    fading = FadingSum(half_life=300.0)
     fading.add(1000, now=500.0)
     assert fading.at(100.0) == 1000
     fading.add(1, now=100.0)
@@ -26,7 +26,7 @@ def test_a_clock_that_goes_back_makes_nothing_larger() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e5))))
 def test_it_is_never_negative_and_never_more_than_the_sum(added: list[tuple[float, float]]) -> None:
-    fading, now = FadingSum(), 0.0
+    fading, now = FadingSum(half_life=300.0), 0.0
     for amount, pause_s in added:
         now += pause_s
         fading.add(amount, now)

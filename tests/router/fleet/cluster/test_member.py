@@ -437,11 +437,13 @@ def test_what_others_have_at_a_backend_keeps_nobody_from_finding_out_what_it_tak
     assert member.model.snapshot().ttft_s(1000) == pytest.approx(0.5, rel=0.2)
 
 
-def test_what_it_computes_is_fresh_for_some_minutes_and_its_cache_is_as_large_as_it_tells() -> None:
+def test_what_it_computes_is_fresh_until_a_part_of_all_caches_was_computed_anew() -> None:
     member = a_member(total_tokens=19_200)
     member.begin(a_request(prompt_tokens=1000), 400, now=10.0, is_first_try=True)
     member.begin(a_request(prompt_tokens=600), 600, now=10.0, is_first_try=True)
     seen = member.view(10.0, {})
     assert (seen.fresh_tokens, seen.cache_tokens) == (1000.0, 19_200)
-    assert member.view(310.0, {}).fresh_tokens == pytest.approx(500.0)
+    assert member.view(1e6, {}).fresh_tokens == 1000.0, "caches keep what they hold while nothing is computed"
+    member.turnover.computed(19_200 // 4, cache_tokens=19_200, caches=1)
+    assert member.view(10.0, {}).fresh_tokens == pytest.approx(500.0)
     assert a_member().view(0.0, {}).cache_tokens is None
