@@ -55,7 +55,7 @@ def test_without_variables_nobody_makes_spans() -> None:
 
 def test_a_router_that_exports_nothing_imports_no_opentelemetry() -> None:
     script = (
-        "import sys, router.app, router.commands.up, shards.service; "
+        "import sys, router.start.app, router.start.commands.up, shards.service; "
         "print([m for m in sys.modules if 'opentelemetry' in m])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

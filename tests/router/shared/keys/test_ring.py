@@ -151,7 +151,7 @@ async def test_without_a_store_nothing_can_be_issued_and_the_hint_says_what_is_m
     async with a_ring(None) as ring:
         with pytest.raises(InvalidRequest, match=r"no place to keep keys in \(name a file as server.keys_file"):
             await ring.keys.issue("acme")
-        with pytest.raises(InvalidRequest, match="has no key"):
+        with pytest.raises(InvalidRequest, match="has no issued key"):
             await ring.keys.rotate("acme", "x", overlap_s=1)
 
 
