@@ -17,6 +17,7 @@ from router.start.app import Router
 from shards.bundled import NAME
 from shards.bundled.documents import Document, document, facts_within
 from tests.engines.programs import VLLM
+from tests.shards.attached import eventually
 
 KEY = "engines-key"
 SLA = """
@@ -80,11 +81,13 @@ class Client:
 
 @asynccontextmanager
 async def a_router(pool: Mapping[str, Any], sla: str = SLA) -> AsyncIterator[tuple[Client, Router]]:
-    """A router whose only pool is `pool`, reached, and a client of it."""
+    """A router whose only pool is `pool`, all its backends in use, and a client of it."""
     key = "sha256:" + hashlib.sha256(KEY.encode()).hexdigest()
     config = parse(sla.format(key=key, pool=json.dumps(pool)))
     async with Router(config) as router, aiohttp.ClientSession() as http:
-        assert await router.wait_until_reached(timeout_s=20)
+        # a router is ready when one backend of a pool is; a vLLM that has just started answers its first probe slowly
+        cluster = router.gateway.cluster
+        await eventually(lambda: not any(map(cluster.trouble, cluster.names())), within_s=60)
         yield Client(http, router.http_url), router
 
 

@@ -9,18 +9,26 @@ import pytest
 
 from shards.bundled import NAME
 from tests.engines.routed import Client, a_router, pool_of
-from tests.policies.learning.prompt_texts import Written, prompts
+from tests.policies.learning.prompt_texts import Written, as_bundled, bundled, prompts
 
 if TYPE_CHECKING:
     from tests.engines.conftest import Engines
     from tests.engines.programs import VLLM
 
 FIRST, MEASURED = 50, 60
+CONTEXT = 2560
 
 
 def untokenized(vllm: VLLM) -> dict[str, Any]:
     """A pool of it in which all lengths are estimated."""
     return {**pool_of(vllm), "tokenizer": "none"}
+
+
+def prompts_that_fit(count: int, seed: int) -> list[Written]:
+    """So many prompts of all kinds, each of which leaves the engine a token for its answer."""
+    count_tokens = bundled()
+    written = prompts(2 * count, seed, most=1800)
+    return [each for each in written if as_bundled(each, count_tokens) < CONTEXT][:count]
 
 
 def a_body(written: Written) -> dict[str, Any]:
@@ -33,7 +41,7 @@ async def test_after_fifty_answers_the_median_error_is_below_five_percent(engine
     errors: list[tuple[str, float]] = []
     inside = 0
     async with a_router(untokenized(vllm)) as (client, router):
-        for number, written in enumerate(prompts(FIRST + MEASURED, seed=21, most=1800)):
+        for number, written in enumerate(prompts_that_fit(FIRST + MEASURED, seed=21)):
             status, told = await client.post("/v1/chat/completions", a_body(written))
             assert status == 200, told
             *_, row = router.operations.board.rows()
@@ -71,6 +79,6 @@ async def test_the_engine_alone_decides_whether_a_prompt_fits(
             assert status == expected, told
             if status == 400:
                 assert told["error"]["code"] == "context_length_exceeded"
-                assert "2560" in told["error"]["message"], "the engine's own words"
-                assert "2560" in theirs["error"]["message"]
+                assert str(CONTEXT) in told["error"]["message"], "the engine's own words"
+                assert str(CONTEXT) in theirs["error"]["message"]
         router.check()

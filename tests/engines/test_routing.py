@@ -9,7 +9,6 @@ import pytest
 
 from shards.bundled.documents import prompt
 from tests.engines.routed import a_document, a_router, pool_of
-from tests.shards.attached import eventually
 
 if TYPE_CHECKING:
     from tests.engines.conftest import Engines
@@ -24,8 +23,6 @@ async def test_a_document_is_computed_once_and_both_engines_get_some(engines: En
     documents = [a_document(seed) for seed in range(100, 108)]
     homes: dict[int, set[str]] = defaultdict(set)
     async with a_router(pool) as (client, router):
-        # a router is ready when one backend of a pool is; here both are wanted
-        await eventually(lambda: not router.gateway.cluster.unreached())
         for turn in range(3):
             for number, about in enumerate(documents):
                 answer = await client.chat(prompt(about.text, about.questions[turn].question))

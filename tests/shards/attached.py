@@ -71,8 +71,8 @@ class HandRouter:
         return next(end for end in report.finished if end.request == request)
 
 
-async def eventually(is_true: Callable[[], bool]) -> None:
+async def eventually(is_true: Callable[[], bool], *, within_s: float = 5) -> None:
     """Wait for what another thread or process is about to make true."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(within_s):
         while not is_true():  # noqa: ASYNC110 - the other side of a socket announces nothing
             await asyncio.sleep(0.005)

@@ -88,7 +88,9 @@ class Envoy:
             try:
                 return await self._forwarded(stream, path, body, dict(headers))
             except Refused as refused:
-                await call.done_writing()
+                # the call may have reached its deadline meanwhile
+                with suppress(grpc.aio.InternalError):
+                    await call.done_writing()
                 return refused.reply
             finally:
                 stream.close()
