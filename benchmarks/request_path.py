@@ -35,7 +35,7 @@ pools: {{own: {{kind: fake, at: ["a:1", "b:1"], model: m}}}}
 rules: [{{class: chat}}]
 server: {{http: "127.0.0.1:0", grpc: off}}
 """
-OURS = tuple(f"{ROOT}/{package}/" for package in ("router", "policies", "backends", "shards"))
+OURS = tuple(f"{ROOT}/{package}/" for package in ("router", "policies", "backends", "shards", "http1"))
 BACKGROUND = ("supervise.py", "probes.py", "telemetry.py:measure_lag", "feeds.py", "discovery.py", "reload.py")
 
 
@@ -68,9 +68,10 @@ async def traced(*, stream: bool) -> Calls:
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": stream})
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
         async with aiohttp.ClientSession(headers=headers) as http:
+            url = f"{router.http_url}/v1/chat/completions"
 
             async def ask() -> None:
-                async with http.post(f"{router.http_url}/v1/chat/completions", data=body) as answer:
+                async with http.post(url, data=body) as answer:
                     assert answer.status == 200, await answer.text()
                     await answer.read()
 
