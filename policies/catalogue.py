@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -17,17 +18,46 @@ Reader = Callable[[str], Any]
 """Reads an option's value from the file's text. Raises ValueError with a sentence."""
 
 
+WEIGHT = "weight"
+"""Key of a score's weight in the file, beside the score's options."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T]):
-    """A part that the file can name. `make` builds it from the given options, each read by its reader."""
+    """A part that the file can name. `make` builds it from the given options, each read by its reader.
+
+    A ValueError of `make` is reported as a mistake in the file. Raises ValueError here if `make` does not take one of
+    the options, or requires an argument that is no option.
+    """
 
     make: Callable[..., T]
     options: Mapping[str, Reader] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        parameters = inspect.signature(self.make).parameters.values()
+        taken = {each.name for each in parameters}
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            for option in self.options.keys() - taken:
+                raise ValueError(f"{self.summary} takes no argument '{option}', but this is one of its options")
+        for argument in self.required - self.options.keys():
+            raise ValueError(f"{self.summary} requires '{argument}', but this is none of its options")
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The options without a default."""
+        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        parameters = inspect.signature(self.make).parameters.values()
+        return frozenset(each.name for each in parameters if each.default is each.empty and each.kind not in variadic)
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring; without a docstring the name of `make`."""
+        return (inspect.getdoc(self.make) or str(getattr(self.make, "__name__", "it"))).split("\n")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All parts by name. It is passed as a value, so a program can extend it.
+    """All parts by name. It is passed as a value, so a program can extend it. A score has no option `weight`.
 
     Other distributions can extend it too: an entry point of the group `pointsman.policies` is a callable that takes a
     Catalogue and returns an extended one, for instance `catalogue.with_parts(scores={"mine": Part(my_score)})`.
@@ -37,6 +67,11 @@ class Catalogue:
     scores: Mapping[str, Part[Score]]
     picks: Mapping[str, Part[Pick]]
     policies: Mapping[str, Policy]
+
+    def __post_init__(self) -> None:
+        for name, part in self.scores.items():
+            if isinstance(part, Part) and WEIGHT in part.options:
+                raise ValueError(f"the score '{name}' has an option '{WEIGHT}': in the file this is its weight")
 
     def with_parts(
         self,

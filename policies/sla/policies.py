@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from policies.catalogue import Catalogue, Part, usual_filters
-from policies.compose import Filter, Policy, WeightedScore
+from policies.catalogue import WEIGHT, Catalogue, Part, usual_filters
+from policies.compose import Filter, Policy, Score, WeightedScore
 from policies.picks import best
 from policies.quantities import read_weight
-from policies.shapes import TEXT, Choice, Key, Many, Named, Scalar, Table
+from policies.shapes import TEXT, Choice, Either, Key, Many, Named, Scalar, Shape, Table
 from policies.sla.fields import Field, Section
 
 T = TypeVar("T")
@@ -18,11 +17,11 @@ T = TypeVar("T")
 
 def policy_table(catalogue: Catalogue) -> Table:
     """The form of a policy in the file, with the parts of `catalogue`."""
-    scores = {name: Key(read_weight, _first_line(part.make)) for name, part in catalogue.scores.items()}
+    scores = {name: Key(_score_shape(name, part), part.summary) for name, part in catalogue.scores.items()}
     return Table(
         {
             "filter": Key(Many(_choice(catalogue.filters)), "which backends may take a request: all filters must pass"),
-            "score": Key(Table(scores), "how suitable each backend is: score and weight"),
+            "score": Key(Table(scores), "how suitable each backend is: score and weight, or {weight, options}"),
             "pick": Key(_choice(catalogue.picks), "how one is chosen; default best"),
         }
     )
@@ -57,8 +56,22 @@ def _read_filters(section: Section, catalogue: Catalogue) -> tuple[tuple[str, Fi
 
 
 def _read_scores(section: Section, catalogue: Catalogue) -> tuple[WeightedScore, ...]:
-    weights = {name: section.read(name, 1.0) for name in section.entries}
-    return tuple(WeightedScore(name, weight, catalogue.scores[name].make()) for name, weight in weights.items())
+    found = (_read_score(name, entry, catalogue.scores[name]) for name, entry in section.entries.items())
+    return tuple(score for score in found if score)
+
+
+def _read_score(name: str, field: Field, part: Part[Score]) -> WeightedScore | None:
+    """One score, written as `name: weight` (unless an option is required) or `name: {weight: 2, option: value}`."""
+    if part.required and not isinstance(field.node.value, dict):
+        field.complain(f"needs options (write {{{', '.join(f'{option}: ...' for option in sorted(part.required))}}})")
+        return None
+    if isinstance(field.node.value, dict):
+        section = field.section(_score_table(name, part))
+        weight = section.read(WEIGHT, 1.0)
+        score = _made(field, part, section)
+    else:
+        weight, score = field.read(read_weight) or 1.0, part.make()
+    return WeightedScore(name, weight, score) if score else None
 
 
 def _read_part(field: Field, parts: Mapping[str, Part[T]], *, what: str) -> tuple[str, T] | None:
@@ -67,24 +80,44 @@ def _read_part(field: Field, parts: Mapping[str, Part[T]], *, what: str) -> tupl
     if chosen is None:
         return None
     name, entry = chosen
-    section = entry.section(_options(parts[name])) if entry else None
-    values = {option: section.read_any(option) for option in section.entries} if section else {}
-    return name, parts[name].make(**{option: value for option, value in values.items() if value is not None})
+    made = _made(entry, parts[name], entry.section(_options(name, parts[name]))) if entry else parts[name].make()
+    return (name, made) if made else None
+
+
+def _made(field: Field, part: Part[T], section: Section) -> T | None:
+    """`part` with the options of `section`; None after a complaint."""
+    values = {option: section.read_any(option) for option in section.entries if option in part.options}
+    given = {option: value for option, value in values.items() if value is not None}
+    if not part.required <= given.keys():
+        return None
+    try:
+        return part.make(**given)
+    except ValueError as error:
+        field.complain(str(error))
+        return None
 
 
 def _choice(parts: Mapping[str, Part[T]]) -> Choice:
-    options = {name: Key(_options(part), _first_line(part.make)) for name, part in parts.items()}
-    return Choice(options, alone=tuple(parts))
+    options = {name: Key(_options(name, part), part.summary) for name, part in parts.items()}
+    return Choice(options, alone=tuple(name for name, part in parts.items() if not part.required))
 
 
-def _options(part: Part[T]) -> Table:
-    return Table({name: Key(_scalar(reader), f"see `{name}` in docs/sla.md") for name, reader in part.options.items()})
+def _score_shape(name: str, part: Part[Score]) -> Shape:
+    table = _score_table(name, part)
+    return table if part.required else Either((read_weight, table))
+
+
+def _score_table(name: str, part: Part[Score]) -> Table:
+    return Table({WEIGHT: Key(read_weight, "weight of the score; default 1"), **_options(name, part).keys})
+
+
+def _options(name: str, part: Part[T]) -> Table:
+    says = f"option of `{name}`: {part.summary}"
+    return Table(
+        {option: Key(_scalar(read), says, required=option in part.required) for option, read in part.options.items()}
+    )
 
 
 def _scalar(reader: Callable[[str], Any]) -> Scalar[Any]:
     """`reader` itself, or any text if it does not describe its texts."""
     return reader if isinstance(reader, Scalar) else Scalar(reader, TEXT.looks)
-
-
-def _first_line(make: Callable[..., object]) -> str:
-    return (inspect.getdoc(make) or "").split("\n")[0]

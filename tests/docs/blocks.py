@@ -36,6 +36,7 @@ class Mark:
     stays: bool = False
     with_up: bool = False
     is_part: bool = False
+    with_plugins: bool = False
     exits: int = 0
     file: str | None = None
     not_run: str | None = None
@@ -61,7 +62,7 @@ class Mark:
         return cls(**said)  # type: ignore[arg-type]
 
 
-_FLAGS = {"stays": "stays", "with up": "with_up", "part": "is_part"}
+_FLAGS = {"stays": "stays", "with up": "with_up", "part": "is_part", "with plugins": "with_plugins"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ def checked(block: Block) -> Block:
         raise PageError(f"{block.where}: '{found[0].strip()}' begins a command: make the block sh or console")
     if block.language == "console" and not block.text.startswith("$ "):
         raise PageError(f"{block.where}: a console block begins with `$ ` and a command")
+    if block.mark.with_plugins and (block.language != "yaml" or not block.mark.file):
+        raise PageError(f"{block.where}: only an SLA file is `with plugins`, and it needs a `file NAME`")
     if block.mark.stays and block.language not in ("sh", "console"):
         raise PageError(f"{block.where}: only commands stay")
     if (test := block.mark.checked_by) and Path(block.page).name not in _source_of(test):

@@ -48,6 +48,18 @@ esac
 exec {python} -c 'import sys; sys.argv[0] = "pointsman"; from router.start.cli import main; main()' "$command" "$@"
 """
 
+_PYTHON = """#!/bin/sh
+# a link would not find the packages of a virtual environment
+exec {python} "$@"
+"""
+
+_PIP = """#!/bin/sh
+# `pip install` into a directory of this reader's, with the build tools that are installed here
+command=$1; shift
+exec {python} -m pip "$command" --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation \\
+    --upgrade --target {site} "$@"
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Ports:
@@ -97,10 +109,10 @@ class Desk:
             (self.directory / name).symlink_to(ROOT / name)
         programs = self.home / "bin"
         programs.mkdir()
-        (programs / "pointsman").write_text(_PROGRAM.format(python=sys.executable))
-        (programs / "pointsman").chmod(0o755)
-        for name in ("python", "python3"):
-            (programs / name).symlink_to(sys.executable)
+        texts = {"pointsman": _PROGRAM, "pip": _PIP, "python": _PYTHON, "python3": _PYTHON}
+        for name, text in texts.items():
+            (programs / name).write_text(text.format(python=sys.executable, site=self.site))
+            (programs / name).chmod(0o755)
         # a refusal ends curl with 22, so that a page's command cannot fail unnoticed
         (self.home / ".curlrc").write_text("fail-with-body\nsilent\n")
         return self
@@ -112,6 +124,11 @@ class Desk:
     def directory(self) -> Path:
         return self.home / "here"
 
+    @property
+    def site(self) -> Path:
+        """Where distributions lie that the reader installed."""
+        return self.home / "site"
+
     @cached_property
     def environment(self) -> dict[str, str]:
         """Of a fresh shell, as far as the machine lets it be."""
@@ -121,7 +138,7 @@ class Desk:
         path = os.pathsep.join([str(self.home / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
         plain = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "HOME": str(self.home), "CURL_HOME": str(self.home)}
         # the environment that pytest was started with may name another checkout
-        return {**kept, **plain, "PATH": path, "PYTHONPATH": str(ROOT)}
+        return {**kept, **plain, "PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), str(self.site)])}
 
     def script(self, command: str, *, is_kept: bool = True) -> list[str]:
         """`command` in a shell that begins where the last one ended, with what that one had exported and defined.
@@ -296,6 +313,9 @@ class Reader:
         return self._up.ports if block.mark.with_up else self._desk.ports
 
     def _load(self, block: Block) -> None:
+        if block.mark.with_plugins:
+            self._shell(block, Command(f"pointsman check {block.mark.file}"))
+            return
         keys = set(yaml.safe_load(block.text) or {})
         if not keys <= SECTIONS:
             raise PageError(
