@@ -7,6 +7,8 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -37,6 +39,9 @@ from backends.vllm import VLLM
 from policies.errors import ConfigError
 
 T = TypeVar("T")
+
+GROUP = "pointsman.backends"
+"""Entry points of other distributions: a kind's name, and a Kind or a class of HttpBackend."""
 
 _IN_CODE_ONLY = ("credentials", "error")
 """Options that are objects and cannot stand in a file."""
@@ -72,12 +77,75 @@ class Surroundings:
 Maker = Callable[[Place, Surroundings], Backend]
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of backend: `make` returns a backend that is not started; `options` are the names and types of the options
+    that the SLA file may give to it.
+    """
+
+    make: Maker
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 def make(kind: str, place: Place, surroundings: Surroundings) -> Backend:
     """A backend of `kind`, not started. Raises ConfigError for an unknown kind or option, with what was meant."""
-    maker = KINDS.get(kind)
-    if maker is None:
-        raise ConfigError(f"there is no kind of backend {kind!r}", hint=_hint(kind, KINDS))
-    return maker(place, surroundings)
+    return kind_of(kind).make(place, surroundings)
+
+
+def kind_of(name: str) -> Kind:
+    """The kind `name`, of Pointsman or of an installed distribution.
+
+    Raises ConfigError if there is none, or if its distribution cannot be loaded.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    if name not in kind_names():
+        raise ConfigError(f"there is no kind of backend {name!r}", hint=_hint(name, kind_names()))
+    return _installed(name)
+
+
+def kind_names() -> tuple[str, ...]:
+    """The names of all kinds: those of Pointsman, then those of installed distributions, of which none is loaded.
+
+    Raises ConfigError for a distribution that gives one of our names to a kind of its own.
+    """
+    points = entry_points(group=GROUP)
+    for point in points:
+        if point.name in KINDS:
+            raise _refused(point, "Pointsman has a kind of this name")
+    return (*KINDS, *sorted({point.name for point in points}))
+
+
+@cache
+def _installed(name: str) -> Kind:
+    points = list(entry_points(group=GROUP, name=name))
+    if len(points) > 1:
+        raise _refused(points[0], f"{_distribution(points[1])} has a kind of this name too")
+    return _loaded(points[0])
+
+
+def _loaded(point: EntryPoint) -> Kind:
+    try:
+        found = point.load()
+    except Exception as error:
+        # code of another distribution may raise anything
+        raise _refused(point, f"{type(error).__name__}: {error}") from error
+    if isinstance(found, Kind):
+        return found
+    if isinstance(found, type) and issubclass(found, HttpBackend):
+        if found.kind != point.name:
+            raise _refused(point, f"{found.__name__}.kind is '{found.kind}', and its entry point '{point.name}'")
+        return over_http(found)
+    raise _refused(point, "it is neither a Kind nor a class of HttpBackend")
+
+
+def _refused(point: EntryPoint, reason: str) -> ConfigError:
+    message = f"the kind of backend '{point.name}' of {_distribution(point)} cannot be used: {reason}"
+    return ConfigError(message, hint=f"fix or uninstall {point.dist.name}" if point.dist else "")
+
+
+def _distribution(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
 
 
 def _make_shard(place: Place, surroundings: Surroundings) -> Backend:
@@ -89,77 +157,42 @@ def _make_shard(place: Place, surroundings: Surroundings) -> Backend:
         listener=surroundings.listener,
         on_load=surroundings.on_load,
         turns=surroundings.turns,
-        options=_options(place, LinkOptions, router=surroundings.router),
+        options=read_options(place, LinkOptions, router=surroundings.router),
         clock=surroundings.clock,
         rng=surroundings.rng,
     )
 
 
-def _over_http(backend: type[HttpBackend]) -> Maker:
-    """What makes a `backend`, with its options from the file."""
+def over_http(backend: type[HttpBackend]) -> Kind:
+    """The kind of `backend`; its options are the fields of its `options_type`."""
 
     def make_one(place: Place, surroundings: Surroundings) -> Backend:
-        read = _options(place, backend.options_type, key=place.key, models=place.models)
+        read = read_options(place, backend.options_type, key=place.key, models=place.models)
         return backend(place.name, place.address, pool=place.pool, options=read, clock=surroundings.clock)
 
-    return make_one
+    return Kind(make_one, _known(backend.options_type, {"key", "models"}))
 
 
 def _make_fake(place: Place, surroundings: Surroundings) -> Backend:  # noqa: ARG001
     return FakeBackend(
         place.name,
         place.pool,
-        script=_options(place, Answer),
+        script=read_options(place, Answer),
         models=frozenset(place.models) or frozenset({"fake"}),
     )
 
 
-_OVER_HTTP: Mapping[str, type[HttpBackend]] = MappingProxyType(
-    {
-        "openai_compatible": OpenAICompatible,
-        "vllm": VLLM,
-        "sglang": SGLang,
-        "tensorrt_llm": TensorRTLLM,
-        "tgi": TGI,
-        "lmdeploy": LMDeploy,
-        "ollama": Ollama,
-        "llama_cpp": LlamaCpp,
-        "fastchat": FastChat,
-        "triton_server": TritonServer,
-        "tabby": Tabby,
-        "mlc": MLC,
-        "deepspeed_mii": DeepSpeedMII,
-        "openai": OpenAI,
-        "azure": Azure,
-        "anthropic": Anthropic,
-    }
-)
+def read_options(place: Place, kind: type[T], **given: object) -> T:
+    """The options of `place` as a `kind`, a dataclass, with the fields `given`. Text is read as numbers and booleans.
 
-KINDS: Mapping[str, Maker] = MappingProxyType(
-    {
-        "shard": _make_shard,
-        **{kind: _over_http(backend) for kind, backend in _OVER_HTTP.items()},
-        "fake": _make_fake,
-    }
-)
-"""Kind -> what makes one."""
-
-
-def _options(place: Place, kind: type[T], **given: object) -> T:
-    """The options of `place` as a `kind`, beside what is `given`. Text is read as numbers and booleans where due."""
+    Raises ConfigError for an unknown option or a malformed value.
+    """
     known = _known(kind, given)
     try:
         read = {name: read_option(name, value, known) for name, value in place.options.items()}
     except ValueError as error:
         raise ConfigError(f"{place.pool}: {error}") from error
     return kind(**read, **given)
-
-
-def option_types(kind: str) -> dict[str, Any]:
-    """The options that the SLA file may give to backends of `kind`, and the types of their values."""
-    if kind in _OVER_HTTP:
-        return _known(_OVER_HTTP[kind].options_type, {"key", "models"})
-    return _known(LinkOptions, {"router"}) if kind == "shard" else _known(Answer, ())
 
 
 def read_option(name: str, value: object, known: Mapping[str, Any], *, also: Collection[str] = ()) -> Any:
@@ -199,3 +232,32 @@ def _known(kind: type, given: Collection[str]) -> dict[str, Any]:
 def _hint(name: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+_OVER_HTTP: tuple[type[HttpBackend], ...] = (
+    OpenAICompatible,
+    VLLM,
+    SGLang,
+    TensorRTLLM,
+    TGI,
+    LMDeploy,
+    Ollama,
+    LlamaCpp,
+    FastChat,
+    TritonServer,
+    Tabby,
+    MLC,
+    DeepSpeedMII,
+    OpenAI,
+    Azure,
+    Anthropic,
+)
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "shard": Kind(_make_shard, _known(LinkOptions, {"router"})),
+        **{backend.kind: over_http(backend) for backend in _OVER_HTTP},
+        "fake": Kind(_make_fake, _known(Answer, ())),
+    }
+)
+"""The kinds that come with Pointsman, by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from policies import filters, picks, scores
@@ -17,6 +17,28 @@ V = TypeVar("V")
 Reader = Callable[[str], Any]
 """Reads an option's value from the file's text. Raises ValueError with a sentence."""
 
+
+KINDS = (
+    "shard",
+    "openai_compatible",
+    "vllm",
+    "sglang",
+    "tensorrt_llm",
+    "tgi",
+    "lmdeploy",
+    "ollama",
+    "llama_cpp",
+    "fastchat",
+    "triton_server",
+    "tabby",
+    "mlc",
+    "deepspeed_mii",
+    "openai",
+    "azure",
+    "anthropic",
+    "fake",
+)
+"""Kinds of backends that come with Pointsman; `backends/kinds.py` makes them."""
 
 WEIGHT = "weight"
 """Key of a score's weight in the file, beside the score's options."""
@@ -57,7 +79,9 @@ class Part(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All parts by name. It is passed as a value, so a program can extend it. A score has no option `weight`.
+    """All parts by name, and the names of all kinds of backends. A score has no option `weight`.
+
+    It is passed as a value, so a program can extend it.
 
     Other distributions can extend it too: an entry point of the group `pointsman.policies` is a callable that takes a
     Catalogue and returns an extended one, for instance `catalogue.with_parts(scores={"mine": Part(my_score)})`.
@@ -67,6 +91,7 @@ class Catalogue:
     scores: Mapping[str, Part[Score]]
     picks: Mapping[str, Part[Pick]]
     policies: Mapping[str, Policy]
+    kinds: tuple[str, ...] = KINDS
 
     def __post_init__(self) -> None:
         for name, part in self.scores.items():
@@ -82,7 +107,8 @@ class Catalogue:
         policies: Mapping[str, Policy] | None = None,
     ) -> Catalogue:
         """This catalogue with these parts added. Raises ValueError for a name that is taken."""
-        return Catalogue(
+        return replace(
+            self,
             filters=_joined(self.filters, filters or {}),
             scores=_joined(self.scores, scores or {}),
             picks=_joined(self.picks, picks or {}),

@@ -12,28 +12,6 @@ from policies.on_miss import Step
 from policies.rules import Rule
 from policies.sla.sources import SourceName
 
-KINDS = (
-    "shard",
-    "openai_compatible",
-    "vllm",
-    "sglang",
-    "tensorrt_llm",
-    "tgi",
-    "lmdeploy",
-    "ollama",
-    "llama_cpp",
-    "fastchat",
-    "triton_server",
-    "tabby",
-    "mlc",
-    "deepspeed_mii",
-    "openai",
-    "azure",
-    "anthropic",
-    "fake",
-)
-"""Kinds of backends for pools."""
-
 AT_HOST_AND_PORT = frozenset({"shard", "fake"})
 """Kinds with addresses of the form host:port; the others have a URL."""
 

@@ -16,7 +16,7 @@ from policies.sla.cost import COST, read_cost
 from policies.sla.fields import Field, Problems, Section
 from policies.sla.on_miss import ON_MISS, read_on_miss
 from policies.sla.policies import policies_shape, read_policies
-from policies.sla.pools import POOLS, read_pools
+from policies.sla.pools import pools_shape, read_pools
 from policies.sla.proofs import prove
 from policies.sla.rules import RULES, Names, read_rules
 from policies.sla.secrets import Outside
@@ -80,7 +80,7 @@ def file_table(catalogue: Catalogue) -> Table:
             "classes": Key(CLASSES, "service classes by name; the first is served first"),
             "tenants": Key(TENANTS, "tenants by name, with their keys, limits and shared caches"),
             "cost": Key(COST, "what a token costs, in the units of the tenants' budgets"),
-            "pools": Key(POOLS, "backends of one kind that serve one model, by name"),
+            "pools": Key(pools_shape(catalogue.kinds), "backends of one kind that serve one model, by name"),
             "rules": Key(RULES, "class, pools and policy of a request: the first rule that matches wins"),
             "on_miss": Key(ON_MISS, "by class, the steps if its target cannot be met or no backend is well"),
             "policies": Key(policies_shape(catalogue), "policies that choose a backend, by name"),
@@ -112,7 +112,7 @@ def _read(root: Field, outside: Outside, catalogue: Catalogue) -> Config:
     if server.keys_file is not None and store.redis is not None:
         contradiction = "issued keys are stored in store.redis, and a file would contradict it (remove one of them)"
         root.find("server", "keys_file").complain(contradiction)
-    pools = read_pools(top.get("pools"), outside=outside)
+    pools = read_pools(top.get("pools"), kinds=catalogue.kinds, outside=outside)
     policies = read_policies(top.get("policies"), catalogue=catalogue)
     return Config(
         classes=classes,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
 from policies.health import HealthRules
 from policies.quantities import quoted, read_count, read_seconds, read_share, read_whole, read_yes
 from policies.shapes import TEXT, Key, Many, Named, Scalar, Table, word
-from policies.sla.config import AT_HOST_AND_PORT, BUNDLED, KINDS, Option, PoolSpec
+from policies.sla.config import AT_HOST_AND_PORT, BUNDLED, Option, PoolSpec
 from policies.sla.fields import Field, Section
 from policies.sla.secrets import REFERENCE_PATTERN, Outside
 from policies.sla.server import ADDRESS_PATTERN, read_address
@@ -38,33 +38,46 @@ HEALTH = Table(
 NO_TOKENIZER = "none"
 """Instead of a tokenizer: the checkpoint that the engine names is not searched, and lengths are estimated."""
 
-POOL = Table(
-    {
-        "kind": Key(word(*KINDS), "the kind of its backends; default shard, our own engine"),
-        "at": Key(Many(PLACE), "host:port of shards, http://host:port of others; dns://, srv:// or k8s:// find them"),
-        "register": Key(read_yes, "true: backends may announce themselves at the operators' port; default false"),
-        "local": Key(read_whole, "number of shards that `pointsman up` starts beside the router; instead of `at`"),
-        "model": Key(TEXT, "local shards: a checkpoint's directory, or bundled; others: the model's name"),
-        "models": Key(Named(TEXT, free=True), "clients' model names: the backend's names"),
-        "key": Key(SECRET, "the backend's own API key, as ${env:NAME} or ${file:path}"),
-        "health": Key(HEALTH, "when a backend counts as ill, and how it recovers"),
-        "options": Key(Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"),
-        "tokenizer": Key(
-            TEXT,
-            "a directory with tokenizer.json, or a model of the Hugging Face Hub; none: estimate",
-        ),
-        "chat_template": Key(TEXT, "a file with the chat template, if the backend uses another one than its model's"),
-    }
-)
-POOLS = Named(POOL)
+
+def pool_table(kinds: Collection[str]) -> Table:
+    """The form of a pool in the file, with these kinds of backends."""
+    return Table(
+        {
+            "kind": Key(word(*kinds), "the kind of its backends; default shard, our own engine"),
+            "at": Key(
+                Many(PLACE), "host:port of shards, http://host:port of others; dns://, srv:// or k8s:// find them"
+            ),
+            "register": Key(read_yes, "true: backends may announce themselves at the operators' port; default false"),
+            "local": Key(read_whole, "number of shards that `pointsman up` starts beside the router; instead of `at`"),
+            "model": Key(TEXT, "local shards: a checkpoint's directory, or bundled; others: the model's name"),
+            "models": Key(Named(TEXT, free=True), "clients' model names: the backend's names"),
+            "key": Key(SECRET, "the backend's own API key, as ${env:NAME} or ${file:path}"),
+            "health": Key(HEALTH, "when a backend counts as ill, and how it recovers"),
+            "options": Key(
+                Named(Many(TEXT), free=True), "settings for the backend, passed on as text or lists of texts"
+            ),
+            "tokenizer": Key(
+                TEXT,
+                "a directory with tokenizer.json, or a model of the Hugging Face Hub; none: estimate",
+            ),
+            "chat_template": Key(
+                TEXT, "a file with the chat template, if the backend uses another one than its model's"
+            ),
+        }
+    )
 
 
-def read_pools(field: Field | None, *, outside: Outside) -> dict[str, PoolSpec]:
+def pools_shape(kinds: Collection[str]) -> Named:
+    """The section `pools`."""
+    return Named(pool_table(kinds))
+
+
+def read_pools(field: Field | None, *, kinds: Collection[str], outside: Outside) -> dict[str, PoolSpec]:
     """Pools by name; two local shards with the bundled model, called `own`, if the file has none."""
     fields = field.named_entries() if field else {}
     if "any" in fields:
         fields["any"].complain("a pool cannot be called 'any': in rules it means all pools")
-    pools = {name: _read_pool(entry, name, outside) for name, entry in fields.items()}
+    pools = {name: _read_pool(entry, name, kinds, outside) for name, entry in fields.items()}
     _refuse_repeated_addresses(fields, pools)
     return pools or {"own": PoolSpec("own", local=2, model=BUNDLED)}
 
@@ -78,11 +91,11 @@ def read_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _read_pool(field: Field, name: str, outside: Outside) -> PoolSpec:
-    section = field.section(POOL)
+def _read_pool(field: Field, name: str, kinds: Collection[str], outside: Outside) -> PoolSpec:
+    section = field.section(pool_table(kinds))
     chosen = section.get("kind")
-    kind = (chosen.one_of(KINDS, what="kind of backend") if chosen else None) or "shard"
-    known = chosen is None or chosen.node.value in KINDS
+    kind = (chosen.one_of(kinds, what="kind of backend") if chosen else None) or "shard"
+    known = chosen is None or chosen.node.value in kinds
     read_where = (read_address if kind in AT_HOST_AND_PORT else read_url) if known else str
     read = [item.read(lambda text: _resolved(text, outside, read_where)) for item in section.items("at")]
     places = [place for found in read if found for place in found]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from backends.kinds import kind_of
 from policies.catalogue import Catalogue
 from policies.errors import ConfigError
 from policies.sla.config import Config
@@ -73,6 +74,9 @@ class ConfigFile:
             check_option=check_option,
         )
         parsed = examine(text, source=str(self.path), outside=outside, catalogue=self.catalogue)
+        for pool in parsed.config.pools.values():
+            # a kind of another distribution may turn out to be unusable, which no request should find out
+            kind_of(pool.kind)
         return Contents(self, text, parsed.config, stamp, parsed.doubts)
 
     def stamp(self) -> Stamp | None:

@@ -1,12 +1,13 @@
-"""Plugins: parts for policies from other installed distributions, found by the entry points of one group."""
+"""Plugins: parts for policies and kinds of backends from other installed distributions, found by entry points."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from backends.kinds import kind_names
 from policies.catalogue import Catalogue, Part, builtin_catalogue
 from policies.compose import Policy
 from policies.errors import ConfigError
@@ -18,13 +19,15 @@ GROUP = "pointsman.policies"
 def installed_catalogue(points: Iterable[EntryPoint] | None = None) -> Catalogue:
     """What comes with Pointsman and what the entry points of `GROUP` add, in the order of their names.
 
+    Kinds of backends from other distributions are named in it, and not loaded.
+
     Raises ConfigError that names the distribution for one that cannot be loaded, fails, or takes something away.
     """
     catalogue = builtin_catalogue()
     found = entry_points(group=GROUP) if points is None else points
     for point in sorted(found, key=lambda point: (point.name, point.value)):
         catalogue = _extended(catalogue, point)
-    return catalogue
+    return replace(catalogue, kinds=kind_names())
 
 
 def _extended(catalogue: Catalogue, point: EntryPoint) -> Catalogue:
@@ -35,7 +38,7 @@ def _extended(catalogue: Catalogue, point: EntryPoint) -> Catalogue:
         raise _refused(point, f"{type(error).__name__}: {error}") from error
     if not isinstance(after, Catalogue):
         raise _refused(point, f"it returned a {type(after).__name__}, not a Catalogue")
-    for kind in (one.name for one in fields(Catalogue)):
+    for kind in (each.name for each in fields(Catalogue) if each.name != "kinds"):
         _check(getattr(catalogue, kind), getattr(after, kind), kind, point)
     return after
 

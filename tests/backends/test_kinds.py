@@ -9,8 +9,8 @@ from backends.base import CacheSalter
 from backends.http.backend import HttpBackend
 from backends.kinds import KINDS, Place, Surroundings, make
 from backends.openai.compatible import OpenAICompatible
+from policies.catalogue import KINDS as KINDS_OF_THE_FILE
 from policies.errors import ConfigError
-from policies.sla.config import KINDS as KINDS_OF_THE_FILE
 
 
 def a_place(**fields: Any) -> Place:

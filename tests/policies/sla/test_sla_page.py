@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalogue import builtin_catalogue
+from policies.catalogue import KINDS, builtin_catalogue
 from policies.shapes import Choice, Either, Key, Many, Named, Shape, Table
-from policies.sla.config import KINDS
 from policies.sla.parse import examine, file_table
 from tests.policies.sla.examples import outside_of
 

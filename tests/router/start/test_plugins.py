@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,8 @@ from policies.errors import ConfigError
 from policies.sla.parse import parse
 from router.operate.what_if import WhatIf, explain_on_paper
 from router.start.cli import app
-from router.start.plugins import installed_catalogue
+from router.start.plugins import GROUP, installed_catalogue
+from tests.distributions import Installer
 
 RACKS = """
     from policies.catalogue import Part
@@ -29,26 +27,13 @@ RACKS = """
         return catalogue.with_parts(scores={"named": Part(named)}, filters={"never": Part(lambda: lambda r, b: False)})
 """
 
-Install = Callable[..., None]
-
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs a distribution of one module; what it leaves in `sys.modules` goes again at the end."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def put(name: str, code: str, entry: str = "extend") -> None:
-        info = tmp_path / f"{name}-1.2.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text(f"[pointsman.policies]\n{name} = {name}:{entry}\n")
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-    return put
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installer:
+    return Installer(tmp_path, GROUP, monkeypatch)
 
 
-def test_a_distribution_adds_words_that_a_file_can_use(install: Install) -> None:
+def test_a_distribution_adds_words_that_a_file_can_use(install: Installer) -> None:
     install("racks_a", RACKS)
     config = parse(
         "pools: {own: {local: 2}}\npolicies: {default: {score: {named: 2}}}\n", catalogue=installed_catalogue()
@@ -61,7 +46,7 @@ def test_without_others_the_catalogue_is_the_one_that_comes_along() -> None:
     assert (theirs.scores.keys(), theirs.filters.keys()) == (ours.scores.keys(), ours.filters.keys())
 
 
-def test_several_distributions_are_asked_one_after_the_other(install: Install) -> None:
+def test_several_distributions_are_asked_one_after_the_other(install: Installer) -> None:
     install("racks_b", RACKS)
     install("shelves", RACKS.replace('"named"', '"shelved"').replace('"never"', '"seldom"'))
     assert {"named", "shelved"} <= installed_catalogue().scores.keys()
@@ -93,7 +78,7 @@ def test_several_distributions_are_asked_one_after_the_other(install: Install) -
         ),
     ],
 )
-def test_one_that_cannot_be_used_is_named(install: Install, name: str, code: str, says: str) -> None:
+def test_one_that_cannot_be_used_is_named(install: Installer, name: str, code: str, says: str) -> None:
     install(f"plugin_{name}", code)
     with pytest.raises(ConfigError) as caught:
         installed_catalogue()
@@ -102,7 +87,7 @@ def test_one_that_cannot_be_used_is_named(install: Install, name: str, code: str
     assert caught.value.hint == f"mend or uninstall plugin_{name}"
 
 
-def test_the_command_line_knows_their_words(install: Install, tmp_path: Path) -> None:
+def test_the_command_line_knows_their_words(install: Installer, tmp_path: Path) -> None:
     install("racks_c", RACKS)
     file = tmp_path / "sla.yaml"
     file.write_text("policies: {default: {score: {named: 2}}}\n")
@@ -110,7 +95,7 @@ def test_the_command_line_knows_their_words(install: Install, tmp_path: Path) ->
     assert "Whether its name ends so." in CliRunner().invoke(app, ["schema"]).output
 
 
-def test_the_command_line_names_the_one_that_cannot_be_used(install: Install, tmp_path: Path) -> None:
+def test_the_command_line_names_the_one_that_cannot_be_used(install: Installer, tmp_path: Path) -> None:
     install("plugin_broken", "1 / 0")
     (tmp_path / "sla.yaml").write_text("")
     done = CliRunner().invoke(app, ["check", str(tmp_path / "sla.yaml")])
