@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -166,6 +167,10 @@ class _Rank:
     preemptible_tokens: int = 0
 
 
+_MOST_ENDED = 1024
+"""How many ended requests are remembered until the next report."""
+
+
 class Flights:
     """The open Flights at one backend, oldest first. Sums are kept, so that asking for them costs nothing per request.
 
@@ -182,7 +187,9 @@ class Flights:
         self.waiting_tokens, self.waiting_pairs = 0, 0.0
         self.busy_since = 0.0
         self.revision = 0
-        self._last_sent_at = -math.inf
+        self._last_sent_at = self._reported_at = -math.inf
+        self._ended: deque[tuple[float, float]] = deque(maxlen=_MOST_ENDED)
+        self._gone = 0
         self._seen: dict[int | None, Seen] = {}
         self._silent: list[tuple[float, int, Flight]] = []
         self._decoding = self._context_tokens = 0
@@ -261,6 +268,8 @@ class Flights:
         self._changed()
         self._count(now)
         del self._open[flight]
+        self._ended.append((flight.sent_at, now))
+        self._gone += flight.sent_at <= self._reported_at
         request, rank = flight.request, self._ranks[flight.request.rank]
         if not flight.is_waiting:
             self._decoding -= request.sampling.choices
@@ -295,6 +304,15 @@ class Flights:
                 requests += 1
                 tokens += flight.uncached_tokens if flight.is_waiting else 0
         return requests, tokens
+
+    def gone(self, reported_at: float) -> int:
+        """Requests that were there at `reported_at`, the time of the newest report, and have ended since."""
+        if reported_at != self._reported_at:
+            self._reported_at = reported_at
+            while self._ended and self._ended[0][1] <= reported_at:
+                self._ended.popleft()
+            self._gone = sum(sent_at <= reported_at for sent_at, _ in self._ended)
+        return self._gone
 
     def company(self, flight: Flight, now: float) -> tuple[float, float]:
         """Sequences that decoded while `flight` did, itself included, and the tokens of their contexts: the means.

@@ -145,7 +145,7 @@ class Member:
         ahead = self._ahead(now, standing, seen, uncached_tokens)
         there = len(self.flights) + self.elsewhere.traffic.running + self.elsewhere.traffic.waiting
         if load.running is not None:
-            there = load.running + (load.waiting or 0) + standing.unseen
+            there = max(0, load.running + (load.waiting or 0) - standing.gone) + standing.unseen
         latency, cached = self.model.snapshot(), max(0, request.prompt_tokens - uncached_tokens)
         readiness = self._readiness(request.model, said, load) if request.model in said.tuned else None
         adapter_s = 0.0 if readiness is None else self.adapters.seconds(readiness)

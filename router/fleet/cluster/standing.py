@@ -33,7 +33,8 @@ class Inputs(NamedTuple):
 class Standing:
     """What is known of a backend whatever the request is. `view` lacks what depends on the request or on time.
 
-    `unseen` requests with `unseen_tokens` of prefill were sent after the newest report. `theirs` is the prefill that
+    `unseen` requests with `unseen_tokens` of prefill were sent after the newest report, and `gone` requests of this
+    router that it counts have ended since. `theirs` is the prefill that
     waits there and that this router did not send. `held_tokens` in the view are those of a prompt that nothing is
     believed of: none where the backend reports its cache, else unknown.
     """
@@ -42,6 +43,7 @@ class Standing:
     said: Description
     view: BackendView
     unseen: int
+    gone: int
     unseen_tokens: int
     theirs: Work
 
@@ -62,11 +64,15 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
     load, description, _, others, limit, may_serve, is_kept_out = inputs
     said = description or _NOTHING
     if load.reported_at is None:
-        unseen, unseen_tokens = len(flights), flights.waiting_tokens
+        unseen, unseen_tokens, gone = len(flights), flights.waiting_tokens, 0
     else:
         unseen, unseen_tokens = flights.unseen(load.reported_at)
-    running = len(flights) - flights.waiting + others.running if load.running is None else load.running
-    waiting = flights.waiting + others.waiting if load.waiting is None else load.waiting + unseen
+        gone = flights.gone(load.reported_at)
+    if load.running is None:
+        running, late = len(flights) - flights.waiting + others.running, 0
+    else:
+        running, late = max(0, load.running - gone), max(0, gone - load.running)
+    waiting = flights.waiting + others.waiting if load.waiting is None else max(0, load.waiting - late) + unseen
     waiting_tokens = others.waiting_tokens if load.waiting_tokens is None else load.waiting_tokens
     if load.waiting_tokens is None:
         theirs = Work(others.waiting_tokens, others.waiting_pairs)
@@ -91,4 +97,4 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
         adaptive_limit=None if load.max_requests is not None else max(limit, running + waiting - len(flights) + 1),
         cache_tokens=load.total_tokens,
     )
-    return Standing(inputs, said, view, unseen, unseen_tokens, theirs)
+    return Standing(inputs, said, view, unseen, gone, unseen_tokens, theirs)

@@ -121,6 +121,38 @@ def test_what_was_sent_after_a_report_is_not_in_it() -> None:
     assert book.unseen(3.0) == (0, 0)
 
 
+def test_what_a_report_counts_and_has_ended_since_is_gone() -> None:
+    book = Flights()
+    first, second = a_flight(book, 1, at=1.0), a_flight(book, 1, at=1.5)
+    assert book.gone(2.0) == 0
+    third = a_flight(book, 1, at=2.5)
+    book.end(first, 3.0)
+    assert book.gone(2.0) == 1
+    book.end(third, 3.5)
+    assert book.gone(2.0) == 1, "the report did not count the third"
+    fourth = a_flight(book, 1, at=3.6)
+    book.end(second, 4.5)
+    book.end(fourth, 5.0)
+    assert book.gone(4.0) == 2, "a report of 4.0 that arrives at 5.0 counts the second and the fourth"
+    assert book.gone(6.0) == 0
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 3)), max_size=60))
+def test_a_report_and_what_began_and_ended_since_add_up_to_what_is_there(steps: list[tuple[bool, int, int]]) -> None:
+    book, now = Flights(), 0.0
+    there: list[Flight] = []
+    reported_at, reported = 0.0, 0
+    for begins, which, reports in steps:
+        now += 1.0
+        if begins:
+            there.append(a_flight(book, at=now))
+        elif there:
+            book.end(there.pop(which % len(there)), now)
+        if not reports:
+            reported_at, reported = now, len(there)
+        assert reported - book.gone(reported_at) + book.unseen(reported_at)[0] == len(there)
+
+
 def test_a_serial_backend_is_busy_with_one_prompt_since_the_one_before_was_computed() -> None:
     book = Flights()
     first = a_flight(book, at=1.0)

@@ -447,3 +447,17 @@ def test_what_it_computes_is_fresh_until_a_part_of_all_caches_was_computed_anew(
     member.turnover.computed(19_200 // 4, cache_tokens=19_200, caches=1)
     assert member.view(10.0, {}).fresh_tokens == pytest.approx(500.0)
     assert a_member().view(0.0, {}).cache_tokens is None
+
+
+def test_requests_that_ended_since_a_report_do_not_count_against_the_limit() -> None:
+    member = a_member(running=0, waiting=0, reported_at=0.0)
+    flights = [member.begin(a_request(), 10, now=1.0, is_first_try=True) for _ in range(6)]
+    member.backend.reported = Load(running=4, waiting=2, reported_at=2.0)  # type: ignore[attr-defined]
+    assert (member.view(2.0, {}).running, member.view(2.0, {}).waiting) == (4, 2)
+    for flight in flights[:5]:
+        member.end(flight, None, now=3.0)
+    view = member.view(3.0, {})
+    assert (view.running, view.waiting) == (0, 1)
+    assert under_limit()(a_request(), view)
+    member.end(flights[5], None, now=3.5)
+    assert member.view(4.0, {}).waiting == 0
