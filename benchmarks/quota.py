@@ -23,8 +23,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from policies.nouns import Limits
-from policies.quota.budget import Descriptor, Reservation
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Descriptor, Reservation
 from router.shared.store.base import QuotaStore
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from policies.quota.charge import MOST_PER_TOKEN
 from policies.rules import Range
 from policies.shapes import Scalar
+
+MOST_PER_TOKEN = 10**6
+"""The highest price of a token, in thousandths of a unit."""
 
 T = TypeVar("T")
 

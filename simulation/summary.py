@@ -9,7 +9,7 @@ import msgspec
 
 from policies.errors import NoBackend, Overloaded, QuotaExceeded
 from policies.nouns import Outcome, ServiceClass
-from policies.quota.charge import charge_of
+from policies.quota.budget import charge_of
 from policies.sla.config import Config
 from simulation.client import Call
 from simulation.engine import Work

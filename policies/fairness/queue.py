@@ -6,12 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import inf
 
-from policies.fairness.backlog import Backlog
-from policies.fairness.classes import Standing, Turns
-from policies.fairness.tenants import TenantQueues
-from policies.fairness.ticket import Ticket
-from policies.fairness.virtual_time import Account
-from policies.fairness.walk import Walk
+from policies.fairness.shares import Account, Standing, TenantQueues, Turns, Walk
+from policies.fairness.ticket import Backlog, Ticket
 from policies.nouns import ServiceClass
 
 

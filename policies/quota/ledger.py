@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from policies.quota.budget import (
     MINUTE_MS,
+    Charge,
     Descriptor,
     Meter,
     Refused,
@@ -18,7 +19,6 @@ from policies.quota.budget import (
     refusal,
     standing_of,
 )
-from policies.quota.charge import Charge
 
 KEPT_S = 120.0
 """How long the id of a settled reservation is remembered, so that a message that arrives twice counts once."""

@@ -10,8 +10,7 @@ import msgspec
 
 from policies.errors import QuotaExceeded
 from policies.nouns import Outcome, Prices, Usage
-from policies.quota.budget import Descriptor, Refused, Reservation, Standing, meters
-from policies.quota.charge import Charge, charge_of
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, charge_of, meters
 from router.call.outcome import outcome_of
 from router.shared.store.base import QuotaStore
 

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from backends.base import TextReader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
 from policies.nouns import BackendView, Capability, Sampling, Tenant
-from policies.quota.budget import Descriptor, descriptors
-from policies.quota.charge import Charge, estimate
+from policies.quota.budget import Charge, Descriptor, descriptors, estimate
 from policies.rules import Facts
 from policies.sla.config import Config
 from policies.suggest import did_you_mean

@@ -10,8 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from policies.quota.budget import Descriptor, Refused, Reservation, Standing
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
 from router.shared.store.base import QuotaStore
 from router.shared.store.guarded import GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore

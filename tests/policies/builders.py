@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from policies.keys import IssuedKey, hash_of
 from policies.nouns import BackendView, ClusterView, Limits, Request
-from policies.quota.budget import Descriptor, Reservation
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Descriptor, Reservation
 
 REQUEST = Request(
     "r1", "acme", "llama", "acme", prompt_tokens=1000, max_new_tokens=100, service_class="standard", session=None

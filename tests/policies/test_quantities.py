@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from policies import quantities
 from policies.nouns import Prices, Usage
-from policies.quota.charge import charge_of
+from policies.quota.budget import charge_of
 from policies.rules import Range
 
 READERS: list[Callable[[str], object]] = [

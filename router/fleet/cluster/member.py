@@ -17,8 +17,7 @@ from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit, Queue
 from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
-from policies.learning.fading_sum import FadingSum
-from policies.learning.turnover import Turnover
+from policies.learning.turnover import FadingSum, Turnover
 from policies.nouns import BackendView, Request
 from router.fleet.cluster.flights import Elsewhere, Flight, Flights, Seen
 from router.fleet.cluster.listener import ClusterListener

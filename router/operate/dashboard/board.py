@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from policies.nouns import Decision, Outcome, Prices, Request, Usage
-from policies.quota.charge import charge_of
+from policies.quota.budget import charge_of
 from router.call.observer import Account
 from router.operate.dashboard.window import Sketch, Window
 

@@ -6,8 +6,7 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.quota.budget import Descriptor, Refused, Reservation, Standing
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
 
 
 class Fault(enum.StrEnum):

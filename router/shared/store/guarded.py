@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from policies.errors import Overloaded
-from policies.quota.budget import Descriptor, Refused, Reservation, Standing, meters, share
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing, meters, share
 from policies.quota.ledger import KEPT_S, Ledger
 from router.shared.store.base import Fault, QuotaStore, StoreFailed
 from router.shared.store.calls import Calls

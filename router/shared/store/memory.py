@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.quota.budget import Descriptor, Refused, Reservation, Standing
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Standing
 from policies.quota.ledger import Ledger
 
 

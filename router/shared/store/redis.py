@@ -11,8 +11,17 @@ from redis import exceptions as failures
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from policies.quota.budget import Descriptor, Refused, Reservation, Standing, granted, meters, refusal, standing_of
-from policies.quota.charge import Charge
+from policies.quota.budget import (
+    Charge,
+    Descriptor,
+    Refused,
+    Reservation,
+    Standing,
+    granted,
+    meters,
+    refusal,
+    standing_of,
+)
 from policies.quota.ledger import KEPT_S, milliseconds
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.scripts import RENEW, RESERVE, SETTLE, STANDING

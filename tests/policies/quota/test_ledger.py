@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.quota.budget import Descriptor, Refused, Reservation, Settlement
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Descriptor, Refused, Reservation, Settlement
 from policies.quota.ledger import KEPT_S, Ledger
 from tests.policies.builders import a_descriptor, a_reservation
 

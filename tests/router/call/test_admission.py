@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from policies.errors import BackendFailed, ExpectedError, Overloaded, QuotaExceeded
 from policies.nouns import Limits, Outcome, Prices, Tenant, Usage
-from policies.quota.budget import Descriptor, Standing, descriptors
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Descriptor, Standing, descriptors
 from router.call.admission import Admission, Claim
 from router.shared.store.memory import MemoryStore
 from tests.router.parts import a_tenant

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from policies.errors import Overloaded
-from policies.quota.budget import Refused, Reservation
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Refused, Reservation
 from router.shared.store.base import Fault
 from router.shared.store.guarded import PATIENCE_S, GuardedStore, GuardOptions
 from router.shared.store.memory import MemoryStore

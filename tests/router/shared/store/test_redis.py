@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from policies.quota.budget import Refused, Reservation
-from policies.quota.charge import Charge
+from policies.quota.budget import Charge, Refused, Reservation
 from policies.quota.ledger import KEPT_S, Ledger
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.redis import CONNECTIONS, RedisStore
