@@ -34,23 +34,20 @@ MOST_TOKENS = 10**9
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """The charge of one request. `tokens` are those that are computed: uncached prompt and answer. `cost` is in
-    thousandths of the unit of `Prices`, so that sums are exact."""
+    """The charge of one request, never negative. `tokens` are those that are computed: uncached prompt and answer.
+    `cost` is in thousandths of the unit of `Prices`, so that sums are exact."""
 
     requests: int = 0
     tokens: int = 0
     cost: int = 0
 
-    def __post_init__(self) -> None:
-        if min(self.requests, self.tokens, self.cost) < 0:
-            raise ValueError(f"a charge is never negative: {self}")
-
 
 def charge_of(usage: Usage, prices: Prices) -> Charge:
     """The actual charge of a request that ended, in whatever way, with `usage`."""
-    counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-    prompt, cached, output = [min(max(0, tokens), MOST_TOKENS) for tokens in counts]
-    return _charge(prompt, prompt - min(prompt, cached), output, prices)
+    prompt = min(max(0, usage.prompt_tokens), MOST_TOKENS)
+    cached = min(max(0, usage.cached_tokens), prompt)
+    output = min(max(0, usage.completion_tokens), MOST_TOKENS)
+    return _charge(prompt, prompt - cached, output, prices)
 
 
 def estimate(
@@ -133,7 +130,8 @@ class Meter:
 
     `name` is unique among the meters of one tenant, and unchanged when the limit changes; `id` is unique among all
     meters. `is_daily`: it is a daily budget rather than a rate. The level falls by `rate` each millisecond, 0 for a
-    budget; at the level `capacity` nothing is left.
+    budget; at the level `capacity` nothing is left. A level has a stamp, the number of whole `stamp_ms` since 1970:
+    milliseconds for a rate, days for a budget.
     """
 
     descriptor: Descriptor
@@ -143,6 +141,7 @@ class Meter:
     id: tuple[str, str] = field(init=False, compare=False, repr=False)
     is_daily: bool = field(init=False, compare=False, repr=False)
     rate: int = field(init=False, compare=False, repr=False)
+    stamp_ms: int = field(init=False, compare=False, repr=False)
     capacity: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -152,6 +151,7 @@ class Meter:
         object.__setattr__(self, "id", (self.descriptor.tenant, name))
         object.__setattr__(self, "is_daily", is_daily)
         object.__setattr__(self, "rate", 0 if is_daily else self.limit)
+        object.__setattr__(self, "stamp_ms", DAY_MS if is_daily else 1)
         object.__setattr__(self, "capacity", self.limit * (COST_UNIT if is_daily else MINUTE_MS))
 
     def amount(self, charge: Charge) -> int:
@@ -167,10 +167,6 @@ class Meter:
         the next request waits until the debt is gone. A budget is never overdrawn knowingly.
         """
         return amount if self.is_daily else min(amount, max(1, self.capacity))
-
-    def stamp(self, now_ms: int) -> int:
-        """The time stamp of a level taken at `now_ms`: the millisecond for a rate, the day for a budget."""
-        return now_ms // DAY_MS if self.is_daily else now_ms
 
     def level(self, used: int, at: int, *, now_ms: int) -> int:
         """The level at `now_ms`, if it was `used` at the stamp `at`."""
@@ -304,8 +300,9 @@ def refusal(levels: Sequence[tuple[Meter, int]], charge: Charge, *, now_ms: int)
     """The reason why `charge` does not fit on these levels; None if it fits."""
     binding: list[tuple[Meter, int | None]] = []
     for meter, level in levels:
-        wait = meter.wait_ms(level, meter.amount(charge), now_ms=now_ms)
-        if wait != 0:
+        amount = meter.amount(charge)
+        # an amount beyond the capacity may still fit: `wait_ms` says so
+        if level + amount > meter.capacity and (wait := meter.wait_ms(level, amount, now_ms=now_ms)) != 0:
             binding.append((meter, wait))
     if not binding:
         return None
@@ -317,8 +314,7 @@ def refusal(levels: Sequence[tuple[Meter, int]], charge: Charge, *, now_ms: int)
 
 def granted(asked: Reservation, levels: Sequence[tuple[Meter, int]], *, now_ms: int) -> Reservation:
     """`asked` as granted, with the levels of its meters after it."""
-    standing = standing_of(levels, now_ms=now_ms)
-    after = tuple([level for _, level in levels])
+    standing, after = standing_of(levels, now_ms=now_ms), tuple([level for _, level in levels])
     return Reservation(asked.id, asked.descriptors, asked.charge, standing, after, asked.is_local)
 
 

@@ -40,9 +40,9 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """The parts of one open reservation: the bucket, the amount and the stamp of each."""
+    """The parts of one open reservation: the bucket, the amount and the stamp of each. A bucket with holders stays."""
 
-    parts: tuple[tuple[_Key, int, int], ...]
+    parts: tuple[tuple[_Bucket, int, int], ...]
     lapses_ms: int | None
 
 
@@ -75,14 +75,14 @@ class Ledger:
         if asked.id not in self._open and asked.id not in self._settled:
             if refused := refusal(levels, asked.charge, now_ms=now_ms):
                 return refused
-            levels = self._hold(asked, now_ms)
+            levels = self._hold(asked, levels, now_ms)
         return granted(asked, levels, now_ms=now_ms)
 
     def grant(self, reservation: Reservation, *, now: float) -> None:
         """Take a reservation that another store has already granted, into debt if necessary."""
         now_ms = self._advance(now)
         if reservation.id not in self._open and reservation.id not in self._settled:
-            self._hold(reservation, now_ms)
+            self._hold(reservation, self._levels(reservation.descriptors, now_ms), now_ms)
 
     def learn(self, descriptors: Sequence[Descriptor], levels: Sequence[int], *, now: float) -> None:
         """Apply usage by other routers: raise each meter of `descriptors` to at least its level of `levels`."""
@@ -97,18 +97,20 @@ class Ledger:
         now_ms = self._advance(now)
         if reservation.id in self._settled:
             return Settlement.AGAIN
-        hold = self._open.pop(reservation.id, None)
         self._settled[reservation.id] = now_ms + self._kept_ms
-        held = {} if hold is None else {key: (amount, at) for key, amount, at in hold.parts}
-        for meter in meters(reservation.descriptors):
-            bucket = self._bucket(meter)
-            amount = meter.amount(charge)
-            reserved, at = held.pop(meter.id, (0, None))
+        hold = self._open.pop(reservation.id, None)
+        if hold is None:
+            for meter in meters(reservation.descriptors):
+                bucket, amount = self._bucket(meter), meter.amount(charge)
+                self._move(bucket, amount, now_ms=now_ms)
+                bucket.settled += amount
+            return Settlement.LATE
+        for bucket, reserved, at in hold.parts:
+            amount = bucket.meter.amount(charge)
             self._move(bucket, amount - reserved, at=at, now_ms=now_ms)
             bucket.settled += amount
-            bucket.holders -= hold is not None
-        assert not held, "a reservation must be settled with the descriptors that it was made with"
-        return Settlement.LATE if hold is None else Settlement.SETTLED
+            bucket.holders -= 1
+        return Settlement.SETTLED
 
     def renew(self, ids: Sequence[str], *, now: float) -> None:
         """Extend the leases of open reservations: those of `ids` that are open lapse `lease_s` from now."""
@@ -130,8 +132,8 @@ class Ledger:
         """Assert that the amount taken from every meter equals the open plus the settled amounts, to the unit."""
         opened: dict[_Key, list[int]] = {}
         for hold in self._open.values():
-            for key, amount, _ in hold.parts:
-                opened.setdefault(key, []).append(amount)
+            for bucket, amount, _ in hold.parts:
+                opened.setdefault(bucket.meter.id, []).append(amount)
         for key, bucket in self._buckets.items():
             amounts = opened.pop(key, [])
             assert bucket.taken == sum(amounts) + bucket.settled, f"{key} does not balance: {bucket}, open {amounts}"
@@ -160,7 +162,7 @@ class Ledger:
         """Handle a clock that ran ahead and was set back: entries made meanwhile count as made now. Otherwise limits
         would not refill, and nothing would be forgotten, before the clock reaches that time again."""
         for bucket in self._buckets.values():
-            bucket.at = min(bucket.at, bucket.meter.stamp(now_ms))
+            bucket.at = min(bucket.at, now_ms // bucket.meter.stamp_ms)
         self._settled = {id: min(until, now_ms + self._kept_ms) for id, until in self._settled.items()}  # noqa: A001
         latest = self._lapses_ms(now_ms)
         if latest is not None:
@@ -171,8 +173,7 @@ class Ledger:
         self._sweep_ms = min(self._sweep_ms, now_ms + MINUTE_MS)
 
     def _lapse(self, id: str, now_ms: int) -> None:  # noqa: A002
-        for key, amount, at in self._open.pop(id).parts:
-            bucket = self._buckets[key]
+        for bucket, amount, at in self._open.pop(id).parts:
             self._move(bucket, -amount, at=at, now_ms=now_ms)
             bucket.holders -= 1
 
@@ -185,24 +186,27 @@ class Ledger:
         for key in full:
             del self._buckets[key]
 
-    def _hold(self, reservation: Reservation, now_ms: int) -> list[tuple[Meter, int]]:
-        """Take the charge of `reservation` from every meter and return the levels after it."""
-        parts, levels = [], []
-        for meter in meters(reservation.descriptors):
+    def _hold(
+        self, reservation: Reservation, levels: Sequence[tuple[Meter, int]], now_ms: int
+    ) -> list[tuple[Meter, int]]:
+        """Take the charge of `reservation` from its meters, which are at these levels; returns the levels after it."""
+        parts, after = [], []
+        for meter, level in levels:
             bucket, amount = self._bucket(meter), meter.amount(reservation.charge)
-            self._move(bucket, amount, now_ms=now_ms)
+            bucket.used, bucket.at = level + amount, max(bucket.at, now_ms // meter.stamp_ms)
+            bucket.taken += amount
             bucket.holders += 1
-            parts.append((meter.id, amount, bucket.at))
-            levels.append((meter, bucket.used))
+            parts.append((bucket, amount, bucket.at))
+            after.append((meter, bucket.used))
         self._open[reservation.id] = _Hold(tuple(parts), self._lapses_ms(now_ms))
-        return levels
+        return after
 
     def _move(self, bucket: _Bucket, amount: int, *, now_ms: int, at: int | None = None) -> None:
         """Raise or lower the level by `amount`; `at` is the stamp at which it was taken, None: now."""
         meter = bucket.meter
         bucket.taken += amount
         level = meter.level(bucket.used, bucket.at, now_ms=now_ms)
-        bucket.at = max(bucket.at, meter.stamp(now_ms))
+        bucket.at = max(bucket.at, now_ms // meter.stamp_ms)
         # a request belongs to the day on which it began: a difference of yesterday does not touch today's budget
         is_past = meter.is_daily and at is not None and at < bucket.at
         bucket.used = level if is_past else max(0, level + amount)

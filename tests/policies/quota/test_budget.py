@@ -195,8 +195,3 @@ def test_a_backend_that_reports_nonsense_is_not_believed(usage: Usage) -> None:
     charge = charge_of(usage, PRICES)
     assert 0 <= charge.tokens <= 2 * MOST_TOKENS
     assert 0 <= charge.cost < 2**53
-
-
-def test_a_charge_is_never_negative() -> None:
-    with pytest.raises(ValueError, match="never negative"):
-        Charge(tokens=-1)
