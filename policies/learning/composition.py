@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ a space before them, `capitals` are those behind another letter. `ideographs` ar
 """
 
 _LOWER, _UPPER, _DIGIT, _SPACE, _LINE, _MARK, _TWO, _IDEOGRAPH, _THREE, _FOUR, _REST = range(11)
+_KINDS = 11
 
 WINDOWS, WINDOW_CHARACTERS = 48, 2048
 """Of a longer text this number of windows is counted, evenly spaced."""
@@ -56,10 +57,43 @@ def _kinds() -> bytes:
 _KIND_OF = _kinds()
 
 
+def _pairs() -> NDArray[np.float64]:
+    """Row for each part, column for each pair of neighbouring kinds, before * _KINDS + after: 1 if the pair counts.
+
+    Parts that depend on more than two neighbours have a row of zeros.
+    """
+    letters, blanks = {_LOWER, _UPPER}, {_SPACE, _LINE}
+    counts: dict[str, Callable[[int, int], bool]] = {
+        "words": lambda before, after: after in letters and before not in letters,
+        "glued_words": lambda before, after: after in letters and before not in letters and before != _SPACE,
+        "capitals": lambda before, after: after == _UPPER and before in letters,
+        "digits": lambda _, after: after == _DIGIT,
+        "numbers": lambda before, after: after == _DIGIT != before,
+        "punctuation": lambda _, after: after == _MARK,
+        "punctuation_runs": lambda before, after: after == _MARK != before,
+        "lines": lambda before, after: after == _LINE != before,
+        "indents": lambda before, after: after == _SPACE and before in blanks,
+        "ideographs": lambda _, after: after == _IDEOGRAPH,
+        "ideograph_runs": lambda before, after: after == _IDEOGRAPH and before != _REST,
+        "two_byte": lambda _, after: after == _TWO,
+        "three_byte": lambda _, after: after == _THREE,
+        "four_byte": lambda _, after: after == _FOUR,
+    }
+    rows = [
+        [part in counts and counts[part](before, after) for before in range(_KINDS) for after in range(_KINDS)]
+        for part in PARTS
+    ]
+    return np.array(rows, np.float64)
+
+
+_PAIRS = _pairs()
+_MIDDLES, _ENDS = PARTS.index("word_middles"), PARTS.index("word_ends")
+
+
 def composition(texts: Sequence[str]) -> NDArray[np.float64]:
     """The counts of PARTS in `texts` together; estimated for long texts.
 
-    0.2 ms for 64 KB, and 0.4 ms at most for any ASCII text.
+    7 us for 200 characters, 0.2 ms for 64 KB.
     """
     text = "\0".join(texts)
     size = WINDOWS * WINDOW_CHARACTERS
@@ -73,32 +107,12 @@ def composition(texts: Sequence[str]) -> NDArray[np.float64]:
 
 def _counted(text: str) -> NDArray[np.float64]:
     kinds = np.frombuffer(bytes([_REST]) + text.encode("utf-8", "replace").translate(_KIND_OF), np.uint8)
-    before, count = kinds[:-1], np.count_nonzero
-    letters, digits, marks = kinds <= _UPPER, kinds == _DIGIT, kinds == _MARK
-    spaces, lines, ideographs = kinds == _SPACE, kinds == _LINE, kinds == _IDEOGRAPH
-    words = letters[1:] > letters[:-1]
+    pairs = np.bincount(kinds[:-1] * _KINDS + kinds[1:], minlength=_KINDS * _KINDS)
+    counts: NDArray[np.float64] = _PAIRS @ pairs
+    letters = kinds <= _UPPER
     fourth = letters[1:] & letters[:-1]
     fourth = fourth[2:] & fourth[:-2]
     fifth = fourth[1:] & letters[:-4]
-    rest = kinds == _REST
-    return np.array(
-        (
-            count(words),
-            count(fifth),
-            count(fifth[4:] & fourth[:-5]),
-            count(words & (before != _SPACE)),
-            count((kinds[1:] == _UPPER) & letters[:-1]),
-            count(digits),
-            count(digits[1:] > digits[:-1]),
-            count(marks),
-            count(marks[1:] > marks[:-1]),
-            count(lines[1:] > lines[:-1]),
-            count(spaces[1:] & (spaces[:-1] | lines[:-1])),
-            count(ideographs),
-            count(ideographs[1:] > rest[:-1]),
-            count(kinds == _TWO),
-            count(kinds == _THREE),
-            count(kinds == _FOUR),
-        ),
-        np.float64,
-    )
+    counts[_MIDDLES] = np.count_nonzero(fifth)
+    counts[_ENDS] = np.count_nonzero(fifth[4:] & fourth[:-5])
+    return counts

@@ -75,7 +75,7 @@ _KEPT = 128
 """Number of prompts that are kept, the newest: a model's behaviour changes with its backends."""
 
 _FITS_EACH, _FITS_EVERY = 32, 8
-"""The first prompts, this many, are each followed by a fit, later ones every eighth: a fit takes 0.3 ms."""
+"""The first prompts, this many, are each followed by a fit, later ones every eighth: a fit takes 0.2 ms."""
 
 _OUTLIER = 2.5
 """Errors beyond this multiple of the median count less and less (Huber's weight), and at least beyond `_NOISE`."""
@@ -125,7 +125,7 @@ def measured(
     media: int = 0,
 ) -> Measured:
     """The measures of a prompt of `texts`. In a chat these are its messages, and `replies` those of the assistant,
-    parts of which templates omit. `tool_bytes` are those of its tools as compact JSON. 0.1 ms for 4,000 characters.
+    parts of which templates omit. `tool_bytes` are those of its tools as compact JSON. 20 us for 200 characters.
     """
     surely = composition(texts)
     whole = surely + composition(replies) if replies else surely
@@ -206,7 +206,7 @@ class TextLength:
         for _ in range(_ROUNDS):
             if self.learnt > _FIRST_ERRORS:
                 errors = np.abs(rows @ costs - 1.0)
-                weights = np.minimum(1.0, max(_NOISE, _OUTLIER * float(np.median(errors))) / np.maximum(errors, 1e-9))
+                weights = np.minimum(1.0, max(_NOISE, _OUTLIER * _median(errors)) / np.maximum(errors, 1e-9))
             weighted = rows.T * (weights / _NOISE**2)
             matrix = weighted @ rows + _PRIOR
             costs = _solved(matrix, weighted.sum(axis=1) + _PRIOR_PULL)
@@ -246,13 +246,13 @@ def _between(least: int, value: float, most: int) -> int:
 
 def _solved(matrix: Array, pull: Array) -> Array:
     """The solution, with costs that would be negative set to 0."""
+    costs: Array = np.linalg.solve(matrix, pull)
     free = np.ones(len(pull), np.bool_)
-    while True:
+    while (costs < 0.0).any():
+        free &= costs > 0.0
         costs = np.zeros(len(pull))
         costs[free] = np.linalg.solve(matrix[np.ix_(free, free)], pull[free])
-        if (costs >= 0.0).all():
-            return costs
-        free &= costs > 0.0
+    return costs
 
 
 def _median(values: Array) -> float:
