@@ -16,8 +16,8 @@ one coefficient relative to the others, and of one backend relative to its peers
 _FACTOR = 1000.0
 """Coefficients stay within this factor of their priors: a phone's CPU and a rack of GPUs lie within it."""
 
-_COSTS = 3
-"""The number of shared coefficients that are costs, which a pace multiplies. They come first."""
+_ALL_COSTS = (1.0, 1.0, 1.0)
+"""A change of all shared coefficients that are costs, which a pace multiplies. They come first."""
 
 _LEVELLED = 0.002
 """The share of a pace's deviation from its first value that moves to the shared coefficients with each observation.
@@ -268,23 +268,27 @@ def _learn(parts: tuple[_Part, ...], seconds: float) -> None:
 
     Each fit treats the variance of the others as noise: a Kalman filter of all, without their correlation.
     """
-    usual_s = sum([part.usual_s * part.pace.values[0] for part in parts])
-    error = math.log(seconds) - math.log(usual_s)
-    updates: list[tuple[RecursiveFit, tuple[float, ...], float, float]] = []
+    usual_s = together_s = 0.0
+    for part in parts:
+        usual_s += part.usual_s * part.pace.values[0]
+        together_s += part.usual_s
+    error, variance = math.log(seconds) - math.log(usual_s), 0.0
+    updates = []
     for part in parts:
         scale = part.pace.values[0] / usual_s
         weight = part.usual_s * scale
-        for fit, shares in ((part.common, tuple([scale * second for second in part.on])), (part.pace, (weight,))):
-            updates.append((fit, shares, weight, fit.variance(shares)))
-    variance = sum([own for *_, own in updates])
-    for fit, shares, weight, own in updates:
-        fit.learn(shares, error, beside=max(0.0, variance - own), weight=weight)
-    together_s = sum([part.usual_s for part in parts])
+        for fit, on in ((part.common, part.on), (part.pace, (part.usual_s,))):
+            shares = [scale * second for second in on]
+            spread = fit.spread(shares)
+            variance += spread[1]
+            updates.append((fit, shares, spread, weight))
+    for fit, shares, spread, weight in updates:
+        fit.learn(shares, spread, error, beside=max(0.0, variance - spread[1]), weight=weight)
     for part in parts:
         back = _LEVELLED * part.usual_s / together_s
         back *= math.log(part.pace.first_values[0] / part.pace.values[0])
-        part.pace.shift([back])
-        part.common.shift([-back] * _COSTS)
+        part.pace.shift((back,))
+        part.common.shift(_ALL_COSTS, times=-back)
 
 
 def _pace(factor: float, spread: float) -> Prior:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 _KEPT_SHARE = 0.98
 """Share of the information that is kept per further observation: about the last 50 count."""
@@ -70,38 +71,56 @@ class RecursiveFit:
     def __repr__(self) -> str:
         return f"<RecursiveFit {', '.join(f'{value:.2e}' for value in self.values)}, {self.observations} observations>"
 
-    def variance(self, shares: Sequence[float]) -> float:
-        """Variance of the log of a prediction to which each coefficient contributes its share."""
-        return self._spread(shares)[1]
+    def spread(self, shares: Sequence[float]) -> tuple[list[float], float]:
+        """How uncertain a prediction is to which each coefficient contributes its share: the covariance of each log
+        with that of the prediction, and the variance of the prediction's log."""
+        covariances, variance = [], 0.0
+        for share, row in zip(shares, self._covariance, strict=True):
+            covariance = sum(map(mul, row, shares))
+            covariances.append(covariance)
+            variance += covariance * share
+        return covariances, variance
 
-    def learn(self, shares: Sequence[float], error: float, *, beside: float = 0.0, weight: float = 1.0) -> None:
+    def learn(
+        self,
+        shares: Sequence[float],
+        spread: tuple[list[float], float],
+        error: float,
+        *,
+        beside: float = 0.0,
+        weight: float = 1.0,
+    ) -> None:
         """Move towards an observation: log(seen / predicted) is `error`, and `shares` are its derivatives by the logs.
 
-        The other inputs of the prediction have the variance `beside` and take their part of the error. `weight` is the
-        share of the prediction that these coefficients make: an observation with little information about them makes
-        them forget little. 17 us for four coefficients (busy 2.5 GHz core, 2026-11).
+        `spread` is that of these shares. The other inputs of the prediction have the variance `beside` and take their
+        part of the error. `weight` is the share of the prediction that these coefficients make: an observation with
+        little information about them makes them forget little.
         """
-        moved, variance = self._spread(shares)
+        moved, variance = spread
         most = max(_MOST, _SURPRISE * math.sqrt(beside + variance))
         error = max(-most, min(most, error))
-        if self._heed_drift(error, weight):
-            moved, variance = self._spread(shares)
+        self._bias += weight * _BIAS_SHARE * (max(-2 * _OUTLIER, min(2 * _OUTLIER, error)) - self._bias)
+        drift = abs(self._bias) - _QUIET
+        if drift > 0.0 and self.observations:
+            self._loosen(weight * _ALERT * drift * drift)
+            moved, variance = self.spread(shares)
         total = beside + _NOISE * max(1.0, abs(error) / _OUTLIER) + variance
-        step = error / total
-        self.shift([step * change for change in moved])
+        self.shift(moved, times=error / total)
         kept = _KEPT_SHARE if weight == 1.0 else _KEPT_SHARE**weight
-        for change, row in zip(moved, self._covariance, strict=True):
-            scale = change / total
-            for at, other in enumerate(moved):
-                row[at] = (row[at] - scale * other) / kept
+        covariance = self._covariance
+        for at, row in enumerate(covariance):
+            scale = moved[at] / total
+            for other in range(at, len(row)):
+                row[other] = covariance[other][at] = (row[other] - scale * moved[other]) / kept
         self._bound_covariance()
         self.observations += 1
 
-    def shift(self, by: Sequence[float]) -> None:
-        """Add the changes `by` to the logs of the first coefficients, as far as their bounds allow."""
+    def shift(self, by: Sequence[float], *, times: float = 1.0) -> None:
+        """Add `times` the changes `by` to the logs of the first coefficients, as far as their bounds allow."""
+        logs = self._logs
         for at, change in enumerate(by):
             low, high = self._bounds[at]
-            self._logs[at] = log = max(low, min(high, self._logs[at] + change))
+            logs[at] = log = max(low, min(high, logs[at] + times * change))
             self.values[at] = math.exp(log)
 
     def check(self) -> None:
@@ -114,28 +133,11 @@ class RecursiveFit:
             for other, value in enumerate(row):
                 assert value == self._covariance[other][at], f"{self!r}: the covariance is not symmetric"
 
-    def _spread(self, shares: Sequence[float]) -> tuple[list[float], float]:
-        """The covariance of each log with that of a prediction with these `shares`, and its variance."""
-        moved, variance = [], 0.0
-        for share, row in zip(shares, self._covariance, strict=True):
-            covariance = 0.0
-            for value, other in zip(row, shares, strict=True):
-                covariance += value * other
-            moved.append(covariance)
-            variance += covariance * share
-        return moved, variance
-
-    def _heed_drift(self, error: float, weight: float) -> bool:
-        """Follow the mean error. True if it is drift, so that the covariance has grown."""
-        self._bias += weight * _BIAS_SHARE * (max(-2 * _OUTLIER, min(2 * _OUTLIER, error)) - self._bias)
-        excess = abs(self._bias) - _QUIET
-        if excess <= 0.0 or not self.observations:
-            return False
-        share = weight * _ALERT * excess * excess
+    def _loosen(self, share: float) -> None:
+        """Restore this share of the first uncertainty."""
         for row, first in zip(self._covariance, self._first, strict=True):
             for at, value in enumerate(first):
                 row[at] += share * value
-        return True
 
     def _bound_covariance(self) -> None:
         """Clamp the covariance: unobserved directions would grow without end, and rounding can go below zero."""
@@ -147,7 +149,5 @@ class RecursiveFit:
                     # at == other is scaled twice, as it must be
                     row[other] *= factor
                     covariance[other][at] *= factor
-            row[at] = max(row[at], _LEAST_VARIANCE)
-        for at, row in enumerate(covariance):
-            for other in range(at):
-                row[other] = covariance[other][at]
+            elif row[at] < _LEAST_VARIANCE:
+                row[at] = _LEAST_VARIANCE

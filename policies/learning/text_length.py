@@ -246,7 +246,7 @@ def _between(least: int, value: float, most: int) -> int:
 
 def _solved(matrix: Array, pull: Array) -> Array:
     """The solution, with costs that would be negative set to 0."""
-    costs: Array = np.linalg.solve(matrix, pull)
+    costs = np.asarray(np.linalg.solve(matrix, pull), np.float64)
     free = np.ones(len(pull), np.bool_)
     while (costs < 0.0).any():
         free &= costs > 0.0
