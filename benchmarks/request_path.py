@@ -1,8 +1,9 @@
 """What one short request touches: our files, and calls of our functions, by file.
 
-    python benchmarks/request_path.py [--stream] [--calls]
+    python benchmarks/request_path.py [--backend fake|openai] [--stream] [--calls]
 
-A router with the policy, keys, index, quotas and metrics of an ordinary file serves a scripted backend (`kind: fake`).
+A router with the policy, keys, index, quotas and metrics of an ordinary file serves a scripted backend (`kind: fake`),
+or with `--backend openai` a small server with OpenAI's API, whose own calls are not counted.
 A few requests warm it up; then the calls of one request are counted with Python's profiler, from its first byte to the
 last. Background work that happens to run in these milliseconds (probes, lag, feeds) is left out: only calls below the
 handler of the request and below the tasks that it starts count.
@@ -16,6 +17,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -26,15 +28,18 @@ sys.path.insert(0, str(ROOT))
 
 from policies.sla.parse import parse
 from router.start.app import Router
+from tests.standins.openai_compatible import OpenAIServer
+from tests.standins.standin import running
 
 KEY = "a-key-for-measurements-only"
 SLA = """
 classes: {{chat: {{ttft_p95: 60s}}}}
 tenants: {{acme: {{keys: ["sha256:{key}"], limits: {{requests_per_minute: 100000, tokens_per_minute: 100M}}}}}}
-pools: {{own: {{kind: fake, at: ["a:1", "b:1"], model: m}}}}
+pools: {{own: {pool}}}
 rules: [{{class: chat}}]
 server: {{http: "127.0.0.1:0", grpc: off}}
 """
+FAKE = '{kind: fake, at: ["a:1", "b:1"], model: m}'
 OURS = tuple(f"{ROOT}/{package}/" for package in ("router", "policies", "backends", "shards", "http1"))
 BACKGROUND = ("supervise.py", "probes.py", "telemetry.py:measure_lag", "feeds.py", "discovery.py", "reload.py")
 
@@ -61,9 +66,16 @@ class Calls:
         self.by_function[str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname] += 1
 
 
-async def traced(*, stream: bool) -> Calls:
+async def traced(backend: str, *, stream: bool) -> Calls:
     """The calls of one request to a router that is warm."""
-    async with Router(parse(SLA.format(key=hashlib.sha256(KEY.encode()).hexdigest()))) as router:
+    async with AsyncExitStack() as stack:
+        pool = FAKE
+        if backend == "openai":
+            # several tokens, which come together
+            servers = [await stack.enter_async_context(running(OpenAIServer(text="Hi."))) for _ in range(2)]
+            pool = f"{{kind: openai_compatible, at: {[server.url for server in servers]}, model: m}}"
+        sla = SLA.format(key=hashlib.sha256(KEY.encode()).hexdigest(), pool=pool)
+        router = await stack.enter_async_context(Router(parse(sla)))
         assert await router.wait_until_reached(10)
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": stream})
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
@@ -87,10 +99,11 @@ async def traced(*, stream: bool) -> Calls:
 
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    reader.add_argument("--backend", choices=("fake", "openai"), default="fake", help="what answers; default: fake")
     reader.add_argument("--stream", action="store_true", help="ask for a stream of events")
     reader.add_argument("--calls", action="store_true", help="list every function")
     options = reader.parse_args()
-    calls = asyncio.run(traced(stream=options.stream))
+    calls = asyncio.run(traced(options.backend, stream=options.stream))
     files: Counter[str] = Counter()
     for (file, _), count in calls.by_function.items():
         files[file] += count

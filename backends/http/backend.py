@@ -53,6 +53,8 @@ class HttpBackend(ABC):
     _options: HttpOptions
     rank = 0
     _first: Self | None = None
+    _slots: int | None = None
+    """Requests that it runs at once, where its reports do not tell that."""
 
     def __init__(
         self,
@@ -170,20 +172,18 @@ class HttpBackend(ABC):
 
     def load(self) -> Load:
         """The newest report of this rank; configured values override the server's."""
-        loads = self._server._loads
+        loads = (self._first or self)._loads
         # a server that was started anew with fewer ranks reports nothing of this one
         load = loads[self.rank] if self.rank < len(loads) else _NO_REPORT
-        most = self._most_requests(load)
+        most = self._options.max_requests
+        if most is None:
+            most = self._slots if load.max_requests is None else load.max_requests
         if most == load.max_requests:
             return load
         # asked for each decision, which compares it with the one before
         if self._completed[0] is not load or self._completed[1].max_requests != most:
             self._completed = (load, replace(load, max_requests=most))
         return self._completed[1]
-
-    def _most_requests(self, load: Load) -> int | None:
-        """Requests that it runs at once, where `load` is its report; None where that is unknown."""
-        return load.max_requests if self._options.max_requests is None else self._options.max_requests
 
     def assets(self) -> Mapping[str, bytes]:
         """Nothing: the server keeps its files to itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -173,16 +173,19 @@ class HttpClient:
         the error that `exchange` defines.
         """
         answer, timer, reply = exchange.answer, None, None
+        loop = asyncio.get_running_loop()
+        due_at = None if deadline_s is None else loop.time() + deadline_s
         self.open_requests += 1
         try:
-            began_at = _now()
-            async with _limited(deadline_s):
+            if due_at is None:
                 reply = await self._post(exchange, headers)
+            else:
+                async with asyncio.timeout_at(due_at):
+                    reply = await self._post(exchange, headers)
             self._replies.add(reply)
             async with reply:
-                if deadline_s is not None:
-                    due_at = began_at + deadline_s
-                    timer = asyncio.get_running_loop().call_at(due_at, reply.fail, TimeoutError("the deadline passed"))
+                if due_at is not None:
+                    timer = loop.call_at(due_at, reply.fail, TimeoutError("the deadline passed"))
                 if reply.status != 200:
                     body = await _read_at_most(reply, MOST_ERROR_BYTES)
                     raise exchange.error_of(self.name, reply.status, body, reply.headers)
@@ -193,7 +196,8 @@ class HttpClient:
                         break
                 for delta in answer.end():
                     yield delta
-                await _read_to_end(reply)
+                if not reply.is_whole:
+                    await _read_to_end(reply)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.name} could not finish before the deadline") from error
         except AnswerError as error:
@@ -273,17 +277,9 @@ def decoded(page: Page, name: str, what: str) -> Any:
         raise BackendFailed(f"{name} answered nonsense when asked for {what}") from error
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def _limited(seconds: float | None) -> AbstractAsyncContextManager[Any]:
-    return nullcontext() if seconds is None else asyncio.timeout(seconds)
-
-
 def _decode(reply: Reply) -> None:
     """Have a body decoded that the server compressed unasked."""
-    if "content-encoding" in reply.headers:
+    if "content-encoding" in reply.headers.lowered():
         reply.decode(MOST_DECODED_BYTES)
 
 
@@ -297,8 +293,7 @@ async def _read_at_most(reply: Reply, limit_bytes: int) -> bytes:
 
 async def _read_to_end(reply: Reply) -> None:
     """Let the connection be reused, if the server ends its reply soon after the last event."""
-    if not reply.is_whole:
-        with suppress(AnswerError, TimeoutError):
-            async with asyncio.timeout(_LAST_CHUNK_S):
-                while await reply.read():
-                    pass
+    with suppress(AnswerError, TimeoutError):
+        async with asyncio.timeout(_LAST_CHUNK_S):
+            while await reply.read():
+                pass

@@ -57,7 +57,6 @@ class LlamaCpp(OpenAICompatible):
     ) -> None:
         super().__init__(name, url, pool=pool, options=options, clock=clock)
         self._is_native = True
-        self._slots: int | None = None
 
     async def probe(self) -> None:
         """Learn model, slots and load; raises BackendFailed if it is ill or still loads its model."""
@@ -73,11 +72,6 @@ class LlamaCpp(OpenAICompatible):
         if self._loads[0].reported_at is None:
             # it was started without --metrics
             await self._take_report("/slots", load_of_slots)
-
-    def _most_requests(self, load: Load) -> int | None:
-        """What was configured, else what the report says, else the number of slots."""
-        most = super()._most_requests(load)
-        return self._slots if most is None else most
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
         """The client's body, or else its token ids to the native API. Raises InvalidRequest for what is not known."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from policies.nouns import Decision, Outcome, Prices, Request, Usage
 from policies.quota.budget import charge_of
 from router.call.observer import Account
 from router.operate.dashboard.window import Sketch, Window
-
-T = TypeVar("T")
 
 _NO_USAGE = Usage()
 
@@ -101,12 +98,21 @@ class ClassMinute:
     steps: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(slots=True)
+class Seen:
+    """What one slot of the window has seen, by names."""
+
+    classes: defaultdict[str, ClassMinute] = field(default_factory=lambda: defaultdict(ClassMinute))
+    tenants: defaultdict[str, Totals] = field(default_factory=lambda: defaultdict(Totals))
+    backends: defaultdict[str, Totals] = field(default_factory=lambda: defaultdict(Totals))
+
+
 class Board:
     """A listener of telemetry. `clock` is the router's, `prices` what tokens cost now, and `reports_cache` says whether
     a backend reports how much of a prompt was cached.
 
-    Names of tenants, classes and backends come from the SLA file, so there are as many windows as it has names, and
-    one more for whoever was not known.
+    Names of tenants, classes and backends come from the SLA file, so a slot has as many entries as that has names, and
+    one more for calls of an unknown tenant.
     """
 
     def __init__(
@@ -122,9 +128,7 @@ class Board:
         self._keys = 0
         self._number = 0
         self.revision = 0
-        self._classes: dict[str, Window[ClassMinute]] = {}
-        self._tenants: dict[str, Window[Totals]] = {}
-        self._backends: dict[str, Window[Totals]] = {}
+        self._window: Window[Seen] = Window(Seen)
         self.totals: dict[tuple[str, str], Totals] = {}
         """(tenant, model) -> all of it since the router started."""
 
@@ -136,10 +140,7 @@ class Board:
         before = self._newest.get(request.id)
         if before is not None and before.ended_at is None:
             self._retried(before)
-        row = self._row(request.id, request.tenant, request.service_class)
-        row.asked, row.decision = request, decision
-        self._keys += len(request.block_keys)
-        self._make_room()
+        self._add(request.id, request.tenant, request.service_class, request, decision)
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
         """See Listener."""
@@ -148,9 +149,10 @@ class Board:
         rows = self._rows_of(account)
         chosen = [row.decision.chosen for row in rows if row.decision is not None and row.decision.chosen is not None]
         is_reported = all(map(self._reports_cache, chosen))
-        for sums in (self._window(self._tenants, account.tenant, Totals).at(at), self._total(account)):
+        seen = self._window.at(at)
+        for sums in (seen.tenants[account.tenant], self._total(account)):
             sums.count(word, usage, cost, is_reported=is_reported)
-        minute = self._window(self._classes, account.service_class, ClassMinute).at(at)
+        minute = seen.classes[account.service_class]
         minute.outcomes[word] += 1
         ttft_s = None if account.first_at is None else account.first_at - account.started_at
         if ttft_s is not None:
@@ -164,12 +166,11 @@ class Board:
             row.usage = usage if len(rows) == 1 else _NO_USAGE
             self._changed(row)
             if row.decision is not None and row.decision.chosen is not None:
-                sums = self._window(self._backends, row.decision.chosen, Totals).at(at)
-                sums.count(word, row.usage, cost, is_reported=is_reported)
+                seen.backends[row.decision.chosen].count(word, row.usage, cost, is_reported=is_reported)
 
     def missed(self, service_class: str, step: str) -> None:
         """See Listener."""
-        self._window(self._classes, service_class, ClassMinute).at(self._clock()).steps[step] += 1
+        self._window.at(self._clock()).classes[service_class].steps[step] += 1
 
     def rows(self, since: int = 0) -> Iterator[Row]:
         """What has changed after revision `since`, oldest decision first."""
@@ -181,7 +182,7 @@ class Board:
 
     def of_class(self, name: str, now: float) -> ClassMinute:
         """What the class has seen in the window that ends with `now`."""
-        minutes = list(self._classes[name].within(now)) if name in self._classes else []
+        minutes = [seen.classes[name] for seen in self._window.within(now) if name in seen.classes]
         outcomes: Counter[str] = Counter()
         steps: Counter[str] = Counter()
         for minute in minutes:
@@ -192,11 +193,11 @@ class Board:
 
     def of_tenant(self, name: str, now: float) -> Totals:
         """What the tenant has used in the window that ends with `now`."""
-        return _sum(self._tenants.get(name), now)
+        return _sum(seen.tenants[name] for seen in self._window.within(now) if name in seen.tenants)
 
     def of_backend(self, name: str, now: float) -> Totals:
         """What the backend has answered in the window that ends with `now`."""
-        return _sum(self._backends.get(name), now)
+        return _sum(seen.backends[name] for seen in self._window.within(now) if name in seen.backends)
 
     def check(self) -> None:
         """The bounds hold, and whatever can be found by its name is still remembered."""
@@ -205,29 +206,35 @@ class Board:
         assert self._keys <= MOST_KEYS or len(self._rows) == 1, f"{self!r} has too many keys"
         assert set(self._newest.values()) <= set(self._rows), f"{self!r} finds what it has forgotten"
 
-    def _row(self, request: str, tenant: str, service_class: str) -> Row:
+    def _add(
+        self,
+        request: str,
+        tenant: str,
+        service_class: str,
+        asked: Request | None = None,
+        decision: Decision | None = None,
+    ) -> Row:
+        """A row at the end; the oldest go where there is no more room."""
         self._number += 1
         self.revision += 1
-        row = Row(self._number, self.revision, request, tenant, service_class, self._clock())
+        row = Row(self._number, self.revision, request, tenant, service_class, self._clock(), asked, decision)
         self._rows.append(row)
         self._newest[request] = row
-        return row
-
-    def _make_room(self) -> None:
+        self._keys += _keys_of(row)
         while len(self._rows) > MOST_ROWS or (self._keys > MOST_KEYS and len(self._rows) > 1):
             gone = self._rows.popleft()
             self._keys -= _keys_of(gone)
             if self._newest.get(gone.request) is gone:
                 del self._newest[gone.request]
+        return row
 
     def _retried(self, row: Row) -> None:
         """What was decided here came to nothing, and is decided again."""
         row.outcome, row.ended_at = "retried", self._clock()
         self._changed(row)
         if row.decision is not None and row.decision.chosen is not None:
-            self._window(self._backends, row.decision.chosen, Totals).at(row.ended_at).count(
-                "retried", _NO_USAGE, 0, is_reported=True
-            )
+            sums = self._window.at(row.ended_at).backends[row.decision.chosen]
+            sums.count("retried", _NO_USAGE, 0, is_reported=True)
 
     def _changed(self, row: Row) -> None:
         self.revision += 1
@@ -235,14 +242,13 @@ class Board:
 
     def _rows_of(self, account: Account) -> list[Row]:
         """The rows of a call: of its prompt, of its prompts, or a new one if nothing was decided for it."""
-        if account.id in self._newest:
-            return [self._newest[account.id]]
+        if (only := self._newest.get(account.id)) is not None:
+            return [only]
         rows: list[Row] = []
         while f"{account.id}-{len(rows)}" in self._newest:
             rows.append(self._newest[f"{account.id}-{len(rows)}"])
         if not rows:
-            rows.append(self._row(account.id, account.tenant, account.service_class))
-            self._make_room()
+            rows.append(self._add(account.id, account.tenant, account.service_class))
         return rows
 
     def _total(self, account: Account) -> Totals:
@@ -251,17 +257,10 @@ class Board:
             who = ("others", "")
         return self.totals.setdefault(who, Totals())
 
-    @staticmethod
-    def _window(windows: dict[str, Window[T]], name: str, make: Callable[[], T]) -> Window[T]:
-        window = windows.get(name)
-        if window is None:
-            window = windows[name] = Window(make)
-        return window
 
-
-def _sum(window: Window[Totals] | None, now: float) -> Totals:
+def _sum(parts: Iterable[Totals]) -> Totals:
     whole = Totals()
-    for part in window.within(now) if window else ():
+    for part in parts:
         whole.add(part)
     return whole
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from policies.learning.cost import Latency
 from policies.prefix.parity import Doubt, ParityReport, Trust
@@ -15,11 +16,27 @@ _TRUST = {Trust.PROVEN: 1.0, Trust.UNPROVEN: 0.5, Trust.BROKEN: 0.0}
 _ERROR = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10)
 
 
+class _Learnt:
+    """What was last learnt of one backend."""
+
+    __slots__ = ("latency",)
+
+    def __init__(self, latency: Latency) -> None:
+        self.latency = latency
+
+    def __repr__(self) -> str:
+        return f"<_Learnt {self.latency}>"
+
+    def coefficient(self, name: str) -> float:
+        """The coefficient of this name."""
+        return float(getattr(self.latency, name))
+
+
 class BackendMetrics(ClusterListener):
     """What `metrics` show of a cluster that it listens to, of its discovery and of its cache events."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics, self._child = metrics, metrics.child
+        self._metrics, self._learnt = metrics, dict[str, _Learnt]()
         backend, source = ("backend",), ("pool", "source")
         gauge, counter = metrics.gauge, metrics.counter
         self._in_flight = gauge("backend_in_flight", "Requests that this router has at a backend", backend)
@@ -58,57 +75,63 @@ class BackendMetrics(ClusterListener):
 
     def in_flight(self, backend: str, count: int) -> None:
         """This router has `count` requests at `backend`."""
-        self._child(self._in_flight, backend).set(count)
+        self._in_flight[backend].set(count)
 
     def health(self, backend: str, healthy: bool) -> None:
         """`backend` may get requests, or not."""
-        self._child(self._healthy, backend).set(int(healthy))
+        self._healthy[backend].set(int(healthy))
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
         """A first token of `backend` took `seen_s`; when its request was sent, `predicted_s` were expected."""
         if seen_s > 0:
-            self._child(self._error, backend).observe(abs(predicted_s - seen_s) / seen_s)
-        self._child(self._off, backend, "predicted").inc(predicted_s)
-        self._child(self._off, backend, "seen").inc(max(0.0, seen_s))
+            self._error[backend].observe(abs(predicted_s - seen_s) / seen_s)
+        self._off[backend, "predicted"].inc(predicted_s)
+        self._off[backend, "seen"].inc(max(0.0, seen_s))
 
     def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
         """What is known of `backend` by now; None: it tells itself how many requests it takes."""
-        for name in Latency.__struct_fields__:
-            self._child(self._latency, backend, name).set(getattr(latency, name))
+        learnt = self._learnt.get(backend)
+        if learnt is None:
+            learnt = self._learnt[backend] = _Learnt(latency)
+            for name in Latency.__struct_fields__:
+                # changes with each answer, and is read only when metrics are collected
+                self._latency[backend, name].set_function(partial(learnt.coefficient, name))
+        learnt.latency = latency
         if adaptive_limit is not None:
-            self._child(self._limit, backend).set(adaptive_limit)
+            self._limit[backend].set(adaptive_limit)
 
     def drafted(self, backend: str, tokens: int, accepted: int) -> None:
         """Since its start `backend` has verified so many guessed `tokens`, and drawn `accepted` of them."""
-        self._child(self._drafts, backend, "verified").set(tokens)
-        self._child(self._drafts, backend, "accepted").set(accepted)
+        self._drafts[backend, "verified"].set(tokens)
+        self._drafts[backend, "accepted"].set(accepted)
 
     def discovered(self, pool: str, source: str, addresses: int) -> None:
         """`source` told that `pool` has backends at so many addresses."""
-        self._child(self._found, pool, source).set(addresses)
-        self._child(self._source_well, pool, source).set(1)
+        self._found[pool, source].set(addresses)
+        self._source_well[pool, source].set(1)
 
     def discovery_failed(self, pool: str, source: str) -> None:
         """`source` could not be asked; what it told last stays."""
-        self._child(self._source_well, pool, source).set(0)
-        self._child(self._source_failed, pool, source).inc()
+        self._source_well[pool, source].set(0)
+        self._source_failed[pool, source].inc()
 
     def feed(self, health: FeedHealth) -> None:
         """How well one source of cache events is heard now."""
-        self._child(self._feed_confidence, str(health.source)).set(health.confidence)
+        self._feed_confidence[str(health.source)].set(health.confidence)
         for what in ("batches", "gaps", "resyncs", "restarts", "cleared", "undecodable", "dropped"):
-            self._child(self._feed_counts, str(health.source), what).set(getattr(health.counts, what))
+            self._feed_counts[str(health.source), what].set(getattr(health.counts, what))
 
     def compared(self, backend: str, what: Doubt, *, is_equal: bool) -> None:
         """An answer of `backend`, or what its events told of it, was as the router had computed, or was not."""
-        self._child(self._compared, backend, what.value, "equal" if is_equal else "different").inc()
+        self._compared[backend, what.value, "equal" if is_equal else "different"].inc()
 
     def trusted(self, report: ParityReport) -> None:
         """How far the events of a backend are believed now."""
-        self._child(self._trust, report.backend, report.model).set(_TRUST[report.trust])
+        self._trust[report.backend, report.model].set(_TRUST[report.trust])
 
     def forget(self, backend: str, sources: Sequence[str] = ()) -> None:
         """`backend` is no part of the cluster any more: nothing is told of it, nor of its `sources` of cache events."""
+        self._learnt.pop(backend, None)
         self._metrics.forget("backend", backend)
         for source in sources:
             self._metrics.forget("source", source)

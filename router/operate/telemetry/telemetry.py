@@ -103,14 +103,13 @@ class Telemetry:
             ("model",),
             _SHARES,
         )
-        self._exact = made.gauge("replicas_exact", "1 if all that other routers tell is known here", ())
-        self._others = made.gauge("replicas_heard", "Other routers that were heard of in the last seconds", ())
+        self._exact = made.gauge("replicas_exact", "1 if all that other routers tell is known here", ())[()]
+        self._others = made.gauge("replicas_heard", "Other routers that were heard of in the last seconds", ())[()]
         self._events = made.counter("events", "Things that happen rarely, by name", ("event",))
-        self._lag = made.histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)
-        self._worst_lag = made.gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())
+        self._lag = made.histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)[()]
+        self._worst_lag = made.gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())[()]
         self.worst_lag_s = 0.0
         self._listeners: list[Listener] = []
-        self._child = made.child
 
     def __repr__(self) -> str:
         return f"<Telemetry, worst lag {self.worst_lag_s * 1000:.1f} ms>"
@@ -160,7 +159,7 @@ class Telemetry:
 
         `config_version` names the SLA file that decided.
         """
-        self._child(self._decided, decision.policy, decision.chosen or "none").inc()
+        self._decided[decision.policy, decision.chosen or "none"].inc()
         for listener in self._listeners:
             listener.decided(request, decision)
         if _decisions.isEnabledFor(logging.INFO):
@@ -171,39 +170,40 @@ class Telemetry:
 
     def config(self, version: str) -> None:
         """The SLA file of this `version` decides from now on."""
-        self._config.clear()
-        self._config.labels(version).set(1)
+        for other in tuple(self._config):
+            self._config.forget(0, str(other))
+        self._config[version].set(1)
 
     def reloaded(self, *, accepted: bool) -> None:
         """A changed SLA file was read, and took effect or was refused."""
-        self._child(self._reloads, "accepted" if accepted else "refused").inc()
+        self._reloads["accepted" if accepted else "refused"].inc()
 
     def waiting(self, service_class: str, count: int) -> None:
         """So many requests of the class wait for room."""
-        self._child(self._waiting, service_class).set(count)
+        self._waiting[service_class].set(count)
 
     def queued(self, request: Request, seconds: float) -> None:
         """`request` found a backend after `seconds` in the router."""
-        self._child(self._queue_s, request.tenant, request.service_class).observe(seconds)
+        self._queue_s[request.tenant, request.service_class].observe(seconds)
 
     def estimated(self, model: str, error: float) -> None:
         """A backend counted a prompt of `model`, and its estimated length was off by this share of that."""
-        self._child(self._estimate_error, model).observe(error)
+        self._estimate_error[model].observe(error)
 
     def missed(self, service_class: str, step: str) -> None:
         """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
-        self._child(self._misses, service_class, step).inc()
+        self._misses[service_class, step].inc()
         for listener in self._listeners:
             listener.missed(service_class, step)
 
     def undecided(self, count: int) -> None:
         """So many lines of the decision log were dropped; may be told from any thread."""
-        self._child(self._events, "decision_log_dropped").inc(count)
+        self._events["decision_log_dropped"].inc(count)
 
     def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
         """Count what the shadow file would have done otherwise with `request`."""
         for what in [one.what for one in differences] or ["none"]:
-            self._child(self._shadow, what).inc()
+            self._shadow[what].inc()
         if differences and _shadows.isEnabledFor(logging.INFO):
             _shadows.info(Facts({"request": request.id, "differences": msgspec.to_builtins(differences)}))
 
@@ -232,7 +232,7 @@ class Telemetry:
 
     def event(self, name: str) -> None:
         """Count something that happens rarely. `name` comes from a closed list."""
-        self._child(self._events, name).inc()
+        self._events[name].inc()
 
     async def measure_lag(self, every_s: float = 0.02) -> None:
         """Watch how late the event loop is, until cancelled."""
@@ -261,21 +261,21 @@ class Telemetry:
         outcome, code, ids = outcome_of(failure), code_of(failure), account.trace.ids
         for listener in self._listeners:
             listener.ended(account, outcome, code, now)
-        self._child(self._requests, *who, outcome.value).inc()
+        self._requests[*who, outcome.value].inc()
         if failure is not None:
-            self._child(self._refusals, code).inc()
-        self._child(self._total, *who).observe(now - account.started_at)
+            self._refusals[code].inc()
+        self._total[*who].observe(now - account.started_at)
         if account.first_at is not None and account.last_at is not None:
             exemplar = None if ids is None else ids._asdict()
-            self._child(self._ttft, *who).observe(account.first_at - account.started_at, exemplar)
+            self._ttft[*who].observe(account.first_at - account.started_at, exemplar)
             if usage.completion_tokens > 1:
                 spread = (account.last_at - account.first_at) / (usage.completion_tokens - 1)
-                self._child(self._tpot, *who).observe(spread)
-        self._child(self._tokens, *who, "prompt").inc(usage.prompt_tokens)
+                self._tpot[*who].observe(spread)
+        self._tokens[*who, "prompt"].inc(usage.prompt_tokens)
         if usage.cached_tokens:
             # a zero may mean that the backend does not report them; a series that is not there says so
-            self._child(self._tokens, *who, "cached").inc(usage.cached_tokens)
-        self._child(self._tokens, *who, "completion").inc(usage.completion_tokens)
+            self._tokens[*who, "cached"].inc(usage.cached_tokens)
+        self._tokens[*who, "completion"].inc(usage.completion_tokens)
         if ids is not None:
             asked = (account.path, account.model)
             account.trace.end(Answered(outcome, code, *asked, *who, account.rule, usage, account.inputs))

@@ -17,7 +17,7 @@ async def read_body(http: Request, gateway: Gateway) -> bytes:
 
     Raises RequestTooLarge as soon as that is known, InvalidRequest, CallerGone.
     """
-    encoding = http.headers.get("content-encoding", "").strip().lower() or "identity"
+    encoding = http.headers.lowered().get("content-encoding", "").strip().lower() or "identity"
     if encoding not in CODINGS:
         # read as it is, it would be nonsense
         hint = f"send it as {', '.join(CODINGS)}"

@@ -98,7 +98,8 @@ class HttpEndpoints:
                     if is_preflight(request):
                         return preflight(request, origins)
                 by_method = self._routes.at(request.path)
-                handler = None if by_method is None else by_method.get(_method(request))
+                method = "GET" if request.method == "HEAD" else request.method
+                handler = None if by_method is None else by_method.get(method)
                 return self._misdirected(request, by_method) if handler is None else await handler(request)
         except ExpectedError as error:
             return failure_response(_shape(request)(error), error, headers={})
@@ -190,7 +191,8 @@ class HttpCaller:
     """One POST of a client, as the pipeline sees it; streamed or collected."""
 
     def __init__(self, http: Request, gateway: Gateway, dialect: Dialect) -> None:
-        self.id, self.key, self.trace = gateway.new_id(), key_in(http.headers), w3c_headers(http.headers)
+        headers = http.headers.lowered()
+        self.id, self.key, self.trace = gateway.new_id(), key_in(headers), w3c_headers(headers)
         self._http, self._gateway, self._dialect = http, gateway, dialect
         self._head = Head(dialect.prefix + self.id, gateway.unix_time_s(), "")
         self._ask: Ask | None = None
@@ -268,13 +270,13 @@ class HttpCaller:
         usage = usage_sum(self._usages.values())
         if self._events is None:
             body = self._dialect.whole(self._head, self._answers, usage)
-            return Response(200, body, {**_JSON, **self._headers()})
+            return Response(200, body, _JSON | self._answer_headers())
         return await self._end(self._events.end(usage) if self._ending is None else self._ending)
 
     async def fail(self, error: ExpectedError) -> Reply:
         """Tell the client of `error`: as a status if none was sent yet, else as the last event of the stream."""
         if self._response is None or self._events is None:
-            headers = {**self._named(), **self._why()}
+            headers = self._headers()
             return failure_response(self._dialect.failure(error), error, headers=headers)
         return await self._end(self._events.fail(error))
 
@@ -317,23 +319,25 @@ class HttpCaller:
 
     def _begun(self) -> Stream:
         if self._response is None:
-            self._response = self._http.start(200, {**_SSE, **self._headers()})
+            self._response = self._http.start(200, _SSE | self._answer_headers())
         return self._response
 
     def _headers(self) -> dict[str, str]:
-        headers = {**self._named(), **self._why()}
+        """What every answer tells of the call."""
+        # the second is what Anthropic's clients look for
+        headers = {"X-Request-Id": self.id, "Request-Id": self.id, **self._limits}
+        if self._explanation is not None:
+            headers["X-Pointsman-Decision"] = as_header(self._explanation)
+        return headers
+
+    def _answer_headers(self) -> dict[str, str]:
+        """The same, and where it was answered."""
+        headers = self._headers()
         if (where := self._placement) is not None:
             headers["X-Pointsman-Backend"] = shown_name(where.backend)
             headers["X-Pointsman-Class"] = where.request.service_class
             headers["X-Pointsman-Tenant"] = where.request.tenant
         return headers
-
-    def _named(self) -> dict[str, str]:
-        # the second is what Anthropic's clients look for
-        return {"X-Request-Id": self.id, "Request-Id": self.id, **self._limits}
-
-    def _why(self) -> dict[str, str]:
-        return {} if self._explanation is None else {"X-Pointsman-Decision": as_header(self._explanation)}
 
 
 def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping[str, str]) -> Response:
@@ -347,10 +351,6 @@ def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping
 def json_response(body: Any, status: int = 200) -> Response:
     """`body` as JSON."""
     return Response(status, msgspec.json.encode(body), _JSON)
-
-
-def _method(request: Request) -> str:
-    return "GET" if request.method == "HEAD" else request.method
 
 
 def _shape(request: Request) -> Callable[..., Failure]:

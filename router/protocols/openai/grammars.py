@@ -40,13 +40,9 @@ def _all_in(fields: Common) -> Iterator[Grammar]:
         yield _of_format(fields.response_format)
     if fields.structured_outputs is not None:
         yield from _of_vllm(fields.structured_outputs, "structured_outputs.")
-    older = StructuredOutputs(
-        json=fields.guided_json,
-        regex=fields.guided_regex,
-        choice=fields.guided_choice,
-        grammar=fields.guided_grammar,
-    )
-    yield from _of_vllm(older, "guided_")
+    older = (fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar)
+    if older != (None, None, None, None):
+        yield from _of_vllm(StructuredOutputs(*older), "guided_")
 
 
 def _of_format(shape: ResponseFormat) -> Grammar:

@@ -6,7 +6,8 @@ Strict about the fields that Pointsman understands, tolerant of all others: they
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
@@ -26,7 +27,18 @@ COMPLETION_PATH = "/v1/completions"
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI's completions endpoint gives where `max_tokens` is left out."""
 
-_Value = TypeVar("_Value")
+_AS_GIVEN = MappingProxyType(
+    {
+        "min_p": "min_p",
+        "repetition_penalty": "repetition_penalty",
+        "presence_penalty": "presence_penalty",
+        "frequency_penalty": "frequency_penalty",
+        "min_tokens": "min_new_tokens",
+        "n": "choices",
+        "ignore_eos": "ignore_eos",
+    }
+)
+"""Fields of a body that mean what a field of Sampling means: the former's name -> the latter's."""
 
 _HINTS = {
     "model": "GET /v1/models lists the models",
@@ -72,15 +84,16 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
     chat = chat_in(fields, body)
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+    sampling = _sampling(fields, logprobs)
     return Ask(
         model=fields.model,
         inputs=(chat,),
         bodies=(body,),
         natives=(Native(CHAT_PATH, body),),
         path=CHAT_PATH,
-        sampling=_sampling(fields, logprobs),
+        sampling=sampling,
         max_new_tokens=_checked_limit(limit, fields),
-        needs=_needs(fields, logprobs, has_media=chat.media > 0),
+        needs=_needs(sampling, has_media=chat.media > 0),
         **_common(fields, headers or {}),
     )
 
@@ -88,11 +101,12 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
 def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
     """The conversation of `body`, which says `fields`. Raises InvalidRequest."""
     continues = bool(fields.continue_final_message)
-    parts = [_parts(one, raw, at) for at, (one, raw) in enumerate(zip(fields.messages, body["messages"], strict=True))]
+    raws = body["messages"]
+    parts = [_parts(message, raw, at) for at, (message, raw) in enumerate(zip(fields.messages, raws, strict=True))]
     variables = fields.chat_template_kwargs or {}
     own = variables.get("chat_template") if fields.chat_template is None else fields.chat_template
     return Chat(
-        messages=[message_of(raw, some) for raw, some in zip(body["messages"], parts, strict=True)],
+        messages=[message_of(raw, some) for raw, some in zip(raws, parts, strict=True)],
         tools=[tool_of(tool) for tool in body["tools"]] if fields.tools else None,
         variables={**variables, **_more_variables(fields)},
         opens_answer=fields.add_generation_prompt is not False and not continues,
@@ -126,6 +140,7 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
     natives = [body] if is_one else [{**body, "prompt": prompt} for prompt in prompts]
     echoes = bool(fields.echo) and not scores_prompt
     only_echo = bool(fields.echo) and fields.max_tokens == 0
+    sampling = _sampling(fields, fields.logprobs)
     # the router answers `echo` itself where a backend does not: one that knew it in these would repeat the prompt
     bodies = [_without_echo(each) for each in natives] if echoes else natives
     return Ask(
@@ -134,14 +149,13 @@ def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = 
         bodies=tuple(bodies),
         natives=tuple(Native(COMPLETION_PATH, each) for each in natives),
         path=COMPLETION_PATH,
-        sampling=_sampling(fields, fields.logprobs),
+        sampling=sampling,
         max_new_tokens=1 if only_echo else _checked_limit(fields.max_tokens, fields),
         only_echo=only_echo,
         usual_new_tokens=COMPLETION_MAX_TOKENS,
         echo=echoes,
         needs=_needs(
-            fields,
-            fields.logprobs,
+            sampling,
             takes_ids=not all(isinstance(prompt, str) for prompt in prompts),
             has_suffix=bool(fields.suffix),
             scores_prompt=scores_prompt,
@@ -156,8 +170,7 @@ def _without_echo(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _needs(
-    fields: Common,
-    logprobs: int | None,
+    sampling: Sampling,
     *,
     takes_ids: bool = False,
     has_media: bool = False,
@@ -166,14 +179,14 @@ def _needs(
 ) -> frozenset[Capability]:
     needed = {
         Capability.MEDIA: has_media,
-        Capability.STRUCTURED_OUTPUT: grammar_in(fields) is not None,
+        Capability.STRUCTURED_OUTPUT: sampling.grammar is not None,
         Capability.TOKEN_IDS: takes_ids,
-        Capability.LOGPROBS: logprobs is not None,
+        Capability.LOGPROBS: sampling.top_logprobs is not None,
         Capability.SUFFIX: has_suffix,
         Capability.PROMPT_LOGPROBS: scores_prompt,
-        Capability.CHOICES: _given(fields.n, 1) > 1,
+        Capability.CHOICES: sampling.choices > 1,
     }
-    return frozenset(capability for capability, is_needed in needed.items() if is_needed)
+    return frozenset([capability for capability, is_needed in needed.items() if is_needed])
 
 
 def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -189,9 +202,13 @@ def _common(fields: Common, headers: Mapping[str, str]) -> dict[str, Any]:
         "priority": headers.get("x-pointsman-priority") or None,
         "session": headers.get("x-pointsman-session") or None,
         "explain": headers.get("x-pointsman-explain") == "1",
-        "metadata": {name: value for name, value in (fields.metadata or {}).items() if isinstance(value, str)},
+        "metadata": _texts_in(fields.metadata) if fields.metadata else {},
         "headers": headers,
     }
+
+
+def _texts_in(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in metadata.items() if isinstance(value, str)}
 
 
 def _checked_limit(limit: int | None, fields: Common) -> int | None:
@@ -204,32 +221,26 @@ def _checked_limit(limit: int | None, fields: Common) -> int | None:
 
 
 def _sampling(fields: Common, top_logprobs: int | None) -> Sampling:
-    top_p = _given(fields.top_p, 1.0)
+    given: dict[str, Any] = {}
+    for name, ours in _AS_GIVEN.items():
+        value = getattr(fields, name)
+        if value is not None:
+            given[ours] = value
     stop = fields.stop
     return Sampling(
         # an empty nucleus leaves the likeliest token: the same as greedy
-        temperature=_given(fields.temperature, 1.0) if top_p else 0.0,
-        top_p=top_p or 1.0,
-        top_k=max(0, _given(fields.top_k, 0)),
-        min_p=_given(fields.min_p, 0.0),
-        repetition_penalty=_given(fields.repetition_penalty, 1.0),
-        presence_penalty=_given(fields.presence_penalty, 0.0),
-        frequency_penalty=_given(fields.frequency_penalty, 0.0),
+        temperature=0.0 if fields.top_p == 0 else 1.0 if fields.temperature is None else fields.temperature,
+        top_p=fields.top_p or 1.0,
+        top_k=max(0, fields.top_k or 0),
         # backends take unsigned seeds
         seed=None if fields.seed is None else fields.seed % 2**64,
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
-        ignore_eos=bool(fields.ignore_eos),
-        min_new_tokens=_given(fields.min_tokens, 0),
         top_logprobs=top_logprobs,
-        logit_bias=_logit_bias(fields.logit_bias or {}),
-        choices=_given(fields.n, 1),
+        logit_bias=_logit_bias(fields.logit_bias) if fields.logit_bias else {},
         grammar=grammar_in(fields),
+        **given,
     )
-
-
-def _given(value: _Value | None, default: _Value) -> _Value:
-    return default if value is None else value
 
 
 def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
@@ -242,12 +253,17 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
 
 def _media_in(messages: Sequence[Message]) -> int:
     """How many parts of `messages` are no text."""
-    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
-    return sum(isinstance(part, Part) and part.type in MEDIA_PARTS for part in parts)
+    count = 0
+    for message in messages:
+        if isinstance(message.content, list):
+            count += sum(isinstance(part, Part) and part.type in MEDIA_PARTS for part in message.content)
+    return count
 
 
 def _forced(fields: ChatBody) -> frozenset[str]:
     """The tools of which one must be called: all, or the one that is named. Raises InvalidRequest if there is none."""
+    if fields.tool_choice is None:
+        return frozenset()
     names = frozenset(tool.function.name for tool in fields.tools or ())
     if not isinstance(fields.tool_choice, dict) or fields.tool_choice.get("type") != "function":
         return names if fields.tool_choice == "required" else frozenset()
@@ -291,7 +307,7 @@ def _part(part: Part | str, raw: Any, param: str) -> Mapping[str, Any] | None:
 
 
 def _refuse_unsupported(fields: CompletionBody) -> None:
-    if fields.best_of is not None and fields.best_of != _given(fields.n, 1):
+    if fields.best_of is not None and fields.best_of != (1 if fields.n is None else fields.n):
         raise InvalidRequest("`best_of` must equal `n`", hint="leave `best_of` out", param="best_of")
 
 

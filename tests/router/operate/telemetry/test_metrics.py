@@ -36,7 +36,7 @@ def test_metrics_are_made_in_one_place_alone() -> None:
 def test_the_page_has_every_event_and_no_other() -> None:
     sources = "".join(file.read_text() for file in (ROOT / "router").rglob("*.py"))
     told = set(re.findall(r'(?:\.|on_)event\(\s*"(\w+)"', sources)) | set(
-        re.findall(r'self\._events, "(\w+)"', sources)
+        re.findall(r'self\._events\["(\w+)"\]', sources)
     )
     told |= {f"{what}_{fault}" for what in ("quota_store", "replicas") for fault in Fault}
     told |= {f"replicas_snapshot_{why}" for why in re.findall(r'raise Unfit\("(\w+)"\)', sources)}
@@ -61,8 +61,8 @@ def test_a_metric_that_would_get_too_many_series_counts_the_rest_as_other() -> N
     metrics = Metrics(registry, most_series=3)
     counter = metrics.counter("x", "x", ("a", "b"))
     for number in range(10):
-        metrics.child(counter, str(number), "b").inc()
-    metrics.child(counter, "0", "b").inc()
+        counter[str(number), "b"].inc()
+    counter["0", "b"].inc()
     assert series(registry, "x_total") == {("0", "b"): 2, ("1", "b"): 1, ("2", "b"): 1, (OTHER, OTHER): 7}
     assert repr(metrics) == "<Metrics 1 with 3 series>"
 
