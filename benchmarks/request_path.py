@@ -3,7 +3,7 @@
     python benchmarks/request_path.py [--backend fake|openai] [--stream] [--calls]
 
 A router with the policy, keys, index, quotas and metrics of an ordinary file serves a scripted backend (`kind: fake`),
-or with `--backend openai` a small server with OpenAI's API, whose own calls are not counted.
+or with `--backend openai` a small server with OpenAI's API: calls of the server are not counted.
 A few requests warm it up; then the calls of one request are counted with Python's profiler, from its first byte to the
 last. Background work that happens to run in these milliseconds (probes, lag, feeds) is left out: only calls below the
 handler of the request and below the tasks that it starts count.
