@@ -1,35 +1,48 @@
-"""Duration of a decision: a prompt of 100k tokens, 100 backends, block keys given, without tokenizing.
+"""Duration of a decision by the size of the fleet and the length of the prompt, block keys given, without tokenizing.
 
 The router's own parts, assembled as in `pointsman up`: the prefix index with half a million blocks, with parts of the
-prompts on some backends; a cluster of backends that report load and cache and have requests of two ranks in flight;
-rules, filters, scores and pick. One decision is the synchronous part: longest match, classify, view of all backends,
-decide, count it. Prompts differ, so that nothing can be reused from one decision to the next; no backend holds any part
-of every tenth prompt.
+prompts on some backends; a cluster of backends that report load and cache and have requests of three ranks in flight;
+rules, filters, scores and pick. One decision is the synchronous part: longest match, classify, shortlist, view, decide,
+count it. Prompts differ, so that nothing can be reused from one decision to the next; no backend holds any part of
+every tenth prompt. Between two decisions a tenth of the backends report, and at two of them a request ends and another
+begins.
 
-Times are the thread's time on a core, which excludes other work on the machine, and the time on the clock, which
-includes it. The floor, measured in turn with it, is the least work of any decision that reads every block and every
-backend: one dict look-up per block and one call for each backend's load.
+In turn all prompts are decided by the router as it is (`now`) and by scoring all backends (`all`). Times are the
+thread's time on a core, which excludes other work on the machine. The floor is the least work of a decision that reads
+every block and every backend: one dict look-up per block and one call for each backend's load. The growth exponent is
+the slope of log(time) over log(backends).
 
-    python benchmarks/decision.py [--tokens 100000] [--backends 100] [--profile]
+A choice differs if scoring all backends at the same moment gives it a lower score than the best. How much lower is
+printed as `score`, which is at most 1, and as `TTFT`, its predicted time to first token above that of the best.
+
+    python benchmarks/decision.py [--backends 10,100,1000,5000] [--tokens 1000,100000,1000000] [--profile]
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from backends.base import Description, Load
 from backends.fake import FakeBackend
 from policies.nouns import ClusterView, Decision, Delta, Request
+from policies.picks import are_equal
+from policies.predict import predicted_ttft_s
 from policies.rules import Facts, classify
 from policies.sla.parse import parse
+from router.call.deciding import decided
 from router.call.gateway import Gateway
 from router.call.prepare import believed
+from router.fleet.cluster.flights import Flight
 from router.fleet.prompt_keys import PromptKeys
 from router.start.build import build
 from router.text.tokenize import Tokens
@@ -49,7 +62,15 @@ policies:
     filter: [healthy, serves_model, fits_context, {has_room: {tokens: 512}}, under_limit]
     score: {expected_ttft: 1, cache_thrift: 4, balance: 1}
 """
-DESCRIBED = Description(frozenset({MODEL}), 1_000_000, 128_000, speaks_tokens=True, reports_cache=True, preempts=True)
+CACHE_TOKENS = 4_000_000
+DESCRIBED = Description(frozenset({MODEL}), 2_000_000, 128_000, speaks_tokens=True, reports_cache=True, preempts=True)
+
+PROMPTS = 20
+INDEXED = 500_000
+"""Blocks in the index beside those of the prompts, over all backends."""
+
+MOST_HELD = 4_000_000
+"""Blocks of the prompts that all backends hold together: with more, to fill the index takes longer than the rest."""
 
 
 class Reporting(FakeBackend):
@@ -59,10 +80,15 @@ class Reporting(FakeBackend):
         return DESCRIBED
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
+    """A router under load, and prompts for it."""
+
     gateway: Gateway
+    backends: list[Reporting]
     prompts: list[Tokens]
+    rng: random.Random
+    flying: list[Flight] = field(default_factory=list)
 
     def facts(self, tokens: Tokens, held: Mapping[str, int]) -> Facts:
         tenant = self.gateway.config.anonymous
@@ -70,19 +96,48 @@ class Bench:
         uncached = max(1, tokens.count - self.gateway.cluster.most_held(MODEL, held))
         return Facts(tenant, MODEL, tokens.count, 512, uncached)
 
-    def request(self, tokens: Tokens, facts: Facts) -> Request:
-        ruling = classify(facts, self.gateway.config)
+    def held(self, tokens: Tokens) -> Mapping[str, int]:
+        return believed(tokens, PromptKeys(tokens.keys, MODEL), self.gateway)
+
+    def request(self, tokens: Tokens, held: Mapping[str, int]) -> Request:
+        ruling = classify(self.facts(tokens, held), self.gateway.config)
         return a_request(tokens, ruling.service_class.name, ruling.rank)
 
-    def decision(self, tokens: Tokens) -> tuple[ClusterView, Decision]:
-        """The whole cache."""
-        held = believed(tokens, PromptKeys(tokens.keys, MODEL), self.gateway)
-        request = self.request(tokens, self.facts(tokens, held))
-        gateway = self.gateway
-        view = gateway.cluster.view(gateway.clock(), held, rank=request.rank)
-        decision = gateway.config.policies[request.policy].decide(request, view, gateway.rng)
+    def decision(self, tokens: Tokens, *, all_backends: bool = False) -> tuple[ClusterView, Decision]:
+        """All of a decision."""
+        gateway, held = self.gateway, self.held(tokens)
+        request = self.request(tokens, held)
+        policy = gateway.config.policies[request.policy]
+        view, decision = decided(request, policy, held, gateway, all_backends=all_backends)
         gateway.observer.decided(request, decision, None, config_version=gateway.config.version)
         return view, decision
+
+    def begin(self, name: str) -> None:
+        """Add a request at `name`; most have begun to answer, and some arrived after its last report."""
+        rng, tokens = self.rng, Tokens(self.rng.choice([500, 4000, 60_000]), b"", ())
+        rank = rng.randint(0, 2)
+        request = a_request(tokens, "x", rank, preemptible=rank == 2)
+        flight = self.gateway.cluster.begin(name, request, tokens.count)
+        flight.sent_at = 1.0 if rng.random() < 0.1 else 0.5
+        if rng.random() < 0.8:
+            flight.heard(Delta(text="x"), 0.9)
+        self.flying.append(flight)
+
+    def stir(self) -> None:
+        """A tenth of the backends report; at two of them a request ends, and another begins somewhere."""
+        for backend in self.rng.sample(self.backends, max(1, len(self.backends) // 10)):
+            backend.reported = a_report(self.rng)
+            self.gateway.cluster.changed(backend.name)
+        for _ in range(2):
+            flight = self.flying.pop(self.rng.randrange(len(self.flying)))
+            self.gateway.cluster.end(flight)
+            self.begin(self.rng.choice(self.backends).name)
+
+
+def a_report(rng: random.Random) -> Load:
+    running, waiting = rng.randint(1, 20), rng.randint(0, 3)
+    waiting_tokens, free = rng.randint(0, 40_000), rng.randint(0, CACHE_TOKENS)
+    return Load(running, waiting, waiting_tokens, free, CACHE_TOKENS, 64, 2e-5, reported_at=0.99)
 
 
 def a_request(tokens: Tokens, service_class: str, rank: int, *, preemptible: bool = False) -> Request:
@@ -93,96 +148,169 @@ def a_request(tokens: Tokens, service_class: str, rank: int, *, preemptible: boo
 
 def prepared(tokens: int, backends: int, rng: random.Random) -> Bench:
     """A router under load. `backends` are healthy, each with up to 24 requests."""
-    loads = [
-        Load(rng.randint(1, 20), rng.randint(0, 3), rng.randint(0, 40_000), 600_000, 64, 2e-5, reported_at=0.99)
-        for _ in range(backends)
-    ]
     names = [f"own-{number}" for number in range(backends)]
-    made = [Reporting(name, "own", reported=load) for name, load in zip(names, loads, strict=True)]
+    made = [Reporting(name, "own", reported=a_report(rng)) for name in names]
     gateway = build(parse(SLA), backends=lambda _: made, clock=lambda: 1.0, rng=rng).gateway
     for member in gateway.cluster._members.values():
         member.probed(None, now=0.0)
-    prompts = [
-        Tokens(tokens, b"", tuple(rng.getrandbits(64) for _ in range(tokens // BLOCK_TOKENS))) for _ in range(40)
-    ]
+    blocks = tokens // BLOCK_TOKENS
+    prompts = [Tokens(tokens, b"", tuple(rng.getrandbits(64) for _ in range(blocks))) for _ in range(PROMPTS)]
     for name in names:
-        for _ in range(5_000 // 50):
-            gateway.beliefs.index.store(name, [rng.getrandbits(64) for _ in range(50)])
+        gateway.beliefs.index.store(name, [rng.getrandbits(64) for _ in range(INDEXED // backends)])
+    most_holders = max(1, min(backends // 2, 4 * MOST_HELD // PROMPTS // blocks))
     for number, prompt in enumerate(prompts):
-        for name in rng.sample(names, 0 if number % 10 == 9 else rng.randint(1, backends // 2)):
+        for name in rng.sample(names, 0 if number % 10 == 9 else rng.randint(1, most_holders)):
             gateway.beliefs.index.store(name, prompt.keys[: rng.randint(1, len(prompt.keys))])
+    bench = Bench(gateway, made, prompts, rng)
     for name in names:
-        for _ in range(rng.randint(0, 24)):
-            under_way(gateway, name, rng)
-    return Bench(gateway, prompts)
+        for _ in range(rng.randint(1, 24)):
+            bench.begin(name)
+    gc.collect()
+    # a started router does so too
+    gc.freeze()
+    return bench
 
 
-def under_way(gateway: Gateway, name: str, rng: random.Random) -> None:
-    """Add a request at `name`; most have begun to answer, and some arrived after its last report."""
-    tokens = Tokens(rng.choice([500, 4000, 60_000]), b"", ())
-    rank = rng.randint(0, 2)
-    flight = gateway.cluster.begin(name, a_request(tokens, "x", rank, preemptible=rank == 2), tokens.count)
-    flight.sent_at = 1.0 if rng.random() < 0.1 else 0.5
-    if rng.random() < 0.8:
-        flight.heard(Delta(text="x"), 0.9)
+def decide_all(bench: Bench) -> None:
+    for prompt in bench.prompts:
+        bench.stir()
+        bench.decision(prompt)
 
 
-def measured(work: Callable[[Tokens], object], prompts: list[Tokens], times: list[tuple[float, float]]) -> None:
-    """Seconds of this thread on a core, and on the clock, for each prompt."""
-    for prompt in prompts:
-        started, began = time.thread_time(), time.perf_counter()
-        work(prompt)
-        times.append((time.thread_time() - started, time.perf_counter() - began))
+def seconds_of(work: Callable[[], object]) -> float:
+    """Seconds of this thread on a core that `work` took."""
+    started = time.thread_time()
+    work()
+    return time.thread_time() - started
 
 
-def parts(bench: Bench) -> dict[str, Callable[[Tokens], object]]:
-    """The measured parts, by name; each does its work from scratch."""
-    gateway, config = bench.gateway, bench.gateway.config
+PARTS = ("floor", "all", "now", "match", "rules", "choice")
+
+
+def measured(bench: Bench, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each of PARTS for each prompt: the decision of all backends and now, and its parts now."""
+    gateway = bench.gateway
     look_up = {key: 1 for prompt in bench.prompts for key in prompt.keys}.get
-    reports = [member.backend.load for member in gateway.cluster._members.values()]
-    held = believed(bench.prompts[0], PromptKeys(bench.prompts[0].keys, MODEL), gateway)
-    facts = bench.facts(bench.prompts[0], held)
-    request = bench.request(bench.prompts[0], facts)
-    view, policy = gateway.cluster.view(1.0, held, request.rank), config.policies["default"]
+    reports = [backend.load for backend in bench.backends]
+    times: dict[str, list[float]] = {part: [] for part in PARTS}
 
-    def floor(tokens: Tokens) -> object:
-        return list(map(look_up, tokens.keys)), [report() for report in reports]
+    def floor(prompt: Tokens) -> object:
+        return list(map(look_up, prompt.keys)), [report() for report in reports]
 
-    return {
-        "floor": floor,
-        "longest match": lambda tokens: believed(tokens, PromptKeys(tokens.keys, MODEL), gateway),
-        "facts and rules": lambda tokens: bench.request(tokens, bench.facts(tokens, held)),
-        "view of all": lambda _: gateway.cluster.view(1.0, held, request.rank),
-        "filter, score, pick": lambda _: policy.decide(request, view, gateway.rng),
-        "decision": bench.decision,
-    }
+    def choice(held: Mapping[str, int], request: Request) -> object:
+        return decided(request, gateway.config.policies[request.policy], held, gateway)
+
+    for _ in range(rounds):
+        for prompt in bench.prompts:
+            bench.stir()
+            times["now"].append(seconds_of(partial(bench.decision, prompt)))
+        for prompt in bench.prompts:
+            bench.stir()
+            times["match"].append(seconds_of(partial(bench.held, prompt)))
+            held = bench.held(prompt)
+            times["rules"].append(seconds_of(partial(bench.request, prompt, held)))
+            times["choice"].append(seconds_of(partial(choice, held, bench.request(prompt, held))))
+        for prompt in bench.prompts:
+            bench.stir()
+            times["all"].append(seconds_of(partial(bench.decision, prompt, all_backends=True)))
+            times["floor"].append(seconds_of(partial(floor, prompt)))
+    return times
+
+
+@dataclass
+class Compared:
+    """Choices on a shortlist against choices of all, at the same moments."""
+
+    choices: int = 0
+    scored: list[int] = field(default_factory=list)
+    score: list[float] = field(default_factory=list)
+    """How much lower than the best, of each choice that differs."""
+    seconds: list[float] = field(default_factory=list)
+    """How much later its first token is predicted, relative to the best's prediction."""
+    refused: Counter[bool] = field(default_factory=Counter)
+
+    def add(self, bench: Bench, prompt: Tokens) -> None:
+        held = bench.held(prompt)
+        request = bench.request(prompt, held)
+        policy = bench.gateway.config.policies[request.policy]
+        few, chosen = decided(request, policy, held, bench.gateway)
+        everything, best = decided(request, policy, held, bench.gateway, all_backends=True)
+        assert (chosen.chosen is None) == (best.chosen is None), "a shortlist refuses what others take"
+        self.refused[best.chosen is None] += 1
+        if chosen.chosen is None or best.chosen is None:
+            return
+        self.choices += 1
+        self.scored.append(len(few.backends))
+        totals = dict(best.scores)
+        if not are_equal(totals[chosen.chosen], totals[best.chosen]):
+            self.score.append(totals[best.chosen] - totals[chosen.chosen])
+            predicted = {view.name: view for view in everything.backends}
+            here, there = (predicted_ttft_s(request, predicted[name]) for name in (chosen.chosen, best.chosen))
+            self.seconds.append(here / there - 1.0)
+
+
+def compared(bench: Bench, rounds: int) -> Compared:
+    found = Compared()
+    for _ in range(rounds):
+        for prompt in bench.prompts:
+            bench.stir()
+            found.add(bench, prompt)
+    return found
+
+
+def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """The slope of log(seconds) over log(sizes), by least squares."""
+    slope, _ = statistics.linear_regression([math.log(size) for size in sizes], [math.log(one) for one in seconds])
+    return slope
+
+
+def report(tokens: int, sizes: Sequence[int], rounds: int) -> None:
+    """Measure all `sizes` with prompts of `tokens`, and print the table."""
+    print(f"\n{tokens:,} tokens; milliseconds on a core")
+    print(f"{'backends':>8}{'floor':>8}{'all':>9}{'now':>8}{'P99':>8}{'of all':>11}", end="")
+    print(f"{'match':>8}{'rules':>8}{'choice':>8}{'scored':>11}{'differ':>8}{'score':>9}{'TTFT':>8}{'worst':>8}")
+    medians: dict[str, list[float]] = {"all": [], "now": []}
+    for backends in sizes:
+        bench = prepared(tokens, backends, random.Random(1))
+        times = measured(bench, max(2, rounds * 100 // max(100, backends)))
+        half = {part: statistics.median(seconds) for part, seconds in times.items()}
+        ratio = statistics.median(now / whole for now, whole in zip(times["now"], times["all"], strict=True))
+        for part, seconds in medians.items():
+            seconds.append(half[part])
+        quality = compared(bench, max(5, rounds * 100 // max(100, backends)))
+        late = statistics.quantiles(times["now"], n=100)[98]
+        print(f"{backends:8}{1e3 * half['floor']:8.3f}{1e3 * half['all']:9.3f}", end="")
+        print(f"{1e3 * half['now']:8.3f}{1e3 * late:8.3f}{ratio:11.2f}", end="")
+        print(f"{1e3 * half['match']:8.3f}{1e3 * half['rules']:8.3f}{1e3 * half['choice']:8.3f}", end="")
+        scored = statistics.mean(quality.scored) if quality.scored else 0.0
+        print(f"{scored:11.0f}{len(quality.score) / max(1, quality.choices):8.1%}", end="")
+        if quality.score:
+            later = statistics.mean(quality.seconds)
+            print(f"{statistics.mean(quality.score):9.4f}{later:8.1%}{max(quality.seconds):8.1%}", end="")
+        print(f"   {quality.refused[True]} of {quality.refused.total()} refused" if quality.refused[True] else "")
+        gc.unfreeze()
+    if len(sizes) > 1:
+        print(f"growth exponent: all {exponent(sizes, medians['all']):.2f}", end="")
+        print(f", now {exponent(sizes, medians['now']):.2f}")
+
+
+def integers(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=100_000)
-    parser.add_argument("--backends", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--tokens", type=integers, default=[1_000, 100_000, 1_000_000])
+    parser.add_argument("--backends", type=integers, default=[10, 100, 1_000, 5_000])
+    parser.add_argument("--rounds", type=int, default=20, help="for up to 100 backends; fewer for more")
+    parser.add_argument("--profile", action="store_true", help="of the first length and size, instead of times")
     arguments = parser.parse_args()
-    bench = prepared(arguments.tokens, arguments.backends, random.Random(1))
-    _, decision = bench.decision(bench.prompts[0])
-    assert decision.chosen is not None, decision
-    print(f"{bench.gateway.beliefs.index!r}; chosen {decision.chosen}, {len(decision.dropped)} dropped")
     if arguments.profile:
-        cProfile.runctx("for _ in range(10): measured(bench.decision, bench.prompts, [])", globals(), locals(), None, 1)
+        bench = prepared(arguments.tokens[0], arguments.backends[0], random.Random(1))
+        cProfile.runctx("for _ in range(10): decide_all(bench)", globals(), {"bench": bench}, sort="tottime")
         return
-    works = parts(bench)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
-    for _ in range(arguments.rounds):
-        for name, work in works.items():
-            measured(work, bench.prompts, times[name])
-    floor_s = statistics.median(on_core for on_core, _ in times["floor"])
-    print(f"{'milliseconds':22}{'core P50':>9}{'P99':>8}{'of floor':>10}{'clock P50':>11}{'P99':>8}")
-    for name, seconds in times.items():
-        core, clock = (statistics.quantiles(column, n=100) for column in zip(*seconds, strict=True))
-        on_core = f"{1000 * core[49]:9.3f}{1000 * core[98]:8.3f}{core[49] / floor_s:9.1f}x"
-        print(f"{name:22}{on_core}{1000 * clock[49]:11.3f}{1000 * clock[98]:8.3f}")
+    for tokens in arguments.tokens:
+        report(tokens, arguments.backends, arguments.rounds)
 
 
 if __name__ == "__main__":

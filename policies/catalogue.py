@@ -50,10 +50,14 @@ class Part(Generic[T]):
 
     A ValueError of `make` is reported as a mistake in the file. Raises ValueError here if `make` does not take one of
     the options, or requires an argument that is no option.
+
+    `allows_shortlist`: in a large fleet it chooses nearly as well on a shortlist: the backends that hold most of the
+    prompt, the ones with least to do, and some at random. A policy with a part that does not is given all backends.
     """
 
     make: Callable[..., T]
     options: Mapping[str, Reader] = field(default_factory=dict)
+    allows_shortlist: bool = False
 
     def __post_init__(self) -> None:
         parameters = inspect.signature(self.make).parameters.values()
@@ -120,21 +124,21 @@ def builtin_catalogue() -> Catalogue:
     """The parts that come with Pointsman."""
     return Catalogue(
         filters={
-            "healthy": Part(filters.healthy, {"fresh": read_seconds}),
-            "serves_model": Part(filters.serves_model),
-            "fits_context": Part(filters.fits_context),
-            "has_room": Part(filters.has_room, {"tokens": read_tokens}),
-            "under_limit": Part(filters.under_limit),
+            "healthy": Part(filters.healthy, {"fresh": read_seconds}, allows_shortlist=True),
+            "serves_model": Part(filters.serves_model, allows_shortlist=True),
+            "fits_context": Part(filters.fits_context, allows_shortlist=True),
+            "has_room": Part(filters.has_room, {"tokens": read_tokens}, allows_shortlist=True),
+            "under_limit": Part(filters.under_limit, allows_shortlist=True),
         },
         scores={
-            "expected_ttft": Part(scores.expected_ttft),
-            "balance": Part(scores.balance),
-            "cache_thrift": Part(scores.cache_thrift),
-            "cache_overlap": Part(scores.cache_overlap),
+            "expected_ttft": Part(scores.expected_ttft, allows_shortlist=True),
+            "balance": Part(scores.balance, allows_shortlist=True),
+            "cache_thrift": Part(scores.cache_thrift, allows_shortlist=True),
+            "cache_overlap": Part(scores.cache_overlap, allows_shortlist=True),
             "turn": Part(scores.turn),
             "session": Part(scores.session),
         },
-        picks={"best": Part(picks.best), "best_of": Part(picks.best_of, {"sample": read_count})},
+        picks={"best": Part(picks.best, allows_shortlist=True), "best_of": Part(picks.best_of, {"sample": read_count})},
         policies=_named_policies(),
     )
 
@@ -150,17 +154,19 @@ def _named_policies() -> dict[str, Policy]:
     balance = WeightedScore("balance", 1.0, scores.balance())
     thrift = WeightedScore("cache_thrift", 4.0, scores.cache_thrift())
     policies = (
-        _policy("default", (ttft, thrift, balance)),
+        _policy("default", (ttft, thrift, balance), allows_shortlist=True),
         _policy("round_robin", (WeightedScore("turn", 1.0, scores.turn()),)),
-        _policy("least_load", (balance,)),
+        _policy("least_load", (balance,), allows_shortlist=True),
         _policy("power_of_two", (balance,), picks.best_of(sample=2)),
         _policy("session_hash", (WeightedScore("session", 1.0, scores.session()),)),
     )
     return {policy.name: policy for policy in policies}
 
 
-def _policy(name: str, weighted: tuple[WeightedScore, ...], pick: Pick | None = None) -> Policy:
-    return Policy(name, usual_filters(), weighted, pick or picks.best())
+def _policy(
+    name: str, weighted: tuple[WeightedScore, ...], pick: Pick | None = None, *, allows_shortlist: bool = False
+) -> Policy:
+    return Policy(name, usual_filters(), weighted, pick or picks.best(), allows_shortlist)
 
 
 def usual_filters() -> tuple[tuple[str, Filter], ...]:

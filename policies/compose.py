@@ -37,6 +37,8 @@ class Policy:
     filters: tuple[tuple[str, Filter], ...]
     scores: tuple[WeightedScore, ...]
     pick: Pick
+    allows_shortlist: bool = False
+    """Does it choose nearly as well on a shortlist of a large fleet? Otherwise it is given all backends."""
 
     def decide(
         self, request: Request, view: ClusterView, rng: random.Random, *, avoiding: Collection[str] = ()
@@ -52,11 +54,11 @@ class Policy:
         """
         kept, dropped = self._filtered(request, view, avoiding)
         if not kept:
-            return Decision(None, self.name, dropped)
+            return Decision(None, self.name, dropped, left_out=view.left_out)
         totals, details = self._scored(request, kept)
         chosen = self.pick(totals, rng)
         expected_s = next((predicted_ttft_s(request, backend) for backend in kept if backend.name == chosen), None)
-        return Decision(chosen, self.name, dropped, totals, details, expected_s)
+        return Decision(chosen, self.name, dropped, totals, details, expected_s, view.left_out)
 
     def _filtered(
         self, request: Request, view: ClusterView, avoiding: Collection[str]

@@ -95,6 +95,7 @@ class Explanation:
     chosen: str | None
     predicted_ttft_s: float | None = None
     likely_prompt_tokens: tuple[int, int] | None = None
+    left_out: int = 0
 
 
 def explain(
@@ -130,6 +131,7 @@ def explain(
         chosen=decision.chosen,
         predicted_ttft_s=decision.predicted_ttft_s,
         likely_prompt_tokens=request.likely_prompt_tokens,
+        left_out=decision.left_out,
     )
 
 

@@ -324,17 +324,18 @@ class BackendView(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClusterView(msgspec.Struct, frozen=True):
-    """All backends at one moment (`taken_at`, seconds of the router's clock)."""
+    """Backends at one moment (`taken_at`, seconds of the router's clock): all but those `left_out` of a shortlist."""
 
     backends: tuple[BackendView, ...]
     taken_at: float
+    left_out: int = 0
 
 
 class Decision(msgspec.Struct, frozen=True):
     """A policy's decision with its reasons: `chosen` is a backend or None, `dropped` has (backend, filter).
 
     `scores` lists (backend, total); `details` the same broken down: (backend, score name, value or None).
-    `predicted_ttft_s` is that of the chosen backend.
+    `predicted_ttft_s` is that of the chosen backend. `left_out` backends were not considered.
     """
 
     chosen: str | None
@@ -343,3 +344,4 @@ class Decision(msgspec.Struct, frozen=True):
     scores: tuple[tuple[str, float], ...] = ()
     details: tuple[tuple[str, str, float | None], ...] = ()
     predicted_ttft_s: float | None = None
+    left_out: int = 0

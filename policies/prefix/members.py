@@ -77,6 +77,9 @@ class Members:
 
     def names(self, mask: int) -> tuple[str, ...]:
         """The members with their first bit in `mask`."""
+        if not mask & (mask - 1):
+            # found faster than remembered
+            return (self._names[(mask.bit_length() - 1) // _BITS],) if mask else ()
         known = self._remembered.get(mask)
         if known is None:
             if len(self._remembered) >= _MOST_REMEMBERED:

@@ -42,12 +42,18 @@ def read_policies(field: Field | None, *, catalogue: Catalogue) -> dict[str, Pol
 def _read_policy(section: Section, name: str, catalogue: Catalogue) -> Policy:
     pick = section.get("pick")
     chosen = _read_part(pick, catalogue.picks, what="pick") if pick else None
-    return Policy(
-        name,
-        filters=_read_filters(section, catalogue) if "filter" in section else usual_filters(),
-        scores=_read_scores(section.section("score"), catalogue),
-        pick=chosen[1] if chosen else best(),
+    filters = _read_filters(section, catalogue) if "filter" in section else usual_filters()
+    scores = _read_scores(section.section("score"), catalogue)
+    parts = (
+        *(catalogue.filters[part] for part, _ in filters),
+        *(catalogue.scores[score.name] for score in scores),
+        *((catalogue.picks[chosen[0]],) if chosen else ()),
     )
+    # without a score all backends are equally good and each gets its share; without one of the usual filters a backend
+    # may be chosen that a shortlist leaves out
+    has_usual = {part for part, _ in usual_filters()} <= {part for part, _ in filters}
+    allows_shortlist = bool(scores) and has_usual and all(part.allows_shortlist for part in parts)
+    return Policy(name, filters, scores, pick=chosen[1] if chosen else best(), allows_shortlist=allows_shortlist)
 
 
 def _read_filters(section: Section, catalogue: Catalogue) -> tuple[tuple[str, Filter], ...]:

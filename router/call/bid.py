@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -52,6 +53,16 @@ class Placed(msgspec.Struct, frozen=True):
         return frozenset(name for name, known in contexts.items() if 0 < known <= limit)
 
 
+class Decide(Protocol):
+    """Decides for a request on what is known at that moment."""
+
+    def __call__(
+        self, request: Request, avoiding: Collection[str], /, *, all_backends: bool = False
+    ) -> tuple[ClusterView, Decision]:
+        """The decision for `request` without the backends in `avoiding`, and its view; `all_backends`: no shortlist."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Bid:
     """One prompt that looks for a backend, with what goes there (`prompt`), what the answer begins with (`echo`), and
@@ -70,7 +81,7 @@ class Bid:
     service_class: ServiceClass
     new_tokens: int
     arrived_at: float
-    decide: Callable[[Request, Collection[str]], tuple[ClusterView, Decision]]
+    decide: Decide
     refusal: Callable[[Request, ClusterView, Decision], ExpectedError]
     sent: Callable[[str], None]
     ended: Callable[[Flight, BackendView], None]

@@ -68,8 +68,13 @@ class Dispatcher:
             queue.walk.cancel()
             self._walk(queue)
             found = self._look(queue, bid)
-        # a walk that was cut short has not let everybody have a look
-        return found if queue.walk is None else replace(found, is_free=False)
+        if queue.walk is not None:
+            # a walk that was cut short has not let everybody have a look
+            found = replace(found, is_free=False)
+        if not found.is_free and found.view.left_out:
+            # the time that it waits depends on all backends
+            found = replace(self._look(queue, bid, all_backends=True), is_free=False)
+        return found
 
     def forgive(self, bid: Bid) -> bool:
         """Let `bid` go again to those that failed it and are ill or on trial now, once they are well; is there one?"""
@@ -153,9 +158,9 @@ class Dispatcher:
         """Does the router have as many requests at backends as it may?"""
         return self._cluster.in_flight >= self._config().server.max_concurrent
 
-    def _look(self, queue: ModelQueue, bid: Bid) -> Found:
+    def _look(self, queue: ModelQueue, bid: Bid, *, all_backends: bool = False) -> Found:
         """What is decided for `bid`, whoever waits. Raises its `refusal`."""
-        view, decision, is_reserved = queue.decide(bid)
+        view, decision, is_reserved = queue.decide(bid, all_backends=all_backends)
         if decision.chosen is None and not is_worth_waiting(decision):
             raise bid.refusal(bid.request, view, decision)
         bid.measure(view, decision)
@@ -207,7 +212,7 @@ class Dispatcher:
                 # an outage that begins meanwhile is not over before this is
                 await asyncio.wait((waiting,), timeout=left_s)
                 continue
-            view, decision = bid.decide(bid.request, bid.avoiding)
+            view, decision = bid.decide(bid.request, bid.avoiding, all_backends=True)
             if is_outage(decision):
                 raise bid.refusal(bid.request, view, decision)
             queue.looked(bid, view, decision, self._clock())

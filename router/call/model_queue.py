@@ -33,14 +33,14 @@ class ModelQueue:
     rate: DrainRate = field(default_factory=DrainRate)
     walk: asyncio.TimerHandle | None = None
 
-    def decide(self, bid: Bid) -> tuple[ClusterView, Decision, bool]:
+    def decide(self, bid: Bid, *, all_backends: bool = False) -> tuple[ClusterView, Decision, bool]:
         """What the policy decides for `bid`, at best for a backend that is reserved for nobody; does it choose one that
         is?
         """
-        view, decision = bid.decide(bid.request, bid.avoiding)
+        view, decision = bid.decide(bid.request, bid.avoiding, all_backends=all_backends)
         if decision.chosen is None or decision.chosen not in self.reserved:
             return view, decision, False
-        other, elsewhere = bid.decide(bid.request, bid.avoiding | self.reserved)
+        other, elsewhere = bid.decide(bid.request, bid.avoiding | self.reserved, all_backends=all_backends)
         return (view, decision, True) if elsewhere.chosen is None else (other, elsewhere, False)
 
     def in_turn(self, now: float, most: int) -> Iterator[Bid]:

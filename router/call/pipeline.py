@@ -42,6 +42,7 @@ from router.call.admission import Permit
 from router.call.bid import Bid, Placed
 from router.call.caller import Caller, CallerGone, Placement
 from router.call.carrier import Carrier, Ourselves
+from router.call.deciding import decided
 from router.call.disclosure import shown_name, told_of
 from router.call.gateway import Gateway
 from router.call.identify import Identity, identity_of, on_behalf_of
@@ -272,13 +273,17 @@ class _Call(msgspec.Struct, frozen=True):
         request = self._request(at, model, tokens)
         beliefs = iter([held])
 
-        def decide(asked: Request, avoiding: Collection[str]) -> tuple[ClusterView, Decision]:
-            now, latest = gateway.clock(), next(beliefs, None)
-            # whoever waited or comes back asks the index again
+        def decide(
+            asked: Request, avoiding: Collection[str], *, all_backends: bool = False
+        ) -> tuple[ClusterView, Decision]:
+            began_at, latest = gateway.clock(), next(beliefs, None)
+            # a request that waited or comes back asks the index again
             latest = believed(tokens, keys, gateway) if latest is None else latest
-            view = self.carrier.seen(gateway.cluster.view(now, latest, asked.rank, asked.prompt_tokens, asked.model))
-            decision = self.config.policies[asked.policy].decide(asked, view, gateway.rng, avoiding=avoiding)
-            trace.decided(asked, view, decision, began_at=now)
+            policy, seen = self.config.policies[asked.policy], self.carrier.seen
+            view, decision = decided(
+                asked, policy, latest, gateway, avoiding=avoiding, all_backends=all_backends, seen=seen
+            )
+            trace.decided(asked, view, decision, began_at=began_at)
             return view, decision
 
         def refusal(asked: Request, view: ClusterView, decision: Decision) -> ExpectedError:

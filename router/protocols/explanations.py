@@ -61,6 +61,8 @@ def as_text(explanation: Explanation) -> str:
 
 def _record(explanation: Explanation) -> dict[str, Any]:
     record: dict[str, Any] = msgspec.to_builtins(explanation)
+    if not record["left_out"]:
+        del record["left_out"]
     record["skipped"] = [_skipped_record(one) for one in explanation.skipped]
     for candidate in record["candidates"]:
         if candidate["adapter"] is None:
@@ -145,6 +147,9 @@ def _decision_lines(told: Explanation) -> Iterator[str]:
         yield f"adapter   {told.model}: {'; '.join(adapters)}"
     for backend, reason in told.dropped.items():
         yield f"dropped   {backend}: {reason}"
+    if told.left_out:
+        considered = len(told.candidates) + len(told.dropped)
+        yield f"backends  {considered} of {considered + told.left_out:,} were considered"
     if told.predicted_ttft_s is not None:
         yield f"expected  first token after {told.predicted_ttft_s:.3f} s"
     others = f" (at random: {', '.join(told.equals)} are equally good)" if len(told.equals) > 1 else ""

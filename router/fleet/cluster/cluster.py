@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from policies.health import Health, HealthRules, Trouble
 from policies.learning.cost import Peers, prior_of
 from policies.learning.turnover import Turnover
 from policies.nouns import ClusterView, Request
+from policies.shortlist import LARGE, Shortlist
 from router.fleet.cluster.flights import Elsewhere, Flight, Traffic
 from router.fleet.cluster.listener import ClusterListener, Listeners
 from router.fleet.cluster.member import Member
@@ -26,6 +28,9 @@ from router.fleet.cluster.served_model import Report, ServedModel, served_model
 from router.fleet.cluster.server import Server
 
 _log = logging.getLogger("pointsman.cluster")
+
+MOST_NOTED = 16
+"""Changed backends that are noted for the shortlist before one decision; the others before the next decisions."""
 
 CLOSING_S = 5.0
 """How long a backend that is removed may take to close, and its last requests to notice."""
@@ -62,6 +67,9 @@ class Cluster:
         self._reports: list[Report] = []
         self._models: dict[str, ServedModel] = {}
         """The models of `_reports` by name, as far as they were asked for."""
+        self._shortlist = Shortlist()
+        # backends of which something changed since they were noted for the shortlist, the longest first
+        self._unnoted: OrderedDict[str, None] = OrderedDict()
         self.hold(backends)
 
     def __repr__(self) -> str:
@@ -151,6 +159,8 @@ class Cluster:
         ranks = [name for server in {member.server for member in self._members.values()} for name in server.ranks]
         assert sorted(ranks) == sorted(self._members), "a rank is lost, or belongs to nothing"
         assert self._serving <= self._members.keys(), "a backend that is gone serves"
+        assert self._unnoted.keys() <= self._members.keys(), "a backend that is gone is to be noted"
+        self._shortlist.check()
 
     @property
     def in_flight(self) -> int:
@@ -196,6 +206,8 @@ class Cluster:
 
     def changed(self, name: str) -> None:
         """`name` may have got room: say so to all that listen."""
+        if name in self._members:
+            self._unnoted[name] = None
         self._listeners.changed(name)
 
     def view(
@@ -205,15 +217,34 @@ class Cluster:
         rank: int | None = None,
         prompt_tokens: float = math.inf,
         model: str | None = None,
+        among: Sequence[str] | None = None,
     ) -> ClusterView:
         """All backends at `now`. `held` says how much of a prompt's beginning each is believed to hold, in tokens.
 
         A backend that does not report its cache has None there instead of 0: nobody knows. `rank` and `prompt_tokens`
         are those of the request: what is preemptible for it counts as reclaimable, and worse ranks are not in front of
-        it, where backends serve by rank. `model` tells which LoRA adapter has to be ready.
+        it, where backends serve by rank. `model` tells which LoRA adapter has to be ready. `among` names the
+        backends of a shortlist: all others are left out.
         """
-        members, held = self._members.values(), held or {}
-        return ClusterView(tuple(member.view(now, held, rank, prompt_tokens, model) for member in members), now)
+        held = held or {}
+        members = self._members.values() if among is None else [self._members[name] for name in among]
+        views = tuple(member.view(now, held, rank, prompt_tokens, model) for member in members)
+        if among is not None:
+            # not every backend announces its reports, so all of the shortlist are noted
+            for member in members:
+                self._note(member)
+        return ClusterView(views, now, left_out=len(self._members) - len(views))
+
+    def shortlist(self, request: Request, held: Mapping[str, int], avoiding: Collection[str]) -> Sequence[str] | None:
+        """The names of the few backends of a large fleet to score for `request`; None in a small fleet: score all.
+
+        `held` has the tokens of the prompt that backends are believed to hold.
+        """
+        if len(self._members) <= LARGE:
+            return None
+        for _ in range(min(MOST_NOTED, len(self._unnoted))):
+            self._note(self._members[self._unnoted.popitem(last=False)[0]])
+        return self._shortlist.names(request, held, avoiding, self._rng)
 
     def may_serve(self, name: str, model: str) -> bool:
         """Is `name` there, well, not draining, and does it serve `model`?"""
@@ -221,11 +252,8 @@ class Cluster:
 
     def most_held(self, model: str, held: Mapping[str, int]) -> int:
         """The most tokens in `held` of any backend that is well, not draining and serves `model`; 0 without one."""
-        most = 0
-        for name, tokens in held.items():
-            if tokens > most and self.may_serve(name, model):
-                most = tokens
-        return most
+        most_first = sorted(held, key=held.__getitem__, reverse=True)
+        return next((held[name] for name in most_first if self.may_serve(name, model)), 0)
 
     def models(self) -> dict[str, ServedModel]:
         """Every model that a reached backend serves, by name."""
@@ -289,6 +317,7 @@ class Cluster:
         self._flying[flight] = member
         cache_tokens = member.backend.load().total_tokens
         self._turnover.computed(flight.uncached_tokens, cache_tokens=cache_tokens, caches=len(self._members))
+        self._unnoted[name] = None
         self._listeners.in_flight(member.backend.name, len(member.flights))
         return flight
 
@@ -329,11 +358,15 @@ class Cluster:
         if failure is None and isinstance(member.backend, Ranked):
             self._follow_ranks(server, member.backend.ranks())
         member.probed(failure, now=self._clock())
+        self._unnoted.update(dict.fromkeys(server.ranks))
         for one, report in reports:
             if one.backend.load() != report:
                 # who waits for room may have waited for this report
                 self.changed(one.backend.name)
         return member.health.may_serve
+
+    def _note(self, member: Member) -> None:
+        self._shortlist.note(member.known().view, member.server.weight)
 
     def _server(self, backend: Backend, *, is_cold: bool) -> Server:
         rules = self._pool_rules.get(backend.pool, self._rules)
@@ -362,6 +395,7 @@ class Cluster:
             assert backend.name not in self._members, f"two backends are called {backend.name}"
             member = self._members[backend.name] = self._member(backend, server)
             member.is_leaving = self._members[server.ranks[0]].is_leaving
+            self._note(member)
             self._listeners.health(backend.name, server.health.may_serve)
             if server.health.may_serve:
                 self._serving.add(backend.name)
@@ -388,8 +422,10 @@ class Cluster:
         self._changed_at(server)
 
     def _changed_at(self, server: Server) -> None:
-        for name in server.ranks:
-            self.changed(name)
+        for member in self._ranks(server):
+            # rare, and it may decide whether the backend is a candidate at all
+            self._note(member)
+            self.changed(member.backend.name)
 
     def _leave(self, server: Server, is_leaving: bool) -> None:
         for member in self._ranks(server):
@@ -423,6 +459,8 @@ class Cluster:
         del self._members[name]
         member.server.ranks.remove(name)
         self._serving.discard(name)
+        self._unnoted.pop(name, None)
+        self._shortlist.forget(name)
         self._health_changed.set()
         self._listeners.gone(name)
         self.changed(name)

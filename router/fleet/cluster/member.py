@@ -112,7 +112,7 @@ class Member:
         served last.
         """
         self.flights.presume(now)
-        standing = self._known_standing()
+        standing = self.known()
         load, said, seen_before = standing.load, standing.said, standing.view
         seen = self.flights.seen_by(rank if said.preempts else None)
         held_tokens = held.get(seen_before.name, seen_before.held_tokens)
@@ -134,11 +134,28 @@ class Member:
             fresh_tokens=self.fresh.at(self.turnover.at),
         )
 
+    def known(self) -> Standing:
+        """What is known whatever the request is: made again when anything that it is made from has changed."""
+        load, health = self.backend.load(), self.server.health
+        inputs = (
+            load,
+            self.backend.describe(),
+            self.flights.revision,
+            self.elsewhere.traffic,
+            self.limit.limit if load.max_requests is None else 0,
+            health.is_well or health.is_on_trial,
+            self.server.is_kept_out or self.is_leaving,
+        )
+        if self.standing is None or self.standing.inputs != inputs:
+            self.model.told(load.prefill_s_per_token)
+            self.standing = standing_of(self.backend, self.flights, Inputs(*inputs))
+        return self.standing
+
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
         """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
         self.flights.presume(now)
         uncached_tokens = max(1, uncached_tokens)
-        standing = self._known_standing()
+        standing = self.known()
         load, said = standing.load, standing.said
         seen = self.flights.seen_by(request.rank if said.preempts else None)
         ahead = self._ahead(now, standing, seen, uncached_tokens)
@@ -270,23 +287,6 @@ class Member:
             self.server.trial = None
         if also or before != (health.may_serve, health.is_well):
             self.on_health(self)
-
-    def _known_standing(self) -> Standing:
-        """What is known whatever the request is: made again when anything that it is made from has changed."""
-        load, health = self.backend.load(), self.server.health
-        inputs = Inputs(
-            load,
-            self.backend.describe(),
-            self.flights.revision,
-            self.elsewhere.traffic,
-            self.limit.limit if load.max_requests is None else 0,
-            health.is_well or health.is_on_trial,
-            self.server.is_kept_out or self.is_leaving,
-        )
-        if self.standing is None or self.standing.inputs != inputs:
-            self.model.told(load.prefill_s_per_token)
-            self.standing = standing_of(self.backend, self.flights, inputs)
-        return self.standing
 
     def _ahead(self, now: float, standing: Standing, seen: Seen, tokens: float) -> Ahead:
         """The prefill that a prompt of so many `tokens`, sent now, has in front of it of what it has `seen`.

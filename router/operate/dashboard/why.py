@@ -11,7 +11,8 @@ _MOST_NAMED = 3
 
 def why(decision: Decision) -> str:
     """Why it is as it is: the scores of the chosen one, who came second, and how many each filter dropped."""
-    parts = (_chosen(decision), _second(decision), _dropped(decision))
+    left_out = f"{decision.left_out} not considered" if decision.left_out else ""
+    parts = (_chosen(decision), _second(decision), _dropped(decision), left_out)
     return "; ".join(part for part in parts if part)
 
 

@@ -54,6 +54,7 @@ class Try(msgspec.Struct, frozen=True, omit_defaults=True):
     dropped: tuple[tuple[str, str], ...] = ()
     first_s: float | None = None
     last_s: float | None = None
+    left_out: int = 0
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -182,12 +183,13 @@ def _try_of(made: Made, arrived_at: float) -> Try:
         at_s=round(made.at - arrived_at, 6),
         backend=decision.chosen,
         predicted_ttft_s=_rounded(decision.predicted_ttft_s),
-        backends=len(views),
+        backends=len(views) + decision.left_out,
         seen=tuple(_seen_of(views[name]) for name in names if name in views),
         scores=tuple((name, round(score, 6)) for name, score in best),
         dropped=decision.dropped[:MOST_DROPPED],
         first_s=_since(arrived_at, flight.first_at if flight else None),
         last_s=_since(arrived_at, flight.last_at if flight else None),
+        left_out=decision.left_out,
     )
 
 

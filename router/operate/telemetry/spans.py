@@ -195,7 +195,8 @@ class _Prompt:
         self._decided = None
         attributes: Attributes = {
             "pointsman.policy": decision.policy,
-            "pointsman.backends": len(view.backends),
+            "pointsman.backends": len(view.backends) + view.left_out,
+            "pointsman.left_out": view.left_out,
             "pointsman.dropped": len(decision.dropped),
             "pointsman.looks": self._looks,
         }

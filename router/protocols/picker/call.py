@@ -115,7 +115,7 @@ class PickedCall:
         if self._took is None:
             return self._reach.seen(view)
         backends = (replace(one, unfit=None if one.name == self._took else "not_taken") for one in view.backends)
-        return ClusterView(tuple(backends), view.taken_at)
+        return replace(view, backends=tuple(backends))
 
     async def carry(self, placed: Placed, backend: Backend, prompt: Prompt) -> AsyncIterator[Delta]:
         """Send the gateway to `backend`, and read the answer along.

@@ -40,7 +40,7 @@ class Reach:
 
     def seen(self, view: ClusterView) -> ClusterView:
         """`view` with those marked that cannot get the request."""
-        return ClusterView(tuple(replace(one, unfit=self.unfit(one.name)) for one in view.backends), view.taken_at)
+        return replace(view, backends=tuple(replace(one, unfit=self.unfit(one.name)) for one in view.backends))
 
     def named(self, decision: Decision, chosen: HttpBackend) -> dict[str, str]:
         """Endpoint -> name of the `chosen` backend, and then of the next best that are sent the very same."""

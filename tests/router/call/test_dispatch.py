@@ -56,7 +56,7 @@ class Stage:
         fields = {"id": name or f"r{self._made}", "tenant": tenant, "model": MODEL, "service_class": given.name}
         request = a_request(**{**fields, "rank": rank, "preemptible": given.preemptible, **what})
 
-        def decide(asked: Request, avoiding: Any) -> tuple[ClusterView, Decision]:
+        def decide(asked: Request, avoiding: Any, *, all_backends: bool = False) -> tuple[ClusterView, Decision]:
             view = self.cluster.view(self.clock(), {}, rank=asked.rank)
             return view, self.config.policies["default"].decide(asked, view, random.Random(0), avoiding=avoiding)
 
@@ -409,7 +409,7 @@ def test_a_policy_that_fails_fails_one_request_and_not_the_queue() -> None:
         broken = stage.bid()
         first, second = await queued(stage, broken, stage.bid())
 
-        def fail(*_: Any) -> Any:
+        def fail(*_: Any, **__: Any) -> Any:
             raise ZeroDivisionError
 
         broken.decide = fail

@@ -1,0 +1,52 @@
+"""One decision: a view of the backends, all of them or a shortlist, and the policy's choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from policies.compose import Policy
+from policies.learning.adapters import Readiness
+from policies.nouns import ClusterView, Decision, Request
+from router.call.gateway import Gateway
+
+_SERVED_AT_ONCE = (None, Readiness.READY)
+"""Readiness of a backend that loads no LoRA adapter for the request."""
+
+
+def decided(
+    request: Request,
+    policy: Policy,
+    held: Mapping[str, int],
+    gateway: Gateway,
+    *,
+    avoiding: Collection[str] = (),
+    all_backends: bool = False,
+    seen: Callable[[ClusterView], ClusterView] = lambda view: view,
+) -> tuple[ClusterView, Decision]:
+    """The decision of `policy` for `request`, and the view of the backends that it was made on, changed by `seen`.
+
+    In a large fleet a shortlist is scored, unless `all_backends` is set or the policy needs all backends. All backends
+    are scored as well
+
+    - if no backend of the shortlist can take the request, so that a refusal has the reasons of all;
+    - if the chosen one first has to load the request's LoRA adapter, which another may have ready;
+    - if the prompt's length is estimated: then a backend that surely fits it rules out others that may not;
+    - beside a shadow file, which chooses among the same backends.
+
+    `held` has the tokens of the prompt that backends are believed to hold; backends in `avoiding` may not have it.
+    """
+    now = gateway.clock()
+
+    def among(names: Sequence[str] | None) -> tuple[ClusterView, Decision]:
+        view = seen(gateway.cluster.view(now, held, request.rank, request.prompt_tokens, request.model, names))
+        return view, policy.decide(request, view, gateway.rng, avoiding=avoiding)
+
+    is_exact = request.least_prompt_tokens is None
+    if policy.allows_shortlist and is_exact and not all_backends and gateway.shadow is None:
+        names = gateway.cluster.shortlist(request, held, avoiding)
+        if names is not None:
+            view, decision = among(names)
+            chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
+            if chosen is not None and chosen.adapter in _SERVED_AT_ONCE:
+                return view, decision
+    return among(None)
