@@ -129,7 +129,8 @@ class Health:
 
     def request_ended(self, now: float) -> None:
         """Record that a request ended without a failure."""
-        self.answered(now)
+        if self.is_on_trial:
+            self.answered(now)
         self._requests_failed = 0
         self._count(now, failed=0)
 

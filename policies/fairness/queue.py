@@ -92,7 +92,10 @@ class FairQueue:
             self._turns.standings[name].reconfigure(classes.get(name) or ServiceClass(name, self._last_rank))
 
     def push(self, ticket: Ticket, now: float) -> None:
-        """Let `ticket` wait. Raises ValueError if it waits already, or was charged and not yet corrected."""
+        """Let `ticket` wait.
+
+        Raises ValueError if it waits already, was charged and not yet corrected, or costs no finite number of seconds.
+        """
         self._require_new(ticket)
         self._queue(ticket.service_class).push(ticket, now)
         self._note(ticket)
@@ -157,13 +160,14 @@ class FairQueue:
     def charge(self, ticket: Ticket, now: float) -> None:
         """Charge a ticket that found room at once while no other ticket waited for that room, so it never queued.
 
-        Raises ValueError if it waits, or was charged and not yet corrected.
+        Raises ValueError as `push` does.
         """
         self._require_new(ticket)
         queue = self._queue(ticket.service_class)
         self._changes += 1
         self._charged[ticket.id] = ticket.cost_s
-        self._turns.serve(ticket.service_class, ticket.cost_s, now, waiting=self._backlogged())
+        waiting = self._backlogged() if self._waiting else ()
+        self._turns.serve(ticket.service_class, ticket.cost_s, now, waiting=waiting)
         queue.charge(ticket, now)
 
     def correct(self, ticket: Ticket, actual_s: float, now: float) -> None:
@@ -183,7 +187,9 @@ class FairQueue:
         if charged is None or queue is None or actual_s == charged:
             return
         self._changes += 1
-        self._turns.correct(ticket.service_class, actual_s - charged, waiting=self._backlogged())
+        self._turns.correct(
+            ticket.service_class, actual_s - charged, waiting=self._backlogged() if self._waiting else ()
+        )
         queue.correct(ticket.tenant, actual_s - charged, now)
 
     def ahead_s(self, service_class: str, tenant: str, now: float) -> float:
@@ -218,6 +224,8 @@ class FairQueue:
         assert all(backlog.requests for backlog in of_tenant), "a tenant is kept without waiting requests"
 
     def _require_new(self, ticket: Ticket) -> None:
+        if not 0 <= ticket.cost_s < inf:
+            raise ValueError(f"a ticket must cost a finite number of seconds, not {ticket.cost_s}")
         if ticket.id in self._waiting or ticket.id in self._charged:
             raise ValueError(f"'{ticket.id}' waits already or was charged and not corrected yet")
 
@@ -230,6 +238,7 @@ class FairQueue:
         return queue
 
     def _backlogged(self) -> set[str]:
+        """The classes that have tickets."""
         return {name for name, queue in self._queues.items() if queue}
 
     def _note(self, ticket: Ticket) -> None:

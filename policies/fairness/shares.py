@@ -54,7 +54,7 @@ class VirtualTime:
 
     def serve(self, account: Account, seconds: float, now: float) -> None:
         """Give `account`, which waits, `seconds` of service."""
-        start = self.start(account)
+        start = max(account.tag, self.reached - self.slack_s)
         self.reached = max(self.reached, start)
         account.tag, account.touched_at = start + seconds / account.weight, now
 
@@ -278,7 +278,7 @@ class TenantQueues:
 
     def push(self, ticket: Ticket, now: float) -> None:
         """Let `ticket` wait behind the other tickets of its tenant."""
-        queue = self._tenant(ticket.tenant)
+        queue = self.tenants.get(ticket.tenant) or self._joined(ticket.tenant)
         if queue.place is None:
             self.clock.wake(queue.account, now)
             self._enter(ticket.tenant, queue)
@@ -319,20 +319,22 @@ class TenantQueues:
 
     def charge(self, ticket: Ticket, now: float) -> None:
         """Charge the tenant of `ticket`, which is served without having waited."""
-        queue = self._tenant(ticket.tenant)
+        queue = self.tenants.get(ticket.tenant) or self._joined(ticket.tenant)
         if queue.place is None:
-            self.clock.wake(queue.account, now)
+            self.clock.fade(queue.account, now)
         self.clock.lend(queue.account, ticket.cost_s, now)
-        self._replace(ticket.tenant, queue)
+        if queue.place is not None:
+            self._replace(ticket.tenant, queue)
 
     def correct(self, tenant: str, seconds: float, now: float) -> None:
         """Correct the account of `tenant`, which used `seconds` more than it was charged; fewer if negative."""
-        queue = self._tenant(tenant)
+        queue = self.tenants.get(tenant) or self._joined(tenant)
         if queue.place is None:
             self.clock.fade(queue.account, now)
         # the tag is now the same as after an exact prediction: debt behind virtual time is forgotten in both cases
         queue.account.tag += seconds / queue.account.weight
-        self._replace(tenant, queue)
+        if queue.place is not None:
+            self._replace(tenant, queue)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """Replace the tenants' weights. A tenant without one has weight 1 and is forgotten when idle."""
@@ -378,17 +380,15 @@ class TenantQueues:
         weight = sum(queue.account.weight for queue in self.tenants.values() if queue.tickets)
         assert isclose(self._waiting_weight, weight, abs_tol=1e-6), "the weights of the waiting tenants do not add up"
 
-    def _tenant(self, name: str) -> TenantQueue:
-        queue = self.tenants.get(name)
-        if queue is None:
-            weight = self._weights.get(name, 1.0)
-            queue = self.tenants[name] = TenantQueue(Account(weight, self.clock.reached))
+    def _joined(self, name: str) -> TenantQueue:
+        """An empty queue for the tenant `name`, which has none yet."""
+        queue = self.tenants[name] = TenantQueue(Account(self._weights.get(name, 1.0), self.clock.reached))
         return queue
 
     def _replace(self, name: str, queue: TenantQueue) -> None:
-        if queue.place is not None:
-            self._leave(queue)
-            self._enter(name, queue)
+        """Move a tenant that waits to the place of its present tag."""
+        self._leave(queue)
+        self._enter(name, queue)
 
     def _enter(self, name: str, queue: TenantQueue) -> None:
         self.moves += 1

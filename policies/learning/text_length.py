@@ -162,12 +162,13 @@ class TextLength:
         shares = prompt.parts * _FIRST / text
         deviation = math.sqrt(self._error() ** 2 + float(shares @ self._uncertainty @ shares))
         factor = math.exp(min(_WITHIN * deviation, 3.0))
-        likely = _between(prompt.least, text, prompt.most)
+        least, most, media = prompt.least, prompt.most, prompt.media
+        likely, low, high = [max(least, min(most, round(length))) for length in (text, text / factor, text * factor)]
         return Estimate(
-            likely + MEDIA_TOKENS * prompt.media,
-            min(likely, _between(prompt.least, text / factor, prompt.most)) + prompt.media,
-            max(likely, _between(prompt.least, text * factor, prompt.most)) + MOST_MEDIA_TOKENS * prompt.media,
-            prompt.least,
+            likely + MEDIA_TOKENS * media,
+            min(likely, low) + media,
+            max(likely, high) + MOST_MEDIA_TOKENS * media,
+            least,
         )
 
     def learn(self, prompt: Measured, tokens: int) -> None:
@@ -238,10 +239,6 @@ class TextLengths:
         assert len(self._models) <= self._most, f"{self!r}: too many"
         for lengths in self._models.values():
             lengths.check()
-
-
-def _between(least: int, value: float, most: int) -> int:
-    return max(least, min(most, round(value)))
 
 
 def _solved(matrix: Array, pull: Array) -> Array:

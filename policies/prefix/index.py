@@ -93,6 +93,8 @@ class PrefixIndex:
 
     def touch(self, keys: Sequence[int]) -> None:
         """Mark these blocks as in use, so that they are dropped last. Unknown blocks stay unknown."""
+        if not keys:
+            return
         self._tick(len(keys))
         if len(keys) < _VECTOR_FROM:
             cells = self._table.cells

@@ -37,7 +37,7 @@ class Speculation:
     def hear(self, backend: str, noted: Sequence[int], now: float, *, sent_at: float) -> None:
         """Record that another router sent a prompt with these recorded keys to `backend`."""
         self._turn(now)
-        if now - sent_at < self._lasts_s:
+        if noted and now - sent_at < self._lasts_s:
             self._young.store(backend, noted)
 
     def longest(self, keys: Sequence[int], now: float) -> dict[str, Match]:

@@ -23,7 +23,7 @@ _BILLING = "x-anthropic-billing-header"
 def message_of(raw: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Message:
     """The client's message `raw`, with its `parts` of text as one text."""
     role = raw["role"]
-    message: dict[str, Any] = {"role": role, "content": "\n".join(part["text"] for part in parts)}
+    message: dict[str, Any] = {"role": role, "content": "\n".join([part["text"] for part in parts])}
     if role == "assistant":
         if calls := raw.get("tool_calls"):
             message["tool_calls"] = [_call(call) for call in calls]
@@ -33,7 +33,9 @@ def message_of(raw: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Me
             message["reasoning"] = message["reasoning_content"] = reasoning
     elif role == "tool" and "tool_call_id" in raw:
         message["tool_call_id"] = raw["tool_call_id"]
-    message |= {name: raw[name] for name in ("name", "task") if isinstance(raw.get(name), str)}
+    for name in ("name", "task"):
+        if isinstance(raw.get(name), str):
+            message[name] = raw[name]
     if role == "developer":
         message["tools"] = raw.get("tools")
     return message

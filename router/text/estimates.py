@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import msgspec
 
@@ -83,16 +82,12 @@ def _keyed_text(given: Chat | str, tools: str) -> str:
 
     Otherwise a short question about an image would be shorter than one key, and the image would never be found again.
     """
-    text = _text_of(given, tools)
-    if isinstance(given, str) or not given.media:
+    if isinstance(given, str):
+        return given
+    # what begins alike for prompts that begin alike: tools, then message by message
+    said = [f"{message['role']}\x1f{message['content']}" for message in given.messages]
+    text = "\x1e".join([tools, *said] if tools else said)
+    if not given.media:
         return text
     repeated = min(given.media, MOST_LONG_MEDIA)
     return _MEDIA_MARK.sub(lambda mark: mark.group() * (4 * MEDIA_TOKENS // len(mark.group())), text, count=repeated)
-
-
-def _text_of(given: Chat | str, tools: str) -> str:
-    """What begins alike for prompts that begin alike: tools, then message by message."""
-    if isinstance(given, str):
-        return given
-    said: Sequence[str] = [f"{message['role']}\x1f{message['content']}" for message in given.messages]
-    return "\x1e".join([tools, *said] if tools else said)

@@ -156,8 +156,13 @@ class Sources:
 
     async def _candidates(self, model: Served) -> list[tuple[str, Mapping[str, bytes]]]:
         """The sources of `model` that have a tokenizer, best first, each with its files."""
-        specs = [self._pools[pool] for pool in sorted(model.pools) if pool in self._pools]
-        names = dict.fromkeys([spec.tokenizer for spec in specs if spec.tokenizer not in (None, NO_TOKENIZER)])
+        names: list[str] = []
+        template: str | None = None
+        for pool in sorted(model.pools):
+            if (spec := self._pools.get(pool)) is not None:
+                if spec.tokenizer is not None and spec.tokenizer not in (NO_TOKENIZER, *names):
+                    names.append(spec.tokenizer)
+                template = template or spec.chat_template
         found = [(f"`tokenizer: {name}`", assets) for name in names if (assets := await self._assets(Place(name)))]
         if TOKENIZER in model.assets:
             found.append(("its shard", model.assets))
@@ -169,7 +174,6 @@ class Sources:
             and (assets := await self._assets(Place(root, asked_for=False)))
         ):
             found.append((f"its engine's checkpoint {root}", assets))
-        template = next((spec.chat_template for spec in specs if spec.chat_template), None)
         if template and (own := await self._assets(Place(template, is_template=True))):
             found = [(f"{source} with `chat_template: {template}`", {**assets, **own}) for source, assets in found]
         return found

@@ -273,9 +273,11 @@ def test_weights_and_ageing_that_cannot_be_are_refused_and_change_nothing(
 
 @pytest.mark.parametrize("cost_s", [-1.0, math.nan, math.inf])
 def test_costs_that_are_no_seconds_are_refused(cost_s: float) -> None:
-    with pytest.raises(ValueError, match="finite number of seconds"):
-        a_ticket(cost_s=cost_s)
     queue, ticket = a_queue(), a_ticket()
+    for put in (queue.push, queue.charge):
+        with pytest.raises(ValueError, match="finite number of seconds"):
+            put(a_ticket(cost_s=cost_s), now=0.0)
+    queue.check()
     queue.charge(ticket, now=0.0)
     with pytest.raises(ValueError, match="finite number of seconds"):
         queue.correct(ticket, cost_s, now=0.0)
