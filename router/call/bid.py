@@ -12,7 +12,7 @@ import msgspec
 from policies.errors import ExpectedError
 from policies.fairness.ticket import Ticket
 from policies.nouns import BackendView, ClusterView, Decision, Prompt, Request, ServiceClass
-from policies.promise import cost_s, fastest_decode_s, promised_ttft_s
+from policies.predict import cost_s, fastest_decode_s, promised_ttft_s
 from policies.waiting import is_outage
 from router.fleet.cluster.flights import Flight
 from router.text.tool_calls import ToolSyntax

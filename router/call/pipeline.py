@@ -32,7 +32,7 @@ from policies.errors import (
 )
 from policies.explain import explain, without_secrets
 from policies.nouns import ClusterView, Decision, Delta, Prompt, Request, Usage
-from policies.promise import answer_s
+from policies.predict import answer_s
 from policies.quantities import told_seconds
 from policies.rules import Facts, Ruling, classify, yielding
 from policies.shadow import differences

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from policies.errors import ContextExceeded, ExpectedError, NoBackend, Overloaded, Unavailable
 from policies.nouns import Request
 from policies.on_miss import Degrade, Queue, Shed, Spill, Step
-from policies.promise import fastest_prefill_s
+from policies.predict import fastest_prefill_s
 from policies.quantities import told_seconds
 from router.call.bid import Bid, Found, Placed
 from router.call.dispatch import Dispatcher
