@@ -20,24 +20,24 @@ def may_fit(request: Request, backend: BackendView) -> bool:
     A prompt with an estimated length counts with its lower bound: only the backend knows whether it fits. A request
     of many texts (embeddings) passes: each of them must fit, but they are measured together.
     """
-    return _fits(request.surely_tokens, request, backend)
+    return backend.context_tokens is None or _fits(request, request.surely_tokens, backend.context_tokens)
 
 
 def will_fit(request: Request, backend: BackendView) -> bool:
     """Do prompt and answer fit it even at the upper end of the prompt's estimate?"""
     likely = request.likely_prompt_tokens
-    return _fits(request.prompt_tokens if likely is None else likely[1], request, backend)
+    tokens = request.prompt_tokens if likely is None else likely[1]
+    return backend.context_tokens is None or _fits(request, tokens, backend.context_tokens)
 
 
-def _fits(prompt_tokens: int, request: Request, backend: BackendView) -> bool:
-    limit = backend.context_tokens
-    return limit is None or not _POOLED.isdisjoint(request.needs) or prompt_tokens + request.max_new_tokens <= limit
+def _fits(request: Request, prompt_tokens: int, context_tokens: int) -> bool:
+    return prompt_tokens + request.max_new_tokens <= context_tokens or not _POOLED.isdisjoint(request.needs)
 
 
 def predicted_ttft_s(request: Request, backend: BackendView) -> float:
     """Seconds from sending `request` to `backend` now to its first token: its queue, then the uncached prefill."""
-    uncached = uncached_tokens(request, backend)
-    return backend.latency.ttft_s(uncached, request.prompt_tokens - uncached, queue_s=backend.queue_s)
+    uncached = max(1, request.prompt_tokens - (backend.held_tokens or 0))
+    return backend.queue_s + backend.latency.prefill_s(uncached, request.prompt_tokens - uncached)
 
 
 def promised_ttft_s(service_class: ServiceClass, decode_s: float = 0.0) -> float | None:
@@ -69,8 +69,7 @@ def cost_s(request: Request, view: ClusterView, decision: Decision, *, new_token
     The fair queue charges this; 0 if no backend would take it.
     """
     drawn = new_tokens * request.sampling.choices
-    costs = [answer_s(request, backend, new_tokens=drawn) for backend in would_take(view, decision)]
-    return min(costs, default=0.0)
+    return min([answer_s(request, backend, new_tokens=drawn) for backend in would_take(view, decision)], default=0.0)
 
 
 def answer_s(request: Request, backend: BackendView, *, new_tokens: int, uncached: int | None = None) -> float:

@@ -59,20 +59,19 @@ def cache_thrift() -> Score:
     """
 
     def score(request: Request, candidates: Sequence[BackendView]) -> list[float | None]:
-        tell = all(backend.cache_tokens for backend in candidates)
-        sizes = [float(backend.cache_tokens or 1) if tell else backend.weight for backend in candidates]
+        known = [backend.cache_tokens for backend in candidates if backend.cache_tokens]
+        sizes: Sequence[float] = known if len(known) == len(candidates) else [each.weight for each in candidates]
         # the prompt's length is added so that the first few prompts do not give extreme values
         churn = [
             (backend.fresh_tokens + request.prompt_tokens) / size if size > 0 else 0.0
             for backend, size in zip(candidates, sizes, strict=True)
         ]
-        most = max(churn, default=0.0) or 1.0
+        most, shortest_s = max(churn, default=0.0) or 1.0, min([backend.queue_s for backend in candidates], default=0.0)
         prompt_tokens = max(1, request.prompt_tokens)
-        shares = [uncached_tokens(request, backend) / prompt_tokens for backend in candidates]
         whole = prefill_work(prompt_tokens)
-        shortest_s = min([backend.queue_s for backend in candidates], default=0.0)
         scores: list[float | None] = []
-        for backend, share, churned in zip(candidates, shares, churn, strict=True):
+        for backend, churned in zip(candidates, churn, strict=True):
+            share = uncached_tokens(request, backend) / prompt_tokens
             computed = share * (0.5 + 0.5 * churned / most)
             waited = (backend.queue_s - shortest_s) / (_WORTH * backend.latency.work_s(whole) + 1e-9)
             scores.append(1.0 - min(1.0, computed + waited))
@@ -89,12 +88,12 @@ def balance() -> Score:
     """
 
     def score(_: Request, candidates: Sequence[BackendView]) -> list[float | None]:
-        limits = [backend.max_requests for backend in candidates if backend.max_requests]
-        loads = [backend.running + backend.waiting for backend in candidates]
-        if len(limits) == len(candidates):
-            return [1.0 - min(1.0, load / limit) for load, limit in zip(loads, limits, strict=True)]
-        shares = [(load + 1) / backend.weight for load, backend in zip(loads, candidates, strict=True)]
-        return [min(shares) / share for share in shares]
+        used = [(each.running + each.waiting) / each.max_requests for each in candidates if each.max_requests]
+        if len(used) == len(candidates):
+            return [1.0 - min(1.0, share) for share in used]
+        loads = [(backend.running + backend.waiting + 1) / backend.weight for backend in candidates]
+        idlest = min(loads)
+        return [idlest / load for load in loads]
 
     return score
 
