@@ -1,59 +1,140 @@
-"""Cost of a request in the router against a bare aiohttp proxy: CPU and rate.
+"""Cost of a request in the router beside other routers and proxies: CPU, added TTFT, rate.
 
-A cheap engine with OpenAI's API answers both, each gateway in a process of its own, in turns:
+Each gateway runs alone on one core, and two cheap engines of OpenAI's dialect and the client on another, in turns:
 
     short     answers in one piece, 16 at once
-    streams   answers of 33 events, one every 10 ms, 64 at once
+    burst     answers of 33 events, all at once, 16 at once
+    paced     answers of 33 events, one every 10 ms, 32 at once
+    1 MB      prompts of 1 MB, answers in one piece, 4 at once
+    TTFT      the first event of a stream, one request after the other, less what the engine takes itself
 
-The bare proxy only forwards bytes: no tenants, no policy, no metrics. CPU is the gateway process's time, user and
-system; other work on the machine distorts it less than it distorts rates.
+Pointsman runs as `pointsman serve` does, with keys, limits of a tenant, the default policy, the prefix index, metrics
+and the dashboard's board. `raw proxy` is the floor: it only forwards bytes on uvloop and httptools; `bare aiohttp` does
+that with aiohttp. The others are programs: SMG, vllm-router and Envoy are there after `make engines`, sglang-router and
+LiteLLM where `--programs` names a directory with them (`pip install sglang-router 'litellm[proxy]'`). Programs that are
+not there are left out. CPU is the user and system time of the gateway's process, in milliseconds per request; other
+work on the machine distorts it less than rates.
 
-    python benchmarks/gateway.py [--requests 2000] [--streams 500] [--rounds 3]
+    python benchmarks/gateway.py [--gateways Pointsman Envoy ...] [--programs DIR ...] [--rounds 3] [--requests 2000]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
+import itertools
 import json
 import os
 import statistics
 import sys
+import tempfile
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import aiohttp
+import httptools
+import msgspec
 import uvloop
 from aiohttp import web
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
 
 from policies.sla.parse import parse
 from router.start.app import Router
 from router.start.collector import spare_what_stays
+from tests.engines.programs import ENGINES, free_ports
 
 MODEL, EVENTS, EVERY_S = "m", 33, 0.01
+SLOWLY = "Slowly"
+"""A prompt that begins with it gets its events paced: some gateways forward no field that could say so."""
+
 CHAT = "/v1/chat/completions"
+KEY = "a-key-for-measurements-only"
+JSON = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
 SLA = """
 classes: {{chat: {{ttft_p95: 60s}}}}
-pools: {{engine: {{kind: openai_compatible, at: "{engine}", model: m}}}}
+tenants: {{acme: {{keys: ["sha256:{key}"], limits: {{requests_per_minute: 10M, tokens_per_minute: 10000M}}}}}}
+pools: {{engines: {{kind: openai_compatible, at: {engines}, model: m, options: {{max_requests: 256}}}}}}
 rules: [{{class: chat}}]
-policies: {{default: {{filter: [healthy, serves_model], score: {{balance: 1}}}}}}
-server: {{http: "127.0.0.1:0", grpc: off}}
+server: {{http: "127.0.0.1:{port}", grpc: off, max_body: 4MiB}}
+"""
+ENVOY = """
+static_resources:
+  listeners:
+    - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": {types}.filters.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: gateway
+                route_config:
+                  virtual_hosts:
+                    - name: all
+                      domains: ["*"]
+                      routes: [{{match: {{prefix: /}}, route: {{cluster: engines, timeout: 60s}}}}]
+                http_filters:
+                  - name: envoy.filters.http.router
+                    typed_config: {{"@type": {types}.filters.http.router.v3.Router}}
+  clusters:
+    - name: engines
+      connect_timeout: 1s
+      lb_policy: ROUND_ROBIN
+      load_assignment:
+        cluster_name: engines
+        endpoints: [{{lb_endpoints: [{endpoints}]}}]
 """
 
 
-def _body(*, stream: bool) -> bytes:
-    messages = [{"role": "user", "content": "What does a pointsman do? " * 8}]
-    return json.dumps({"model": MODEL, "messages": messages, "max_tokens": EVENTS, "stream": stream}).encode()
+class Shape(NamedTuple):
+    """How requests look and how many are in flight at once; `of_requests` is the share of `--requests` that is sent."""
+
+    at_once: int
+    stream: bool
+    is_paced: bool = False
+    prompt_bytes: int = 200
+    of_requests: float = 1.0
 
 
-def _event(delta: dict[str, str], **more: object) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": None, **more}
+SHAPES = {
+    "short": Shape(16, stream=False),
+    "burst": Shape(16, stream=True, of_requests=0.5),
+    "paced": Shape(32, stream=True, is_paced=True, of_requests=0.25),
+    "1 MB": Shape(4, stream=False, prompt_bytes=1 << 20, of_requests=0.05),
+}
+
+
+def body_of(shape: Shape, number: int) -> bytes:
+    """A request. Each prompt begins differently, so that an index of prefixes has something to keep."""
+    sentence = "What does a pointsman do? "
+    text = f"{SLOWLY if shape.is_paced else 'At once'} {number}. " + sentence * (shape.prompt_bytes // len(sentence))
+    messages = [{"role": "user", "content": text}]
+    return json.dumps({"model": MODEL, "messages": messages, "max_tokens": EVENTS, "stream": shape.stream}).encode()
+
+
+def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
     chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": [choice]}
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
-async def engine() -> None:
+class Asked(msgspec.Struct):
+    """What the engine reads of a request."""
+
+    stream: bool = False
+
+
+# -- what runs in processes of its own: engines and our gateways ------------------------------------------------------
+
+
+async def engine(port: int) -> None:
     """Answer each request with as little parsing as possible."""
     usage = {"prompt_tokens": 50, "completion_tokens": EVENTS, "total_tokens": 50 + EVENTS}
     message = {"role": "assistant", "content": "word " * EVENTS}
@@ -62,145 +143,409 @@ async def engine() -> None:
         {"id": "c", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [choice], "usage": usage}
     ).encode()
     piece = _event({"content": "word "})
-    last = _event({}, finish_reason="stop") + b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+    counts = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": [], "usage": usage}
+    last = _event({}, "stop") + b"data: " + json.dumps(counts).encode() + b"\n\ndata: [DONE]\n\n"
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        if not json.loads(await request.read()).get("stream"):
+        content = await request.read()
+        if not msgspec.json.decode(content, type=Asked).stream:
             return web.Response(body=whole, content_type="application/json")
         reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await reply.prepare(request)
+        is_paced = SLOWLY.encode() in content
         for _ in range(EVENTS - 1):
             await reply.write(piece)
-            await asyncio.sleep(EVERY_S)
-        await reply.write(last + b"data: [DONE]\n\n")
+            if is_paced:
+                await asyncio.sleep(EVERY_S)
+        await reply.write(last)
         return reply
 
     async def models(_: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "us"}]})
 
-    app = web.Application()
-    app.add_routes([web.post(CHAT, chat), web.get("/v1/models", models), web.get("/health", models)])
-    await _serve(app)
+    async def well(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    app = web.Application(client_max_size=1 << 23)
+    app.add_routes([web.post(CHAT, chat), web.get("/v1/models", models)])
+    app.add_routes([web.get(path, well) for path in ("/", "/health", "/health_generate", "/readiness")])
+    await _serve(app, port)
 
 
-async def bare(to: str) -> None:
-    """Forward bytes."""
+async def bare(port: int, *engines: str) -> None:
+    """Forward bytes with aiohttp."""
+    turns = itertools.cycle(engines)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
 
-        async def chat(request: web.Request) -> web.StreamResponse:
+        async def forward(request: web.Request) -> web.StreamResponse:
+            url = next(turns) + request.path
             headers = {"content-type": "application/json"}
-            async with http.post(to + request.path, data=await request.read(), headers=headers) as answer:
-                reply = web.StreamResponse(status=answer.status, headers={"content-type": answer.content_type})
+            async with http.request(request.method, url, data=await request.read(), headers=headers) as answer:
                 if answer.content_length is not None:
                     return web.Response(body=await answer.read(), content_type=answer.content_type)
+                reply = web.StreamResponse(status=answer.status, headers={"content-type": answer.content_type})
                 await reply.prepare(request)
                 async for data in answer.content.iter_any():
                     await reply.write(data)
                 return reply
 
-        app = web.Application()
-        app.router.add_post(CHAT, chat)
-        await _serve(app)
+        app = web.Application(client_max_size=1 << 23)
+        app.router.add_route("*", "/{path:.*}", forward)
+        await _serve(app, port)
 
 
-async def pointsman(to: str) -> None:
+class _Upstream(asyncio.Protocol):
+    """A connection to an engine, with at most one answer under way."""
+
+    def __init__(self, idle: list[_Upstream]) -> None:
+        self.idle, self.client, self.is_over = idle, None, True
+        self.client: _Downstream | None
+        self.parser: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def carry(self, client: _Downstream, request: bytes) -> None:
+        self.client, self.parser = client, httptools.HttpResponseParser(self)
+        self.transport.write(request)
+
+    def on_message_complete(self) -> None:
+        self.is_over = True
+
+    def data_received(self, data: bytes) -> None:
+        self.is_over = False
+        self.parser.feed_data(data)
+        client = self.client
+        assert client is not None
+        client.transport.write(data)
+        if self.is_over:
+            self.client = None
+            self.idle.append(self)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if self in self.idle:
+            self.idle.remove(self)
+
+
+class _Downstream(asyncio.Protocol):
+    """A connection of a client, which sends the next request after the answer."""
+
+    def __init__(self, turns: Any) -> None:
+        self.turns, self.pieces, self.is_whole = turns, list[bytes](), False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport, self.parser = transport, httptools.HttpRequestParser(self)
+
+    def on_message_complete(self) -> None:
+        self.is_whole = True
+
+    def data_received(self, data: bytes) -> None:
+        self.is_whole = False
+        self.pieces.append(data)
+        self.parser.feed_data(data)
+        if self.is_whole:
+            request, self.pieces = b"".join(self.pieces), []
+            self.parser = httptools.HttpRequestParser(self)
+            idle, port = next(self.turns)
+            if idle:
+                idle.pop().carry(self, request)
+            else:
+                self.opening = asyncio.ensure_future(self._open(idle, port, request))
+
+    async def _open(self, idle: list[_Upstream], port: int, request: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        _, upstream = await loop.create_connection(lambda: _Upstream(idle), "127.0.0.1", port)
+        upstream.carry(self, request)
+
+
+async def raw(port: int, *engines: str) -> None:
+    """Forward bytes, and parse no more than where a request and an answer end."""
+    turns = itertools.cycle([(list[_Upstream](), int(url.rpartition(":")[2])) for url in engines])
+    server = await asyncio.get_running_loop().create_server(lambda: _Downstream(turns), "127.0.0.1", port)
+    await server.serve_forever()
+
+
+async def pointsman(port: int, *engines: str) -> None:
     """The router as `pointsman serve` runs it."""
-    async with Router(parse(SLA.format(engine=to))) as router:
+    key = hashlib.sha256(KEY.encode()).hexdigest()
+    async with Router(parse(SLA.format(engines=json.dumps(engines), key=key, port=port))) as router:
         assert await router.wait_until_reached(10)
         spare_what_stays()
-        print(router.http_url, flush=True)
         await asyncio.Event().wait()
 
 
-async def _serve(app: web.Application) -> None:
+async def _serve(app: web.Application, port: int) -> None:
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     await asyncio.Event().wait()
 
 
-class Gateway:
-    """One of the above in a process of its own."""
+OURS: dict[str, Callable[..., Any]] = {"engine": engine, "bare": bare, "raw": raw, "pointsman": pointsman}
 
-    def __init__(self, process: Process, url: str) -> None:
-        self.process, self.url = process, url
+
+# -- gateways ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a gateway is started: `command(folder, port, engines)` gives the words, of which the first is `program`.
+
+    `program` is None for what runs from this file.
+    """
+
+    command: Callable[[Path, int, Sequence[str]], Sequence[str]]
+    program: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _ours(name: str) -> Kind:
+    return Kind(lambda _, port, engines: ["--run", name, str(port), *engines])
+
+
+def _cache_aware(*first: str) -> Callable[[Path, int, Sequence[str]], Sequence[str]]:
+    def command(_: Path, port: int, engines: Sequence[str]) -> Sequence[str]:
+        (metrics,) = free_ports(1)
+        words = ["--policy", "cache_aware", "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *engines]
+        return [*first, *words, "--prometheus-port", str(metrics)]
+
+    return command
+
+
+def _envoy(folder: Path, port: int, engines: Sequence[str]) -> Sequence[str]:
+    endpoint = "{{endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {}}}}}}}}}"
+    file = folder / "envoy.yaml"
+    ports = [url.rpartition(":")[2] for url in engines]
+    file.write_text(
+        ENVOY.format(
+            types="type.googleapis.com/envoy.extensions", port=port, endpoints=", ".join(map(endpoint.format, ports))
+        )
+    )
+    return ["-c", str(file), "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warn"]
+
+
+def _litellm(folder: Path, port: int, engines: Sequence[str]) -> Sequence[str]:
+    options = [{"model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": "none"} for url in engines]
+    file = folder / "litellm.yaml"
+    file.write_text(json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": each} for each in options]}))
+    return ["--config", str(file), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+
+
+LITELLM = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+}
+KINDS = {
+    "raw proxy": _ours("raw"),
+    "bare aiohttp": _ours("bare"),
+    "Pointsman": _ours("pointsman"),
+    "Envoy": Kind(_envoy, "envoy"),
+    "SMG cache_aware": Kind(_cache_aware("launch", "--backend", "openai", "--disable-tokenizer-autoload"), "smg"),
+    "vllm-router cache_aware": Kind(_cache_aware(), "vllm-router"),
+    "sglang-router cache_aware": Kind(_cache_aware("launch"), "sglang-router"),
+    "LiteLLM": Kind(_litellm, "litellm", LITELLM),
+}
+
+
+class Gateway:
+    """One of them in a process of its own."""
+
+    def __init__(self, name: str, process: Process, url: str) -> None:
+        self.name, self.process, self.url = name, process, url
 
     @classmethod
-    async def start(cls, *what: str) -> Gateway:
-        """Start it; it listens when this returns."""
+    async def start(cls, name: str, kind: Kind, program: str | None, folder: Path, engines: Sequence[str]) -> Gateway:
+        """Start it on the first core; it answers requests when this returns. Raises TimeoutError if it never does."""
+        (port,) = free_ports(1)
+        words = kind.command(folder, port, engines)
+        command = [sys.executable, __file__, *words] if program is None else [program, *words]
+        log = (folder / f"{name}.log").open("wb")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--run", *what, stdout=PIPE, env={**os.environ, "PYTHONPATH": str(Path.cwd())}
+            *command,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": str(ROOT) if program is None else "", **kind.environment},
+            preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
         )
-        assert process.stdout is not None
-        return cls(process, (await process.stdout.readline()).decode().strip())
+        return cls(name, process, f"http://127.0.0.1:{port}")
+
+    async def answers(self, http: aiohttp.ClientSession, within_s: float = 60.0) -> None:
+        """Wait until it answers requests. Raises TimeoutError."""
+        async with asyncio.timeout(within_s):
+            while True:
+                with suppress(OSError, aiohttp.ClientError, AssertionError):
+                    await ask(http, self.url, SHAPES["short"], 0)
+                    return
+                await asyncio.sleep(0.2)
 
     def cpu_s(self) -> float:
         """User and system time of the process."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    async def load(self, http: aiohttp.ClientSession, count: int, at_once: int, *, stream: bool) -> tuple[float, float]:
-        """Send `count` requests; gateway CPU and clock seconds per thousand of them."""
-        body, left = _body(stream=stream), iter(range(count))
-
-        async def client() -> None:
-            for _ in left:
-                async with http.post(self.url + CHAT, data=body, headers={"content-type": "application/json"}) as reply:
-                    content = await reply.read()
-                    assert reply.status == 200, content
-                    assert not stream or content.rstrip().endswith(b"[DONE]"), content[-200:]
-
-        before, began = self.cpu_s(), time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(at_once)))
-        return (self.cpu_s() - before) / count * 1000, (time.perf_counter() - began) / count * 1000
-
     async def stop(self) -> None:
         """Stop it."""
-        self.process.kill()
+        with suppress(ProcessLookupError):
+            self.process.kill()
         await self.process.wait()
 
 
-async def measure(requests: int, streams: int, rounds: int) -> None:
-    """Both gateways in turns; medians of the rounds."""
-    source = await Gateway.start("engine")
-    gateways = {name: await Gateway.start(name, source.url) for name in ("bare", "pointsman")}
-    shapes = {"short": (requests, 16, False), "streams": (streams, 64, True)}
-    seen: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    try:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-            for _ in range(rounds + 1):
-                for shape, (count, at_once, stream) in shapes.items():
-                    for name, gateway in gateways.items():
-                        found = await gateway.load(http, count, at_once, stream=stream)
-                        seen.setdefault((shape, name), []).append(found)
-    finally:
-        for gateway in (*gateways.values(), source):
-            await gateway.stop()
-    print(f"{'':10}{'':12}{'CPU s per 1,000':>16}{'requests/s':>12}{'of one core':>13}")
-    for shape in shapes:
-        cpu: dict[str, float] = {}
-        for name in gateways:
-            # the first round is for warming up
-            taken = seen[shape, name][1:]
-            cpu[name], clock = (statistics.median(one[at] for one in taken) for at in (0, 1))
-            print(f"{shape:10}{name:12}{cpu[name]:16.2f}{1000 / clock:12.0f}{1000 / cpu[name]:13.0f}")
-        print(f"{shape:10}{'ratio':12}{cpu['pointsman'] / cpu['bare']:15.2f}x")
+async def ask(http: aiohttp.ClientSession, url: str, shape: Shape, number: int) -> float:
+    """Send one request; seconds to the first byte of the answer."""
+    began = time.perf_counter()
+    async with http.post(url + CHAT, data=body_of(shape, number), headers=JSON) as reply:
+        content = await reply.content.readany()
+        first_s = time.perf_counter() - began
+        content += await reply.read()
+        assert reply.status == 200, content[:500]
+        if shape.stream:
+            assert content.count(b'"word "') == EVENTS - 1, content[-300:]
+            assert content.rstrip().endswith(b"[DONE]"), content[-200:]
+    return first_s
+
+
+class Cost(NamedTuple):
+    """What requests of one shape took: milliseconds of CPU for each, and requests per second."""
+
+    cpu_ms: float
+    rate: float
+
+
+async def cost(gateway: Gateway, http: aiohttp.ClientSession, shape: Shape, count: int, numbers: Any) -> Cost:
+    """Send `count` requests."""
+    left = iter(range(count))
+
+    async def client() -> None:
+        for _ in left:
+            await ask(http, gateway.url, shape, next(numbers))
+
+    before, began = gateway.cpu_s(), time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(shape.at_once)))
+    seconds = time.perf_counter() - began
+    return Cost(1000 * (gateway.cpu_s() - before) / count, count / seconds)
+
+
+async def added_ttft(gateway: Gateway, http: aiohttp.ClientSession, engine_url: str, count: int, numbers: Any) -> float:
+    """Milliseconds that the first event takes longer than from the engine itself: the median of pairs."""
+    shape = SHAPES["paced"]
+    more: list[float] = []
+    for _ in range(count):
+        itself = await ask(http, engine_url, shape, next(numbers))
+        more.append(await ask(http, gateway.url, shape, next(numbers)) - itself)
+    return 1000 * statistics.median(more)
+
+
+async def measure(chosen: Mapping[str, str | None], requests: int, rounds: int, folder: Path) -> None:
+    """All gateways in turns; medians of the rounds."""
+    numbers = itertools.count()
+    costs: dict[tuple[str, str], list[Cost]] = {}
+    ttft: dict[str, list[float]] = {}
+    cores = sorted(os.sched_getaffinity(0))
+    async with AsyncExitStack() as stack:
+        engines = []
+        for _ in range(2):
+            (port,) = free_ports(1)
+            words = (sys.executable, __file__, "--run", "engine", str(port))
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stderr=stack.enter_context((folder / "engines.log").open("ab")),
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                preexec_fn=lambda: os.sched_setaffinity(0, {cores[-1]}),
+            )
+            started = Gateway("engine", process, f"http://127.0.0.1:{port}")
+            stack.push_async_callback(started.stop)
+            engines.append(started)
+        os.sched_setaffinity(0, {cores[-1]})
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        for each in engines:
+            await each.answers(http)
+        urls = [each.url for each in engines]
+        gateways = []
+        os.sched_setaffinity(0, set(cores))
+        for name, program in chosen.items():
+            gateway = await Gateway.start(name, KINDS[name], program, folder, urls)
+            stack.push_async_callback(gateway.stop)
+            gateways.append(gateway)
+        os.sched_setaffinity(0, {cores[-1]})
+        for gateway in list(gateways):
+            try:
+                await gateway.answers(http)
+            except TimeoutError:
+                print(f"{gateway.name} did not answer: {(folder / f'{gateway.name}.log').read_text()[-500:]}")
+                gateways.remove(gateway)
+        for number in range(rounds + 1):
+            for gateway in gateways:
+                slow = 20 if gateway.name == "LiteLLM" else 1
+                for name, shape in SHAPES.items():
+                    count = max(shape.at_once, int(requests * shape.of_requests / slow))
+                    found = await cost(gateway, http, shape, count, numbers)
+                    costs.setdefault((name, gateway.name), []).append(found)
+                found_ms = await added_ttft(gateway, http, urls[0], 8, numbers)
+                ttft.setdefault(gateway.name, []).append(found_ms)
+                print(f"round {number} of {rounds}: {gateway.name}", file=sys.stderr, flush=True)
+    show([gateway.name for gateway in gateways], costs, ttft)
+
+
+def show(
+    names: Sequence[str], costs: Mapping[tuple[str, str], Sequence[Cost]], ttft: Mapping[str, list[float]]
+) -> None:
+    """Print the tables: CPU and rates, medians without the first round, which is for warming up."""
+    print("CPU milliseconds per request, and requests per second")
+    print(f"{'':27}" + "".join(f"{shape:>18}" for shape in SHAPES) + f"{'added TTFT, ms':>18}")
+    for name in names:
+        cells = []
+        for shape in SHAPES:
+            taken = costs[shape, name][1:]
+            cpu_ms, rate = (statistics.median(each[at] for each in taken) for at in (0, 1))
+            cells.append(f"{cpu_ms:9.3f}{rate:8.0f}/s")
+        print(f"{name:27}" + "".join(cells) + f"{statistics.median(ttft[name][1:]):18.2f}")
+    if "Pointsman" in names:
+        print("\nPointsman's CPU, relative to each; medians of pairs of the same round")
+        for name in names:
+            if name != "Pointsman":
+                ratios = [
+                    statistics.median(
+                        ours.cpu_ms / max(theirs.cpu_ms, 1e-3)
+                        for ours, theirs in zip(costs[shape, "Pointsman"][1:], costs[shape, name][1:], strict=True)
+                    )
+                    for shape in SHAPES
+                ]
+                print(f"{name:27}" + "".join(f"{ratio:17.2f}x" for ratio in ratios))
+
+
+def programs(names: Sequence[str], folders: Sequence[Path]) -> dict[str, str | None]:
+    """Where the program of each gateway is; those that are nowhere are left out, with a line."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        program = KINDS[name].program
+        if program is None:
+            found[name] = None
+            continue
+        there = [folder / program for folder in folders if (folder / program).exists()]
+        if there:
+            found[name] = str(there[0])
+        else:
+            print(f"{name} is left out: no program {program} in {', '.join(map(str, folders))}")
+    return found
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gateways", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--programs", nargs="+", type=Path, default=[], help="directories with other programs")
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--run", nargs="+", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.run:
-        what, *to = asked.run
-        uvloop.run({"engine": engine, "bare": bare, "pointsman": pointsman}[what](*to))
-    else:
-        uvloop.run(measure(asked.requests, asked.streams, asked.rounds))
+    chosen = parser.parse_args()
+    if chosen.run:
+        what, port, *engines = chosen.run
+        uvloop.run(OURS[what](int(port), *engines))
+        return
+    folders = [ENGINES / "bin", *chosen.programs]
+    with tempfile.TemporaryDirectory() as folder:
+        uvloop.run(measure(programs(chosen.gateways, folders), chosen.requests, chosen.rounds, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Prefix cache hits of two real vLLM behind Pointsman, SMG and vllm-router, by the engines' own counters.
 
-    make engines && python benchmarks/real_engines.py [--workloads documents chats agents] [--routers ...] [--runs 3]
+    make engines && python benchmarks/real_engines.py [--workloads documents chats agents] [--routers ...]
+        [--runs 3] [--seed 0]
 
 Two vLLM on CPUs with the bundled model, each with a small prefix cache (600 blocks of 32 tokens), so that what is
 computed twice evicts what will be asked again. Six requests run at once. The three workloads have about 400 requests
@@ -14,8 +15,8 @@ were sent: the share of tokens that a single cache would have that is never full
 sent, and an answer from when it is there, in full blocks of 32 tokens. No router can reach it entirely: a prompt that
 two engines serve must be computed twice.
 
-Speed does not matter here, so that a busy machine gives the same numbers; the order of requests differs a little from
-run to run.
+Hit rates do not depend on speed, so that a busy machine gives the same numbers; the order of requests differs a little
+from run to run. Times to first token do depend on it: they say what hits cost where a router keeps an engine idle.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -164,12 +166,16 @@ async def alongside(most: int, lives: Iterator[Awaitable[Any]] | Any) -> None:
 
 @dataclass
 class Client:
-    """Streams answers from any of `urls`, drawn at random; at most 6 at once. Remembers what was sent, in order."""
+    """Streams answers from any of `urls`, drawn at random; at most 6 at once. Remembers what was sent, in order.
+
+    `ttft_s` has the seconds from sending to the first piece of text, of each answer.
+    """
 
     http: aiohttp.ClientSession
     urls: Sequence[str]
     rng: random.Random
     log: list[tuple[str, Messages, Sequence[Mapping[str, Any]]]] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     async def ask(self, messages: Messages, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -178,11 +184,16 @@ class Client:
             body["tools"] = tools
         async with self._slots:
             self.log.append(("sent", messages, tools))
+            began = time.perf_counter()
             url = f"{self.rng.choice(self.urls)}/v1/chat/completions"
             async with self.http.post(url, json=body, headers={"authorization": f"Bearer {KEY}"}) as reply:
                 if reply.status != 200:
                     raise RuntimeError(f"{reply.status}: {await reply.text()}")
-                text = "".join([piece async for piece in pieces(reply)])
+                text = ""
+                async for piece in pieces(reply):
+                    if piece and not text:
+                        self.ttft_s.append(time.perf_counter() - began)
+                    text += piece
             self.log.append(("answered", [*messages, {"role": "assistant", "content": text}], tools))
             return text
 
@@ -255,7 +266,7 @@ def running(*programs: Program) -> Iterator[None]:
 def a_pointsman(name: str, folder: Path, vllms: Sequence[VLLM], *, events: bool, more: str = "") -> tuple[Program, str]:
     (port,) = free_ports(1)
     pool: dict[str, Any] = {"kind": "vllm", "at": [each.url for each in vllms], "model": NAME}
-    pool["options"] = {"max_requests": 64, "events": "none"}
+    pool["options"] = {"events": "none"}
     if events:
         pool["options"] |= {"events": [each.events for each in vllms], "replay": [each.replay for each in vllms]}
     key = "sha256:" + hashlib.sha256(KEY.encode()).hexdigest()
@@ -363,8 +374,9 @@ async def run(router: str, workload: str, seed: int, folder: Path, vllms: Sequen
         client = Client(http, urls, random.Random(seed))
         await settled(client, len(vllms) * len(urls) if "no events" not in router and "Pointsman" in router else 0)
         before = counters()
+        began = time.perf_counter()
         await WORKLOADS[workload](random.Random(seed), client.ask)
-        after = counters()
+        seconds, after = time.perf_counter() - began, counters()
     async with aiohttp.ClientSession() as http:
         client.http = http
         best, asked = await ideal(client, vllms[0])
@@ -380,11 +392,17 @@ async def run(router: str, workload: str, seed: int, folder: Path, vllms: Sequen
         "ideal": best / asked,
         "requests": sum(event == "sent" for event, _, _ in client.log),
         "first_engine": share,
+        "seconds": seconds,
+        "ttft_mean_s": statistics.fmean(client.ttft_s),
+        "ttft_p95_s": statistics.quantiles(client.ttft_s, n=20)[18],
     }
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """One row for each router: hit rates, and in brackets the mean share of the ideal."""
+    """One row for each router: hit rates, and in brackets the mean share of the ideal and of prompts on one engine.
+
+    The second share is that of the engine with more prompts. The third number is the mean TTFT in milliseconds.
+    """
     workloads = [name for name in WORKLOADS if any(each["workload"] == name for each in results)]
     rows = [["", *workloads]]
     best = [[each["ideal"] for each in results if each["workload"] == name] for name in workloads]
@@ -394,10 +412,18 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         for name in workloads:
             mine = [each for each in results if (each["router"], each["workload"]) == (router, name)]
             rates = ", ".join(f"{each['hit_rate']:.4f}" for each in mine)
-            row.append(f"{rates} ({statistics.fmean(e['hit_rate'] / e['ideal'] for e in mine):.3f})" if mine else "")
+            row.append(f"{rates} ({summary(mine)})" if mine else "")
         if any(row[1:]):
             rows.append(row)
     return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
+
+
+def summary(results: Sequence[Mapping[str, Any]]) -> str:
+    """What the table says in brackets."""
+    of_ideal = statistics.fmean(each["hit_rate"] / each["ideal"] for each in results)
+    on_one = statistics.fmean(max(each["first_engine"], 1 - each["first_engine"]) for each in results)
+    ttft_s = statistics.fmean(each["ttft_mean_s"] for each in results)
+    return f"{of_ideal:.3f}; {on_one:.0%}; {1e3 * ttft_s:.0f} ms"
 
 
 def main() -> None:
@@ -405,6 +431,7 @@ def main() -> None:
     options.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     options.add_argument("--routers", nargs="+", choices=ROUTERS, default=list(ROUTERS))
     options.add_argument("--runs", type=int, default=3)
+    options.add_argument("--seed", type=int, default=0, help="of the first run; each run adds one")
     options.add_argument("--results", type=Path, help="lines of JSON, which are added to and shown together")
     chosen = options.parse_args()
     if MISSING:
@@ -419,7 +446,7 @@ def main() -> None:
                 each.start()
             for each in vllms:
                 each.wait_until_ready()
-            for seed in range(chosen.runs):
+            for seed in range(chosen.seed, chosen.seed + chosen.runs):
                 for workload in chosen.workloads:
                     for router in chosen.routers:
                         results.append(asyncio.run(run(router, workload, seed, Path(folder), vllms)))
