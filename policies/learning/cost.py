@@ -186,7 +186,7 @@ class LatencyModel:
 
         The other prefill costs are scaled by the same factor relative to their priors.
         """
-        if token_s is None or self._prefill.observations or token_s == self._told or not _is_duration(token_s):
+        if token_s is None or self._prefill.observations or token_s == self._told or not 0.0 < token_s < math.inf:
             return
         self._told = token_s
         factor = max(1.0 / _FACTOR, min(_FACTOR, token_s / self._peers.prior.token_s))
@@ -194,7 +194,7 @@ class LatencyModel:
 
     def judge(self, predicted_s: float, seen_s: float) -> None:
         """Compare `predicted_s`, the prediction when a request was sent, with the observed time to first token."""
-        if not _is_duration(seen_s):
+        if not 0.0 < seen_s < math.inf:
             return
         off = max(-_MOST_ERROR, min(_MOST_ERROR, (predicted_s - seen_s) / seen_s))
         self.error += _ERROR_SHARE * (abs(off) - self.error)
@@ -228,9 +228,34 @@ class LatencyModel:
             fit.check()
 
     def _observe(self, seconds: float, *parts: _Part) -> None:
-        if _is_duration(seconds):
-            _learn(parts, seconds)
-            self._snapshot = None
+        """Update the shared coefficients and the pace of each of `parts` after a duration of `seconds` in all.
+
+        Each fit treats the variance of the others as noise: a Kalman filter of all, without their correlation.
+        """
+        if not 0.0 < seconds < math.inf:
+            return
+        self._snapshot = None
+        usual_s = together_s = 0.0
+        for part in parts:
+            usual_s += part.usual_s * part.pace.values[0]
+            together_s += part.usual_s
+        error, variance = math.log(seconds) - math.log(usual_s), 0.0
+        updates = []
+        for part in parts:
+            scale = part.pace.values[0] / usual_s
+            weight = part.usual_s * scale
+            for fit, on in ((part.common, part.on), (part.pace, (part.usual_s,))):
+                shares = [scale * second for second in on]
+                spread = fit.spread(shares)
+                variance += spread[1]
+                updates.append((fit, shares, spread, weight))
+        for fit, shares, spread, weight in updates:
+            fit.learn(shares, spread, error, beside=max(0.0, variance - spread[1]), weight=weight)
+        for part in parts:
+            back = _LEVELLED * part.usual_s / together_s
+            back *= math.log(part.pace.first_values[0] / part.pace.values[0])
+            part.pace.shift((back,))
+            part.common.shift(_ALL_COSTS, times=-back)
 
     def _first_token(self, work: Work, ahead: Ahead) -> _Part:
         """The estimated seconds to a first token, by coefficient."""
@@ -263,34 +288,6 @@ class _Part(NamedTuple):
     usual_s: float
 
 
-def _learn(parts: tuple[_Part, ...], seconds: float) -> None:
-    """Update the shared coefficients and the pace of each of `parts` after a duration of `seconds` in all.
-
-    Each fit treats the variance of the others as noise: a Kalman filter of all, without their correlation.
-    """
-    usual_s = together_s = 0.0
-    for part in parts:
-        usual_s += part.usual_s * part.pace.values[0]
-        together_s += part.usual_s
-    error, variance = math.log(seconds) - math.log(usual_s), 0.0
-    updates = []
-    for part in parts:
-        scale = part.pace.values[0] / usual_s
-        weight = part.usual_s * scale
-        for fit, on in ((part.common, part.on), (part.pace, (part.usual_s,))):
-            shares = [scale * second for second in on]
-            spread = fit.spread(shares)
-            variance += spread[1]
-            updates.append((fit, shares, spread, weight))
-    for fit, shares, spread, weight in updates:
-        fit.learn(shares, spread, error, beside=max(0.0, variance - spread[1]), weight=weight)
-    for part in parts:
-        back = _LEVELLED * part.usual_s / together_s
-        back *= math.log(part.pace.first_values[0] / part.pace.values[0])
-        part.pace.shift((back,))
-        part.common.shift(_ALL_COSTS, times=-back)
-
-
 def _pace(factor: float, spread: float) -> Prior:
     return Prior(factor, least=1.0 / _FACTOR, most=_FACTOR, spread=spread)
 
@@ -298,7 +295,3 @@ def _pace(factor: float, spread: float) -> Prior:
 def _coefficient(prior: float) -> Prior:
     least, most = prior / _FACTOR, prior * _FACTOR
     return Prior(prior, least=least, most=most, spread=_SHAPE_SPREAD, shared=_GUESSED_SPREAD)
-
-
-def _is_duration(seconds: float) -> bool:
-    return 0.0 < seconds < math.inf
