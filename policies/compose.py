@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from policies.nouns import BackendView, ClusterView, Decision, Request
 from policies.predict import predicted_ttft_s, will_fit
@@ -39,6 +39,11 @@ class Policy:
     pick: Pick
     allows_shortlist: bool = False
     """Does it choose nearly as well on a shortlist of a large fleet? Otherwise it is given all backends."""
+    heeds_context: bool = field(init=False)
+    """Does it drop backends with a context that is too short?"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heeds_context", any(name == "fits_context" for name, _ in self.filters))
 
     def decide(
         self, request: Request, view: ClusterView, rng: random.Random, *, avoiding: Collection[str] = ()
@@ -56,8 +61,10 @@ class Policy:
         if not kept:
             return Decision(None, self.name, dropped, left_out=view.left_out)
         totals, details = self._scored(request, kept)
-        chosen = self.pick(totals, rng)
-        expected_s = next((predicted_ttft_s(request, backend) for backend in kept if backend.name == chosen), None)
+        chosen, expected_s = self.pick(totals, rng), None
+        for backend in kept:
+            if backend.name == chosen:
+                expected_s = predicted_ttft_s(request, backend)
         return Decision(chosen, self.name, dropped, totals, details, expected_s, view.left_out)
 
     def _filtered(
@@ -71,15 +78,12 @@ class Policy:
                 kept.append(backend)
             else:
                 dropped.append((backend.name, reason))
-        if request.likely_prompt_tokens is not None and len(kept) > 1 and self._heeds_context():
+        if request.likely_prompt_tokens is not None and len(kept) > 1 and self.heeds_context:
             sure = [backend for backend in kept if will_fit(request, backend)]
-            if sure:
+            if 0 < len(sure) < len(kept):
                 dropped += [(backend.name, "may_not_fit") for backend in kept if backend not in sure]
                 kept = sure
         return kept, tuple(dropped)
-
-    def _heeds_context(self) -> bool:
-        return any(name == "fits_context" for name, _ in self.filters)
 
     def _objection(self, request: Request, backend: BackendView, avoiding: Collection[str]) -> str | None:
         if request.pools is not None and backend.pool not in request.pools:
@@ -109,12 +113,12 @@ class Policy:
         details: list[tuple[str, str, float | None]] = []
         for part in self.scores:
             column = part.score(request, kept)
-            details += [(backend.name, part.name, value) for backend, value in zip(kept, column, strict=True)]
             # a score that is unknown for one candidate is dropped for all: different measures are never compared
-            known = [value for value in column if value is not None]
-            if len(known) == len(kept):
-                totals = [total + part.weight * value for total, value in zip(totals, known, strict=True)]
-                weights += part.weight
+            weight = 0.0 if None in column else part.weight
+            weights += weight
+            for at, (backend, value) in enumerate(zip(kept, column, strict=True)):
+                details.append((backend.name, part.name, value))
+                totals[at] += weight * (value or 0.0)
         scale = weights or 1.0
-        ranked = tuple((backend.name, total / scale) for backend, total in zip(kept, totals, strict=True))
+        ranked = tuple([(backend.name, total / scale) for backend, total in zip(kept, totals, strict=True)])
         return ranked, tuple(details)
