@@ -87,14 +87,18 @@ class Requests:
     def on_url(self, url: bytes) -> None:
         """A part of the target came."""
         self._target += url
-        self._count(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > self._limits.head_bytes:
+            raise HeadTooLarge(f"{self._limits.head_bytes} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header came; or a trailer, which is dropped."""
         self._fields.append((name, value))
         if len(self._fields) > self._limits.headers:
             raise HeadTooLarge(f"{self._limits.headers} headers")
-        self._count(len(name) + len(value) + 4)
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._limits.head_bytes:
+            raise HeadTooLarge(f"{self._limits.head_bytes} bytes")
 
     def on_headers_complete(self) -> None:
         """A head is complete: its request waits for its turn."""
@@ -124,11 +128,6 @@ class Requests:
             self.incoming.end()
             self.incoming = None
             self._unseen_bytes = 0
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self._limits.head_bytes:
-            raise HeadTooLarge(f"{self._limits.head_bytes} bytes")
 
     def _request(self) -> Request:
         """The request of a head. Raises HttpError for one that is not served, or that could be read in two ways."""

@@ -32,6 +32,6 @@ def usage_told(prompt: Any, completion: Any, cached: Any = None, reasoning: Any 
     Raises TypeError or ValueError for values that are no counts, because tenants are charged by them.
     """
     counts = [int(count or 0) for count in (prompt, completion, cached, reasoning)]
-    if not all(0 <= count < MOST_TOKENS for count in counts):
+    if min(counts) < 0 or max(counts) >= MOST_TOKENS:
         raise ValueError(f"{counts} are no numbers of tokens")
     return Usage(counts[0], counts[1], counts[2], None if reasoning is None else counts[3])

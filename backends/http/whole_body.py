@@ -31,7 +31,7 @@ class WholeBody(ABC):
         """The answer and its usage. Raises BackendFailed at nonsense, and what an error in it means."""
         deltas = self._read(bytes(self._whole))
         self.is_over = True
-        yield from deltas
+        return iter(deltas)
 
     @abstractmethod
     def _read(self, whole: bytes) -> list[Delta]:

@@ -57,18 +57,11 @@ class Chunk(msgspec.Struct):
     error: Any = None
     object: Any = None
     model: Any = None
-    pieces: int = 0
+    # set by Ear; a server may write anything under these names
+    pieces: Any = 0
     """How many choices it adds to."""
-
-    @property
-    def finishes(self) -> list[tuple[int, str]]:
-        """(choice, reason) of those that end in it."""
-        ends: list[tuple[int, str]] = []
-        for choice in self.choices or ():
-            if reason := choice.finish_reason:
-                # a loop: of hundreds of chunks one has any
-                ends.append((choice.index, FINISHES.get(reason, reason)))  # noqa: PERF401
-        return ends
+    ends: Any = None
+    """(choice, reason) of those that end in it."""
 
 
 _CHUNK = msgspec.json.Decoder(Chunk)
@@ -108,12 +101,14 @@ class Ear:
                 self._usage = usage_of(chunk.usage)
         except MISSHAPEN as error:
             raise nonsense(self.backend, data) from error
-        chunk.pieces = 0
+        chunk.pieces, chunk.ends = 0, []
         for choice in chunk.choices or ():
-            if choice.finish_reason in BROKEN:
-                raise BackendFailed(f"{self.backend} broke the answer off ({choice.finish_reason})")
             if not 0 <= choice.index < self.choices:
                 raise not_asked_for(self.backend, choice.index, self.choices)
+            if reason := choice.finish_reason:
+                if reason in BROKEN:
+                    raise BackendFailed(f"{self.backend} broke the answer off ({reason})")
+                chunk.ends.append((choice.index, FINISHES.get(reason, reason)))
             chunk.pieces += choice.adds
         self._pieces += chunk.pieces
         return chunk
@@ -172,7 +167,7 @@ class PassedStream(PassedBlocks):
         # of hundreds of chunks one has any
         last: Sequence[Delta] = () if self._last is None else self._let_last_go()
         shown = _rewritten(content, chunk, changes) if changes else block
-        ends = chunk.finishes
+        ends = chunk.ends
         self._left -= len(ends)
         if ends and not self._left and not self._shows_usage:
             self._last = _Last(shown, chunk.pieces, ends)
@@ -227,16 +222,15 @@ class PassedWhole(WholeBody):
             raise nonsense(self._backend, whole)
         changes = self._ear.shown(chunk)
         body = with_members(whole, changes) if changes else whole
-        return list(_in_one_piece(body, chunk.finishes, self._ear))
+        return _in_one_piece(body, chunk.ends, self._ear)
 
 
-def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], ear: Ear) -> Iterator[Delta]:
+def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], ear: Ear) -> list[Delta]:
     ends: list[tuple[int, str | None]] = [*finishes] or [(0, None)]
     (choice, finish), *others = ends
-    yield Delta(body=body, choice=choice, finish_reason=finish, is_whole=True, tokens=ear.told_tokens)
-    for other, reason in others:
-        yield Delta(choice=other, finish_reason=reason)
-    yield Delta(usage=ear.usage())
+    whole = Delta(body=body, choice=choice, finish_reason=finish, is_whole=True, tokens=ear.told_tokens)
+    rest = [Delta(choice=other, finish_reason=reason) for other, reason in others]
+    return [whole, *rest, Delta(usage=ear.usage())]
 
 
 def _rewritten(data: bytes, chunk: Chunk, changes: Mapping[str, Any]) -> bytes:

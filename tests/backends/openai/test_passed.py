@@ -54,6 +54,14 @@ def test_every_byte_goes_through_in_its_order() -> None:
     assert raw_of(heard(a_stream(shows_usage=True), STREAM)) == b"".join(STREAM)
 
 
+@pytest.mark.parametrize("member", ["pieces", "ends", "vendor"])
+def test_members_of_a_server_are_none_of_its_business_whatever_they_are_called(member: str) -> None:
+    piece = PIECE.replace(b"{", b'{"%b":["a",{}],' % member.encode(), 1)
+    deltas = heard(a_stream(shows_usage=True), (piece, END, DONE))
+    assert raw_of(deltas) == piece + END + DONE
+    assert sum(delta.tokens for delta in deltas) == 1
+
+
 @given(st.lists(st.integers(0, len(b"".join(STREAM)))), st.booleans())
 def test_however_a_stream_is_cut_bytes_and_accounting_stay_the_same(cuts: list[int], shows_usage: bool) -> None:
     deltas = heard(a_stream(shows_usage=shows_usage), cut(b"".join(STREAM), cuts))
