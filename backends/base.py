@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from policies.nouns import Capability, Delta, Prompt, Request
 
@@ -232,3 +233,14 @@ class TextReader(Protocol):
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
         """The text of `token_ids` of `model`, special tokens included; None: this server cannot detokenize."""
         ...
+
+
+def as_text_reader(backend: object) -> TextReader | None:
+    """`backend` if it is a TextReader: 0.1 us instead of the 10 us that `isinstance` takes with a protocol."""
+    kind: Any = type(backend)
+    return cast("TextReader", backend) if _reads_text(kind) else None
+
+
+@cache
+def _reads_text(kind: type) -> bool:
+    return issubclass(kind, TextReader)

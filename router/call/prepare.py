@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from backends.base import TextReader
+from backends.base import TextReader, as_text_reader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
 from policies.nouns import BackendView, Capability, Sampling, Tenant
 from policies.quota.budget import Charge, Descriptor, descriptors, estimate
@@ -96,9 +96,9 @@ def readers_of(model: ServedModel, gateway: Gateway) -> dict[str, TextReader]:
     cluster = gateway.cluster
     found: dict[str, TextReader] = {}
     for name in cluster.names():
-        backend = cluster.backend(name)
-        if isinstance(backend, TextReader) and cluster.may_serve(name, model.name):
-            found[name] = backend
+        reader = as_text_reader(cluster.backend(name))
+        if reader is not None and cluster.may_serve(name, model.name):
+            found[name] = reader
     return found if len(found) < 2 else {name: found[name] for name in sorted(found, key=cluster.flights)}
 
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from backends.base import TextReader, Tokenized
+from backends.base import TextReader, Tokenized, as_text_reader
 from backends.http.backend import HttpBackend
 from backends.http.client import HttpOptions
 from backends.llama_cpp.backend import LlamaCpp
@@ -153,5 +153,7 @@ async def test_nonsense_and_refusals_are_failures_with_words(kind: type[HttpBack
 
 
 def test_only_kinds_whose_servers_tell_tokens_are_asked() -> None:
-    readers = {kind for kind in KINDS if issubclass(kind, TextReader)}
+    backends = [kind("b", "http://b:1", pool="p") for kind in KINDS]
+    readers = {type(backend) for backend in backends if as_text_reader(backend) is backend}
     assert readers == {VLLM, SGLang, LlamaCpp, TGI}
+    assert all(isinstance(backend, TextReader) == (type(backend) in readers) for backend in backends)
