@@ -9,13 +9,16 @@ from typing import Protocol
 
 import msgspec
 
-from policies.errors import ExpectedError
+from policies.errors import BackendFailed, ContextExceeded, ExpectedError, Overloaded, Unreached
 from policies.fairness.ticket import Ticket
 from policies.nouns import BackendView, ClusterView, Decision, Prompt, Request, ServiceClass
 from policies.predict import cost_s, fastest_decode_s, promised_ttft_s
 from policies.waiting import is_outage
 from router.fleet.cluster.flights import Flight
 from router.text.tool_calls import ToolSyntax
+
+MOST_TRIES = 3
+"""Backends that one prompt may be tried on; backends that it never reached do not count."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -32,25 +35,12 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A backend was found and counts the request already: whoever gets this ends the `flight`."""
+    """A backend was `chosen`, and counts the request already: the receiver of this ends the `flight`."""
 
     bid: Bid
     found: Found
+    chosen: BackendView
     flight: Flight
-
-    def too_short(self) -> frozenset[str]:
-        """Backends that find the prompt too long where its own does; none, unless one has a longer context.
-
-        Only a prompt with an estimated length comes to a backend that finds it too long.
-        """
-        request = self.bid.request
-        contexts = {
-            one.name: one.context_tokens or 0 for one in self.found.view.backends if request.model in one.models
-        }
-        limit = contexts.get(self.flight.backend)
-        if not limit or request.least_prompt_tokens is None or max(contexts.values()) <= limit:
-            return frozenset()
-        return frozenset(name for name, known in contexts.items() if 0 < known <= limit)
 
 
 class Decide(Protocol):
@@ -72,8 +62,10 @@ class Bid:
     take it; `sent` hears to which backend it goes, and `ended` how the last of its flights ended, with the backend as
     it was before. An answer of `new_tokens` is expected. Of `due_at`, when the first
     token is promised (None: whenever it comes), and `cost_s`, the backend time that it is predicted to take, the first
-    look tells. `way` tells which backends its carrier can reach. `tries` counts the backends that had it and failed,
-    `failed` are those that did not answer it, the first of them at `failed_at`.
+    look tells. `way` tells which backends its carrier can reach.
+
+    The state of its retries is changed here alone: `tries` counts the backends that had it and failed, `failed` are the
+    ones that did not answer it, the first of them at `failed_at`, and `avoiding` are the ones that may not get it.
     """
 
     request: Request
@@ -108,11 +100,52 @@ class Bid:
         size = request.prompt_tokens.bit_length()
         return (request.pools, request.policy, request.needs, request.rank, size, self.avoiding, self.way)
 
-    def fail(self, backend: str, now: float) -> None:
-        """`backend` did not answer it: it goes elsewhere, while there is anybody else."""
-        self.avoiding |= {backend}
-        self.failed |= {backend}
+    def may_retry(self, placed: Placed, failure: ExpectedError, now: float) -> bool:
+        """The backend of `placed` ended it with `failure` at `now`: avoid that backend. May another one be tried?
+
+        Not after MOST_TRIES backends had it, nor after an error that any other backend would give as well. If the
+        prompt is too long for the backend, others with a context as short are avoided too.
+        """
+        if isinstance(failure, ContextExceeded):
+            too_short = self._too_short(placed)
+            self.avoiding |= too_short
+            return bool(too_short)
+        if not isinstance(failure, BackendFailed | Overloaded):
+            return False
+        self.avoiding |= {placed.chosen.name}
+        self.failed |= {placed.chosen.name}
         self.failed_at = now if self.failed_at is None else self.failed_at
+        self.tries += not isinstance(failure, Unreached)
+        return self.tries < MOST_TRIES
+
+    def forgive(self, is_ill: Callable[[str], bool]) -> bool:
+        """Allow the backends again that failed it and are ill or on trial now, once they are well; is there one?"""
+        ill = frozenset(filter(is_ill, self.failed & self.avoiding))
+        self.avoiding -= ill
+        return bool(ill)
+
+    def patience_s(self, since: float, now: float, outage_s: float) -> float:
+        """For how many seconds from `now` on it may at least wait in an outage that began at `since`.
+
+        That is `outage_s` after the outage or the bid began, or after its first failure if there was one, and always up
+        to the deadline of its class.
+        """
+        # repeated failures do not prolong the wait
+        began_at = max(since, self.arrived_at) if self.failed_at is None else self.failed_at
+        deadline_s = self.service_class.deadline_s or 0.0
+        return max(began_at + outage_s, self.arrived_at + deadline_s) - now
+
+    def _too_short(self, placed: Placed) -> frozenset[str]:
+        """Backends that find the prompt too long where that of `placed` does; none if no backend has a longer context.
+
+        Only a prompt with an estimated length comes to a backend that finds it too long.
+        """
+        backends, model = placed.found.view.backends, self.request.model
+        contexts = {backend.name: backend.context_tokens or 0 for backend in backends if model in backend.models}
+        limit = contexts.get(placed.chosen.name)
+        if not limit or self.request.least_prompt_tokens is None or max(contexts.values()) <= limit:
+            return frozenset()
+        return frozenset(name for name, known in contexts.items() if 0 < known <= limit)
 
     def measure(self, view: ClusterView, decision: Decision) -> None:
         """Predict `cost_s` and `due_at` from the first decision; later ones do not change what was promised."""

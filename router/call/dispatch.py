@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 
 from msgspec.structs import replace
 
 from policies.errors import Overloaded
 from policies.fairness.queue import FairQueue
+from policies.learning.drain_rate import DrainRate
+from policies.nouns import ClusterView, Decision
 from policies.predict import uncached_tokens
 from policies.sla.config import Config
 from policies.waiting import ROOM, is_outage, is_worth_waiting, would_take
 from router.call.bid import Bid, Found, Placed
-from router.call.model_queue import ModelQueue
 from router.fleet.cluster.cluster import Cluster
 
 MOST_FAILED_LOOKS = 8
@@ -31,6 +34,80 @@ MOST_SEEN = 512
 
 PAUSE_S = 0.002
 """Changes within this time are answered by one walk."""
+
+
+@dataclass(eq=False, slots=True)
+class ModelQueue:
+    """What waits for one model: in `fair` their order, with the bids in it, and those of each shape, oldest first.
+
+    `stuck` are shapes that found no room in a walk, `reserved` the backends that somebody waits for who has waited so
+    long that nobody may pass. `passed` are shapes that had a look behind many stuck ones, until all had one.
+    `outages` are the shapes that wait for a backend to be well, and since when.
+    """
+
+    fair: FairQueue
+    bids: dict[str, Bid] = field(default_factory=dict)
+    shapes: dict[Hashable, dict[str, Bid]] = field(default_factory=dict)
+    stuck: set[Hashable] = field(default_factory=set)
+    reserved: set[str] = field(default_factory=set)
+    passed: set[Hashable] = field(default_factory=set)
+    outages: dict[Hashable, float] = field(default_factory=dict)
+    rate: DrainRate = field(default_factory=DrainRate)
+    walk: asyncio.TimerHandle | None = None
+
+    def decide(self, bid: Bid, *, all_backends: bool = False) -> tuple[ClusterView, Decision, bool]:
+        """What the policy decides for `bid`, at best for a backend that is reserved for nobody; does it choose one that
+        is?
+        """
+        view, decision = bid.decide(bid.request, bid.avoiding, all_backends=all_backends)
+        if decision.chosen is None or decision.chosen not in self.reserved:
+            return view, decision, False
+        other, elsewhere = bid.decide(bid.request, bid.avoiding | self.reserved, all_backends=all_backends)
+        return (view, decision, True) if elsewhere.chosen is None else (other, elsewhere, False)
+
+    def in_turn(self, now: float, most: int) -> Iterator[Bid]:
+        """`most` of those that wait, in fair order; behind these the oldest of each shape that is not stuck.
+
+        So whoever stands behind a crowd that waits for other room is looked at too. Some may come twice.
+        """
+        for ticket in islice(self.fair.order(now), most):
+            yield self.bids[ticket.id]
+        if len(self.bids) > most:
+            for shape, bids in self.shapes.items():
+                if shape not in self.stuck:
+                    yield next(iter(bids.values()))
+
+    def enter(self, bid: Bid, now: float) -> None:
+        """`bid`, which just found no room, waits: at its place, or in front if its backend failed."""
+        if bid.is_charged:
+            self.fair.push_front(bid.ticket())
+        else:
+            self.fair.push(bid.ticket(), now)
+        self.bids[bid.request.id] = bid
+        self.shapes.setdefault(bid.shape, {})[bid.request.id] = bid
+
+    def leave(self, bid: Bid) -> None:
+        """`bid`, whose ticket has left the queue, waits no longer."""
+        del self.bids[bid.request.id]
+        del self.shapes[bid.shape][bid.request.id]
+        if not self.shapes[bid.shape]:
+            del self.shapes[bid.shape]
+            self.passed.discard(bid.shape)
+            self.outages.pop(bid.shape, None)
+
+    def looked(self, bid: Bid, view: ClusterView, decision: Decision, now: float) -> None:
+        """`bid`, which waits, found at `now` that it has to wait on, for room or for somebody to be well."""
+        if is_outage(decision):
+            self.outages.setdefault(bid.shape, now)
+            # nobody works anything off, which says nothing of how fast the queue empties
+            self.rate.waited(now, 0)
+        else:
+            self.outages.pop(bid.shape, None)
+            self.rate.waited(now, len(would_take(view, decision)))
+
+    def all_stuck(self) -> bool:
+        """Has every shape that waits found no room?"""
+        return self.shapes.keys() <= self.stuck
 
 
 class Dispatcher:
@@ -77,10 +154,8 @@ class Dispatcher:
         return found
 
     def forgive(self, bid: Bid) -> bool:
-        """Let `bid` go again to those that failed it and are ill or on trial now, once they are well; is there one?"""
-        ill = frozenset(name for name in bid.failed & bid.avoiding if self._cluster.is_ill(name))
-        bid.avoiding -= ill
-        return bool(ill)
+        """Let `bid` go again to backends that failed it and are ill or on trial now, once they are well; any?"""
+        return bid.forgive(self._cluster.is_ill)
 
     def take(self, bid: Bid, found: Found) -> Placed:
         """Begin the flight that `found` chose, and charge it to the tenant and class once."""
@@ -207,7 +282,9 @@ class Dispatcher:
     async def _through_outages(self, queue: ModelQueue, bid: Bid, waiting: asyncio.Future[Placed]) -> None:
         """Return once `bid` was placed or let go. Raises its `refusal` when nobody was well for too long."""
         while not waiting.done():
-            left_s = queue.patience_s(bid, self._clock(), self._config().outage_s)
+            left_s, since = self._config().outage_s, queue.outages.get(bid.shape)
+            if since is not None:
+                left_s = bid.patience_s(since, self._clock(), left_s)
             if left_s > 0:
                 # an outage that begins meanwhile is not over before this is
                 await asyncio.wait((waiting,), timeout=left_s)
@@ -241,7 +318,7 @@ class Dispatcher:
         uncached, is_first_try = uncached_tokens(bid.request, chosen), not (bid.avoiding or bid.failed)
         flight = self._cluster.begin(chosen.name, bid.request, uncached, is_first_try=is_first_try)
         bid.sent(chosen.name)
-        return Placed(bid, found, flight)
+        return Placed(bid, found, chosen, flight)
 
     def _count(self, bid: Bid, change: int) -> None:
         tenant, service_class = bid.request.tenant, bid.request.service_class

@@ -28,10 +28,9 @@ from policies.errors import (
     Overloaded,
     QuotaExceeded,
     UnknownModel,
-    Unreached,
 )
 from policies.explain import explain, without_secrets
-from policies.nouns import ClusterView, Decision, Delta, Prompt, Request, Usage
+from policies.nouns import BackendView, ClusterView, Decision, Delta, Prompt, Request, Usage
 from policies.predict import answer_s
 from policies.quantities import told_seconds
 from policies.rules import Facts, Ruling, classify, yielding
@@ -66,9 +65,6 @@ from router.call.tracing import AttemptTrace, PromptTrace
 from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
 
-MOST_TRIES = 3
-"""Backends that one prompt may be tried on; those that it never reached do not count."""
-
 YIELDING = "yielding"
 """In place of a class, for telemetry: what nobody waits for keeps no promise and breaks none."""
 
@@ -98,13 +94,12 @@ async def serve(
                 inputs = await tokenize(ask, model, tenant, gateway)
                 pairs = zip(inputs, ask.bodies, strict=True)
                 prompts = [looked_up(tokens, body, model, gateway) for tokens, body in pairs]
-                held = [prompt.held for prompt in prompts]
-                facts = facts_of(ask, inputs, held, tenant=tenant, model=model, gateway=gateway)
+                facts = facts_of(ask, prompts, tenant=tenant, model=model)
                 ruling = classify(facts, config)
                 account.service_class, account.rule = ruling.service_class.name, ruling.rule
                 if ask.yields:
                     ruling, account.service_class = yielding(ruling, config), YIELDING
-                claim = claim_of(caller.id, ask, inputs, held, facts=facts, key=key, config=config, gateway=gateway)
+                claim = claim_of(caller.id, ask, prompts, facts=facts, key=key, prices=config.prices)
                 async with gateway.admission.permit(claim, caller.limited) as permit:
                     call = _Call(caller, ask, facts, ruling, config, gateway, permit, account, carrier)
                     await together([call.answer(at, model, prompt) for at, prompt in enumerate(prompts)])
@@ -219,7 +214,7 @@ class _Call(msgspec.Struct, frozen=True):
         try:
             with gateway.cluster.flying(placed.flight):
                 backend = gateway.cluster.backend_of(placed.flight)
-                self._record(at, bid.request, placed.found.view, placed.found.decision)
+                self._record(at, bid.request, placed.found.view, placed.found.decision, placed.chosen)
                 gateway.observer.queued(bid.request, placed.flight.sent_at - bid.arrived_at)
                 await self.caller.place(at, Placement(bid.request, backend.pool, backend.name))
                 with trace.sent(placed, backend) as attempt:
@@ -227,16 +222,10 @@ class _Call(msgspec.Struct, frozen=True):
                     await self._relay(at, placed, deltas, attempt)
         except ExpectedError as failure:
             failure.told = told_of(failure)
-            if isinstance(failure, ContextExceeded) and (too_short := placed.too_short()):
-                bid.avoiding |= too_short
-                return failure
-            if not isinstance(failure, BackendFailed | Overloaded):
-                raise
-            _log.warning("request %s: %s", bid.request.id, failure)
-            gateway.beliefs.failed(placed.flight.backend)
-            bid.fail(placed.flight.backend, gateway.clock())
-            bid.tries += not isinstance(failure, Unreached)
-            if self.caller.has_seen(at) or bid.tries == MOST_TRIES:
+            if isinstance(failure, BackendFailed | Overloaded):
+                _log.warning("request %s: %s", bid.request.id, failure)
+                gateway.beliefs.failed(placed.chosen.name)
+            if not bid.may_retry(placed, failure, gateway.clock()) or self.caller.has_seen(at):
                 raise
             return failure
         return None
@@ -248,8 +237,7 @@ class _Call(msgspec.Struct, frozen=True):
         """
         bid, flight, gateway = placed.bid, placed.flight, self.gateway
         actual_s = 0.0
-        where = next(backend for backend in placed.found.view.backends if backend.name == flight.backend)
-        bid.ended(flight, where)
+        bid.ended(flight, placed.chosen)
         if flight.answered:
             # who hung up, or was cut off, is not told: then what was believed to be cached counts as cached
             cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
@@ -259,7 +247,7 @@ class _Call(msgspec.Struct, frozen=True):
                 beside.spend(told)
             self.account.usage = self.permit.usage or Usage()
             uncached = max(1, told.prompt_tokens - told.cached_tokens)
-            used_s = answer_s(bid.request, where, new_tokens=told.completion_tokens, uncached=uncached)
+            used_s = answer_s(bid.request, placed.chosen, new_tokens=told.completion_tokens, uncached=uncached)
             # whatever a backend counts, no request has more of its time than it was there
             actual_s = min(used_s, max(0.0, gateway.clock() - flight.sent_at))
             if not self.ask.yields:
@@ -269,7 +257,7 @@ class _Call(msgspec.Struct, frozen=True):
 
     def _bid(self, at: int, model: ServedModel, prompt: LookedUp, *, trace: PromptTrace) -> Bid:
         """What `prompt`, number `at`, asks of the dispatcher, as one for `model`."""
-        ask, gateway, (tokens, keys, held) = self.ask, self.gateway, prompt
+        ask, gateway, (tokens, keys, held, _) = self.ask, self.gateway, prompt
         request = self._request(at, model, tokens)
         beliefs = iter([held])
 
@@ -307,7 +295,7 @@ class _Call(msgspec.Struct, frozen=True):
             decide=decide,
             refusal=refusal,
             sent=lambda backend: gateway.beliefs.sent(backend, keys),
-            ended=partial(learn, prompt, model, gateway),
+            ended=partial(learn, prompt, model.name, gateway),
             way=self.carrier.way,
             avoiding=ask.avoiding,
         )
@@ -333,18 +321,24 @@ class _Call(msgspec.Struct, frozen=True):
             return bid
 
     def _record(
-        self, at: int, request: Request, view: ClusterView, decision: Decision, *, is_late: bool = False
+        self,
+        at: int,
+        request: Request,
+        view: ClusterView,
+        decision: Decision,
+        chosen: BackendView | None = None,
+        *,
+        is_late: bool = False,
     ) -> None:
-        """Tell the log, the shadow and, if it asked, the client what was decided.
+        """Tell the log, the shadow and, if it asked, the client what was decided. `chosen` gets the request, if any.
 
-        `is_late`: nobody got it, because the one that was chosen would begin later than promised.
+        `is_late`: no backend gets it, because the one that the decision names would begin later than promised.
         """
         gateway, config = self.gateway, self.config
         picked = decision
         if is_late and decision.chosen is not None:
             dropped = (*decision.dropped, (decision.chosen, "late"))
             decision = replace(decision, chosen=None, dropped=dropped, predicted_ttft_s=None)
-        chosen = next((backend for backend in view.backends if backend.name == decision.chosen), None)
         gateway.observer.decided(request, decision, chosen, config_version=config.version)
         if gateway.shadow is not None:
             found = differences(request, self.facts, self.ruling, picked, view=view, shadow=gateway.shadow)

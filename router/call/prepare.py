@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from backends.base import TextReader, as_text_reader
 from policies.errors import ContextExceeded, InvalidRequest, NoBackend, UnknownModel
-from policies.nouns import BackendView, Capability, Sampling, Tenant
+from policies.nouns import BackendView, Capability, Prices, Sampling, Tenant
 from policies.quota.budget import Charge, Descriptor, descriptors, estimate
 from policies.rules import Facts
 from policies.sla.config import Config
@@ -154,11 +154,14 @@ def roots_of(domain: str, gateway: Gateway) -> frozenset[int]:
 
 
 class LookedUp(NamedTuple):
-    """One prompt as tokens, the keys that it is looked up by, and what each backend was believed to hold of it."""
+    """One prompt as tokens, the keys that it is looked up by, the tokens of it that each backend was believed to hold,
+    and its tokens that no backend which may serve it held.
+    """
 
     tokens: Tokens
     keys: PromptKeys
     held: Mapping[str, int]
+    uncached_tokens: int
 
 
 def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel, gateway: Gateway) -> LookedUp:
@@ -173,7 +176,8 @@ def looked_up(tokens: Tokens, body: Mapping[str, Any] | None, model: ServedModel
         compares=not (body and body.get("truncate_prompt_tokens")),
         key_tokens=tokens.key_tokens,
     )
-    return LookedUp(tokens, keys, believed(tokens, keys, gateway))
+    held = believed(tokens, keys, gateway)
+    return LookedUp(tokens, keys, held, tokens.count - gateway.cluster.most_held(model.name, held))
 
 
 def believed(tokens: Tokens, prompt: PromptKeys, gateway: Gateway) -> dict[str, int]:
@@ -184,23 +188,15 @@ def believed(tokens: Tokens, prompt: PromptKeys, gateway: Gateway) -> dict[str, 
     }
 
 
-def facts_of(
-    ask: Ask,
-    inputs: Sequence[Tokens],
-    held: Sequence[Mapping[str, int]],
-    *,
-    tenant: Tenant,
-    model: ServedModel,
-    gateway: Gateway,
-) -> Facts:
-    """What rules may look at of this call; its longest prompt speaks for all. Raises ContextExceeded."""
-    longest, matched = max(zip(inputs, held, strict=True), key=lambda pair: pair[0].count)
+def facts_of(ask: Ask, prompts: Sequence[LookedUp], *, tenant: Tenant, model: ServedModel) -> Facts:
+    """The facts of this call for rules; its longest prompt speaks for all. Raises ContextExceeded."""
+    longest = prompts[0] if len(prompts) == 1 else max(prompts, key=lambda prompt: prompt.tokens.count)
     return Facts(
         tenant,
         model.name,
-        prompt_tokens=longest.count,
-        max_new_tokens=room(ask, longest, model),
-        uncached_tokens=max(1, longest.count - gateway.cluster.most_held(model.name, matched)),
+        prompt_tokens=longest.tokens.count,
+        max_new_tokens=room(ask, longest.tokens, model),
+        uncached_tokens=max(1, longest.uncached_tokens),
         priority=ask.priority,
         headers=ask.headers,
         metadata=ask.metadata,
@@ -210,13 +206,11 @@ def facts_of(
 def claim_of(
     id: str,  # noqa: A002 - it is the call's id
     ask: Ask,
-    inputs: Sequence[Tokens],
-    held: Sequence[Mapping[str, int]],
+    prompts: Sequence[LookedUp],
     *,
     facts: Facts,
     key: Descriptor | None,
-    config: Config,
-    gateway: Gateway,
+    prices: Prices,
 ) -> Claim:
     """What one call reserves of its tenant's quota: one request, and the tokens of all its prompts and answers.
 
@@ -224,16 +218,18 @@ def claim_of(
     """
     charges = [
         estimate(
-            tokens.count,
-            uncached_tokens=tokens.count - gateway.cluster.most_held(facts.model, matched),
+            prompt.tokens.count,
+            uncached_tokens=prompt.uncached_tokens,
             max_new_tokens=facts.max_new_tokens,
             choices=ask.sampling.choices,
-            prices=config.prices,
+            prices=prices,
         )
-        for tokens, matched in zip(inputs, held, strict=True)
+        for prompt in prompts
     ]
-    whole = Charge(1, sum([one.tokens for one in charges]), sum([one.cost for one in charges]))
-    return Claim(id, descriptors(facts.tenant, facts.model, key), whole, config.prices)
+    whole = charges[0]
+    if len(charges) > 1:
+        whole = Charge(1, sum([each.tokens for each in charges]), sum([each.cost for each in charges]))
+    return Claim(id, descriptors(facts.tenant, facts.model, key), whole, prices)
 
 
 def wishes(ask: Ask, tokens: Tokens) -> tuple[frozenset[Capability], Sampling]:
@@ -261,15 +257,17 @@ def claim_at(model: str, claim: Claim, bid: Bid, *, tenant: Tenant) -> Claim | N
     return Claim(f"{request.id}:{model}", (limited,), charge, claim.prices)
 
 
-def learn(prompt: LookedUp, model: ServedModel, gateway: Gateway, flight: Flight, where: BackendView) -> None:
-    """Learn from how the last flight of `prompt` ended what `where` holds now, and how long such prompts are."""
+def learn(prompt: LookedUp, model: str, gateway: Gateway, flight: Flight, where: BackendView) -> None:
+    """Learn from the end of the last flight of `prompt` what `where` holds now, and how long such prompts are.
+
+    `model` is its name for clients.
+    """
     gateway.beliefs.ended(prompt.keys, flight, where)
     tokens, usage = prompt.tokens, flight.usage
     if tokens.measured is None or usage is None or usage.is_guess or not usage.prompt_tokens:
         return
-    name = _backends_name(model, gateway.config)
-    gateway.observer.estimated(model.name, abs(tokens.count / usage.prompt_tokens - 1.0))
-    gateway.text_lengths.of(name).learn(tokens.measured, usage.prompt_tokens)
+    gateway.observer.estimated(model, abs(tokens.count / usage.prompt_tokens - 1.0))
+    gateway.text_lengths.of(prompt.keys.model).learn(tokens.measured, usage.prompt_tokens)
 
 
 def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:

@@ -55,11 +55,11 @@ class Flight:
     whole_tokens: int = 0
     began_at: float | None = None
     began_with: tuple[float, float] = (0.0, 0.0)
+    work: Work = field(init=False)
+    """The prefill that it brought, as far as is known."""
 
-    @property
-    def work(self) -> Work:
-        """The prefill that it brought, as far as is known."""
-        return prefill_work(self.uncached_tokens, max(0, self.request.prompt_tokens - self.uncached_tokens))
+    def __post_init__(self) -> None:
+        self.work = prefill_work(self.uncached_tokens, max(0, self.request.prompt_tokens - self.uncached_tokens))
 
     @property
     def ttft_s(self) -> float:

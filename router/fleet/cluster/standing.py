@@ -34,12 +34,13 @@ class Standing:
     """What is known of a backend whatever the request is. `view` lacks what depends on the request or on time.
 
     `unseen` requests with `unseen_tokens` of prefill were sent after the newest report, and `gone` requests of this
-    router that it counts have ended since. `theirs` is the prefill that
-    waits there and that this router did not send. `held_tokens` in the view are those of a prompt that nothing is
-    believed of: none where the backend reports its cache, else unknown.
+    router that it counts have ended since. `theirs` is the prefill that waits there and that this router did not send.
+    `load` is the newest report. `held_tokens` in the view are those of a prompt that nothing is believed of: none where
+    the backend reports its cache, else unknown.
     """
 
     inputs: Inputs
+    load: Load
     said: Description
     view: BackendView
     unseen: int
@@ -48,14 +49,9 @@ class Standing:
     theirs: Work
 
     @property
-    def load(self) -> Load:
-        """The backend's newest report."""
-        return self.inputs.load
-
-    @property
     def told_tokens(self) -> int | None:
         """Tokens of prefill that wait there, reported or sent since; None where the backend does not report them."""
-        told = self.inputs.load.waiting_tokens
+        told = self.load.waiting_tokens
         return None if told is None else told + self.unseen_tokens
 
 
@@ -97,4 +93,4 @@ def standing_of(backend: Backend, flights: Flights, inputs: Inputs) -> Standing:
         adaptive_limit=None if load.max_requests is not None else max(limit, running + waiting - len(flights) + 1),
         cache_tokens=load.total_tokens,
     )
-    return Standing(inputs, said, view, unseen, gone, unseen_tokens, theirs)
+    return Standing(inputs, load, said, view, unseen, gone, unseen_tokens, theirs)

@@ -20,9 +20,10 @@ from policies.errors import (
     Overloaded,
 )
 from policies.nouns import Delta, Usage
+from router.call.bid import MOST_TRIES
 from router.call.caller import CallerGone
 from router.call.outcome import outcome_of
-from router.call.pipeline import MOST_TRIES, outer_edge, serve, together, within
+from router.call.pipeline import outer_edge, serve, together, within
 from router.operate.telemetry.telemetry import Telemetry
 from router.protocols.openai.request import chat_ask, completion_ask
 from tests.router.callers import Listener, a_gateway, ended, well

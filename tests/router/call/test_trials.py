@@ -9,7 +9,7 @@ import pytest
 
 from backends.fake import Answer, FakeBackend
 from policies.errors import BackendFailed, ExpectedError, Unreached
-from router.call.pipeline import MOST_TRIES
+from router.call.bid import MOST_TRIES
 from router.fleet.cluster.cluster import Cluster
 from router.protocols.openai.request import chat_ask
 from tests.router.call.test_sla_kept import TWO_POOLS, Crowd, Stopwatch, a_router
