@@ -147,6 +147,10 @@ class Front:
         return Ahead(Work(alike_tokens, alike_pairs), beyond)
 
 
+_NO_FRONT = Front(())
+"""No prompt waits."""
+
+
 class Seen(NamedTuple):
     """The prompts that wait in `front` of a request of some rank, and what preemptible requests of worse ranks hold.
 
@@ -177,7 +181,8 @@ class Flights:
     `waiting` of them have no answer yet, and are not presumed to be past their prefill, with `waiting_tokens` and
     `waiting_pairs` of it. `busy_since`: since when the backend computes what it computes now, if it computes one prompt
     after the other: when the last first token came, or the first prompt was sent to an idle one. `revision` grows with
-    each flight that begins, is answered or presumed to be, or ends.
+    each flight that begins, is answered or presumed to be, or ends. `silent` is a heap of the flights with a first
+    token that may not be seen, by its predicted time; without any, `presume` does nothing.
     """
 
     def __init__(self) -> None:
@@ -191,7 +196,7 @@ class Flights:
         self._ended: deque[tuple[float, float]] = deque(maxlen=_MOST_ENDED)
         self._gone = 0
         self._seen: dict[int | None, Seen] = {}
-        self._silent: list[tuple[float, int, Flight]] = []
+        self.silent: list[tuple[float, int, Flight]] = []
         self._decoding = self._context_tokens = 0
         self._decoding_s = self._context_s = 0.0
         self._counted_at = self._counted_context = 0.0
@@ -214,7 +219,7 @@ class Flights:
         self.waiting += 1
         self._open[flight] = None
         if flight.is_silent:
-            heapq.heappush(self._silent, (flight.sent_at + flight.predicted_ttft_s, id(flight), flight))
+            heapq.heappush(self.silent, (flight.sent_at + flight.predicted_ttft_s, id(flight), flight))
         self._last_sent_at = flight.sent_at
         rank = self._ranks.setdefault(flight.request.rank, _Rank())
         rank.requests += 1
@@ -225,7 +230,8 @@ class Flights:
 
     def answer(self, flight: Flight, now: float, *, is_whole: bool = False) -> None:
         """The first piece of `flight`'s answer came at `now`, or all of it: its prompt is computed."""
-        self.presume(now)
+        if self.silent:
+            self.presume(now)
         if flight.is_waiting:
             self._begin_decoding(flight, now)
         elif not is_whole:
@@ -234,8 +240,8 @@ class Flights:
 
     def presume(self, now: float) -> None:
         """Whose first token nobody will see counts as decoding from when it was predicted on, if that is past."""
-        while self._silent and self._silent[0][0] <= now:
-            due_at, _, flight = heapq.heappop(self._silent)
+        while self.silent and self.silent[0][0] <= now:
+            due_at, _, flight = heapq.heappop(self.silent)
             if flight in self._open and flight.is_waiting:
                 self._begin_decoding(flight, due_at)
 
@@ -264,7 +270,8 @@ class Flights:
 
     def end(self, flight: Flight, now: float) -> None:
         """`flight` is over, with or without an answer."""
-        self.presume(now)
+        if self.silent:
+            self.presume(now)
         self._changed()
         self._count(now)
         del self._open[flight]
@@ -319,7 +326,8 @@ class Flights:
 
         For one that was answered and is still open; those of this moment where it was answered only now.
         """
-        self.presume(now)
+        if self.silent:
+            self.presume(now)
         self._count(now)
         assert flight.began_at is not None, "it decodes nothing yet"
         seconds = now - flight.began_at
@@ -355,6 +363,9 @@ class Flights:
                 if number > rank:
                     requests += other.preemptible_requests
                     held += other.preemptible_tokens
+        if not self.waiting:
+            # the usual case
+            return Seen(_NO_FRONT, requests, held)
         waiting = [one.work for one in self._open if one.is_waiting and (rank is None or one.request.rank <= rank)]
         return Seen(Front(waiting), requests, held)
 

@@ -111,7 +111,8 @@ class Member:
         `held` has the tokens that backends are believed to hold. Without a rank nothing is preempted for it, and it is
         served last.
         """
-        self.flights.presume(now)
+        if self.flights.silent:
+            self.flights.presume(now)
         standing = self.known()
         load, said, seen_before = standing.load, standing.said, standing.view
         seen = self.flights.seen_by(rank if said.preempts else None)
@@ -153,7 +154,8 @@ class Member:
 
     def begin(self, request: Request, uncached_tokens: int, *, now: float, is_first_try: bool) -> Flight:
         """`request` is sent at `now`, with a prefill of `uncached_tokens`, of which there is at least one."""
-        self.flights.presume(now)
+        if self.flights.silent:
+            self.flights.presume(now)
         uncached_tokens = max(1, uncached_tokens)
         standing = self.known()
         load, said = standing.load, standing.said
