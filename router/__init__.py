@@ -1,1 +1,1 @@
-"""The only package that wires things together: from a client's bytes to a backend and back."""
+"""The only package that imports all others: from a client's bytes to a backend and back."""

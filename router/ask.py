@@ -1,4 +1,4 @@
-"""What a client asked for, in no particular protocol: parsed and checked, not yet a Request."""
+"""One call of a client, in no particular protocol: parsed and checked, not yet a Request."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from policies.nouns import Capability, Delta, Native, Sampling
 class Chat(msgspec.Struct, frozen=True):
     """A conversation that the model's chat template turns into a prompt.
 
-    `messages` and `tools` are as templates see them (`router/text/conversation.py`), with `content` always text, where
-    so many images, sounds and files as `media` says are each stood in for by a mark of their own. `parts` are those of
-    messages by number, where the content was none or in several. `variables` reach the template by name.
+    `messages` and `tools` are in the form for templates (`router/text/conversation.py`), with `content` always text, in
+    which a mark replaces each image, sound and file; `media` counts them. `parts` has the original parts of
+    messages, by number, if the content had several or a part that is not text. `variables` reach the template by name.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -27,11 +27,11 @@ class Chat(msgspec.Struct, frozen=True):
     """The last message is to be continued, not answered: the prompt ends with its content."""
     media: int = 0
     forced: frozenset[str] = frozenset()
-    """Names of tools of which the answer must call one; empty: it may do without."""
+    """Names of tools; the answer must call one of them. Empty: no call is required."""
     one_call: bool = False
-    """It must not call several."""
+    """At most one call of a tool is allowed."""
     bars_tools: bool = False
-    """It must call none. Engines differ in whether the model sees the tools then."""
+    """No call of a tool is allowed. Engines differ in whether the model sees the tools then."""
     parts: Mapping[int, Sequence[Mapping[str, Any]]] = msgspec.field(default_factory=dict)
     template: str | None = None
     """The client's own chat template."""
@@ -42,10 +42,10 @@ Input = Chat | str | bytes
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """How a client wants its prompts made tokens of.
+    """How the client wants its prompts tokenized.
 
-    `adds_special` tokens at their ends: None leaves it to the endpoint, where texts get them and conversations do not.
-    A prompt is cut to `most_tokens` (-1: to as many as the model takes), at its beginning unless it `keeps_start`;
+    `adds_special` tokens at their ends; None: the endpoint's default, which adds them to texts only.
+    A prompt is truncated to `most_tokens` (-1: to the model's limit), at its beginning unless it `keeps_start`;
     None: at its beginning, inside its special tokens.
     """
 
@@ -59,7 +59,7 @@ class Ask(msgspec.Struct, frozen=True):
 
     `max_new_tokens` None: as many as fit, but no more than `usual_new_tokens`. `bodies` has one OpenAI body per input,
     for backends that speak that dialect. `headers` have lower-case names. `deadline_s` is in seconds from when the call
-    was read. It goes to no backend in `avoiding`.
+    was read. Backends in `avoiding` are not used.
     """
 
     model: str
@@ -76,24 +76,24 @@ class Ask(msgspec.Struct, frozen=True):
     include_usage: bool = False
     echo: bool = False
     only_echo: bool = False
-    """Of the answer nothing is wanted but the prompt: what is drawn is left out."""
+    """Only the prompt is wanted in the answer: generated tokens are left out."""
     needs: frozenset[Capability] = frozenset()
     priority: str | None = None
     session: str | None = None
     deadline_s: float | None = None
     avoiding: frozenset[str] = frozenset()
     yields: bool = False
-    """Nobody waits for its answer: whatever its class, it goes behind everybody, gives way and is never shed."""
+    """No client waits for it: whatever its class, it is queued behind all others, is preemptible and never shed."""
     explain: bool = False
-    """The client wants to know why its prompt went where it went."""
+    """The client wants an explanation of the choice of backend."""
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     passed_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Those that belong to the body: a backend of the client's dialect cannot read it without."""
+    """Headers that belong to the body: a backend of the client's dialect needs them to read it."""
 
     def echoed(self, delta: Delta, echo: str, unechoed: set[int]) -> Delta:
         """`delta` behind the prompt's text `echo`, if it is the first of a choice that is still in `unechoed`; without
-        what was drawn where an echo alone is wanted. Bytes of a backend that echoes by itself stay as they are.
+        its generated text if only the echo is wanted. Bytes of a backend that echoes by itself stay unchanged.
         """
         is_first = delta.choice in unechoed
         unechoed.discard(delta.choice)

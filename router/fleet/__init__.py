@@ -1,1 +1,1 @@
-"""The backends: which there are, how well they do, and what they hold."""
+"""The backends: discovery, health, load, and estimated cache contents."""

@@ -1,4 +1,4 @@
-"""What a router learns about the caches of backends, in the form in which other routers receive it."""
+"""News about backends' caches, as sent to other routers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 
 MOST_KEYS = 4096
-"""Blocks of one prompt that are told (262,144 tokens, 36 KiB). What lies beyond is believed nowhere but where it was
-learnt: the others expect less of such a prompt than there is, never more."""
+"""Most blocks of one prompt that are sent (262,144 tokens, 36 KiB). Later blocks count only at the router that learned
+them: the others underestimate such a prompt, and never overestimate it."""
 
 Key = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -16,17 +16,17 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True, tag="sent"):
-    """A prompt went to `backend`; `noted` are the keys that Speculation notes of it."""
+    """A prompt went to `backend`; `noted` are its keys for Speculation."""
 
     backend: str
     noted: tuple[Key, ...]
 
 
 class Learnt(msgspec.Struct, frozen=True, array_like=True, tag="learnt"):
-    """`backend`, which tells nothing of its cache, answered a prompt of so many `blocks`, the first of them `keys`.
+    """`backend`, which has no cache events, answered a prompt of `blocks` blocks that begins with `keys`.
 
-    The answer filled `drawn_blocks`. `cached_share` of the prompt was cached, as surely as `weight`; None: nobody
-    knows. `counts`: it has told of cached tokens before, so that its zeros can be believed.
+    The answer filled `drawn_blocks`. `cached_share` of the prompt was cached, with certainty `weight`; None: unknown.
+    `counts`: it has reported cached tokens before, so its zeros are meant.
     """
 
     backend: str
@@ -39,7 +39,7 @@ class Learnt(msgspec.Struct, frozen=True, array_like=True, tag="learnt"):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """`backend` broke off: what was just sent there may never have been computed."""
+    """`backend` failed: prompts just sent there may never have been computed."""
 
     backend: str
 

@@ -1,4 +1,4 @@
-"""Whether engines' answers and cache events agree with what the router computed: compared call by call."""
+"""Compares engines' answers and cache events with the router's own computation, call by call."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from router.fleet.prompt_keys import PromptKeys
 from shards.kv.keys import BLOCK_TOKENS, TOKEN_BYTES
 
 _GRACE_S = 3.0
-"""How long after an answer its blocks may still be told of: events wait in queues of the engine and of the network."""
+"""Seconds after an answer within which its blocks may be reported: events wait in queues of engine and network."""
 
 _LEAST_HELD_TOKENS = 2 * BLOCK_TOKENS
-"""Believed hits of fewer tokens prove nothing: engines compute the end of a prompt in any case."""
+"""Matches of fewer tokens prove nothing: engines always compute the end of a prompt."""
 
 _MOST_RECORDS = 4096
 _NOWHERE: Set[str] = frozenset()
 
 
 class ParityListener(Protocol):
-    """Hears what is compared. What it does must be cheap: calls wait for it."""
+    """Gets the results of comparisons. Its methods must be cheap, because calls wait for them."""
 
     def compared(self, backend: str, what: Doubt, *, is_equal: bool) -> None:
         """One answer of `backend` was compared."""
@@ -46,11 +46,11 @@ class Unheard:
 
 @dataclass(slots=True)
 class Expected:
-    """What a prompt's answer is to be compared with.
+    """The expected values for a prompt's answer.
 
     Once the prompt is computed, its block `last_key` must have been stored; None: the prompt is shorter than a block of
-    the engine. When it was sent, events said that the engine had its first `told_tokens`, and that it surely had
-    `held_tokens` up to the block `held_key`.
+    the engine. When it was sent, the engine had its first `told_tokens` by its events, and certainly its first
+    `held_tokens`, up to the block `held_key`.
     """
 
     last_key: int | None = None
@@ -64,7 +64,7 @@ class Expected:
 
 @dataclass(slots=True)
 class _Record:
-    """One model at one backend; `ours` and `theirs` are the two counts of the prompt where they differed last."""
+    """One model at one backend; `ours` and `theirs` are the latest two counts of a prompt's tokens that differed."""
 
     parity: Parity
     since: float
@@ -74,7 +74,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A last block that events have not told of yet; `may_be_reused`: perhaps the engine has had it for long."""
+    """A last block that is not in events yet; `may_be_reused`: the engine may have had it before the feed began."""
 
     due_at: float
     backend: str
@@ -85,10 +85,10 @@ class _Pending:
 
 
 class ParityMonitor:
-    """Compares answers and events of engines with what the router computed, and says whose events may be used.
+    """Compares answers and events of engines with the router's own computation, and decides which events are used.
 
-    `holds` says whether events tell that a backend holds a block now, `is_live` whether all its events are heard, and
-    `is_whole` whether what they have told is all that it holds.
+    `holds`: whether a backend holds a block now by its events; `is_live`: whether all its events are received;
+    `is_whole`: whether its events cover all that it holds.
     """
 
     def __init__(
@@ -111,70 +111,70 @@ class ParityMonitor:
         return f"<ParityMonitor of {len(self._records)} models at backends, {len(self._pending)} comparisons pending>"
 
     def proven(self, model: str) -> Set[str]:
-        """The backends whose events alone are believed for `model`, while their feeds are live."""
+        """The backends with events that count alone for `model`, while their feeds are live."""
         return self._by_trust.get((Trust.PROVEN, model), _NOWHERE)
 
     def broken(self, model: str) -> Set[str]:
-        """The backends whose events are not believed for `model`."""
+        """The backends with events that are not used for `model`."""
         return self._by_trust.get((Trust.BROKEN, model), _NOWHERE)
 
     def needs_learning(self, backend: str) -> bool:
-        """Is there no model of `backend`, or one that its events alone are not believed for?"""
+        """Whether `backend` has no model with comparisons, or a model for which its events do not count alone."""
         trusts = [record.parity.trust for (name, _), record in self._records.items() if name == backend]
         return not trusts or any(trust is not Trust.PROVEN for trust in trusts)
 
     def reports_of(self, backend: str) -> tuple[ParityReport, ...]:
-        """Every model at `backend` of which anything was compared."""
+        """A report for every model at `backend` with a comparison."""
         return tuple(self._report(*key, record) for key, record in self._records.items() if key[0] == backend)
 
     def block_tokens(self, backend: str, tokens: int) -> None:
-        """The blocks of `backend` have so many tokens, as its events tell."""
+        """Set the block size of `backend`, as its events report it."""
         self._block_tokens[backend] = tokens
 
     def stored(self, backend: str, keys: Sequence[int]) -> None:
-        """Events of `backend` tell that it stored these blocks."""
+        """Events of `backend` report that it stored these blocks."""
         if watch := self._watches.get(backend):
             watch.stored(keys)
 
     def lost(self, backend: str, keys: Sequence[int]) -> None:
-        """Events of `backend` tell that these blocks left it."""
+        """Events of `backend` report that it evicted these blocks."""
         if watch := self._watches.get(backend):
             watch.lost(keys)
 
     def cleared(self, backend: str) -> None:
-        """Nothing is known of what `backend` holds any more."""
+        """The contents of `backend` are unknown from now on."""
         if watch := self._watches.get(backend):
             watch.cleared()
 
-    def expect(self, backend: str, prompt: PromptKeys, keys: tuple[int, ...], told: Match | None) -> Expected | None:
-        """What the answer of `backend` to `prompt` is to be compared with, from now on; None: with no events.
+    def expect(self, backend: str, prompt: PromptKeys, keys: tuple[int, ...], match: Match | None) -> Expected | None:
+        """The values to compare the answer of `backend` to `prompt` with; None: no comparison with events.
 
-        `keys` are those that its events give, and `told` is what they say it holds of the prompt now.
+        `keys` are the prompt's keys in its events, and `match` is how much of the prompt it holds by them now.
         """
         block_tokens = self._block_tokens.get(backend)
         if block_tokens is None or not (prompt.token_ids and prompt.compares and self._is_live(backend)):
             return None
-        # the last token is not always in a block: some engines name blocks by pairs of tokens
+        # the last token is not always in a block: some engines hash pairs of tokens
         whole = (_tokens_of(prompt) - 1) // block_tokens * block_tokens
         depth, now, expected = min(whole // BLOCK_TOKENS, len(keys)), self._clock(), Expected()
         watch = self._watches.setdefault(backend, Watch())
         if depth:
             expected.last_key = keys[depth - 1]
             expected.last = watch.begin(expected.last_key, now)
-            expected.was_there = told is not None and told.blocks >= depth
-        if told is not None:
-            expected.told_tokens = told.blocks * BLOCK_TOKENS
-        # of several ranks nobody knows which one answers
-        if told is not None and told.p_hit == 1.0 and told.device_blocks:
-            expected.held_key = keys[told.device_blocks - 1]
+            expected.was_there = match is not None and match.blocks >= depth
+        if match is not None:
+            expected.told_tokens = match.blocks * BLOCK_TOKENS
+        # with several ranks it is unknown which one answers
+        if match is not None and match.p_hit == 1.0 and match.device_blocks:
+            expected.held_key = keys[match.device_blocks - 1]
             expected.held = watch.begin(expected.held_key, now)
-            expected.held_tokens = told.device_blocks * BLOCK_TOKENS - block_tokens
+            expected.held_tokens = match.device_blocks * BLOCK_TOKENS - block_tokens
         return expected
 
     def answered(
         self, backend: str, prompt: PromptKeys, expected: Expected | None, usage: Usage | None, *, counts_cached: bool
     ) -> None:
-        """`backend` has answered `prompt`. `counts_cached`: it tells how many tokens were cached, so zeros count."""
+        """`backend` has answered `prompt`. `counts_cached`: it reports its cached tokens, so zeros are meant."""
         ours, is_equal = _tokens_of(prompt), True
         if usage is not None and usage.prompt_tokens and prompt.token_ids and prompt.compares:
             is_equal = usage.prompt_tokens == ours
@@ -186,13 +186,13 @@ class ParityMonitor:
             return
         if usage is not None and counts_cached:
             self._compare_cached(backend, prompt.model, expected, usage.cached_tokens)
-        # without a word of the engine, any prompt may be one that it has had for long
+        # without a report of the engine, it may have had any prompt before the feed began
         may_be_reused = usage is None or not counts_cached or usage.cached_tokens > expected.told_tokens
         self._compare_last(backend, prompt.model, expected, is_counted_alike=is_equal, may_be_reused=may_be_reused)
         self.dismiss(backend, expected)
 
     def dismiss(self, backend: str, expected: Expected) -> None:
-        """Nothing is to be compared with `expected` any more."""
+        """Drop the comparison with `expected`."""
         watch = self._watches.get(backend)
         if watch is None:
             return
@@ -202,24 +202,24 @@ class ParityMonitor:
         expected.last = expected.held = None
 
     def tick(self) -> None:
-        """Time has passed: blocks that should have been told of by now are compared."""
+        """Time has passed: compare the blocks that should have been in events by now."""
         now, pending, self._pending = self._clock(), self._pending, []
-        for one in pending:
-            watch = self._watches.get(one.backend)
-            is_there = one.watched.was_stored or self._holds(one.backend, one.key)
-            if watch is None or not self._is_live(one.backend) or (one.watched.was_lost and not is_there):
+        for block in pending:
+            watch = self._watches.get(block.backend)
+            is_there = block.watched.was_stored or self._holds(block.backend, block.key)
+            if watch is None or not self._is_live(block.backend) or (block.watched.was_lost and not is_there):
                 pass
             elif is_there:
-                self._note_reported(one.backend, one.model)
-            elif now < one.due_at:
-                self._pending.append(one)
+                self._note_reported(block.backend, block.model)
+            elif now < block.due_at:
+                self._pending.append(block)
                 continue
-            elif one.may_be_reused and not self._is_whole(one.backend):
-                self._note(one.backend, one.model, Doubt.UNREPORTED, is_equal=False)
+            elif block.may_be_reused and not self._is_whole(block.backend):
+                self._note(block.backend, block.model, Doubt.UNREPORTED, is_equal=False)
             else:
-                self._note(one.backend, one.model, Doubt.BLOCKS, is_equal=False)
+                self._note(block.backend, block.model, Doubt.BLOCKS, is_equal=False)
             if watch is not None:
-                watch.end(one.key, one.watched)
+                watch.end(block.key, block.watched)
 
     def forget(self, backend: str) -> None:
         """`backend` is no longer there."""
@@ -228,10 +228,10 @@ class ParityMonitor:
             del self._records[key]
         self._watches.pop(backend, None)
         self._block_tokens.pop(backend, None)
-        self._pending = [one for one in self._pending if one.backend != backend]
+        self._pending = [each for each in self._pending if each.backend != backend]
 
     def check(self) -> None:
-        """Prove that watches are sound and that the sets say what the records say."""
+        """Assert that watches are sound and that the sets agree with the records."""
         for watch in self._watches.values():
             watch.check()
         for (trust, model), backends in self._by_trust.items():
@@ -247,20 +247,20 @@ class ParityMonitor:
         if expected.was_there or (last is not None and last.was_stored) or self._holds(backend, key):
             self._note_reported(backend, model)
         elif not is_counted_alike:
-            # events may be late, but these blocks will never come
+            # events may be late, but these blocks will never be in them
             self._note(backend, model, Doubt.BLOCKS, is_equal=False)
         elif last is not None and not last.was_lost:
             last.users += 1
             self._pending.append(_Pending(self._clock() + _GRACE_S, backend, model, key, last, may_be_reused))
 
     def _compare_cached(self, backend: str, model: str, expected: Expected, cached_tokens: int) -> None:
-        # what was evicted while the prompt waited there is no lie of the events
+        # a block that was evicted while the prompt waited is no error of the events
         if expected.held is None or expected.held.was_lost or expected.held_tokens < _LEAST_HELD_TOKENS:
             return
         self._note(backend, model, Doubt.CACHED, is_equal=2 * cached_tokens >= expected.held_tokens)
 
     def _note_reported(self, backend: str, model: str) -> None:
-        """Events have told of a block as the router computes it."""
+        """Events have a block as the router computes it."""
         self._note(backend, model, Doubt.BLOCKS, is_equal=True)
         self._note(backend, model, Doubt.UNREPORTED, is_equal=True)
 
@@ -297,13 +297,13 @@ class ParityMonitor:
 def _reason(record: _Record) -> str:
     match record.parity.doubt:
         case Doubt.COUNT:
-            return f"it counts {record.theirs} tokens in a prompt where the router counts {record.ours}"
+            return f"it counts {record.theirs} tokens in a prompt with {record.ours} tokens by the router's count"
         case Doubt.BLOCKS:
-            return "its events do not tell of the blocks that the router expects: tokenizer or chat template differ"
+            return "its events lack the blocks that the router expects: tokenizer or chat template differ"
         case Doubt.CACHED:
-            return "it computes prompts again that its events say are cached"
+            return "it computes prompts again that are cached by its events"
         case Doubt.UNREPORTED:
-            return "it may reuse blocks that it stored before the router heard its events"
+            return "it may reuse blocks that it stored before the router received its events"
     return ""
 
 

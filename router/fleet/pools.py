@@ -1,4 +1,4 @@
-"""The backends of the pools: those whose addresses the file names, and what finds the others while the router runs."""
+"""The backends of the pools: those with addresses in the file, and the discovery of all others."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from router.fleet.discovery.source import Source
 from router.fleet.feeds.options import backend_options
 
 ANNOUNCED = "register"
-"""What metrics call the source of backends that announce themselves."""
+"""Name in metrics of the source of backends that announce themselves."""
 
 
 class DiscoveryObserver(Protocol):
     """Receives what sources of backends report."""
 
     def discovered(self, pool: str, source: str, addresses: int) -> None:
-        """`source` reported so many addresses of backends of `pool`."""
+        """`source` reported this number of addresses for `pool`."""
         ...
 
     def discovery_failed(self, pool: str, source: str) -> None:
-        """`source` could not be asked; what it reported last stays."""
+        """`source` failed; its last report stays in effect."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What finds backends: `discovery` runs it, `registries` are the pools whose backends announce themselves."""
+    """The parts of discovery: `discovery` runs it, `registries` has the pools that backends announce themselves to."""
 
     discovery: Discovery
     registries: Mapping[str, Registry]
 
 
 def named_backends(config: Config, surroundings: Surroundings) -> Iterator[Backend]:
-    """The backends at the addresses that the file names. Raises ConfigError, also for what is yet to be found."""
+    """The backends with addresses in the file. Raises ConfigError, also for options of backends not found yet."""
     for pool in config.pools.values():
         for number, address in enumerate(pool.at):
             yield _backend(pool, backend_name(pool.name, number), address, surroundings)
         if pool.is_found:
-            # its options may be wrong, and that should not come out when the first one is found
+            # report wrong options now, not when the first backend is found
             _backend(pool, found_name(pool.name, "nowhere"), "127.0.0.1:1", surroundings)
 
 
@@ -60,10 +60,10 @@ def finding(
     observer: DiscoveryObserver,
     on_failure: Callable[[str], None],
 ) -> Finding:
-    """What finds the backends of `config`'s pools and adds them to `cluster`; not started."""
+    """The discovery for the pools of `config`, which adds backends to `cluster`; not started."""
     registries: dict[str, Registry] = {}
     members = []
-    for pool in (one for one in config.pools.values() if one.is_found):
+    for pool in (each for each in config.pools.values() if each.is_found):
         sources: dict[str, Source] = {str(at): source_of(at) for at in pool.sources}
         if pool.register:
             ill_s = lambda address, pool=pool: cluster.ill_s(found_name(pool.name, address))  # noqa: E731
@@ -84,7 +84,7 @@ def finding(
 
 
 def _backend(pool: PoolSpec, name: str, address: str, surroundings: Surroundings) -> Backend:
-    # a shard says itself what its model is called; its `model` in the file is where the checkpoint lies
+    # a shard reports its model's name itself; its `model` in the file is the checkpoint's path
     own = {pool.model: pool.model} if pool.model is not None and pool.kind != "shard" else {}
     place = Place(
         name=name,

@@ -1,4 +1,4 @@
-"""What a prompt is looked up by: the keys of its blocks, and what these keys are made of."""
+"""The keys to look up a prompt, and the values that they are made of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from router.fleet.parity import Expected
 
 NO_DOMAIN = ""
-"""The cache domain of blocks whose salt an engine does not tell."""
+"""The cache domain of blocks from an engine that does not report salts."""
 
 
 @dataclass(slots=True)
@@ -21,11 +21,11 @@ class PromptKeys:
     """The block keys of one prompt for `model`, as its backends call it.
 
     `is_exact`: they are keys of token ids, as those of events are; otherwise of text, and no event can match them.
-    `token_ids` are little-endian uint32, empty where they are not known here. `compares`: its answer can be compared
-    with what the router computed; not where the engine is asked to cut the prompt. Each key stands for `key_tokens` of
-    the prompt: text has as many as its length is estimated to be. `shared_root` is the root key of
-    prompts that belong to no cache domain. `told` is what events said of it
-    when it was last looked up, and `expected` what the answer is to be compared with while one is under way.
+    `token_ids` are little-endian uint32, empty if they are not known here. `compares`: its answer can be compared
+    with the router's computation; not if the engine is asked to truncate the prompt. Each key stands for `key_tokens`
+    of the prompt; for text that is an estimate. `shared_root` is the root key of
+    prompts without a cache domain. `told` are the matches from events
+    when it was last looked up, and `expected` the values to compare its answer with while it runs.
     """
 
     keys: tuple[int, ...]
@@ -41,7 +41,7 @@ class PromptKeys:
 
     @property
     def shared(self) -> tuple[int, ...]:
-        """The keys of the same tokens in no cache domain, as engines name them whose events tell no salt."""
+        """The keys of the same tokens without a cache domain, for engines that do not report salts."""
         if self._shared is None:
             self._shared = block_keys(self.token_ids, self.shared_root)
         return self._shared

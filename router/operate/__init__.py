@@ -1,1 +1,1 @@
-"""What operators see and do. Nothing that serves a request imports it."""
+"""The operators' side: admin port, dashboard, telemetry. Nothing that serves a request imports it."""

@@ -1,4 +1,4 @@
-"""What operators look at."""
+"""The parts of a router that its operators see."""
 
 from __future__ import annotations
 

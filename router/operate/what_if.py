@@ -1,4 +1,4 @@
-"""A described request on paper: what the SLA file would do with it, with nothing running."""
+"""Explains the decision for a described request from the SLA file alone, with nothing running."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from shards.bundled import NAME as BUNDLED_NAME
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """A request as a person describes it. `held_tokens` and `running` are by backend; who is not named has 0.
+    """A described request. `held_tokens` and `running` are by backend, 0 for backends that are not named.
 
-    `tenant` None: the anonymous one. `model` None: the first that the file knows. `headers` have lower-case names.
+    `tenant` None: the anonymous tenant. `model` None: the first in the file. `headers` have lower-case names.
     """
 
     prompt_tokens: int
@@ -39,10 +39,10 @@ class WhatIf:
 
 
 def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None = None) -> Explanation:
-    """What `config` does with that request; equal candidates are drawn from a fixed seed.
+    """The decision of `config` for that request; ties are broken with a fixed seed.
 
-    Backends are well, idle, hold nothing, serve the model and are as fast as their kind usually is, where not
-    `described` otherwise or named in the file; or they are as `live` has them, where not described otherwise.
+    Unless `described` or the file says otherwise, backends are well and idle, hold nothing, serve the model and have
+    their kind's usual speed; with `live` they are as in that view.
     Raises as `classify` does, and InvalidRequest for names that the file does not have.
     """
     tenant = _tenant(described.tenant, config)
@@ -51,7 +51,7 @@ def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None
         view = ClusterView(tuple(_backends(described, model, config)), taken_at=0.0)
     else:
         view = ClusterView(tuple(_as_described(described, live)), live.taken_at)
-    most_held = max((one.held_tokens or 0 for one in view.backends if model in one.models), default=0)
+    most_held = max((backend.held_tokens or 0 for backend in view.backends if model in backend.models), default=0)
     facts = Facts(
         tenant,
         model,
@@ -84,7 +84,7 @@ def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None
 def _tenant(name: str | None, config: Config) -> Tenant:
     if name is None:
         if config.anonymous is None:
-            hint = f"say which one asks: {', '.join(config.tenants)}"
+            hint = f"name the tenant that asks: {', '.join(config.tenants)}"
             raise InvalidRequest("every tenant of this file has a key", hint=hint, param="tenant")
         return config.anonymous
     return config.tenants[_known(name, config.tenants, what="tenant")]
@@ -96,7 +96,7 @@ def _first_model(tenant: Tenant, config: Config) -> str:
 
 
 def models_of(pool: PoolSpec) -> list[str]:
-    """What clients call the models of a pool, as far as the file says so: shards say themselves what they serve."""
+    """Model names of a pool, as far as the file has them: shards report theirs themselves."""
     if pool.kind == "shard":
         return [*pool.models, *([BUNDLED_NAME] if pool.model == BUNDLED else [])]
     return [*([pool.model] if pool.model else []), *pool.models]
@@ -108,7 +108,7 @@ def _backends(described: WhatIf, model: str, config: Config) -> Iterator[Backend
         for pool in config.pools.values()
         for number in range(pool.local or len(pool.at))
     }
-    # on paper, each pool has found one
+    # on paper, discovery has found one backend for each pool
     names |= {found_name(pool.name, "found"): pool for pool in config.pools.values() if pool.is_found}
     for name in (*described.held_tokens, *described.running):
         _known(name, names, what="backend")

@@ -1,4 +1,4 @@
-"""An answer on its way to a client: its pieces put together, in no protocol yet."""
+"""A whole answer, collected from its Deltas, in no protocol yet."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from backends.openai.gathered import merge_message
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _REASONING = ("reasoning_content", "reasoning")
-"""What servers of open models call what a model thinks; older and newer vLLM, for two."""
+"""Names of the model's reasoning at servers of open models; older and newer vLLM, for two."""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What all pieces of one answer repeat. `created` is in seconds of Unix time."""
+    """The fields that all pieces of one answer repeat. `created` is in seconds of Unix time."""
 
     id: str
     created: int
@@ -37,11 +37,11 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All of it so far."""
+        """The text so far."""
         return "".join(self.texts)
 
     def add(self, delta: Delta) -> None:
-        """Take one more piece."""
+        """Add one piece."""
         self.texts.append(delta.text)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
@@ -53,7 +53,7 @@ class Answer:
 
 
 def usage_sum(usages: Iterable[Usage]) -> Usage:
-    """What all prompts of a call used together."""
+    """The usage of all prompts of a call together."""
     prompt = completion = cached = 0
     thoughts: list[int | None] = []
     for usage in usages:
@@ -61,13 +61,13 @@ def usage_sum(usages: Iterable[Usage]) -> Usage:
         completion += usage.completion_tokens
         cached += usage.cached_tokens
         thoughts.append(usage.reasoning_tokens)
-    # a sum of some would pass for that of all
+    # a sum over some prompts would look like the sum over all
     known = None if None in thoughts or not thoughts else sum(filter(None, thoughts))
     return Usage(prompt, completion, cached, known)
 
 
 def refusal_in(message: Mapping[str, Any]) -> str:
-    """What a model says to refuse, which OpenAI's tell apart from text, in a message or a piece of one."""
+    """The text of a refusal in a message or a piece of one; OpenAI's models keep it apart from the answer's text."""
     return str(message.get("refusal") or "")
 
 

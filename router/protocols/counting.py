@@ -1,4 +1,4 @@
-"""How many tokens a prompt takes, chat template included: for every protocol that may ask."""
+"""Counts the tokens of a prompt, chat template included, for every protocol with such a call."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ async def count_tokens(ask: Ask, tenant: Tenant, gateway: Gateway) -> int:
     (tokens,) = await tokenize(ask, model, tenant, gateway, is_asked=True)
     if not tokens.token_ids:
         hint = "operators can give its pool a `tokenizer`"
-        told = f"the tokenizer of '{model.name}' is not here, and no backend tells"
-        raise InvalidRequest(told, hint=hint, param="model")
+        message = f"the router has no tokenizer of '{model.name}', and no backend counts for it"
+        raise InvalidRequest(message, hint=hint, param="model")
     return tokens.count

@@ -1,4 +1,4 @@
-"""One endpoint of HTTP as its clients speak it: what a caller needs to read a body, and to write answers and errors."""
+"""The Protocol of one HTTP endpoint's format: parses bodies, renders answers and errors."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Stream(Protocol):
     """Renders one streamed answer as server-sent events. Pure but for its own memory."""
 
     def begin(self, prompt_tokens: int) -> None:
-        """A prompt of so many tokens goes to a backend; again when another one tries."""
+        """A prompt of `prompt_tokens` goes to a backend; called again if another one is tried."""
         ...
 
     def progress(self, comment: str) -> bytes:
-        """What keeps the connection alive while a prompt prefills. Commits to nothing."""
+        """Bytes that keep the connection alive during prefill. Another backend may still be tried after them."""
         ...
 
     def render(self, index: int, delta: Delta) -> bytes:
-        """The events for one piece of choice `index`; empty if it has nothing that a client would see."""
+        """The events for one piece of choice `index`; empty if it has nothing for the client."""
         ...
 
     def merge(self, first: int, raw: bytes) -> bytes:
-        """Events as a backend wrote them for one of several prompts; its first choice is number `first`."""
+        """A backend's own events for one of several prompts, whose first choice gets number `first`."""
         ...
 
     def end(self, usage: Usage) -> bytes:
@@ -52,11 +52,11 @@ class Dialect(Protocol):
     prefix: str
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-        """What `body` asks for. `headers` have lower-case names. Raises InvalidRequest."""
+        """The Ask of `body`. `headers` have lower-case names. Raises InvalidRequest."""
         ...
 
     def stream(self, head: Head, ask: Ask) -> Stream:
-        """What will render the streamed answer to `ask`."""
+        """A renderer for the streamed answer to `ask`."""
         ...
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
@@ -64,7 +64,7 @@ class Dialect(Protocol):
         ...
 
     def failure(self, error: ExpectedError) -> Failure:
-        """The reply to a call that failed before anything of it was sent."""
+        """The reply to a call that failed before any part of its answer was sent."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which dialect is spoken at which path of HTTP."""
+"""The dialect of each HTTP path."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     SCORE_PATH: score_dialect,
     MESSAGES_PATH: MessagesDialect,
 }
-"""Path -> what is spoken there."""
+"""Path -> its dialect."""

@@ -1,4 +1,4 @@
-"""Explanations as bytes and text: one record, rendered for machines, for a header and for people."""
+"""Renders an explanation: as JSON, as a header, and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from policies.quantities import written_seconds
 from policies.rules import Mismatch
 
 MOST_HEADER_BYTES = 4096
-"""Servers and proxies refuse larger headers; what does not fit is left out and counted."""
+"""Most bytes of the header: servers and proxies reject larger ones. Entries that do not fit are counted only."""
 
 _LISTS = ("candidates", "skipped", "dropped", "equals", "pools", "on_miss")
 _ADAPTER = {
@@ -22,7 +22,7 @@ _ADAPTER = {
     "no_slot": "has no slot for it now",
     "loads": "has yet to load it",
 }
-"""What a backend has to do for an adapter, in words."""
+"""The backend's work for an adapter, in words."""
 
 _ESSENTIALS = (
     *("request", "config_version", "rule", "service_class", "policy", "chosen", "predicted_ttft_s"),
@@ -31,15 +31,15 @@ _ESSENTIALS = (
 
 
 def as_json(explanation: Explanation) -> bytes:
-    """All of it, as JSON for people and machines."""
+    """All of `explanation`, as JSON."""
     return msgspec.json.format(msgspec.json.encode(_record(explanation)), indent=2)
 
 
 def as_header(explanation: Explanation) -> str:
-    """It as one line of compact JSON in printable ASCII, at most `MOST_HEADER_BYTES` long.
+    """`explanation` as one line of compact JSON in printable ASCII, at most `MOST_HEADER_BYTES` long.
 
-    Where it would be longer, half of the longest list goes, the worst candidates first, until it fits; `left_out` then
-    counts what is missing.
+    If it would be longer, half of the longest list is dropped, the worst candidates first, until it fits; `left_out`
+    counts the dropped entries.
     """
     record, left_out = _rounded(_record(explanation)), 0
     while len(text := _line(record)) > MOST_HEADER_BYTES:
@@ -55,7 +55,7 @@ def as_header(explanation: Explanation) -> str:
 
 
 def as_text(explanation: Explanation) -> str:
-    """It in aligned lines for a terminal."""
+    """`explanation` in aligned lines for a terminal."""
     return "\n".join((*_facts_lines(explanation), *_rule_lines(explanation), "", *_decision_lines(explanation)))
 
 
@@ -63,7 +63,7 @@ def _record(explanation: Explanation) -> dict[str, Any]:
     record: dict[str, Any] = msgspec.to_builtins(explanation)
     if not record["left_out"]:
         del record["left_out"]
-    record["skipped"] = [_skipped_record(one) for one in explanation.skipped]
+    record["skipped"] = [_skipped_record(skipped) for skipped in explanation.skipped]
     for candidate in record["candidates"]:
         if candidate["adapter"] is None:
             del candidate["adapter"]
@@ -88,7 +88,7 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 def _line(record: dict[str, Any]) -> str:
-    # json escapes all but DEL, which headers may not hold either
+    # json escapes all but DEL, which headers may not have either
     return json.dumps(record, separators=(",", ":"), ensure_ascii=True).replace("\x7f", "\\u007f")
 
 
@@ -106,64 +106,75 @@ def _forbidden(skipped: Skipped) -> list[str]:
     return [f"the tenant may not use class {skipped.service_class}"] if skipped.forbidden else []
 
 
-def _prompt_size(told: Explanation) -> str:
-    if told.likely_prompt_tokens is None:
-        return f"{told.prompt_tokens:,} tokens"
-    low, high = told.likely_prompt_tokens
-    return f"about {told.prompt_tokens:,} tokens (estimated, {low:,} to {high:,})"
+def _prompt_size(explanation: Explanation) -> str:
+    if explanation.likely_prompt_tokens is None:
+        return f"{explanation.prompt_tokens:,} tokens"
+    low, high = explanation.likely_prompt_tokens
+    return f"about {explanation.prompt_tokens:,} tokens (estimated, {low:,} to {high:,})"
 
 
-def _facts_lines(told: Explanation) -> Iterator[str]:
-    sizes = f"{_prompt_size(told)}, {told.uncached_tokens:,} of them in no cache"
-    yield f"request   tenant {told.tenant}, model {told.model}, priority {told.priority or '-'}"
-    yield f"          {sizes}, answer of at most {told.max_output_tokens:,}"
-    yield f"file      version {told.config_version}"
+def _facts_lines(explanation: Explanation) -> Iterator[str]:
+    sizes = f"{_prompt_size(explanation)}, {explanation.uncached_tokens:,} of them in no cache"
+    yield f"request   tenant {explanation.tenant}, model {explanation.model}, priority {explanation.priority or '-'}"
+    yield f"          {sizes}, answer of at most {explanation.max_output_tokens:,}"
+    yield f"file      version {explanation.config_version}"
 
 
-def _rule_lines(told: Explanation) -> Iterator[str]:
-    for at, skipped in enumerate(told.skipped):
+def _rule_lines(explanation: Explanation) -> Iterator[str]:
+    for at, skipped in enumerate(explanation.skipped):
         reasons = (*_forbidden(skipped), *map(_reason, skipped.mismatches))
         yield f"{'' if at else 'rules':<9} {skipped.rule} no   {'; '.join(reasons)}"
-    yield f"{'' if told.skipped else 'rules':<9} {told.rule} yes"
-    lowered = "" if told.service_class == told.ruled_class else f", lowered from {told.ruled_class} by the priority"
-    yield f"class     {told.service_class} (rank {told.rank}{lowered})"
-    if told.priority not in (None, told.service_class):
+    yield f"{'' if explanation.skipped else 'rules':<9} {explanation.rule} yes"
+    lowered = (
+        ""
+        if explanation.service_class == explanation.ruled_class
+        else f", lowered from {explanation.ruled_class} by the priority"
+    )
+    yield f"class     {explanation.service_class} (rank {explanation.rank}{lowered})"
+    if explanation.priority not in (None, explanation.service_class):
         why = "the tenant may not use it, it ranks above, or the rule has the last word"
-        yield f"          not {told.priority}, as was asked: {why}"
-    if told.targets:
-        yield f"targets   {', '.join(f'{name} {written_seconds(value)}' for name, value in told.targets.items())}"
-    if told.on_miss:
-        yield f"on miss   {', then '.join(told.on_miss)}"
-    yield f"pools     {'any' if told.pools is None else ', '.join(told.pools)}"
-    yield f"policy    {told.policy}"
+        yield f"          not {explanation.priority}, as was asked: {why}"
+    if explanation.targets:
+        targets = (f"{name} {written_seconds(value)}" for name, value in explanation.targets.items())
+        yield f"targets   {', '.join(targets)}"
+    if explanation.on_miss:
+        yield f"on miss   {', then '.join(explanation.on_miss)}"
+    yield f"pools     {'any' if explanation.pools is None else ', '.join(explanation.pools)}"
+    yield f"policy    {explanation.policy}"
 
 
-def _decision_lines(told: Explanation) -> Iterator[str]:
-    if told.candidates:
-        yield from _table([_heading(told), *(_row(told, candidate) for candidate in told.candidates)])
-        if uncounted := [name for name in told.weights if name not in told.counted]:
+def _decision_lines(explanation: Explanation) -> Iterator[str]:
+    if explanation.candidates:
+        yield from _table(
+            [_heading(explanation), *(_row(explanation, candidate) for candidate in explanation.candidates)]
+        )
+        if uncounted := [name for name in explanation.weights if name not in explanation.counted]:
             yield f"not counted, since not known of every candidate: {', '.join(uncounted)}"
-    if adapters := [f"{one.backend} {_ADAPTER[one.adapter]}" for one in told.candidates if one.adapter]:
-        yield f"adapter   {told.model}: {'; '.join(adapters)}"
-    for backend, reason in told.dropped.items():
+    if adapters := [
+        f"{candidate.backend} {_ADAPTER[candidate.adapter]}"
+        for candidate in explanation.candidates
+        if candidate.adapter
+    ]:
+        yield f"adapter   {explanation.model}: {'; '.join(adapters)}"
+    for backend, reason in explanation.dropped.items():
         yield f"dropped   {backend}: {reason}"
-    if told.left_out:
-        considered = len(told.candidates) + len(told.dropped)
-        yield f"backends  {considered} of {considered + told.left_out:,} were considered"
-    if told.predicted_ttft_s is not None:
-        yield f"expected  first token after {told.predicted_ttft_s:.3f} s"
-    others = f" (at random: {', '.join(told.equals)} are equally good)" if len(told.equals) > 1 else ""
-    yield f"chosen    {told.chosen or 'none: the request is refused'}{others}"
+    if explanation.left_out:
+        considered = len(explanation.candidates) + len(explanation.dropped)
+        yield f"backends  {considered} of {considered + explanation.left_out:,} were considered"
+    if explanation.predicted_ttft_s is not None:
+        yield f"expected  first token after {explanation.predicted_ttft_s:.3f} s"
+    others = f" (at random: {', '.join(explanation.equals)} are equally good)" if len(explanation.equals) > 1 else ""
+    yield f"chosen    {explanation.chosen or 'none: the request is refused'}{others}"
 
 
-def _heading(told: Explanation) -> list[str]:
-    scores = (f"{name} x{weight:g}" for name, weight in told.weights.items())
+def _heading(explanation: Explanation) -> list[str]:
+    scores = (f"{name} x{weight:g}" for name, weight in explanation.weights.items())
     return ["candidate", "pool", "running", "waiting", "held", *scores, "total"]
 
 
-def _row(told: Explanation, candidate: Candidate) -> list[str]:
+def _row(explanation: Explanation, candidate: Candidate) -> list[str]:
     held = "?" if candidate.held_tokens is None else f"{candidate.held_tokens:,}"
-    scores = (_score(candidate.scores.get(name)) for name in told.weights)
+    scores = (_score(candidate.scores.get(name)) for name in explanation.weights)
     counts = (str(candidate.running), str(candidate.waiting), held)
     return [candidate.backend, candidate.pool, *counts, *scores, f"{candidate.total:.3f}"]
 

@@ -1,4 +1,4 @@
-"""The headers that tell a client what is left of its limits, as OpenAI's API words them (its guide "Rate limits").
+"""Headers with what is left of a client's limits, in the format of OpenAI's API (its guide "Rate limits").
 
 `x-ratelimit-limit-*`, `-remaining-*` and `-reset-*`, for requests and tokens; a reset is a duration as Go prints it:
 `12ms`, `1s`, `6m0s`, `23h47m36.648s`. `Retry-After` is in `router.protocols.status`.
@@ -10,7 +10,7 @@ from policies.quota.budget import Standing
 
 
 def rate_limit_headers(standing: Standing) -> dict[str, str]:
-    """Headers for what is limited; none for what is not."""
+    """Headers for each limit that the client has."""
     headers = {}
     for name, allowance in (("requests", standing.requests), ("tokens", standing.tokens)):
         if allowance is not None:

@@ -1,4 +1,4 @@
-"""JSON bodies into typed fields, with errors that name the field and say what to do. For every dialect over HTTP."""
+"""Parses JSON bodies into typed fields, with errors that name the field and the remedy. For every dialect over HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def decode(raw: bytes) -> dict[str, Any]:
 
 
 def converted(body: Mapping[str, Any], kind: type[_Fields], *, hints: Mapping[str, str], elsewhere: str) -> _Fields:
-    """`body` as a `kind`. Raises InvalidRequest with the hint of the wrong field, or else with `elsewhere`."""
+    """`body` as a `kind`. Raises InvalidRequest with the hint for the wrong field, or else with `elsewhere`."""
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
@@ -49,16 +49,16 @@ def converted(body: Mapping[str, Any], kind: type[_Fields], *, hints: Mapping[st
 def members_beyond(
     body: Mapping[str, Any], fields: type[msgspec.Struct], *, idle: Collection[str], instead: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What `body` says beyond `fields`, for backends to read under the same names; not what is null or `idle`.
+    """The other fields of `body`, for backends that read them under the same names; without null and `idle` ones.
 
-    `instead` has words of OpenAI's chats, which would say there what another field says here. Raises InvalidRequest for
-    one of them, with what to say instead.
+    `instead` has fields of OpenAI's chats with another name here. Raises InvalidRequest for one of them, with the name
+    to use.
     """
     more: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in fields.__struct_fields__ or name in idle:
             continue
         if name in instead:
-            raise InvalidRequest(f"`{name}` is no field of this API", hint=instead[name], param=name)
+            raise InvalidRequest(f"`{name}` is not a field of this API", hint=instead[name], param=name)
         more[name] = value
     return more

@@ -1,4 +1,4 @@
-"""How each failure looks over HTTP, in OpenAI's error shape and over gRPC: one table for all protocols."""
+"""The status of each failure over HTTP, in OpenAI's error shape and over gRPC: one table for all protocols."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def status_of(error: errors.ExpectedError) -> Status:
 
 
 def openai_error(error: errors.ExpectedError) -> dict[str, Any]:
-    """`error` as OpenAI's API words it. The hint is in the message too, since clients show nothing else."""
+    """`error` in the shape of OpenAI's API. The message includes the hint, because clients show nothing else."""
     body = {
         "message": error.told,
         "type": status_of(error).type,
@@ -58,5 +58,5 @@ def openai_error(error: errors.ExpectedError) -> dict[str, Any]:
 
 
 def retry_after(error: errors.ExpectedError) -> str | None:
-    """The value of `Retry-After` in whole seconds (RFC 9110, 10.2.3), rounded up; None where it makes no sense."""
+    """The value of `Retry-After` in whole seconds (RFC 9110, 10.2.3), rounded up; None if a retry makes no sense."""
     return None if error.retry_after_s is None else str(max(1, math.ceil(error.retry_after_s)))

@@ -1,1 +1,1 @@
-"""What several routers have in common, in memory, files or Redis."""
+"""State that several routers share, in memory, files or Redis."""

@@ -1,1 +1,1 @@
-"""The command line, and the parts of a router put together and started."""
+"""The command line; building and starting a router."""

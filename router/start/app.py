@@ -1,4 +1,4 @@
-"""A running router: what was put together, started and stopped."""
+"""A running router: starts and stops what `build` returns."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from router.supervise import supervise
 from router.text.sources import LOOK_EVERY_S
 
 _LIMITS = ServerLimits(body_bytes=2**62)
-"""The endpoints limit bodies, by the file that decides when they come."""
+"""The endpoints limit bodies themselves, by the SLA file in effect when they arrive."""
 
 _LEFTOVERS_S = 2.0
-"""How long requests may take, after the drain, to let go of what they have and to tell their clients how they ended."""
+"""How long requests may take, after the drain, to free what they hold and to send their clients an error."""
 
 
 class Router:
-    """A running router. An async context manager: entered it listens, left it has drained and let go of everything.
+    """A running router, as an async context manager: entered it listens, left it has drained and closed everything.
 
-    Takes what `build` takes. `http`, `grpc`, `admin` and `picker` are the addresses that it really has; None where the
-    config turns it off.
+    Takes the arguments of `build`. `http`, `grpc`, `admin` and `picker` are the addresses in use (with the real port);
+    None for a port that the config turns off.
     """
 
     def __init__(self, config: Config, **parts: Unpack[Parts]) -> None:
@@ -59,12 +59,12 @@ class Router:
 
     @property
     def http_url(self) -> str:
-        """Where clients of HTTP find it."""
+        """Base URL for HTTP clients."""
         return f"http://{self.http}"
 
     @property
     def grpc_address(self) -> str | None:
-        """Where clients of gRPC find it."""
+        """Address for gRPC clients."""
         return None if self.grpc is None else str(self.grpc)
 
     def models(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class Router:
         return tuple(self.gateway.cluster.models())
 
     async def wait_until_reached(self, timeout_s: float) -> bool:
-        """Wait until every pool has a healthy backend, at most `timeout_s`; is it so?"""
+        """Wait until every pool has a healthy backend, at most `timeout_s`; returns whether that is so."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.gateway.is_ready():
@@ -82,13 +82,13 @@ class Router:
         return True
 
     def reload_soon(self) -> None:
-        """Have the files read at once, changed or not."""
+        """Read the files at once, changed or not."""
         for reloader in (self.reloader, self._shadow):
             if reloader is not None:
                 reloader.ask()
 
     def check(self) -> None:
-        """Nothing is left of any request: no call, permit, or request at a backend; for an idle router."""
+        """Assert that an idle router has nothing left of any request: no call, permit, or request at a backend."""
         self.gateway.check()
 
     async def __aenter__(self) -> Router:
@@ -103,7 +103,7 @@ class Router:
             stack.push_async_callback(self.gateway.keys.close)
             await self.gateway.keys.start()
             self._own(stack, "API keys", self.gateway.keys.watch)
-            # backends join the feeds as soon as the cluster has reached them
+            # backends join the feeds as soon as the cluster reaches them
             await stack.enter_async_context(self.gateway.feeds)
             await stack.enter_async_context(self.gateway.cluster)
             await stack.enter_async_context(self.gateway.prefixes)
@@ -125,7 +125,7 @@ class Router:
                 self.grpc = await self._listen_grpc(stack, self.grpc, GrpcServer)
             if self.picker is not None:
                 self.picker = await self._listen_grpc(stack, self.picker, PickerServer)
-            # left first: requests run to their end before anything that they need is closed
+            # the stack leaves this first: requests end before anything that they need is closed
             stack.push_async_callback(self._drain)
             self._stack = stack.pop_all()
         return self
@@ -134,8 +134,8 @@ class Router:
         await self._stack.aclose()
 
     async def _load_tokenizers(self) -> None:
-        """Load each model's tokenizer as soon as its model is served, so that no request waits for that, and again when
-        its files change.
+        """Load each model's tokenizer as soon as the model is served, so that no request waits for it, and reload it
+        when its files change.
         """
         gateway = self.gateway
         while True:
@@ -148,7 +148,7 @@ class Router:
                 await gateway.sources.refresh()
 
     async def _weigh_feeds(self) -> None:
-        """Let the index know how far each feed may be trusted, and operators see it."""
+        """Pass each feed's confidence on to the index and to telemetry."""
         for health in self.gateway.feeds.health():
             source = health.source
             self.gateway.beliefs.trust(source.backend, source.rank, health.confidence, is_whole=health.is_whole)
@@ -165,7 +165,7 @@ class Router:
             await doors.emptied(_LEFTOVERS_S)
 
     async def _listen_http(self, stack: AsyncExitStack, address: Address) -> Address:
-        """Serve clients at `address` until the stack is left; the address that it really has."""
+        """Serve clients at `address` until the stack is left; returns the address with its real port."""
         endpoints = HttpEndpoints(self.gateway, self.telemetry.exposition)
         server = HttpServer(endpoints.answer, _LIMITS, refuse=endpoints.refuse)
         stack.push_async_callback(server.close, _LEFTOVERS_S)
@@ -174,7 +174,7 @@ class Router:
         return Address(address.host, port)
 
     async def _listen_admin(self, stack: AsyncExitStack, address: Address) -> Address:
-        """Serve operators at `address` until the stack is left; the address that it really has."""
+        """Serve operators at `address` until the stack is left; returns the address with its real port."""
         runner = web.AppRunner(
             self._admin_app(address),
             handler_cancellation=True,
@@ -198,7 +198,7 @@ class Router:
     async def _listen_grpc(
         self, stack: AsyncExitStack, address: Address, kind: type[GrpcServer | PickerServer]
     ) -> Address:
-        """Serve over gRPC at `address` until the stack is left; the address that it really has."""
+        """Serve gRPC at `address` until the stack is left; returns the address with its real port."""
         server = kind(self.gateway, str(address), shared=self._shares_ports)
         self._servers.append(server)
         stack.push_async_callback(server.stop, _LEFTOVERS_S)
@@ -214,10 +214,10 @@ class Router:
 
 @contextmanager
 def _naming(address: Address) -> Iterator[None]:
-    """Turn a failure to listen into a ConfigError that says where."""
+    """Turn a failure to listen into a ConfigError that names the address."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # RuntimeError: grpc's own word for it
+    except (OSError, RuntimeError) as error:  # grpc raises RuntimeError
         raise cannot_listen(address, error) from error
 
 

@@ -1,4 +1,4 @@
-"""The composition root: every part of a router, put together and not started."""
+"""The composition root: builds every part of a router and starts none."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from router.text.tokenize import Tokenizers
 
 
 class Parts(TypedDict, total=False):
-    """What may be given to a router instead of what it makes itself: backends, time, chance, health rules, quotas.
+    """Parts to use in place of the router's own: backends, clock, random numbers, health rules, quotas.
 
-    `file` is what the SLA file said when it was read; it is watched for changes. Without it the config stays.
+    `file` is the SLA file as it was read; it is watched for changes. Without it the config stays.
     `shadow` is a second file that decides beside it without effect; it is watched too. `shares_ports`: other processes
     of this machine listen at the same addresses.
     """
@@ -63,11 +63,11 @@ class Parts(TypedDict, total=False):
 
 
 def build(config: Config, **parts: Unpack[Parts]) -> Operations:
-    """The parts of a router for `config`, put together and not started."""
+    """The parts of a router for `config`, built and not started."""
     base = _base(config, parts)
     cluster = _cluster(base, parts)
     beliefs = Beliefs(cluster.tells_cache, base.clock, cluster.__contains__)
-    # what all backends are made with, also those that are found later
+    # settings of all backends, including those found later
     around = Surroundings(listener=beliefs.index, on_load=cluster.changed, clock=base.clock, rng=base.rng)
     cluster.hold(parts["backends"](beliefs.index) if "backends" in parts else named_backends(config, around))
 
@@ -115,7 +115,7 @@ def build(config: Config, **parts: Unpack[Parts]) -> Operations:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What the parts of a router are made from: what was written, time, chance, and what tells of it all."""
+    """The inputs of all parts: config, clock, random numbers, telemetry."""
 
     config: Config
     clock: Callable[[], float]
@@ -124,7 +124,7 @@ class _Base:
     telemetry: Telemetry
 
     def task_failed(self, *_: object) -> None:
-        """Count that one of the tasks that run beside the calls has failed."""
+        """Count the failure of a background task."""
         self.telemetry.event("task_failed")
 
 
@@ -144,7 +144,7 @@ def _cluster(base: _Base, parts: Parts) -> Cluster:
 
 
 def _prefixes(base: _Base, cluster: Cluster, beliefs: Beliefs, warmer: Warmer) -> Prefixes:
-    # not of the router's rng: two routers with one seed would take each other for themselves
+    # not from the router's rng: two routers with one seed would take each other for themselves
     by = uuid.uuid4().hex
     return Prefixes(cluster, beliefs.index, warmer, by=by, now=base.unix_time, on_failure=base.task_failed)
 
@@ -166,7 +166,7 @@ def _feeds(base: _Base, cluster: Cluster, beliefs: Beliefs, in_force: Callable[[
 
 
 def _introduce(operations: Operations) -> None:
-    """Let the parts of a router hear of each other."""
+    """Connect the parts that listen to each other."""
     gateway, telemetry = operations.gateway, operations.telemetry
     telemetry.listen(operations.board)
     gateway.beliefs.parity.listener = telemetry
@@ -178,7 +178,7 @@ def _introduce(operations: Operations) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Membership(ClusterListener):
-    """Lets the parts of `gateway` know who is in its cluster, and who may have room."""
+    """Tells the parts of `gateway` when backends join or leave its cluster, or may have room."""
 
     gateway: Gateway
     telemetry: Telemetry
@@ -201,7 +201,7 @@ class _Membership(ClusterListener):
 
 
 def _names_of(config: Config, backend: Backend) -> frozenset[str]:
-    """What `backend` calls its model, adapters left out; nothing if it was never reached."""
+    """The names that `backend` gives its model, without adapters; empty if it was never reached."""
     pool, description = config.pools[backend.pool], backend.describe()
     if description is None:
         return frozenset()

@@ -1,4 +1,4 @@
-"""The SLA file where it lies: read, validated, and seen to change."""
+"""The SLA file on disk: read, validated, and watched for changes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from router.start.pool_options import check_option
 from router.text.checkpoint import check_template, doubt_about
 
 Stamp = tuple[int, int, int]
-"""Time of the last change in ns, size in bytes, and which file it is: another one where it was replaced."""
+"""Time of the last change in ns, size in bytes, and inode, which changes if the file is replaced."""
 
 
 class Source(Protocol):
     """Where an SLA file comes from."""
 
     def read(self) -> Contents:
-        """What it says now. Raises ConfigError with every mistake, or that it cannot be read."""
+        """The present contents. Raises ConfigError with every mistake, or if it cannot be read."""
         ...
 
     def stamp(self) -> Stamp | None:
-        """Differs from that of another moment if the file changed in between; None where there is no file."""
+        """A value that differs after the file has changed; None without a file."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What `source` said at one moment: its text, the sound Config in it, and the stamp that it had before.
+    """The contents of `source` at one moment: text, the valid Config in it, and the stamp from before reading.
 
-    `doubts` are what in it is legal but hardly meant, as `file:line: path: sentence` each.
+    `doubts` are legal settings that are probably not intended, as `file:line: path: sentence` each.
     """
 
     source: Source
@@ -48,7 +48,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The SLA file at `path`; `environment` answers `${env:NAME}`, `catalogue` holds the words of its policies."""
+    """The SLA file at `path`; `environment` has the values for `${env:NAME}`, `catalogue` the policies' parts."""
 
     path: Path
     environment: Mapping[str, str]
@@ -58,14 +58,14 @@ class ConfigFile:
         return str(self.path)
 
     def read(self) -> Contents:
-        """What it says now. Raises ConfigError with every mistake, or that it cannot be read."""
+        """The present contents. Raises ConfigError with every mistake, or if it cannot be read."""
         stamp = self.stamp()
         try:
             text = self.path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot read {self.path}: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"cannot read {self.path}: {error}", hint="the file is text in UTF-8") from error
+            raise ConfigError(f"cannot read {self.path}: {error}", hint="the file must be text in UTF-8") from error
         outside = Outside(
             self.environment,
             lambda name: Path(name).read_text(),
@@ -80,7 +80,7 @@ class ConfigFile:
         return Contents(self, text, parsed.config, stamp, parsed.doubts)
 
     def stamp(self) -> Stamp | None:
-        """Differs from that of another moment if the file changed in between; None where there is no file."""
+        """A value that differs after the file has changed; None without a file."""
         try:
             status = self.path.stat()
         except OSError:

@@ -13,15 +13,15 @@ from policies.compose import Policy
 from policies.errors import ConfigError
 
 GROUP = "pointsman.policies"
-"""Each entry point is a callable that takes a Catalogue and returns one with more in it."""
+"""Each entry point is a callable that takes a Catalogue and returns it with parts added."""
 
 
 def installed_catalogue(points: Iterable[EntryPoint] | None = None) -> Catalogue:
-    """What comes with Pointsman and what the entry points of `GROUP` add, in the order of their names.
+    """Pointsman's own parts and those that the entry points of `GROUP` add, in the order of their names.
 
     Kinds of backends from other distributions are named in it, and not loaded.
 
-    Raises ConfigError that names the distribution for one that cannot be loaded, fails, or takes something away.
+    Raises ConfigError that names the distribution if an entry point cannot be loaded, fails, or removes a part.
     """
     catalogue = builtin_catalogue()
     found = entry_points(group=GROUP) if points is None else points
@@ -34,7 +34,7 @@ def _extended(catalogue: Catalogue, point: EntryPoint) -> Catalogue:
     try:
         after = point.load()(catalogue)
     except Exception as error:
-        # whatever somebody else's code raises, and it may raise anything
+        # third-party code may raise anything
         raise _refused(point, f"{type(error).__name__}: {error}") from error
     if not isinstance(after, Catalogue):
         raise _refused(point, f"it returned a {type(after).__name__}, not a Catalogue")
@@ -44,11 +44,11 @@ def _extended(catalogue: Catalogue, point: EntryPoint) -> Catalogue:
 
 
 def _check(before: Mapping[str, Any], after: Mapping[str, Any], kind: str, point: EntryPoint) -> None:
-    """Nothing that was there may change under another file's feet, and what is new must be what the file can make."""
+    """Raise ConfigError if an existing part was removed or replaced, or a new part has the wrong type."""
     wanted = Policy if kind == "policies" else Part
     for name, part in before.items():
         if after.get(name) is not part:
-            raise _refused(point, f"it takes away or replaces '{name}' of {kind}; give its own another name")
+            raise _refused(point, f"it removes or replaces '{name}' of {kind}; give its own part another name")
     for name, part in after.items():
         if not isinstance(part, wanted):
             raise _refused(point, f"'{name}' of {kind} is a {type(part).__name__}, not a {wanted.__name__}")
@@ -57,4 +57,4 @@ def _check(before: Mapping[str, Any], after: Mapping[str, Any], kind: str, point
 def _refused(point: EntryPoint, reason: str) -> ConfigError:
     where = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
     message = f"the policies '{point.name}' of {where} cannot be used: {reason}"
-    return ConfigError(message, hint=f"mend or uninstall {point.dist.name}" if point.dist else "")
+    return ConfigError(message, hint=f"repair or uninstall {point.dist.name}" if point.dist else "")

@@ -1,4 +1,4 @@
-"""Which options a pool may have: those of its kind of backend, those of feeds, and those of local shards."""
+"""The options of pools: those of the kind of backend, of feeds, and of local shards."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from router.fleet.feeds.options import FEED_OPTIONS
 
 
 def check_option(kind: str, is_local: bool, name: str, value: Option) -> None:
-    """Raise ValueError with a sentence if pools of `kind` have no such option, or not with this value.
+    """Raise ValueError with a sentence if pools of `kind` have no such option, or if the value is not valid.
 
-    Raises ConfigError if the kind is of another distribution that cannot be loaded.
+    Raises ConfigError if the kind comes from another distribution and cannot be loaded.
 
-    `is_local`: the pool's shards are started by `pointsman up`, so that it has their options too.
+    `is_local`: `pointsman up` starts the pool's shards, so the shards' options are allowed too.
     """
     known = dict(kind_of(kind).options)
     if is_local:

@@ -1,4 +1,4 @@
-"""What would fail only once shards have been loaded, found before: no engine, no model, an address that is taken."""
+"""Checks before shards are loaded, which takes long: torch and the model are there, and addresses are free."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from router.start.address import Address, cannot_listen
 
 
 def require_startable(config: Config, *, shares_ports: bool = False) -> None:
-    """Nothing that is seen from here keeps `config` from being served. Raises ConfigError with the first that does.
+    """Raise ConfigError with the first problem that would keep `config` from being served.
 
-    `shares_ports`: other processes listen at the same addresses, and that is meant.
+    `shares_ports`: other processes listen at the same addresses on purpose.
     """
     models = {pool.name: pool.model or BUNDLED for pool in config.pools.values() if pool.local}
     if models:
@@ -31,14 +31,14 @@ def require_startable(config: Config, *, shares_ports: bool = False) -> None:
 
 
 def require_guarded(admin: Address, config: Config) -> None:
-    """Operators are served on this machine alone, or have keys. Raises ConfigError."""
+    """Raise ConfigError if the admin port is open to other machines without keys."""
     if not admin.is_loopback and not config.server.admin_key_hashes:
-        hint = "write server.admin_keys, or listen on 127.0.0.1"
-        raise ConfigError(f"the admin port {admin} can be reached by others and has no keys", hint=hint)
+        hint = "set server.admin_keys, or listen on 127.0.0.1"
+        raise ConfigError(f"the admin port {admin} is open to other machines and has no keys", hint=hint)
 
 
 def require_engine() -> None:
-    """Our own engine can run here. Raises ConfigError."""
+    """Raise ConfigError if our own engine cannot run here."""
     if importlib.util.find_spec("torch") is None:
         hint = "pip install 'pointsman[shard]', or list backends of other kinds"
         raise ConfigError("torch is not installed, and shards cannot run without it", hint=hint)
@@ -46,11 +46,11 @@ def require_engine() -> None:
 
 def _require_checkpoint(pool: str, path: Path) -> None:
     if not path.exists():
-        hint = "nothing is downloaded for you: `hf download ORG/NAME --local-dir ./NAME` brings a checkpoint"
-        raise ConfigError(f"pool '{pool}' is to load {path}, and there is no such directory", hint=hint)
+        hint = "models are not downloaded: fetch one with `hf download ORG/NAME --local-dir ./NAME`"
+        raise ConfigError(f"pool '{pool}' has the model {path}, which is not a directory", hint=hint)
     if not (path / "config.json").is_file():
         hint = "a checkpoint is a directory with config.json, tokenizer.json and *.safetensors"
-        raise ConfigError(f"pool '{pool}' is to load {path}, and there is no config.json in it", hint=hint)
+        raise ConfigError(f"pool '{pool}' has the model {path}, which has no config.json", hint=hint)
 
 
 def _require_free(config: Config) -> None:
@@ -70,5 +70,5 @@ def _hold(held: ExitStack, address: Address) -> None:
         probe.listen()
     except OSError as error:
         if error.errno == errno.EAFNOSUPPORT:
-            return  # no socket to try it with; whoever listens there says what is wrong
+            return  # no socket to try it with; listening reports the error later
         raise cannot_listen(address, error) from error

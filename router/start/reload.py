@@ -1,4 +1,4 @@
-"""Hot reload: a changed SLA file takes effect whole, or is refused whole and the old one stays. Its shadow too."""
+"""Hot reload: a changed SLA file takes effect whole, or is rejected whole and the old one stays. So is its shadow."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _log = logging.getLogger("pointsman.config")
 
 
 Take = Callable[[Operations, Contents, Contents], None]
-"""Lets what a file says now (the last argument) take effect instead of what it said before. Raises ConfigError."""
+"""Puts the file's new contents (the last argument) into effect in place of the old ones. Raises ConfigError."""
 
 
 class Reloader:
-    """Lets a file that changed take effect, by one assignment; `started` is what it said at first.
+    """Puts a changed file into effect, by one assignment; `started` has its first contents.
 
-    As it is made it decides (`as_config`); with `take=as_shadow` it decides without effect. A file that differs from
-    one look to the next is left to settle, so that nothing half written is read.
+    By default the file decides (`as_config`); with `take=as_shadow` it decides without effect. A file that changed
+    between two looks is left until it stops changing, so that no half-written file is read.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Reloader:
         return f"<Reloader of {self._written.source}, version {self._written.config.version} decides>"
 
     def ask(self) -> None:
-        """Have the file read at once, changed or not: what it refers to may have changed."""
+        """Read the file at once, changed or not: a file that it refers to may have changed."""
         self._asked.set()
 
     async def watch(self) -> None:
@@ -54,7 +54,7 @@ class Reloader:
                 await self.look()
 
     async def look(self) -> None:
-        """Reload if the file has changed and come to rest."""
+        """Reload if the file has changed and stopped changing."""
         stamp = await asyncio.to_thread(self._written.source.stamp)
         settled, self._last_stamp = stamp == self._last_stamp, stamp
         if settled and stamp != self._read_stamp:
@@ -63,19 +63,19 @@ class Reloader:
             await self.reload()
 
     async def reload(self) -> str | None:
-        """Read the file and let it take effect; why it was refused, with every mistake, or None if it was taken."""
+        """Read the file and put it into effect. Returns the reason of a rejection, with every mistake, or None."""
         telemetry = self._operations.telemetry
         try:
             contents = await asyncio.to_thread(self._written.source.read)
             self._take(self._operations, self._written, contents)
         except ConfigError as error:
             telemetry.reloaded(accepted=False)
-            _log.warning("SLA file refused, version %s goes on: %s", self._written.config.version, error)
+            _log.warning("SLA file rejected, version %s stays in effect: %s", self._written.config.version, error)
             return str(error)
         before, self._written = self._written, contents
         telemetry.reloaded(accepted=True)
         _log.info(
-            "%s taken: version %s decides, %s before",
+            "%s was reloaded: version %s is in effect, %s before",
             contents.source,
             contents.config.version,
             before.config.version,
@@ -86,23 +86,23 @@ class Reloader:
 
 
 def as_config(operations: Operations, before: Contents, after: Contents) -> None:
-    """Let the file decide from now on. A call keeps the Config that it began with.
+    """Put the file into effect. A call keeps the Config that it began with.
 
-    Pools and servers stay as they were started: ConfigError for a file that changes those.
+    Pools and servers cannot change: raises ConfigError for a file that changes those.
     """
     source = str(after.source)
     if before.text.strip() and not after.text.strip():
-        # as a file it would be sound, and let in everybody
+        # an empty file would be valid, and would let every client in
         raise ConfigError(f"{source} is empty", hint="restart to run without rules")
     if problems := fixed_changes(before.config, after.config, text=after.text, source=source):
         raise ConfigError(f"{source} has changes that need a restart:", problems=problems)
     gateway = operations.gateway
     gateway.config = carried_over(gateway.config, after.config)
     operations.telemetry.config(after.config.version)
-    # who waits may have been let in
+    # requests in the queue may be admitted under the new limits
     gateway.dispatcher.changed()
 
 
 def as_shadow(operations: Operations, before: Contents, after: Contents) -> None:  # noqa: ARG001
-    """Let the file decide beside the one that decides, without effect: any sound file may."""
+    """Put the file into effect as the shadow: any valid file may be."""
     operations.gateway.shadow = after.config

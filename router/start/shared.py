@@ -1,4 +1,4 @@
-"""What routers share through the Redis that the file names, and what stands in for it where it names none."""
+"""The parts that routers share through the file's Redis, or local substitutes without one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedSt
     shared = config.store
     if shared.redis is None:
         return MemoryStore(time.time)
-    # imported late: a router that shares nothing starts without redis-py and what that brings along
+    # imported late: a router that shares nothing starts without redis-py and its dependencies
     from router.shared.store.redis import RedisStore
 
     options = GuardOptions(replicas=shared.replicas, strict=shared.strict)
@@ -34,7 +34,7 @@ def quota_store(config: Config, telemetry: Telemetry) -> MemoryStore | GuardedSt
 
 
 def relay(shared: StoreSettings) -> Relay | None:
-    """What passes on cache events that can be heard only once; None for a router that shares nothing."""
+    """Relays cache events that an engine gives to one reader only; None for a router that shares nothing."""
     if shared.redis is None:
         return None
     from router.shared.replicas.feed_relay import RedisRelay
@@ -43,7 +43,7 @@ def relay(shared: StoreSettings) -> Relay | None:
 
 
 def key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
-    """Where issued keys are kept: in Redis, or in a file; None where none can be issued."""
+    """Where issued keys are kept: in Redis, or in a file; None if none can be issued."""
     shared = config.store
     if shared.redis is None:
         return None if config.server.keys_file is None else FileKeys(config.server.keys_file)
@@ -53,12 +53,12 @@ def key_store(config: Config, telemetry: Telemetry) -> KeyStore | None:
 
 
 def replicas(url: str, namespace: str, gateway: Gateway, telemetry: Telemetry) -> Replicas:
-    """What tells other routers what `gateway` hears, and it what they do; not started."""
+    """The exchange of `gateway` with other routers; not started."""
     from router.shared.replicas.replicas import Replicas
     from router.shared.replicas.shelf import RedisShelf
     from router.shared.replicas.stream import RedisStream
 
-    # not of the router's rng: two routers with one seed would take each other for themselves
+    # not from the router's rng: two routers with one seed would take each other for themselves
     by = uuid.uuid4().hex
     replicas = Replicas(
         RedisStream(url, by, key=f"{namespace}:replicas"),

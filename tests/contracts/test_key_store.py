@@ -102,7 +102,7 @@ async def test_a_place_that_is_away_says_so_with_a_hint(asked: str, tmp_path: Pa
     folder.rename(tmp_path / "elsewhere")
     stores: list[KeyStore] = [file, RedisKeys(f"{server.url}-nowhere")]
     for store in stores:
-        with pytest.raises(Unavailable, match=r"\(those that were known are still valid"):
+        with pytest.raises(Unavailable, match=r"\(keys that were read before stay valid"):
             await (store.look() if asked == "look" else store.change(adding("two")))
         await store.close()
 

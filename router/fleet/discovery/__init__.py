@@ -1,1 +1,1 @@
-"""Which backends a pool has, while that changes: DNS, Kubernetes, and engines that announce themselves."""
+"""Sources of backends that change at run time: DNS, Kubernetes, and backends that announce themselves."""

@@ -1,4 +1,4 @@
-"""All pools of a router whose backends are found while it runs."""
+"""Discovery for all pools of a router with sources."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from router.supervise import supervise
 
 
 class Discovery:
-    """Follows every source of every pool. An async context manager: left, no task of it is left."""
+    """Follows every source of every pool. An async context manager: after it is left, none of its tasks runs."""
 
     def __init__(self, pools: Sequence[PoolMembers], *, on_failure: Callable[[str], None] = lambda _: None) -> None:
         self._pools, self._on_failure = pools, on_failure
         self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
-        return f"<Discovery of {', '.join(map(repr, self._pools)) or 'nobody'}>"
+        return f"<Discovery of {', '.join(map(repr, self._pools)) or 'none'}>"
 
     async def __aenter__(self) -> Discovery:
         for pool in self._pools:
@@ -37,7 +37,7 @@ class Discovery:
             await pool.close()
 
     def check(self) -> None:
-        """Prove what its pools can prove of themselves."""
+        """Assert the invariants of its pools."""
         for pool in self._pools:
             pool.check()
 
@@ -46,7 +46,7 @@ class Discovery:
 
 
 def source_of(at: SourceName) -> Source:
-    """What asks `at`. Each kind of source is imported when it is used."""
+    """The source for `at`. Each kind of source is imported when it is used."""
     if isinstance(at, KubernetesService):
         from router.fleet.discovery.kubernetes import KubernetesSource
 

@@ -14,17 +14,17 @@ from policies.sla.sources import DnsName, SrvName
 from router.fleet.discovery.source import Addresses, SourceFailed
 
 _SHORTEST_S, _LONGEST_S = 1.0, 30.0
-"""A name is asked for again when its records expire, within these bounds."""
+"""A name is looked up again when its records expire, within these bounds."""
 
 _ANSWER_S = 5.0
 
 
 def system_resolver() -> dns.asyncresolver.Resolver:
-    """Asks the name servers of this machine, with its search domains. Raises SourceFailed if it names none."""
+    """A resolver with this machine's name servers and search domains. Raises SourceFailed if there are none."""
     try:
         resolver = dns.asyncresolver.Resolver()
     except (dns.exception.DNSException, OSError) as error:
-        raise SourceFailed(f"this machine names no name server: {error}") from error
+        raise SourceFailed(f"this machine has no name server: {error}") from error
     resolver.lifetime = _ANSWER_S
     return resolver
 
@@ -46,7 +46,7 @@ class DnsSource:
 
 
 class SrvSource:
-    """Every host and port that a name's SRV records give the best priority; weights among them are not looked at."""
+    """Every host and port with the best priority in a name's SRV records; their weights are ignored."""
 
     patience_s = 30.0
 
@@ -67,16 +67,16 @@ class SrvSource:
 
 
 class _Lookup:
-    """Questions to name servers. The resolver is made when it is first needed: a router starts without one."""
+    """DNS look-ups. The resolver is made when it is first needed: a router starts without one."""
 
     def __init__(self, resolver: dns.asyncresolver.Resolver | None) -> None:
         self._resolver = resolver
         self._known: dict[tuple[str, str], list[Any]] = {}
 
     async def hosts(self, name: str) -> tuple[set[str], float]:
-        """The IP addresses of `name`, version 6 in brackets, and for how many seconds they hold.
+        """The IP addresses of `name`, IPv6 in brackets, and their remaining seconds.
 
-        Some name servers fail for the version of which they have nothing: what was said of it last stays true. Raises
+        Some name servers fail for the IP version without records: that version's last answer then stays. Raises
         SourceFailed if that leaves nothing.
         """
         hosts, holds_s = set[str](), _LONGEST_S
@@ -93,12 +93,12 @@ class _Lookup:
         return hosts, holds_s
 
     async def services(self, name: str) -> tuple[set[tuple[str, int]], float]:
-        """The (host, port) of the best priority, and for how many seconds they hold."""
+        """The (host, port) pairs of the best priority, and their remaining seconds."""
         records, ttl_s = await self._ask(name, "SRV")
         best = min((record.priority for record in records), default=0)
         targets = {record.target.to_text() for record in records}
         self._known = {(host, kind): known for (host, kind), known in self._known.items() if host in targets}
-        # a lone "." says that there is no such service
+        # a lone "." means that there is no such service (RFC 2782)
         return {
             (record.target.to_text(), record.port)
             for record in records
@@ -106,7 +106,7 @@ class _Lookup:
         }, ttl_s
 
     async def _ask(self, name: str, kind: str) -> tuple[list[Any], float]:
-        """The records of `name` of this kind, and for how many seconds they hold. Raises SourceFailed."""
+        """The records of `name` of this kind, and their remaining seconds. Raises SourceFailed."""
         if self._resolver is None:
             self._resolver = system_resolver()
         try:
@@ -116,6 +116,6 @@ class _Lookup:
         except (dns.exception.DNSException, OSError) as error:
             raise SourceFailed(f"{kind} of {name}: {error}") from error
         if answer.rrset is None:
-            # it has records of another kind; whether it gets some of this one need not be asked often
+            # it has records of another kind only; look again for this kind at long intervals
             return [], _LONGEST_S
         return list(answer.rrset), min(_LONGEST_S, max(_SHORTEST_S, float(answer.rrset.ttl)))

@@ -23,20 +23,20 @@ from router.fleet.discovery.source import Addresses, SourceFailed
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _WATCH_S = 240
-"""A watch is asked to last so long, then goes on from where it was: nobody has to notice that a peer vanished."""
+"""Length of one watch in s; the next one continues from there. So a vanished API server is noticed within that time."""
 
 _SLACK_S = 15.0
 
 _PAUSE_S = 0.2
-"""Between two watches, for an API that ends each at once."""
+"""Pause in s between two watches, for an API that ends each at once."""
 
 _MOST_LINE_BYTES = 8 << 20
-"""One slice has at most 1,000 endpoints, of less than a kilobyte each."""
+"""Most bytes of one event: a slice has at most 1,000 endpoints, each less than a kilobyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
-    """Where the API is and how to prove who asks. `token_file` is read again each time: tokens are rotated."""
+    """The API's address and credentials. `token_file` is read for each request: tokens are rotated."""
 
     url: str
     token_file: Path | None = None
@@ -44,15 +44,15 @@ class KubernetesAccess:
 
     @classmethod
     def in_cluster(cls, environment: Mapping[str, str] = os.environ) -> KubernetesAccess:
-        """That of the pod that this runs in. Raises SourceFailed outside a cluster."""
+        """The access of the pod that this process runs in. Raises SourceFailed outside a cluster."""
         host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
-            raise SourceFailed("this is no pod: KUBERNETES_SERVICE_HOST is not set")
+            raise SourceFailed("this process is not in a pod: KUBERNETES_SERVICE_HOST is not set")
         url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
         return cls(url, _ACCOUNT / "token", _ACCOUNT / "ca.crt")
 
     def headers(self) -> dict[str, str]:
-        """What proves who asks. Raises SourceFailed if the token cannot be read."""
+        """The header with the token. Raises SourceFailed if the token cannot be read."""
         if self.token_file is None:
             return {}
         try:
@@ -61,7 +61,7 @@ class KubernetesAccess:
             raise SourceFailed(f"the service account's token cannot be read: {error}") from error
 
     def tls(self) -> ssl.SSLContext | bool:
-        """How the API's certificate is checked. Raises SourceFailed if the authority's file cannot be read."""
+        """The TLS context for the API's certificate. Raises SourceFailed if the authority's file cannot be read."""
         if self.ca_file is None:
             return True
         try:
@@ -71,11 +71,11 @@ class KubernetesAccess:
 
 
 class _Gone(Exception):
-    """What was seen last is too old to go on from."""
+    """The last resource version is too old to continue from."""
 
 
 class KubernetesSource:
-    """The ready endpoints of one service. Terminating ones are not among them, so that they drain."""
+    """The ready endpoints of one service. Terminating ones are left out, so that they drain."""
 
     patience_s = 30.0
 
@@ -85,7 +85,7 @@ class KubernetesSource:
     async def addresses(self) -> AsyncGenerator[Addresses]:
         """As Source."""
         access = self._given or KubernetesAccess.in_cluster()
-        # an endless reply has no total time; that of each piece is set where it is asked for
+        # an endless reply has no total timeout; each read sets its own
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(connect=10.0)) as http:
             while True:
                 slices, version = await self._list(http, access)
@@ -105,10 +105,10 @@ class KubernetesSource:
         async with self._get(http, access, {}, read_s=_SLACK_S) as reply:
             try:
                 listed = msgspec.json.decode(await reply.read())
-                slices = {one["metadata"]["name"]: one for one in listed.get("items") or ()}
+                slices = {found["metadata"]["name"]: found for found in listed.get("items") or ()}
                 return slices, str(listed["metadata"]["resourceVersion"])
             except (msgspec.DecodeError, KeyError, TypeError) as error:
-                raise SourceFailed(f"the API lists nonsense: {error}") from error
+                raise SourceFailed(f"unexpected list from the API: {error}") from error
 
     async def _watch(
         self, http: aiohttp.ClientSession, access: KubernetesAccess, version: str
@@ -128,17 +128,17 @@ class KubernetesSource:
                     if kind == "ERROR" and about.get("code") == 410:
                         raise _Gone
                     if kind == "ERROR":
-                        raise SourceFailed(f"the API ends the watch: {about.get('message')}")
+                        raise SourceFailed(f"the API ended the watch: {about.get('message')}")
                     about["metadata"]["resourceVersion"]
                 except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-                    raise SourceFailed(f"the API tells nonsense: {error!r}") from error
+                    raise SourceFailed(f"unexpected event from the API: {error!r}") from error
                 yield event
 
     @asynccontextmanager
     async def _get(
         self, http: aiohttp.ClientSession, access: KubernetesAccess, query: Mapping[str, str], *, read_s: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The reply to a question about the slices of the service. Raises _Gone, SourceFailed."""
+        """The reply to a request for the service's slices. Raises _Gone, SourceFailed."""
         at = self._at
         try:
             async with http.get(
@@ -152,21 +152,21 @@ class KubernetesSource:
                 if reply.status == 410:
                     raise _Gone
                 if reply.status != 200:
-                    said = (await reply.content.read(500)).decode(errors="replace")
-                    raise SourceFailed(f"the API answers {reply.status}: {said}")
+                    body = (await reply.content.read(500)).decode(errors="replace")
+                    raise SourceFailed(f"the API answered {reply.status}: {body}")
                 yield reply
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise SourceFailed(f"{access.url}: {error or type(error).__name__}") from error
 
     def _all(self, slices: Mapping[str, Any]) -> Addresses:
         try:
-            return _of_one_family([place for one in slices.values() for place in _places(one, self._at.port)])
+            return _of_one_family([place for each in slices.values() for place in _places(each, self._at.port)])
         except (KeyError, TypeError, AttributeError) as error:
             raise SourceFailed(f"an EndpointSlice cannot be read: {error!r}") from error
 
 
 def _applied(slices: dict[str, Any], event: Mapping[str, Any]) -> bool:
-    """Let `event` change `slices`; did it?"""
+    """Apply `event` to `slices`; returns whether it changed them."""
     if event["type"] in {"ADDED", "MODIFIED"}:
         slices[event["object"]["metadata"]["name"]] = event["object"]
         return True
@@ -176,7 +176,7 @@ def _applied(slices: dict[str, Any], event: Mapping[str, Any]) -> bool:
 
 
 class _Place(NamedTuple):
-    """One address of `owner`, the pod that it is of, or itself where the slice names none."""
+    """One address of `owner`: the pod behind it, or the address itself if the slice names no pod."""
 
     owner: str
     address: str
@@ -184,27 +184,27 @@ class _Place(NamedTuple):
     is_ready: bool
 
 
-def _places(one: Mapping[str, Any], wanted: str) -> Iterator[_Place]:
-    """What one EndpointSlice has at the port of the `wanted` name or number."""
-    ports = [port["port"] for port in one.get("ports") or () if wanted in {port.get("name"), str(port.get("port"))}]
-    if not ports and not one.get("ports") and wanted.isdigit():
-        # a slice without ports is about all of them
+def _places(found: Mapping[str, Any], wanted: str) -> Iterator[_Place]:
+    """The addresses in one EndpointSlice at the port with the name or number `wanted`."""
+    ports = [port["port"] for port in found.get("ports") or () if wanted in {port.get("name"), str(port.get("port"))}]
+    if not ports and not found.get("ports") and wanted.isdigit():
+        # a slice without ports means all of them
         ports = [int(wanted)]
-    is_six = one.get("addressType") == "IPv6"
-    for end in one.get("endpoints") or ():
+    is_six = found.get("addressType") == "IPv6"
+    for end in found.get("endpoints") or ():
         # the addresses of one endpoint are interchangeable: consumers use the first
         if not end.get("addresses"):
             continue
         host, target = str(end["addresses"][0]), end.get("targetRef") or {}
         owner = target.get("uid") or target.get("name") or host
-        # nobody said that it is not ready: it is
+        # without a `ready` condition an endpoint counts as ready
         is_ready = (end.get("conditions") or {}).get("ready") is not False
         for port in ports:
             yield _Place(owner, f"[{host}]:{port}" if is_six else f"{host}:{port}", is_six, is_ready)
 
 
 def _of_one_family(places: Sequence[_Place]) -> Addresses:
-    """The ready addresses. A dual-stack service has a slice of each IP version, and every pod in both: it is one."""
+    """The ready addresses, one for each pod: a dual-stack service has a slice of each IP version, with every pod."""
     with_four = {place.owner for place in places if not place.is_six}
     ready = (place for place in places if place.is_ready)
     return frozenset(place.address for place in ready if not place.is_six or place.owner not in with_four)

@@ -1,4 +1,4 @@
-"""One pool whose backends are found while the router runs: what its sources say becomes membership of the cluster."""
+"""One pool with sources: turns their addresses into members of the cluster."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _log = logging.getLogger("pointsman.discovery")
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 
 MOST_BACKENDS = 4096
-"""Of one pool. A source that says more is broken, or hostile."""
+"""Most backends of one pool. A source with more is broken, or hostile."""
 
 OnHeard = Callable[[str, str, int], None]
 OnFailed = Callable[[str, str], None]
 
 
 class PoolMembers:
-    """Keeps `pool`'s part of the cluster equal to what its `sources`, by name, say together.
+    """Keeps `pool`'s part of the cluster equal to the union of its `sources`, given by name.
 
-    `make` gives a backend of this name at this address. Who is no longer named drains for at most `drain_s()` seconds;
-    if it is named again meanwhile, it stays. `on_heard(pool, source, addresses)` counts what each source says,
-    `on_failed(pool, source)` hears that one could not be asked: then what it said last stays true.
+    `make` makes a backend with this name at this address. A backend that is no longer named drains for at most
+    `drain_s()` seconds; if it is named again meanwhile, it stays. `on_heard(pool, source, addresses)` gets the number
+    of addresses in each answer, `on_failed(pool, source)` each failure: the source's last answer then stays in effect.
     """
 
     def __init__(
@@ -60,47 +60,51 @@ class PoolMembers:
         return f"<PoolMembers of {self.pool}: {len(self._present)}, and {len(self._removals)} that leave>"
 
     async def follow(self, name: str) -> None:
-        """Listen to the source `name` until cancelled."""
+        """Follow the source `name` until cancelled."""
         source, belief = self.sources[name], self._beliefs[name]
         backoff = Backoff(self._rng, first_s=_FIRST_BACKOFF_S, longest_s=_LONGEST_BACKOFF_S)
         while True:
             try:
                 async with aclosing(source.addresses()) as answers:
-                    async for told in answers:
+                    async for addresses in answers:
                         backoff.reset()
-                        belief.hear(told, self._now())
-                        self._on_heard(self.pool, name, len(told))
+                        belief.hear(addresses, self._now())
+                        self._on_heard(self.pool, name, len(addresses))
                         self._changed.set()
             except SourceFailed as failure:
                 belief.fail()
                 self._on_failed(self.pool, name)
                 stay = len(belief.addresses)
-                _log.warning("%s: %s cannot be asked, %d addresses stay: %s", self.pool, name, stay, failure)
+                _log.warning("%s: %s failed, its %d addresses stay in effect: %s", self.pool, name, stay, failure)
             await asyncio.sleep(backoff.next_s())
 
     async def settle(self) -> None:
-        """Let the cluster follow what is believed, until cancelled."""
+        """Apply the believed addresses to the cluster, until cancelled."""
         while True:
             self._changed.clear()
             for belief in self._beliefs.values():
                 belief.settle(self._now())
             await self._reconcile()
-            due_at = min((one.due_at for one in self._beliefs.values() if one.due_at is not None), default=None)
+            due_at = min(
+                (belief.due_at for belief in self._beliefs.values() if belief.due_at is not None), default=None
+            )
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due_at):
                     await self._changed.wait()
 
     async def close(self) -> None:
-        """End what drains. Whoever is in the cluster stays there."""
+        """End all drains. Members stay in the cluster."""
         removals = list(self._removals.values())
         for removal in removals:
             removal.cancel()
         await asyncio.gather(*removals, return_exceptions=True)
 
     def check(self) -> None:
-        """Everybody who is present is in the cluster, and nobody is there and leaves."""
-        assert not self._present.keys() & self._removals.keys(), f"{self!r}: somebody stays and leaves"
-        assert all(name in self._cluster for name in self._present), f"{self!r}: somebody present is not in the cluster"
+        """Assert that every present backend is in the cluster, and that none of them is leaving."""
+        assert not self._present.keys() & self._removals.keys(), f"{self!r}: a backend is present and leaving"
+        assert all(name in self._cluster for name in self._present), (
+            f"{self!r}: a present backend is not in the cluster"
+        )
 
     def _wanted(self) -> dict[str, str]:
         addresses = sorted({address for belief in self._beliefs.values() for address in belief.addresses})
@@ -113,7 +117,7 @@ class PoolMembers:
             self._removals[name] = asyncio.create_task(self._remove(name), name=f"removal of {name}")
         for name in sorted(wanted.keys() - self._present.keys()):
             await self._add(name, wanted[name])
-        # who was there when the router looked for the first time has been warm for long
+        # backends of the first answer have been running for long and need no slow start
         self._knows_any = self._knows_any or bool(wanted)
 
     async def _add(self, name: str, address: str) -> None:
@@ -121,7 +125,7 @@ class PoolMembers:
         if removal is not None:
             removal.cancel()
             await asyncio.gather(removal, return_exceptions=True)
-            # one that was cancelled before its first step has not done so itself
+            # a task that was cancelled before its first step has not removed itself
             self._removals.pop(name, None)
         if name not in self._cluster:
             try:

@@ -1,4 +1,4 @@
-"""Backends that announce themselves: what was said to this router, and until when it counts."""
+"""Backends that announced themselves to this router, with their expiry."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from policies.errors import Overloaded
 from router.fleet.discovery.source import Addresses
 
 MOST = 1024
-"""Backends that may announce themselves to one pool."""
+"""Most backends that may announce themselves to one pool."""
 
 GONE_S = 90.0
-"""Who announced itself once and never renews that is forgotten after being ill so long; as LMDeploy's proxy does."""
+"""A backend that announces itself only once is forgotten after it was ill for so long, as in LMDeploy's proxy."""
 
 _LOOK_S = 1.0
 
 
 class Registry:
-    """The addresses that announced themselves to one pool. A source; what it says is believed at once.
+    """The addresses that announced themselves to one pool. A source; its answers count at once.
 
-    `ill_s` tells for how many seconds the backend at an address has been ill. `clock` is in seconds.
+    `ill_s` gives the seconds for which the backend at an address has been ill. `clock` is in seconds.
     """
 
     patience_s = 0.0
 
     def __init__(self, clock: Callable[[], float], ill_s: Callable[[str], float] = lambda _: 0.0) -> None:
         self._clock, self._ill_s = clock, ill_s
-        # address -> when it has to be renewed; None: it never is
+        # address -> time by which it must be renewed; None: never
         self._until: dict[str, float | None] = {}
         self._changed = asyncio.Event()
 
@@ -38,7 +38,7 @@ class Registry:
         return address in self._until
 
     def register(self, address: str, *, ttl_s: float | None = None) -> None:
-        """The backend at `address` is there, for `ttl_s` unless it says so again; None: until it is ill for good.
+        """Add the backend at `address`, for `ttl_s` unless it is renewed; None: until it is ill for GONE_S.
 
         Raises Overloaded if there are too many.
         """
@@ -50,7 +50,7 @@ class Registry:
             self._changed.set()
 
     def unregister(self, address: str) -> bool:
-        """The backend at `address` is about to go; was it known?"""
+        """Remove the backend at `address`; returns whether it was known."""
         known = address in self._until
         if known:
             del self._until[address]
@@ -58,7 +58,7 @@ class Registry:
         return known
 
     def known(self) -> Mapping[str, float | None]:
-        """Each address, and for how many seconds it still counts if nobody renews it."""
+        """Each address, and the seconds until it expires without a renewal."""
         now = self._clock()
         return {address: None if until is None else until - now for address, until in self._until.items()}
 

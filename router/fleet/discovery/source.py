@@ -1,4 +1,4 @@
-"""The Protocol that every source of addresses fulfils."""
+"""The Protocol of all sources of addresses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Addresses = frozenset[str]
 
 
 class SourceFailed(Exception):
-    """A source could not be asked, or answered nonsense; what it said last stays true as far as anybody knows."""
+    """A source could not be reached, or its answer is not valid; its last answer stays in effect."""
 
 
 class Source(Protocol):
-    """Says which addresses a pool has. An empty set is doubted for `patience_s` before it is believed."""
+    """Yields the addresses of a pool. An empty set counts only after `patience_s`."""
 
     patience_s: float
 
     def addresses(self) -> AsyncGenerator[Addresses]:
-        """All addresses, again whenever they may have changed, for ever. Raises SourceFailed; it may be asked anew."""
+        """All addresses, again whenever they may have changed, without end. Raises SourceFailed; call it again then."""
         ...

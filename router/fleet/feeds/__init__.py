@@ -1,1 +1,1 @@
-"""What foreign engines' caches hold, from their own events: one feed for each engine process that publishes."""
+"""Cache events of other engines: one feed for each engine process that publishes."""

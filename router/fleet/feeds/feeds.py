@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pointsman.feeds")
 
 _FIRST_ASKED_AGAIN_S, _ASKED_AGAIN_S = 1.0, 60.0
-"""A backend that did not answer where it publishes is asked again after so long, at first and in the end."""
+"""First and last interval in s after which a backend is asked again where it publishes, if it did not answer."""
 
 
 class Feed(Protocol):
-    """One engine process that is listened to."""
+    """The feed of one engine process."""
 
     name: str
 
@@ -45,12 +45,12 @@ class Feed(Protocol):
         ...
 
     def health(self) -> Sequence[FeedHealth]:
-        """How well each of its sources is heard."""
+        """The state of each of its sources."""
         ...
 
 
 class _Tap:
-    """One feed on its way to the sink. Once it is shut nothing passes, whatever its task still has to say."""
+    """Passes one feed's events to the sink until it is shut, whatever its task still sends then."""
 
     def __init__(self, sink: EventSink) -> None:
         self._sink, self.is_open = sink, True
@@ -73,14 +73,14 @@ class _Running:
 
 
 class Feeds:
-    """Listens to every backend that joined and whose pool names its events, until it leaves.
+    """Receives the events of every backend of a pool with options for events, from its joining to its leaving.
 
-    A backend whose pool names none is asked itself where it publishes, if it can be asked, and again whenever it is
-    well again: it may have been started anew.
+    A backend of a pool without such options is asked where it publishes, if its kind can answer, and again whenever it
+    becomes healthy: it may have been restarted.
 
-    An async context manager: left, nothing is left of it. `sink` hears everything. `relay` is shared with the other
-    routers; without one, this router is the only one. Raises ConfigError if an option is wrong, also one for backends
-    that are yet to be found, or if ZeroMQ is needed and not installed.
+    An async context manager: after it is left, none of its tasks runs. `sink` gets all events. `relay` is shared with
+    the other routers; without one, this router is the only one. Raises ConfigError if an option is wrong, also for
+    backends that are not found yet, or if ZeroMQ is needed and not installed.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Feeds:
     ) -> None:
         self._sleep = sleep
         self._pools = {pool.name: pool for pool in pools}
-        # what is wrong should not come out when the first backend is found
+        # report wrong options now, not when the first backend is found
         nowhere = [found_specs(pool, pool.name, "127.0.0.1:1") for pool in self._pools.values() if pool.is_found]
         self._listed = {name: specs for pool in self._pools.values() for name, specs in _listed(pool)}
         self._sink, self._clock, self._on_failure = sink, clock, on_failure
@@ -114,20 +114,20 @@ class Feeds:
             raise ConfigError(f"the events of {needs_zmq[0].source.backend} need pyzmq", hint=hint)
 
     def __repr__(self) -> str:
-        return f"<Feeds of {', '.join(self._running) or 'nobody'}>"
+        return f"<Feeds of {', '.join(self._running) or 'none'}>"
 
     def health(self) -> tuple[FeedHealth, ...]:
-        """How well each source is heard now."""
-        return tuple(one for every in self._running.values() for running in every for one in running.feed.health())
+        """The state of each source now."""
+        return tuple(state for feeds in self._running.values() for running in feeds for state in running.feed.health())
 
     def hears(self, backend: str) -> bool:
-        """Is `backend` listened to?"""
+        """Whether there is a feed of `backend`."""
         return backend in self._running
 
     def join(self, backend: str, pool: str, address: str, publisher: EventPublisher | None = None) -> None:
-        """Listen to `backend` of `pool` at `address`, if the pool names events, and it is not listened to already.
+        """Start the feeds of `backend` of `pool` at `address`, if the pool names events and there are none already.
 
-        If the pool names none, the `publisher` is asked.
+        If the pool names none, ask the `publisher`.
         """
         if backend in self._running:
             return
@@ -138,18 +138,18 @@ class Feeds:
             self.ask(backend)
 
     def ask(self, backend: str) -> None:
-        """Ask `backend` again where it publishes, if that is where it is known from."""
+        """Ask `backend` again where it publishes, if its feeds come from such an answer."""
         if backend in self._publishers and backend not in self._asking:
             task = asyncio.create_task(self._ask(backend), name=f"where {backend} publishes")
             self._asking[backend] = task
             task.add_done_callback(lambda _: self._asking.pop(backend, None))
 
     async def asked(self) -> None:
-        """Wait until every backend that is asked where it publishes has answered."""
+        """Wait until every backend that is being asked where it publishes has answered."""
         await asyncio.gather(*self._asking.values())
 
     def leave(self, backend: str) -> tuple[str, ...]:
-        """`backend` is gone: nothing is heard of it from now on. The names of its sources."""
+        """`backend` is gone: end its feeds. Returns the names of its sources."""
         self._publishers.pop(backend, None)
         if (asking := self._asking.get(backend)) is not None:
             self._end(asking)
@@ -189,7 +189,7 @@ class Feeds:
         if specs and not self._has_zmq:
             if not self._has_complained:
                 self._has_complained = True
-                _log.warning("%s publishes cache events; hearing them needs pip install 'pointsman[feeds]'", backend)
+                _log.warning("%s publishes cache events; receiving them needs pip install 'pointsman[feeds]'", backend)
             return
         if specs != tuple(running.spec for running in self._running.get(backend, ())):
             for source in self._silence(backend):
@@ -200,7 +200,7 @@ class Feeds:
             )
 
     def _silence(self, backend: str) -> list[Source]:
-        """Hear nothing of `backend` from now on. Its sources."""
+        """End the feeds of `backend`. Returns its sources."""
         every = self._running.pop(backend, ())
         sources = [health.source for running in every for health in running.feed.health()]
         for running in every:
@@ -239,7 +239,7 @@ class Feeds:
 
 
 def _listed(pool: PoolSpec) -> Iterator[tuple[str, tuple[FeedSpec, ...]]]:
-    """Backends that the file names, each with its feeds."""
+    """Backends with addresses in the file, each with its feeds."""
     names = tuple(backend_name(pool.name, number) for number in range(len(pool.at)))
     specs = feed_specs(pool, names)
     yield from ((name, tuple(spec for spec in specs if spec.source.backend == name)) for name in names)

@@ -1,4 +1,4 @@
-"""From engines' cache events to the index: blocks of any size, named anew by their tokens, as ours of 64."""
+"""Folds engines' cache events into the index: blocks of any size become ours of 64 tokens, with our keys."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from router.fleet.prompt_keys import NO_DOMAIN
 from shards.kv.keys import block_keys, root_key
 
 _MOST_NAMES = 4
-"""Names of one model at an engine: its blocks are kept under each of them."""
+"""Most names of one model at an engine: its blocks are kept under each of them."""
 
 _ADAPTERS = ""
-"""Where the blocks of adapters are kept: below the names of the adapters."""
+"""Marks the folders of adapters, which are named by the engine's names for the adapters."""
 
 
 @dataclass(slots=True)
 class _Cache:
-    """One source's folders, by what its model is called, and its name in the index.
+    """One source's folders, by the names of its model, and its name in the index.
 
-    Its blocks have so many tokens. `is_salted`: it is sent cache domains as salts. `tells_salts`: it has told one of
-    ours as the salt of a prompt.
+    Its blocks have `block_tokens` tokens. `is_salted`: it gets cache domains as salts. `tells_salts`: one of its events
+    had a domain of ours as the salt of a prompt.
     """
 
     name: str
@@ -36,14 +36,14 @@ class _Cache:
 
 
 class FoldingSink:
-    """Tells `beliefs` what each source holds. `models_of` is what the backend calls its model; nothing while nobody
-    knows. Some engines give one model several names. `is_domain` knows the cache domains of this router, and
-    `is_salted` whether a backend is sent them as salts. Of each engine and model `most_blocks` are remembered.
+    """Tells `beliefs` which blocks each source holds. `models_of` gives the backend's names for its model; empty while
+    unknown. Some engines have several names for one model. `is_domain` knows the cache domains of this router, and
+    `is_salted` whether a backend gets them as salts. For each engine and model `most_blocks` are kept.
 
-    A prompt's cache salt is its cache domain, since the router sets the one by the other. An adapter counts as a model
-    of its own, named as the engine names it, and so it does for prompts. Blocks that an image is in are left out with
-    all that continues them, and so are blocks that no prompt of this router can find: those with a salt at an engine
-    that is sent none, and those without a salt at an engine that is sent salts and tells them.
+    A prompt's cache salt is its cache domain, because the router derives one from the other. An adapter counts as a
+    model of its own, under the engine's name for it, as in prompts. Blocks with an image are left out with
+    all that continue them, and so are blocks that no prompt of this router can match: those with a salt at an engine
+    that gets none, and those without a salt at an engine that gets salts and reports them.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FoldingSink:
         self._most_blocks = most_blocks
 
     def __repr__(self) -> str:
-        return f"<FoldingSink of {', '.join(map(str, self._caches)) or 'nobody'}>"
+        return f"<FoldingSink of {', '.join(map(str, self._caches)) or 'none'}>"
 
     def hear(self, source: Source, event: CacheEvent) -> None:
         """`source` says `event`."""
@@ -71,14 +71,14 @@ class FoldingSink:
                 self._beliefs.emptied(cache.name, is_empty=event.is_empty)
             case Removed(hashes, tier):
                 for folder in cache.folders.values():
-                    for one in TIERS if tier is None else (tier,):
-                        self._apply(cache, folder.evict(hashes, tier=one))
+                    for each in TIERS if tier is None else (tier,):
+                        self._apply(cache, folder.evict(hashes, tier=each))
             case Stored():
                 self._store(source, cache, event)
 
     def forget(self, backend: str) -> None:
-        """See EventSink. What the index knows of it is for its owner to forget."""
-        for source in [one for one in self._caches if one.backend == backend]:
+        """See EventSink. The owner of the index clears the index itself."""
+        for source in [each for each in self._caches if each.backend == backend]:
             del self._caches[source]
 
     def _met(self, source: Source) -> _Cache:
@@ -92,7 +92,7 @@ class FoldingSink:
         begins = event.parent is None and bool(event.token_ids)
         if begins and not self._may_be_ours(cache, event.salt):
             return
-        # a block that an image is in is not named by its tokens, nor is what continues it
+        # tokens do not identify a block with an image, nor any block that continues it
         named = next((at for at, keys in enumerate(event.extra_keys) if keys), len(event.hashes))
         if not named:
             return
@@ -113,7 +113,7 @@ class FoldingSink:
                 self._beliefs.left_out(cache.name)
 
     def _may_be_ours(self, cache: _Cache, salt: str | None) -> bool:
-        """Can a prompt that begins so, with this salt, come from this router or from another one like it?"""
+        """Whether a prompt with such blocks and this salt can come from this router or from another one like it."""
         if not cache.is_salted:
             return not salt
         if not cache.tells_salts and (salt is None or self._is_domain(salt)):
@@ -122,7 +122,7 @@ class FoldingSink:
         return salt is not None or not cache.tells_salts
 
     def _folders(self, source: Source, cache: _Cache, adapter: str | None) -> list[tuple[Folder, str]]:
-        """The folders that hold such blocks, each with the name that their keys are made of."""
+        """The folders of such blocks, each with the name that is part of their keys."""
         if adapter is not None:
             return [(self._folder(cache, _ADAPTERS), adapter)]
         models = sorted(self._models_of(source.backend))[:_MOST_NAMES]

@@ -1,4 +1,4 @@
-"""Which of an engine's cache groups decides. Engines keep one for each kind of attention that a model has."""
+"""The cache group whose events count. Engines keep one group for each kind of attention of a model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from backends.events.nouns import CacheEvent, Cleared, Stored
 
 
 class DecidingGroup:
-    """Lets pass what the group that sees furthest back says, and drops what the others say.
+    """Passes the events of the group with the widest window, and drops those of the others.
 
-    Groups with a short window hold only the end of a prompt; a prefix is found again if the group that sees all of it
-    holds it. Which one that is shows as blocks are stored; while a wider one shows up, what was known is cleared.
-    Without a `group` an event concerns the whole cache.
+    Groups with a short window hold only the end of a prompt; a cached prefix is usable if the group with the widest
+    window holds it. Stored blocks show which one that is; when a wider one appears, the known blocks are cleared.
+    An event without a `group` concerns the whole cache.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class DecidingGroup:
         return f"<DecidingGroup {self._group}, window {self._window}>"
 
     def admit(self, event: CacheEvent) -> Iterator[CacheEvent]:
-        """What `event` means for the whole cache; nothing if another group decides."""
+        """The events for the whole cache; none if another group counts."""
         if isinstance(event, Cleared) or event.group is None or event.group == self._group:
             yield event
         elif isinstance(event, Stored) and self._is_wider(event.window):

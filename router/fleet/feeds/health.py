@@ -1,4 +1,4 @@
-"""How well a feed is: what operators see of it, and how far its word may be trusted."""
+"""The state of a feed, as shown to operators, and the trust in its events."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _HALF_LIFE_S = 10.0
 
 
 class FeedState(StrEnum):
-    """`empty`: nothing is known yet. `live`: every event so far was heard. `gap`: some are missing, and what is known
-    may be out of date. `resync`: the missing ones are being heard again."""
+    """`empty`: nothing is known yet. `live`: every event so far was received. `gap`: some are missing, and known blocks
+    may be out of date. `resync`: the missing events are being replayed."""
 
     EMPTY = "empty"
     LIVE = "live"
@@ -25,10 +25,10 @@ class FeedState(StrEnum):
 class FeedCounts:
     """What has happened since the start.
 
-    `batches` were applied, `repeats` had been heard before, `gaps` were noticed, `resyncs` ended one way or another,
-    `restarts` of the engine were noticed, `cleared` says how often everything was forgotten, `undecodable` events or
+    `batches` were applied, `repeats` had been received before, `gaps` were noticed, `resyncs` ended one way or another,
+    `restarts` of the engine were noticed, `cleared` counts how often everything was forgotten, `undecodable` events or
     messages could not be read, `unknown` ones had a tag from another version, `ignored` ones were of cache groups that
-    do not decide, `dropped` messages found no room while waiting for a replay.
+    do not count, `dropped` messages found no room while waiting for a replay.
     """
 
     batches: int = 0
@@ -47,10 +47,10 @@ class FeedCounts:
 class FeedHealth:
     """One source's feed at one moment.
 
-    `age_s`: for how long what is known may have been out of date; 0 while live, None while nothing is known.
-    `is_whole`: it has been heard since the engine was empty, so that it told of every block that is there.
-    `quiet_s`: seconds since anything was heard of the engine; an idle one says nothing. `trouble` is what went wrong
-    last, empty while nothing is.
+    `age_s`: for how long the known blocks may have been out of date; 0 while live, None while nothing is known.
+    `is_whole`: it began while the engine was empty, so it covers every block that is there.
+    `quiet_s`: seconds since the engine's last message; an idle engine sends none. `trouble` is the last problem,
+    empty without one.
     """
 
     source: Source
@@ -64,7 +64,7 @@ class FeedHealth:
 
     @property
     def confidence(self) -> float:
-        """The probability that a block which the feed told of is still there: P(hit) of a match, in [0, 1].
+        """The probability that a block in the feed is still there: P(hit) of a match, in [0, 1].
 
         1 while live. From 0.9 on it halves every 10 s while events are missing. 0 while nothing is known.
         """

@@ -1,4 +1,4 @@
-"""One source's feed behind whatever brings its messages: tracked, narrowed to what decides, handed to the sink."""
+"""One source of a feed, over any transport: tracks messages, keeps the group that counts, passes events to the sink."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from router.fleet.feeds.tracker import Message, Replay, Tracker
 
 
 class HeardSource:
-    """Takes a source's messages and tells the sink what follows. `trouble` and `is_connected` are its bringer's."""
+    """Takes a source's messages and passes events to the sink. The transport sets `trouble` and `is_connected`."""
 
     def __init__(self, source: Source, sink: EventSink, tracker: Tracker, *, clock: Callable[[], float]) -> None:
         self.source, self.tracker = source, tracker
         self.is_connected = False
-        self.trouble = "nobody has tried to reach it yet"
+        self.trouble = "not connected yet"
         self._sink, self._clock = sink, clock
         self._group = DecidingGroup()
 
@@ -26,7 +26,7 @@ class HeardSource:
 
     @property
     def wanted(self) -> Replay | None:
-        """The replay that should be asked for now."""
+        """The replay that should be requested now."""
         return self.tracker.wanted
 
     def connected(self) -> None:
@@ -35,34 +35,34 @@ class HeardSource:
         self._tell(self.tracker.connected())
 
     def lost(self, trouble: str) -> None:
-        """It is out of reach, because of `trouble`."""
+        """The source cannot be reached, because of `trouble`."""
         self.is_connected, self.trouble = False, trouble
         self._tell(self.tracker.lost(self._clock()))
 
     def doubt(self, trouble: str) -> None:
-        """What it says comes late, because of `trouble`."""
+        """Messages are late, because of `trouble`."""
         self.is_connected, self.trouble = False, trouble
         self.tracker.doubt(self._clock())
 
     def trust(self) -> None:
-        """It says what it says in time again."""
+        """Messages arrive in time again."""
         self.is_connected = True
         self.tracker.trust(self._clock())
 
     def hear(self, message: Message) -> None:
-        """A message came as it was sent."""
+        """A message arrived as it was sent."""
         self._tell(self.tracker.hear(message, self._clock()))
 
     def replayed(self, number: int, message: Message) -> None:
-        """A message came in answer to a wish."""
+        """A message arrived in answer to replay request `number`."""
         self._tell(self.tracker.replayed(number, message, self._clock()))
 
     def replay_ended(self, number: int) -> None:
-        """All of the answer has come."""
+        """The replay is complete."""
         self._tell(self.tracker.replay_ended(number, self._clock()))
 
     def replay_failed(self, number: int, trouble: str) -> None:
-        """No answer will come, because of `trouble`."""
+        """The replay failed, because of `trouble`."""
         self.trouble = trouble
         self._tell(self.tracker.replay_failed(number, self._clock()))
 
@@ -71,7 +71,7 @@ class HeardSource:
         self.tracker.tick(self._clock())
 
     def decoded(self, decode: Callable[[bytes], Batch], seq: int, payload: bytes, epoch: str | None = None) -> Message:
-        """The message in `payload`; an unreadable one is counted, and clears what is known when its turn comes."""
+        """The message in `payload`; an unreadable one is counted, and clears the known blocks when its turn comes."""
         counts = self.tracker.counts
         try:
             batch = decode(payload)
@@ -84,7 +84,7 @@ class HeardSource:
         return Message(seq, batch, epoch)
 
     def health(self) -> FeedHealth:
-        """How well it is now."""
+        """Its present state."""
         now, tracker = self._clock(), self.tracker
         return FeedHealth(
             source=self.source,
@@ -101,7 +101,7 @@ class HeardSource:
         for event in events:
             admitted = list(self._group.admit(event))
             self.tracker.counts.ignored += not admitted
-            for told in admitted:
-                self._sink.hear(self.source, told)
+            for each in admitted:
+                self._sink.hear(self.source, each)
             if len(admitted) > 1 and isinstance(admitted[0], Cleared):
                 self.tracker.counts.cleared += 1

@@ -1,4 +1,4 @@
-"""What a pool's options say about its engines' cache events."""
+"""A pool's options for its engines' cache events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKED = frozenset({"vllm"})
 """Kinds of backends that can be asked where they publish."""
 
 NO_EVENTS = "none"
-"""What a pool writes for `events` whose backends are not to be listened to."""
+"""Value of `events` for a pool without feeds."""
 
 _MOST_RANKS = 256
 _SOCKET = re.compile(r"(?:tcp://(?:\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}|ipc://.+)")
@@ -31,7 +31,7 @@ _URL = re.compile(r"https?://(?:\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{
 
 @dataclass(frozen=True, slots=True)
 class FeedSpec:
-    """One engine process whose events are heard: where it publishes, and where it repeats what was missed.
+    """One engine process with events: the address where it publishes, and the one where it replays messages.
 
     `events` and `replay` are ZeroMQ addresses; for TensorRT-LLM `events` is the server's URL.
     """
@@ -49,22 +49,22 @@ def backend_options(options: Mapping[str, Option]) -> dict[str, Option]:
 
 
 def feed_specs(pool: PoolSpec, backends: tuple[str, ...]) -> tuple[FeedSpec, ...]:
-    """The feeds of a pool whose addresses belong to `backends`, in the same order; none if it names no events.
+    """The feeds of a pool with addresses for `backends`, in the same order; none if it names no events.
 
-    `*` for a host is the backend's own, so that what is written here can be what the engine was started with. Rank r of
-    `events_ranks` publishes r ports further. Raises ConfigError.
+    `*` for a host stands for the backend's host, so that the file can have the same text as the engine's options. Rank
+    r of `events_ranks` publishes r ports further. Raises ConfigError.
     """
     if "events" not in pool.options or is_switched_off(pool):
         stray = sorted((FEED_OPTIONS & set(pool.options)) - {"events"})
         if stray:
-            raise ConfigError(f"{pool.name}: option {stray[0]!r} is of no use without events")
+            raise ConfigError(f"{pool.name}: option {stray[0]!r} has no effect without events")
         return ()
     engine = _engine(pool)
     is_polled = engine == "tensorrt_llm"
     events = _addresses(pool, "events", is_polled)
     replay = _addresses(pool, "replay", is_polled) if "replay" in pool.options else (None,) * len(events)
     if is_polled and "replay" in pool.options:
-        raise ConfigError(f"{pool.name}: {engine} repeats nothing", hint="leave replay out")
+        raise ConfigError(f"{pool.name}: {engine} has no replay", hint="leave replay out")
     ranks = 1 if is_polled else _ranks(pool)
     return tuple(
         FeedSpec(
@@ -80,12 +80,12 @@ def feed_specs(pool: PoolSpec, backends: tuple[str, ...]) -> tuple[FeedSpec, ...
 
 
 def is_switched_off(pool: PoolSpec) -> bool:
-    """Does the pool say that its backends are not to be listened to, whatever they publish?"""
+    """Whether the pool says `events: none`, so that its backends have no feeds even if they publish."""
     return pool.options.get("events") == NO_EVENTS
 
 
 def may_publish(pool: PoolSpec) -> str:
-    """The engine of `pool` if events of it come over ZeroMQ, or may; else nothing. Raises ConfigError."""
+    """The engine of `pool` if its events come over ZeroMQ, or may; else empty. Raises ConfigError."""
     if is_switched_off(pool) or ("events" not in pool.options and pool.kind not in ASKED):
         return ""
     engine = _engine(pool)
@@ -93,40 +93,40 @@ def may_publish(pool: PoolSpec) -> str:
 
 
 def unheard(pools: Iterable[PoolSpec]) -> list[str]:
-    """What keeps this router from hearing events of `pools`, a sentence for each pool. Raises ConfigError."""
+    """Why this router cannot receive events of `pools`, a sentence for each pool. Raises ConfigError."""
     if find_spec("zmq") is not None:
         return []
     return [
-        f"pool '{pool.name}': cache events of {engine} cannot be heard here, because pyzmq is not installed; "
+        f"pool '{pool.name}': cache events of {engine} cannot be received, because pyzmq is not installed; "
         "pip install 'pointsman[feeds]', or write events: none"
         for pool in pools
         if (engine := may_publish(pool))
     ]
 
 
-def told_specs(backend: str, address: str, told: Iterable[EventAddress]) -> tuple[FeedSpec, ...]:
-    """The feeds of a vLLM at `address` that says itself where its ranks publish.
+def told_specs(backend: str, address: str, published: Iterable[EventAddress]) -> tuple[FeedSpec, ...]:
+    """The feeds of a vLLM at `address` that reports itself where its ranks publish.
 
-    An address on no other machine than the engine's is left out if the engine is on another machine than this one.
+    An address that only the engine's machine can reach is left out if the engine is on another machine than this one.
     """
     host = _host(address)
     return tuple(
-        FeedSpec(Source(backend, one.rank), "vllm", events, _reachable(one.replay, host) if one.replay else None)
-        for one in told
-        if 0 <= one.rank < _MOST_RANKS and (events := _reachable(one.events, host))
+        FeedSpec(Source(backend, each.rank), "vllm", events, _reachable(each.replay, host) if each.replay else None)
+        for each in published
+        if 0 <= each.rank < _MOST_RANKS and (events := _reachable(each.events, host))
     )
 
 
 def found_specs(pool: PoolSpec, backend: str, address: str) -> tuple[FeedSpec, ...]:
-    """The feeds of a `backend` that was found at `address` while the router runs; none if `pool` names no events.
+    """The feeds of a `backend` that was found at `address` at run time; none if `pool` names no events.
 
-    Of such a backend nothing is known but its host, so that is what `*` must stand for. Raises ConfigError.
+    Only the host of such a backend is known, so `*` must stand for it. Raises ConfigError.
     """
     for name in ("events", "replay"):
         value = pool.options.get(name, "://*")
         if not (isinstance(value, str) and "://*" in value):
             hint = "write * for the host, such as tcp://*:5557, or name the backends in at"
-            raise ConfigError(f"{pool.name} finds backends while the router runs: {name} must fit all", hint=hint)
+            raise ConfigError(f"{pool.name} finds backends at run time: {name} must fit all of them", hint=hint)
     return feed_specs(replace(pool, at=(address,)), (backend,))
 
 
@@ -134,7 +134,7 @@ def _engine(pool: PoolSpec) -> str:
     engine = _text(pool, "events_engine") or pool.kind
     if engine not in ENGINES:
         hint = f"write events_engine: one of {', '.join(ENGINES)}"
-        raise ConfigError(f"{pool.name}: nobody knows what events {engine!r} publishes", hint=hint)
+        raise ConfigError(f"{pool.name}: events of {engine!r} are not supported", hint=hint)
     return engine
 
 
@@ -169,14 +169,14 @@ def _addresses(pool: PoolSpec, name: str, is_polled: bool) -> tuple[str, ...]:
 
 
 def _host(address: str) -> str:
-    """The host of host:port or of a URL, in brackets where it is IPv6."""
+    """The host of host:port or of a URL, in brackets if it is IPv6."""
     netloc = urlsplit(address).netloc if "://" in address else address
     host, colon, port = netloc.rpartition(":")
     return host if colon and port.isdigit() else netloc
 
 
 def _reachable(endpoint: str, host: str) -> str | None:
-    """`endpoint` of an engine on `host`, as it is reached from here; None if it cannot be."""
+    """`endpoint` of an engine on `host`, as reachable from here; None if it is not."""
     if not _SOCKET.fullmatch(endpoint) or not endpoint.startswith("tcp://"):
         return None
     place, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -194,7 +194,5 @@ def _offset(address: str, rank: int) -> str:
         return address
     head, colon, port = address.rpartition(":")
     if not (colon and port.isdigit()):
-        raise ConfigError(
-            f"{address} has no port that rank {rank} could be next to", hint="use tcp:// with events_ranks"
-        )
+        raise ConfigError(f"{address} has no port to count rank {rank} from", hint="use tcp:// with events_ranks")
     return f"{head}:{int(port) + rank}"

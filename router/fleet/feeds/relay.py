@@ -1,4 +1,4 @@
-"""Who drains an engine that tells each event only once, and how the other routers hear of it."""
+"""One router drains an engine that gives each event only once, and relays the events to the other routers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MOST_KEPT, MOST_KEPT_BYTES = 10_000, 16 << 20
-"""Of each channel, for whoever comes late: a busy engine of 10,000 tokens a second drains some 300 KB in each."""
+"""Drains kept in each channel, for late readers: a busy engine of 10,000 tokens a second fills some 300 KB in each."""
 
 _MOST_WAITING = 1_000
 
 
 class RelayForgot(ConnectionError):
-    """The channel begins anew, perhaps with smaller positions and tokens: hear it from its beginning."""
+    """The channel was reset, perhaps with smaller positions and tokens: read it from its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """What the holder of lease `token` drained, and where in the channel that stands.
+    """A payload drained by the holder of lease `token`, and its position in the channel.
 
-    Tokens grow with each new holder: a lower one comes from a former.
+    Tokens grow with each new holder: a lower one comes from an earlier holder.
     """
 
     token: int
@@ -31,13 +31,13 @@ class Relayed:
 
 
 class Relay(Protocol):
-    """One holder of a channel's lease publishes, and all hear, the holder itself included.
+    """The holder of a channel's lease publishes, and all routers read, the holder itself included.
 
-    Raises OSError (ConnectionError) when it is out of reach, and RelayForgot from `hear`.
+    Raises OSError (ConnectionError) if the relay cannot be reached, and RelayForgot from `hear`.
     """
 
     async def claim(self, channel: str, owner: str, ttl_s: float) -> int | None:
-        """Take or keep the lease for `ttl_s` more seconds; its token, or None while somebody else has it."""
+        """Take or keep the lease for `ttl_s` more seconds; returns its token, or None if another router has it."""
         ...
 
     async def release(self, channel: str, owner: str) -> None:
@@ -45,15 +45,15 @@ class Relay(Protocol):
         ...
 
     async def publish(self, channel: str, token: int, payload: bytes) -> None:
-        """Let everyone hear what the holder of `token` drained, in the order of publishing."""
+        """Append a payload drained by the holder of `token`; readers get payloads in this order."""
         ...
 
     def hear(self, channel: str, *, after: str | None = None) -> AsyncIterator[Relayed]:
-        """What was published behind position `after` and is still kept, then what will be, without end."""
+        """Payloads after position `after` that are still kept, then new ones, without end."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
@@ -75,7 +75,7 @@ class _Channel:
 
 
 class MemoryRelay:
-    """A relay for routers of one process: all that a single router needs."""
+    """A relay inside one process: enough for a single router."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -101,7 +101,7 @@ class MemoryRelay:
             lease.owner = None
 
     async def publish(self, channel: str, token: int, payload: bytes) -> None:
-        """See Relay. A hearer that is too far behind misses it, and sees so by the numbers."""
+        """See Relay. A reader that is too far behind misses payloads, and notices by the numbers."""
         there = self._channels.setdefault(channel, _Channel())
         there.published += 1
         relayed = Relayed(token, payload, str(there.published))

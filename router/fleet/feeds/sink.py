@@ -1,4 +1,4 @@
-"""Where feeds end: whoever keeps an index of what engines hold."""
+"""The Protocol of the receiver of cache events, such as an index of engines' blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backends.events.nouns import CacheEvent
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One cache: that of a backend's data-parallel `rank`. Its hashes mean nothing in any other."""
+    """One cache: that of a backend's data-parallel `rank`. Its block hashes have no meaning for another cache."""
 
     backend: str
     rank: int = 0
@@ -21,10 +21,10 @@ class Source:
 
 
 class EventSink(Protocol):
-    """Hears what each source's cache holds, in order.
+    """Gets the events of each source's cache, in order.
 
-    After Cleared, and before the first event, a source holds nothing that anybody knows of. Events may name blocks that
-    the sink never heard of: a parent that was stored earlier (what continues it cannot be named), or one that leaves.
+    After Cleared, and before the first event, a source counts as empty. Events may name blocks that
+    the sink never got: a parent that was stored earlier (its children cannot be named), or an evicted block.
     """
 
     def hear(self, source: Source, event: CacheEvent) -> None:
@@ -32,5 +32,5 @@ class EventSink(Protocol):
         ...
 
     def forget(self, backend: str) -> None:
-        """`backend` is no longer there, and nothing more is heard of its sources."""
+        """`backend` has left, and its sources send nothing more."""
         ...

@@ -1,4 +1,4 @@
-"""A feed from TensorRT-LLM, which tells each event once: one router drains it, and all hear what it drained.
+"""A feed from TensorRT-LLM, which gives each event only once: one router drains it and relays the events to all.
 
 Source: trtllm-serve, POST /kv_cache_events; it needs `event_buffer_max_size` > 0 in the server's KV cache settings.
 """
@@ -25,20 +25,20 @@ from router.fleet.feeds.tracker import Message, Tracker
 
 _PATH = "/kv_cache_events"
 _OUT_OF_TOUCH = b""
-"""Relayed instead of events when the engine cannot be reached: it may be another one when it is back."""
+"""Relayed instead of events when the engine cannot be reached: it may be restarted before it is back."""
 
 _UNHEARD = b"null"
-"""Relayed instead of events when the engine does not tell them: what is known gets old. Any drain ends that."""
+"""Relayed instead of events when the engine does not return them: known blocks get old. Any later drain ends that."""
 
 _MOST_RANKS = 1024
 _MOST_BYTES = 64 << 20
 
 
 class TensorRTFeed:
-    """Drains the engine of `spec` while it holds the lease, and tells `sink` what was drained by whoever holds it.
+    """Drains the engine of `spec` while it holds the lease, and passes to `sink` the events of every holder.
 
-    `owner` names this router; no two may have the same. Each attention-DP rank is a source of its own. Events are
-    numbered, so that those which a lost answer or a former holder took along are missed, and what is known is cleared.
+    `owner` names this router; no two may have the same name. Each attention-DP rank is a source of its own. Events are
+    numbered, so events lost with an answer or an earlier holder are noticed, and the known blocks are cleared.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class TensorRTFeed:
         return f"<TensorRTFeed at {self._url}: {len(self._ranks)} ranks>"
 
     def health(self) -> Sequence[FeedHealth]:
-        """How well it is now, rank by rank."""
+        """The present state of each rank."""
         return tuple(heard.health() for heard in self._ranks.values())
 
     async def run(self) -> None:
-        """Drain or wait for the lease, and hear what is drained, until cancelled."""
+        """Drain or wait for the lease, and read the relay, until cancelled."""
         async with aiohttp.ClientSession(timeout=self._timeout) as http:
             works = [asyncio.create_task(work) for work in (self._keep_hearing(), self._keep_draining(http))]
             try:
-                # neither is of use without the other
+                # neither of the two tasks is of use without the other
                 done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
                 for work in done:
                     work.result()
@@ -93,7 +93,7 @@ class TensorRTFeed:
             while True:
                 try:
                     if token is None or self._clock() - claimed_at >= self._lease_s / 3:
-                        # measured before the claim: the lease never seems to last longer than it does
+                        # measured before the claim, so that the lease never seems to last longer than it does
                         claimed_at = self._clock()
                         token = await self._relay.claim(self.name, self._owner, self._lease_s)
                         self._reachable()
@@ -104,16 +104,16 @@ class TensorRTFeed:
                     await self._sleep(self._poll_s)
                 except OSError as error:
                     token = None
-                    self._doubt(f"the relay is out of reach: {error}")
+                    self._doubt(f"the relay cannot be reached: {error}")
                     await self._sleep(self._backoff.next_s())
         finally:
             if token is not None:
-                # an error here would take the place of the cancellation
+                # an error here would replace the cancellation
                 with suppress(OSError):
                     await asyncio.shield(self._relay.release(self.name, self._owner))
 
     async def _drain(self, http: aiohttp.ClientSession, token: int) -> None:
-        """Take what the engine has to tell, and let everyone hear it. Raises OSError if the relay is out of reach."""
+        """Drain the engine and relay its events. Raises OSError if the relay cannot be reached."""
         try:
             async with http.post(self._url) as reply:
                 body = await _read(reply)
@@ -124,7 +124,7 @@ class TensorRTFeed:
             self._trouble(f"{self._url} cannot be reached: {error}")
             await self._sleep(self._backoff.next_s())
         except (aiohttp.ClientError, TimeoutError, MalformedEvents) as error:
-            # whether anything was drained shows by the numbers of what comes next
+            # the numbers of the next events show whether this drain took any
             if not self._is_unheard:
                 await self._relay.publish(self.name, token, _UNHEARD)
             self._trouble(str(error) or f"{self._url} did not answer in time")
@@ -142,26 +142,26 @@ class TensorRTFeed:
                     backoff.reset()
                     position = relayed.position
                     self._hear(relayed)
-                    # what was kept for late comers comes without a pause
+                    # payloads kept for late readers arrive without a pause
                     await asyncio.sleep(0)
             except RelayForgot:
                 position, self._highest_token = None, 0
                 continue
             except OSError as error:
-                self._doubt(f"the relay is out of reach: {error}")
+                self._doubt(f"the relay cannot be reached: {error}")
             await self._sleep(backoff.next_s())
 
     def _hear(self, relayed: Relayed) -> None:
         if relayed.token < self._highest_token:
-            # a former holder that does not know yet; that its events are missing shows by their numbers
+            # an earlier holder that does not know of the new one yet; numbers show that its events are missing
             return
         self._highest_token = relayed.token
         if relayed.payload == _OUT_OF_TOUCH:
-            self._lose("the engine was out of reach")
+            self._lose("the engine could not be reached")
             return
         if relayed.payload == _UNHEARD:
             self._is_unheard = True
-            self._doubt(self._rank(0).trouble or "the engine does not tell what it holds")
+            self._doubt(self._rank(0).trouble or "the engine does not return its events")
             return
         if self._is_unheard:
             self._is_unheard = False

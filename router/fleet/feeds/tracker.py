@@ -1,8 +1,8 @@
-"""Whether all events of one source were heard, and what to do when some were not. Pure: no socket, no clock.
+"""Detects missing messages of one source, and decides what to do about them. Pure: no socket, no clock.
 
-Messages are numbered from 0 in each life of an engine. What is known stays a part of what the engine holds as long as
-an unbroken run of messages is applied to an empty start, wherever in the engine's life it begins: a block is believed
-to be there only if its arrival was heard and its leaving could not be missed.
+Messages are numbered from 0 in each life of an engine. The known blocks are a subset of the engine's blocks as long as
+an unbroken run of messages is applied to an empty start, wherever in the engine's life it begins: a block counts as
+present only if its storing was received and its eviction could not be missed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from backends.events.nouns import Batch, CacheEvent, Cleared
 from router.fleet.feeds.health import FeedCounts, FeedState
 
 _MOST_TRIES = 4
-"""Replays of one gap. What four of them do not bring the engine has not sent."""
+"""Most replays of one gap. Messages missing from four of them were never sent."""
 
 _OLD_IN_A_ROW = 16
-"""So many old messages one after the other are no repeats: the engine has restarted, and its clock has gone back."""
+"""This many old messages in a row are no repeats: the engine has restarted, and its clock has gone back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One numbered message. `epoch` names the life of the engine, where it says so. None of `batch`: unreadable."""
+    """One numbered message. `epoch` names the life of the engine, if it reports that. `batch` None: unreadable."""
 
     seq: int
     batch: Batch | None
@@ -30,18 +30,18 @@ class Message:
 
     @property
     def sent_at(self) -> float | None:
-        """When it was sent; an unreadable one counts as old."""
+        """When it was sent; an unreadable message counts as old."""
         return self.batch.sent_at if self.batch else -math.inf
 
     @property
     def events(self) -> tuple[CacheEvent, ...]:
-        """What it tells; nobody knows what an unreadable one told."""
+        """Its events; an unreadable message counts as having cleared the cache."""
         return self.batch.events if self.batch else (Cleared(),)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A wish to hear all messages from `start` on again. `number` fences answers to earlier wishes."""
+    """A request to replay all messages from `start` on. `number` tells its answer from those to earlier requests."""
 
     number: int
     start: int
@@ -49,10 +49,10 @@ class Replay:
 
 @dataclass(slots=True)
 class Tracker:
-    """Takes messages as they come and gives events that may be applied as they are given.
+    """Takes messages as they arrive and returns the events to apply.
 
-    `replays`: whether lost messages can be asked for; `wanted` is what should be asked for now. Without, a gap clears
-    what is known. At most `most_held` messages wait for a replay. Times are seconds of the caller's clock.
+    `replays`: whether lost messages can be requested; `wanted` is the request to make now. Without replays, a gap
+    clears the known blocks. At most `most_held` messages wait for a replay. Times are seconds of the caller's clock.
     """
 
     replays: bool
@@ -63,7 +63,7 @@ class Tracker:
     counts: FeedCounts = field(default_factory=FeedCounts)
     heard_at: float | None = None
     is_whole: bool = False
-    """Everything was applied that the engine has told since it was empty, and so told of every block that it holds."""
+    """Every message since the engine was empty was applied, so the known blocks are all that it holds."""
     _sure_at: float | None = None
     _applied: tuple[int, float | None] | None = None
     _newest: tuple[int, float | None] | None = None
@@ -90,7 +90,7 @@ class Tracker:
         return self._applied[1] if self._applied else None
 
     def age_s(self, now: float) -> float | None:
-        """For how long what is known may have been out of date at `now`; None while nothing is known."""
+        """For how long the known blocks may have been out of date at `now`; None while nothing is known."""
         if self._applied is None:
             return None
         if self.state is FeedState.LIVE or self._sure_at is None:
@@ -100,13 +100,13 @@ class Tracker:
     def connected(self) -> list[CacheEvent]:
         """The source was reached, and messages may have been missed before."""
         if self.replays:
-            # what comes next could be of another life of the engine, however well its numbers fit
+            # the next message may be of another life of the engine, even if its number fits
             self._must_verify, self._tries = True, 0
             self._ask()
         return []
 
     def lost(self, now: float) -> list[CacheEvent]:
-        """The source is out of reach; messages are missed from now on."""
+        """The source cannot be reached; messages are missed from now on."""
         self.wanted = None
         self._held.clear()
         if not self.replays:
@@ -115,17 +115,17 @@ class Tracker:
         return []
 
     def doubt(self, now: float) -> None:
-        """Messages come late for now; one that never comes will show by its number."""
+        """Messages are late for now; a lost one will show by its number."""
         if self.state is FeedState.LIVE and self.wanted is None:
             self._doubt(now)
 
     def trust(self, now: float) -> None:
-        """Messages come as they should again."""
+        """Messages arrive in time again."""
         if self.state is FeedState.GAP and self.wanted is None and not self.replays:
             self.state, self._sure_at = FeedState.LIVE, now
 
     def hear(self, message: Message, now: float) -> list[CacheEvent]:
-        """A message came as it was sent."""
+        """A message arrived as it was sent."""
         self.heard_at = now
         if self._is_of_another_life(message):
             self.counts.restarts += 1
@@ -154,7 +154,7 @@ class Tracker:
         return self._forget() + self._apply(message, now)
 
     def replayed(self, number: int, message: Message, now: float) -> list[CacheEvent]:
-        """A message came in answer to the wish with this `number`."""
+        """A message arrived in answer to the request with this `number`."""
         if self.wanted is None or self.wanted.number != number:
             return []
         self.heard_at = now
@@ -168,7 +168,7 @@ class Tracker:
             self.counts.restarts += 1
             return self._start_over(None, now)
         if anchor is not None:
-            # what we know ends before what can still be had, or belongs to another life
+            # the known messages end before the oldest that can be replayed, or belong to another life
             cleared = self._forget()
         if self._applied is not None and message.seq <= self._applied[0]:
             return cleared
@@ -181,12 +181,12 @@ class Tracker:
         return cleared + self._apply(message, now)
 
     def replay_ended(self, number: int, now: float) -> list[CacheEvent]:
-        """The answer to the wish with this `number` is complete."""
+        """The answer to the request with this `number` is complete."""
         if self.wanted is None or self.wanted.number != number:
             return []
         self.heard_at = now
         if self._anchor is not None:
-            # it does not even have what we heard last: that was another life
+            # it does not even have the last applied message: that was another life
             self._anchor = None
             self.counts.restarts += 1
             return self._start_over(None, now)
@@ -195,7 +195,7 @@ class Tracker:
         if self._held and self._tries < _MOST_TRIES:
             self._ask()
             return out
-        # no engine has sent what so many replays did not bring
+        # no engine has sent a message that is missing in so many replays
         self.counts.dropped += len(self._held)
         self._held.clear()
         self._newest = self._applied
@@ -203,11 +203,11 @@ class Tracker:
         return out
 
     def replay_failed(self, number: int, now: float) -> list[CacheEvent]:
-        """There will be no answer to the wish with this `number`: begin anew with what comes."""
+        """The request with this `number` gets no answer: start over with the next messages."""
         if self.wanted is None or self.wanted.number != number:
             return []
         if self.state is FeedState.LIVE:
-            # it was only a check, and nothing says that anything is missing
+            # it was only a check, and no message is known to be missing
             self.wanted = self._anchor = None
             self._sure_at = now
             return []
@@ -222,7 +222,7 @@ class Tracker:
         return out
 
     def tick(self, now: float) -> None:
-        """Time has passed. A source that was silent for `check_every_s` is asked whether that was all."""
+        """Time has passed. If a source was silent for `check_every_s`, request a replay to check for losses."""
         if not self.replays or self.wanted is not None or self.state not in (FeedState.LIVE, FeedState.EMPTY):
             return
         if self._sure_at is None:
@@ -232,14 +232,14 @@ class Tracker:
             self._ask()
 
     def check(self) -> None:
-        """Raise AssertionError if the books are wrong."""
+        """Assert the invariants."""
         assert len(self._held) <= self.most_held, "too many messages wait"
-        assert self.replays or self.wanted is None, "a replay is wanted that nobody can give"
+        assert self.replays or self.wanted is None, "a replay is wanted from a source without replays"
         assert self._applied is None or self._newest is None or self._newest[0] >= self._applied[0], "newest is not"
         if self.state is FeedState.LIVE:
-            assert not self._held, "messages wait although nothing is missing"
-            assert self._applied is not None, "live without having heard anything"
-            assert self._newest is None or self._newest[0] == self._applied[0], "live although something is missing"
+            assert not self._held, "messages wait although none is missing"
+            assert self._applied is not None, "live without any message"
+            assert self._newest is None or self._newest[0] == self._applied[0], "live although a message is missing"
 
     def _is_of_another_life(self, message: Message) -> bool:
         if message.epoch is not None and self._epoch is not None:
@@ -248,29 +248,30 @@ class Tracker:
             return False
         newest_sent_at = self._newest[1]
         if message.sent_at is None or newest_sent_at is None:
-            # whoever numbers without telling the time sends nothing twice
+            # an engine that numbers messages without a time repeats none
             return True
         return -math.inf < newest_sent_at < message.sent_at
 
     def _is_old(self, message: Message) -> bool:
-        """Was it heard before, or did what follows make it useless?"""
+        """Whether it was received before, or is useless because of later messages."""
         if message.seq in self._held or (self._applied is not None and message.seq <= self._applied[0]):
             return True
         if self._newest is None or self._newest[1] is None or message.sent_at is None:
             return False
         if message.seq > self._newest[0]:
-            # ahead and yet sent earlier: a straggler of a former life
+            # a higher number with an earlier time: a late message of the engine's previous life
             return message.batch is not None and message.sent_at < self._newest[1]
         return self.wanted is None
 
     def _is_one_too_many(self, old: Message) -> bool:
-        """Have old messages come in a row for so long that the engine must have begun again?"""
+        """Whether so many old messages came in a row that the engine must have restarted."""
         before, length = self._old_run
         self._old_run = (old.seq, length + 1 if old.seq == before + 1 else 1)
         return self._old_run[1] >= _OLD_IN_A_ROW
 
     def _wonder(self, old: Message, now: float) -> None:
-        """One that is ahead is a straggler of a former life, or the engine's clock was set back: who can ask does."""
+        """A higher number with an earlier time is a late message of the previous life, or the engine's clock was set
+        back: request a replay to find out, if there are replays."""
         if self._newest is not None and old.seq > self._newest[0]:
             self._doubt(now)
             if self.replays and self.wanted is None:
@@ -283,7 +284,7 @@ class Tracker:
             self._newest = (message.seq, sent_at)
 
     def _start_over(self, message: Message | None, now: float) -> list[CacheEvent]:
-        """It is another life of the engine: nothing of the former holds."""
+        """The engine was restarted: clear the blocks of its previous life."""
         out: list[CacheEvent] = [Cleared(is_empty=True) for _ in self._forget()]
         self._held.clear()
         self._newest, self._epoch, self._must_verify, self._tries = None, None, False, 0
@@ -304,7 +305,7 @@ class Tracker:
 
     def _hold(self, message: Message, now: float) -> list[CacheEvent]:
         if len(self._held) >= self.most_held:
-            # the hole that this leaves is noticed after the replay
+            # the gap that this leaves is noticed after the replay
             self.counts.dropped += len(self._held)
             self._held.clear()
         self._held[message.seq] = message
@@ -312,12 +313,12 @@ class Tracker:
             return []
         out = self._apply_held(now)
         if not self._held:
-            # what was missing had only been overtaken
+            # the missing messages had only been overtaken
             self._settle(now)
         return out
 
     def _apply_held(self, now: float) -> list[CacheEvent]:
-        """Apply what was held as far as nothing is missing; drop what was applied meanwhile."""
+        """Apply held messages up to the next gap; drop those that were applied meanwhile."""
         out: list[CacheEvent] = []
         for seq in sorted(self._held):
             if self._applied is not None and seq > self._applied[0] + 1:
@@ -332,12 +333,12 @@ class Tracker:
         if self.wanted is None or self.state is FeedState.LIVE:
             self.state, self._sure_at = FeedState.LIVE, now
         self.counts.batches += 1
-        # in each life of the engine nothing comes before the first message
+        # message 0 is the first in each life of the engine
         self.is_whole = _is_whole(message, self.is_whole or message.seq == 0)
         return list(message.events)
 
     def _forget(self) -> list[CacheEvent]:
-        """Clear what is known, if anything is."""
+        """Clear the known blocks, if there are any."""
         if self._applied is None:
             return []
         self._applied, self._sure_at, self.is_whole = None, None, False
@@ -347,20 +348,20 @@ class Tracker:
         return [Cleared()]
 
     def _doubt(self, now: float) -> None:
-        """What is known may be out of date from now on, if anything is known."""
+        """The known blocks, if there are any, may be out of date from now on."""
         if self.state is FeedState.LIVE:
             self._sure_at = now
         self.state = FeedState.EMPTY if self._applied is None else FeedState.GAP
 
     def _settle(self, now: float) -> None:
-        """Nothing is missing any more."""
+        """No message is missing any more."""
         self.counts.resyncs += self.state in (FeedState.GAP, FeedState.RESYNC)
         self.wanted, self._tries, self._sure_at = None, 0, now
         self.state = FeedState.LIVE if self._applied is not None else FeedState.EMPTY
 
 
 def _is_whole(message: Message, was_whole: bool) -> bool:
-    """Is all known that the engine holds after `message`, if it `was_whole` before?"""
+    """Whether the known blocks are all that the engine holds after `message`; `was_whole`: before it."""
     if message.batch is None or message.batch.malformed:
         return False
     return next((event.is_empty for event in reversed(message.events) if isinstance(event, Cleared)), was_whole)

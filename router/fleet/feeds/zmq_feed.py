@@ -1,4 +1,4 @@
-"""A feed over ZeroMQ, as vLLM and SGLang publish: SUB for what happens, DEALER for what was missed."""
+"""A feed over ZeroMQ, for vLLM and SGLang: SUB for new messages, DEALER for replays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _END = b"\xff" * _SEQ_BYTES
 _MOST_MESSAGE_BYTES = 64 << 20
 _MOST_QUEUED = 20_000
 _TURN = 32
-"""Messages that are taken in a row before others get their turn: ZeroMQ hands over what is there without pausing."""
+"""Messages taken in a row before other tasks run: ZeroMQ returns waiting messages without yielding."""
 
 _BROKEN = {
     zmq.Event.DISCONNECTED: "it closed the connection",
@@ -41,7 +41,7 @@ _BROKEN = {
 
 @dataclass(frozen=True, slots=True)
 class ZmqDialect:
-    """One engine's way of publishing: how its payloads are read, and where its epoch stands, if anywhere."""
+    """One engine's message format: how payloads are decoded, and where the epoch is, if anywhere."""
 
     decode: Callable[[bytes], Batch]
     epoch_of: Callable[[bytes], str | None] = lambda _: None
@@ -49,7 +49,7 @@ class ZmqDialect:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait: for a connection, for the next piece of a replay, and before a quiet engine is asked."""
+    """Timeouts: for a connection, for the next piece of a replay, and before a quiet engine is asked."""
 
     connect_s: float = 10.0
     replay_s: float = 5.0
@@ -60,11 +60,11 @@ class Patience:
 
 
 class _Broken(Exception):
-    """The connection is of no more use; the message says why."""
+    """The connection is unusable; the message gives the reason."""
 
 
 class ZmqFeed:
-    """Keeps one subscription to the engine of `spec` and tells `sink` what its cache holds, for as long as it runs."""
+    """Keeps one subscription to the engine of `spec` and passes its events to `sink`, for as long as it runs."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ZmqFeed:
         return f"<ZmqFeed of {self._spec.engine} at {self._spec.events}: {self._heard!r}>"
 
     def health(self) -> Sequence[FeedHealth]:
-        """How well it is now."""
+        """Its present state."""
         return (self._heard.health(),)
 
     async def run(self) -> None:
@@ -112,7 +112,7 @@ class ZmqFeed:
         monitor = subscriber.get_monitor_socket()
         try:
             _limit(subscriber)
-            # we connect again ourselves: what was missed meanwhile must be asked for
+            # no automatic reconnect by ZeroMQ: messages missed meanwhile must be requested first
             subscriber.setsockopt(zmq.RECONNECT_IVL, -1)
             subscriber.setsockopt(zmq.SUBSCRIBE, self._spec.topic.encode())
             subscriber.connect(self._spec.events)
@@ -144,7 +144,7 @@ class ZmqFeed:
                 await asyncio.sleep(0)
 
     async def _keep_whole(self) -> None:
-        """Ask for what is missing, one wish at a time, and now and then whether anything is."""
+        """Request missing messages, one replay at a time, and from time to time check for losses."""
         answered = 0
         while True:
             with suppress(TimeoutError):
@@ -158,8 +158,8 @@ class ZmqFeed:
                 await self._replay(wish)
 
     async def _replay(self, wish: Replay) -> None:
-        assert self._spec.replay is not None, "nobody wishes what cannot be had"
-        # a new socket for each wish: what an earlier one still brings goes nowhere
+        assert self._spec.replay is not None, "a replay is wanted from an engine without replays"
+        # a new socket for each request, so that late answers to an earlier one are ignored
         dealer = self._context.socket(zmq.DEALER)
         try:
             _limit(dealer)
@@ -183,14 +183,14 @@ class ZmqFeed:
                     await asyncio.sleep(0)
         except (TimeoutError, zmq.ZMQError) as error:
             why = str(error) or f"no answer within {self._patience.replay_s:g} s"
-            self._heard.replay_failed(wish.number, f"{self._spec.replay} did not repeat what was missed: {why}")
+            self._heard.replay_failed(wish.number, f"{self._spec.replay} did not replay missed messages: {why}")
         finally:
             dealer.close(linger=0)
 
     def _misshapen(self, frames: Sequence[bytes]) -> None:
-        """Nobody knows which message that was; if it was one, its number will be missing."""
+        """It is unknown which message this was; if it was one, its number will be missing."""
         self._heard.tracker.counts.undecodable += 1
-        self._heard.trouble = f"a message of {len(frames)} frames is none of {self._spec.engine}"
+        self._heard.trouble = f"a message of {len(frames)} frames is not one of {self._spec.engine}"
 
 
 async def _until_connected(monitor: zmq.asyncio.Socket) -> None:
@@ -214,7 +214,7 @@ async def _event(monitor: zmq.asyncio.Socket) -> zmq.Event:
 
 
 async def _first_of(*works: Awaitable[None]) -> None:
-    """Run all until the first ends, which ends the others."""
+    """Run all until the first one ends, then cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -227,7 +227,7 @@ async def _first_of(*works: Awaitable[None]) -> None:
 
 
 def _limit(socket: zmq.asyncio.Socket) -> None:
-    """Bound what waits, and notice a peer that is gone without a word."""
+    """Bound the queues, and detect a peer that vanished."""
     socket.setsockopt(zmq.RCVHWM, _MOST_QUEUED)
     socket.setsockopt(zmq.MAXMSGSIZE, _MOST_MESSAGE_BYTES)
     socket.setsockopt(zmq.LINGER, 0)

@@ -1,1 +1,1 @@
-"""The admin port: what operators and their programs call."""
+"""The admin port: the calls of operators and their programs."""

@@ -1,4 +1,4 @@
-"""A cache domain cleared at every backend that can, and what the router believed of it forgotten."""
+"""Clearing a tenant's cache domain at every backend that can, and in the router's own estimates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from router.call.prepare import roots_of
 from router.shared.prefixes.places import keeper_of
 from shards.kv.keys import BLOCK_TOKENS
 
-_CANNOT = "it has no command for that: it forgets in its own time, or when it is restarted"
+_CANNOT = "it has no command for that: its cache is cleared by eviction or a restart"
 
 
 class Cleared(NamedTuple):
-    """What was done for one tenant's cache domain. `tenants` share the domain: it was the cache of all of them.
+    """The result of clearing one tenant's cache domain. `tenants` share the domain, so all of them lost their cache.
 
-    `backends` has the tokens that each forgot, `failed` why one still has what it had. `prefixes` are kept no more.
+    `backends`: tokens cleared, by backend. `failed`: reason, by backend that still has its cache. `prefixes`: ids of
+    the pinned prefixes that were dropped.
     """
 
     domain: str
@@ -29,11 +30,11 @@ class Cleared(NamedTuple):
     prefixes: tuple[str, ...]
 
     def shown(self) -> dict[str, Any]:
-        """As operators see it."""
-        told = [{"backend": name, "cleared": True, "tokens": tokens} for name, tokens in self.backends.items()]
+        """The JSON object of the reply to an operator."""
+        cleared = [{"backend": name, "cleared": True, "tokens": tokens} for name, tokens in self.backends.items()]
         kept = [{"backend": name, "cleared": False, "message": why} for name, why in self.failed.items()]
         names = {"domain": self.domain, "tenants": list(self.tenants), "prefixes": list(self.prefixes)}
-        return {**names, "complete": not self.failed, "backends": [*told, *kept]}
+        return {**names, "complete": not self.failed, "backends": [*cleared, *kept]}
 
 
 def named_tenant(name: str, gateway: Gateway) -> Tenant:
@@ -47,9 +48,9 @@ def named_tenant(name: str, gateway: Gateway) -> Tenant:
 
 
 async def clear_cache(tenant: Tenant, gateway: Gateway) -> Cleared:
-    """Clear the cache domain of `tenant` wherever that can be done.
+    """Clear the cache domain of `tenant` at every backend that can.
 
-    Prefixes of the domain go first, so that nobody computes them again. Requests that run go on.
+    Pinned prefixes of the domain are dropped first, so that no router computes them again. Running requests continue.
     """
     domain, config = tenant.domain, gateway.config
     dropped = await gateway.prefixes.drop_domain(domain)
@@ -60,7 +61,7 @@ async def clear_cache(tenant: Tenant, gateway: Gateway) -> Cleared:
         if isinstance(outcome, int):
             gateway.beliefs.cleared(name)
     gateway.tokenizers.forget(roots_of(domain, gateway))
-    sharing = {one.name for one in (*config.tenants.values(), tenant) if one.domain == domain}
+    sharing = {member.name for member in (*config.tenants.values(), tenant) if member.domain == domain}
     return Cleared(
         domain,
         tuple(sorted(sharing)),
@@ -71,7 +72,7 @@ async def clear_cache(tenant: Tenant, gateway: Gateway) -> Cleared:
 
 
 async def _cleared(name: str, domain: str, gateway: Gateway) -> int | str:
-    """How many tokens `name` forgot, or why it did not."""
+    """Number of tokens that backend `name` cleared, or the reason why it did not."""
     keeper = keeper_of(name, gateway.cluster)
     if keeper is None:
         return _CANNOT

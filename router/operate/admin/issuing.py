@@ -1,4 +1,4 @@
-"""What operators do with tenants' keys while the router runs: issue, list, rotate, revoke."""
+"""The admin port's calls for tenants' keys: issue, list, rotate, revoke."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOLD_ONCE = {"Cache-Control": "no-store"}
 
 
 def add_keys(app: web.Application, gateway: Gateway) -> None:
-    """Add the calls to `app`."""
+    """Add the calls for keys to `app`."""
 
     async def issue(request: web.Request) -> web.Response:
         tenant, body = _tenant(request, gateway), await _body(request, ("name", "expires", "limits"))
@@ -71,20 +71,20 @@ def _tenant(request: web.Request, gateway: Gateway) -> Tenant:
 
 
 def _issued(request: web.Request, tenant: Tenant) -> str:
-    """The id in the path. Raises InvalidRequest for one of the file's keys."""
+    """The key id in the path. Raises InvalidRequest if the key comes from the SLA file."""
     asked = request.match_info["id"]
     if any(id_of(digest) == asked for digest in tenant.key_hashes):
         hint = f"edit tenants.{tenant.name}.keys there; the change takes effect within two seconds"
-        raise InvalidRequest(f"the key {asked} stands in the SLA file", hint=hint, param="id")
+        raise InvalidRequest(f"the key {asked} comes from the SLA file", hint=hint, param="id")
     return asked
 
 
 async def _body(request: web.Request, known: Collection[str]) -> Mapping[str, Any]:
-    """What was sent, with no other fields than these; nothing is an empty object. Raises InvalidRequest."""
+    """The JSON object in the request's body, {} without one. Raises InvalidRequest for unknown fields."""
     body = await read_json(request) if await request.read() else {}
     if unknown := sorted(body.keys() - set(known)):
         hint = did_you_mean(unknown[0], known) or f"known: {', '.join(known)}"
-        raise InvalidRequest(f"there is no '{unknown[0][:80]}' to say of a key", hint=hint, param=unknown[0][:80])
+        raise InvalidRequest(f"unknown field '{unknown[0][:80]}' for a key", hint=hint, param=unknown[0][:80])
     return body
 
 
@@ -112,12 +112,12 @@ def _seconds(body: Mapping[str, Any], param: str) -> float | None:
 
 
 def _limits(body: Mapping[str, Any], tenant: Tenant) -> Limits | None:
-    """What the new key may use in a time; None where nothing is said."""
-    said = body.get("limits") or {}
-    if not isinstance(said, Mapping):
+    """The new key's own limits; None without any."""
+    limits = body.get("limits") or {}
+    if not isinstance(limits, Mapping):
         raise InvalidRequest("limits must be an object", hint=f"known: {', '.join(LIMIT_FIELDS)}", param="limits")
     found = {}
-    for key, wanted in said.items():
+    for key, wanted in limits.items():
         if key not in LIMIT_FIELDS:
             hint = did_you_mean(key, LIMIT_FIELDS) or f"known: {', '.join(LIMIT_FIELDS)}"
             raise InvalidRequest(f"there is no limit '{key[:80]}'", hint=hint, param=f"limits.{key[:80]}")
@@ -136,13 +136,13 @@ def _limits(body: Mapping[str, Any], tenant: Tenant) -> Limits | None:
 
 
 def _told_limits(limits: Limits | None) -> dict[str, int]:
-    """The limits that there are, as the SLA file calls them."""
-    told = {key: getattr(limits, name, None) for key, name in LIMIT_FIELDS.items()}
-    return {key: most for key, most in told.items() if most is not None}
+    """The limits that are set, by their names in the SLA file."""
+    values = {key: getattr(limits, name, None) for key, name in LIMIT_FIELDS.items()}
+    return {key: most for key, most in values.items() if most is not None}
 
 
 def _told(made: NewKey, gateway: Gateway) -> dict[str, Any]:
-    """All of a new key, the key itself included: this once."""
+    """The reply to a new key: all of it, with the key itself. No later reply has the key."""
     return {"key": made.text, "tenant": made.kept.tenant, **_shown(made.kept, gateway)}
 
 

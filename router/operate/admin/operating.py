@@ -1,4 +1,4 @@
-"""What operators do to a running router: drain backends, weigh them, read what tenants used."""
+"""The admin port's calls for a running router: drain backends, change their weights, read tenants' usage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_WEIGHT = 1000.0
 
 
 def add_operating(app: web.Application, operations: Operations) -> None:
-    """Add the calls to `app`."""
+    """Add the calls for backends, prefixes, usage and caches to `app`."""
     gateway, board = operations.gateway, operations.board
 
     async def change_backend(request: web.Request) -> web.Response:
@@ -33,7 +33,7 @@ def add_operating(app: web.Application, operations: Operations) -> None:
             gateway.cluster.drain(name, draining)
         if weight is not None:
             gateway.cluster.weigh(name, weight)
-        view = next(one for one in gateway.cluster.view(gateway.clock()).backends if one.name == name)
+        view = next(backend for backend in gateway.cluster.view(gateway.clock()).backends if backend.name == name)
         return json_reply({"backend": name, "draining": view.draining, "weight": view.weight})
 
     async def clear(request: web.Request) -> web.Response:
@@ -41,7 +41,7 @@ def add_operating(app: web.Application, operations: Operations) -> None:
         return json_reply(cleared.shown())
 
     async def prefixes(_: web.Request) -> web.Response:
-        return json_reply({"prefixes": [{"tenant": one.tenant, **shown(one, str)} for one in gateway.prefixes.of()]})
+        return json_reply({"prefixes": [{"tenant": kept.tenant, **shown(kept, str)} for kept in gateway.prefixes.of()]})
 
     async def usage(_: web.Request) -> web.Response:
         up_s = gateway.clock() - board.started_at
@@ -60,7 +60,7 @@ def add_operating(app: web.Application, operations: Operations) -> None:
 
 
 def _backend(name: str, gateway: Gateway) -> str:
-    names = [one.name for one in gateway.cluster.view(gateway.clock()).backends]
+    names = [backend.name for backend in gateway.cluster.view(gateway.clock()).backends]
     if name not in names:
         hint = did_you_mean(name, names) or f"known: {', '.join(names[:12])}"
         raise InvalidRequest(f"there is no backend '{name[:80]}'", hint=hint, param="name")
@@ -68,7 +68,7 @@ def _backend(name: str, gateway: Gateway) -> str:
 
 
 def _read_change(wanted: Any) -> tuple[bool | None, float | None]:
-    """Whether to drain, and the weight; None where nothing is to change. Raises InvalidRequest."""
+    """Whether to drain, and the weight; None for a field that was not sent. Raises InvalidRequest."""
     if unknown := sorted(wanted.keys() - {"draining", "weight"}):
         hint = did_you_mean(unknown[0], ("draining", "weight")) or "known: draining, weight"
         raise InvalidRequest(f"a backend has no '{unknown[0][:80]}' to change", hint=hint, param=unknown[0][:80])
@@ -77,7 +77,7 @@ def _read_change(wanted: Any) -> tuple[bool | None, float | None]:
         raise InvalidRequest("draining must be true or false", param="draining")
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if weight is not None and not (is_number and 0 < weight <= _MOST_WEIGHT):
-        hint = "to send it nothing, drain it"
+        hint = "to stop its traffic, drain the backend"
         raise InvalidRequest(f"weight must be a number above 0 and at most {_MOST_WEIGHT:g}", hint=hint, param="weight")
     return draining, weight
 

@@ -1,4 +1,4 @@
-"""The operators' side: an HTTP server of its own, with keys of its own."""
+"""The admin port: an HTTP server with its own address and keys."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from router.operate.telemetry.telemetry import Telemetry
 from router.protocols.status import openai_error, retry_after, status_of
 
 Reload = Callable[[], Awaitable[str | None]]
-"""Reads the SLA file now; why it was refused, or None if it was taken."""
+"""Reads the SLA file now. Returns None if it took effect, or the reason why it was rejected."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MOST_BODY_BYTES = 64 * 2**10
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-_HINT = f"GET {PAGE} shows everything; docs/operating.md lists the calls"
+_HINT = f"GET {PAGE} has the dashboard; docs/operating.md lists the calls"
 
 
 def admin_app(operations: Operations, reload: Reload | None) -> web.Application:
-    """The application for the operators of one router; `reload` is None where it runs without a file."""
+    """The admin port's application for one router; `reload` is None if the router runs without a file."""
     gateway = operations.gateway
     app = web.Application(middlewares=[_guard(gateway)], client_max_size=_MOST_BODY_BYTES)
     app.router.add_post("/admin/reload", _reloading(gateway, reload))
@@ -52,10 +52,10 @@ async def _to_page(_: web.Request) -> web.Response:
 def _reloading(gateway: Gateway, reload: Reload | None) -> Handler:
     async def handle(_: web.Request) -> web.Response:
         if reload is None:
-            raise InvalidRequest("this router runs without a file", hint="start it with one: pointsman up sla.yaml")
+            raise InvalidRequest("this router runs without an SLA file", hint="use: pointsman up sla.yaml")
         refusal = await reload()
         if refusal is not None:
-            raise ConfigError(refusal, hint=f"version {gateway.config.version} goes on")
+            raise ConfigError(refusal, hint=f"version {gateway.config.version} stays in effect")
         return json_reply({"version": gateway.config.version})
 
     return handle
@@ -70,7 +70,7 @@ def _telling(gateway: Gateway) -> Handler:
 
 
 def _measuring(telemetry: Telemetry) -> Handler:
-    """The metrics here too: where several processes share the port of HTTP, each has an admin port of its own."""
+    """Serves `/metrics` here too: processes that share the HTTP port each have an admin port of their own."""
 
     async def handle(request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
@@ -81,7 +81,7 @@ def _measuring(telemetry: Telemetry) -> Handler:
 
 
 def _guard(gateway: Gateway) -> Any:
-    """Lets in who has an admin key, and turns every failure into OpenAI's error shape."""
+    """Middleware that requires an admin key and turns every failure into OpenAI's error shape."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -112,15 +112,16 @@ def _is_page(request: web.Request) -> bool:
 
 
 def _require_this_machine(request: web.Request) -> None:
-    """Without keys the port is on the loopback interface: whoever reaches it may read the file anyhow.
+    """Raise PermissionDenied unless the request names a loopback host and comes from our own page.
 
-    But a browser on this machine reaches it too, on behalf of any page that it shows. So the page must be ours, and
-    the name that it knows us by one that nobody else can point here (DNS rebinding).
+    Without keys the port listens on the loopback interface only: clients there may read the SLA file anyway. But a
+    browser on this machine can be made to send requests by any page that it shows. The Origin check rejects pages of
+    other hosts; the Host check rejects foreign names that were pointed at this machine (DNS rebinding).
     """
     host = urlsplit(f"//{request.host}")
     origin = request.headers.get("Origin")
     if host.hostname not in _LOOPBACK or (origin is not None and urlsplit(origin).netloc != host.netloc):
         raise PermissionDenied(
-            "without admin keys this port serves this machine alone",
-            hint="write server.admin_keys to reach it by other names",
+            "without admin keys this port only serves requests to a loopback address",
+            hint="set server.admin_keys to use other addresses",
         )

@@ -1,1 +1,1 @@
-"""The dashboard: what the router remembers of its last minute, as one snapshot, a page and a terminal's frame."""
+"""The dashboard: the router's last minute as one snapshot, shown on a web page and in a terminal."""

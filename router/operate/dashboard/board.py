@@ -1,4 +1,4 @@
-"""The board: what the router remembers of its last decisions and outcomes, in bounded memory."""
+"""The board: the router's last decisions and outcomes, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from router.operate.dashboard.window import Sketch, Window
 _NO_USAGE = Usage()
 
 MOST_ROWS = 256
-"""Decisions that are remembered; with 100 backends and four scores they take 10 MB."""
+"""Most decisions kept; with 100 backends and four scores they take 10 MB."""
 
 MOST_KEYS = 2**17
-"""Block keys of all remembered prompts together: 5 MB. The oldest decisions go first."""
+"""Most block keys of all kept prompts together: 5 MB. The oldest decisions are dropped first."""
 
 MOST_TOTALS = 4096
-"""Pairs of tenant and model whose totals are kept, so that no flood of names can fill the memory."""
+"""Most pairs of tenant and model with totals of their own, so that a flood of names cannot fill the memory."""
 
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One decision, or a call that ended before there was one (`decision` None), and how it ended.
+    """One decision and its outcome; `decision` is None for a call that ended before its decision.
 
     `number` never changes and `revision` grows with each change. `at` and `ended_at` are seconds of the router's clock.
     """
@@ -48,8 +48,8 @@ class Row:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over calls. `cost` is in thousandths of the unit of the tenants' budgets. `reported_tokens` are those of the
-    prompts of backends that report how many were cached."""
+    """Sums over calls. `cost` is in thousandths of the unit of the tenants' budgets. `reported_tokens` counts
+    the tokens of prompts at backends that report their cached tokens."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -60,16 +60,16 @@ class Totals:
 
     @property
     def hit_share(self) -> float | None:
-        """The cached part of the prompts, in [0, 1]; None where no backend reported any."""
+        """The cached share of the prompts, in [0, 1]; None if no backend reported any."""
         return min(1.0, self.cached_tokens / self.reported_tokens) if self.reported_tokens else None
 
     @property
     def requests(self) -> int:
-        """Calls, however they ended."""
+        """Number of calls, whatever their outcome."""
         return self.outcomes.total()
 
     def count(self, outcome: str, usage: Usage, cost: int, *, is_reported: bool) -> None:
-        """One more call; `is_reported`: its backend reports how much of a prompt was cached."""
+        """Count one more call; `is_reported`: its backend reports how many prompt tokens were cached."""
         self.outcomes[outcome] += 1
         self.prompt_tokens += usage.prompt_tokens
         self.reported_tokens += usage.prompt_tokens if is_reported else 0
@@ -78,7 +78,7 @@ class Totals:
         self.cost += cost
 
     def add(self, other: Totals) -> None:
-        """All that `other` has counted, too."""
+        """Add the counts of `other`."""
         for word, count in other.outcomes.items():
             self.outcomes[word] += count
         self.prompt_tokens += other.prompt_tokens
@@ -90,7 +90,7 @@ class Totals:
 
 @dataclass(slots=True)
 class ClassMinute:
-    """What one slot of a window has seen of one class: durations, outcomes, and the steps of `on_miss` tried."""
+    """One class in one slot of a window: durations, outcomes, and the steps of `on_miss` that were tried."""
 
     ttft: Sketch = field(default_factory=Sketch)
     tpot: Sketch = field(default_factory=Sketch)
@@ -100,7 +100,7 @@ class ClassMinute:
 
 @dataclass(slots=True)
 class Seen:
-    """What one slot of the window has seen, by names."""
+    """The counts of one slot of the window, by name."""
 
     classes: defaultdict[str, ClassMinute] = field(default_factory=lambda: defaultdict(ClassMinute))
     tenants: defaultdict[str, Totals] = field(default_factory=lambda: defaultdict(Totals))
@@ -108,11 +108,11 @@ class Seen:
 
 
 class Board:
-    """A listener of telemetry. `clock` is the router's, `prices` what tokens cost now, and `reports_cache` says whether
-    a backend reports how much of a prompt was cached.
+    """A telemetry listener. `clock` is the router's, `prices` gives the current token prices, and `reports_cache` tells
+    whether a backend reports how much of a prompt was cached.
 
-    Names of tenants, classes and backends come from the SLA file, so a slot has as many entries as that has names, and
-    one more for calls of an unknown tenant.
+    Names of tenants, classes and backends come from the SLA file, so a slot has a bounded number of entries: one
+    for each name, and one for calls of unknown tenants.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Board:
         self.revision = 0
         self._window: Window[Seen] = Window(Seen)
         self.totals: dict[tuple[str, str], Totals] = {}
-        """(tenant, model) -> all of it since the router started."""
+        """(tenant, model) -> totals since the router started."""
 
     def __repr__(self) -> str:
         return f"<Board {len(self._rows)} rows with {self._keys} keys, {len(self.totals)} totals>"
@@ -162,7 +162,7 @@ class Board:
         for row in rows:
             row.is_reported = is_reported
             row.outcome, row.code, row.ended_at, row.ttft_s = word, code, at, ttft_s
-            # of a call with several prompts only the sum is known
+            # for a call with several prompts only the sum is known
             row.usage = usage if len(rows) == 1 else _NO_USAGE
             self._changed(row)
             if row.decision is not None and row.decision.chosen is not None:
@@ -173,15 +173,15 @@ class Board:
         self._window.at(self._clock()).classes[service_class].steps[step] += 1
 
     def rows(self, since: int = 0) -> Iterator[Row]:
-        """What has changed after revision `since`, oldest decision first."""
+        """Rows that changed after revision `since`, oldest decision first."""
         return (row for row in self._rows if row.revision > since)
 
     def row(self, number: int) -> Row | None:
-        """The row of this number, if it is remembered."""
+        """The row with this number; None if it is no longer kept."""
         return next((row for row in reversed(self._rows) if row.number == number), None)
 
     def of_class(self, name: str, now: float) -> ClassMinute:
-        """What the class has seen in the window that ends with `now`."""
+        """The class's counts in the window that ends at `now`."""
         minutes = [seen.classes[name] for seen in self._window.within(now) if name in seen.classes]
         outcomes: Counter[str] = Counter()
         steps: Counter[str] = Counter()
@@ -192,19 +192,19 @@ class Board:
         return ClassMinute(ttft, tpot, outcomes, steps)
 
     def of_tenant(self, name: str, now: float) -> Totals:
-        """What the tenant has used in the window that ends with `now`."""
+        """The tenant's totals in the window that ends at `now`."""
         return _sum(seen.tenants[name] for seen in self._window.within(now) if name in seen.tenants)
 
     def of_backend(self, name: str, now: float) -> Totals:
-        """What the backend has answered in the window that ends with `now`."""
+        """The backend's totals in the window that ends at `now`."""
         return _sum(seen.backends[name] for seen in self._window.within(now) if name in seen.backends)
 
     def check(self) -> None:
-        """The bounds hold, and whatever can be found by its name is still remembered."""
-        assert len(self._rows) <= MOST_ROWS, f"{self!r} remembers too much"
+        """Assert the bounds, and that every name leads to a row that is still kept."""
+        assert len(self._rows) <= MOST_ROWS, f"{self!r} keeps too many rows"
         assert self._keys == sum(map(_keys_of, self._rows)), f"{self!r} has lost count of its keys"
         assert self._keys <= MOST_KEYS or len(self._rows) == 1, f"{self!r} has too many keys"
-        assert set(self._newest.values()) <= set(self._rows), f"{self!r} finds what it has forgotten"
+        assert set(self._newest.values()) <= set(self._rows), f"{self!r} names rows that were dropped"
 
     def _add(
         self,
@@ -229,7 +229,7 @@ class Board:
         return row
 
     def _retried(self, row: Row) -> None:
-        """What was decided here came to nothing, and is decided again."""
+        """Reset the row: its attempt failed, and the prompt is decided again."""
         row.outcome, row.ended_at = "retried", self._clock()
         self._changed(row)
         if row.decision is not None and row.decision.chosen is not None:
@@ -241,7 +241,7 @@ class Board:
         row.revision = self.revision
 
     def _rows_of(self, account: Account) -> list[Row]:
-        """The rows of a call: of its prompt, of its prompts, or a new one if nothing was decided for it."""
+        """The rows of a call: one for each of its prompts, or a new row if none of them was decided."""
         if (only := self._newest.get(account.id)) is not None:
             return [only]
         rows: list[Row] = []
@@ -252,10 +252,10 @@ class Board:
         return rows
 
     def _total(self, account: Account) -> Totals:
-        who = (account.tenant, account.model)
-        if who not in self.totals and len(self.totals) >= MOST_TOTALS:
-            who = ("others", "")
-        return self.totals.setdefault(who, Totals())
+        owner = (account.tenant, account.model)
+        if owner not in self.totals and len(self.totals) >= MOST_TOTALS:
+            owner = ("others", "")
+        return self.totals.setdefault(owner, Totals())
 
 
 def _sum(parts: Iterable[Totals]) -> Totals:

@@ -1,4 +1,4 @@
-"""What the dashboard shows, as it travels: `GET /admin/snapshot` is a Snapshot in JSON. Durations are in seconds."""
+"""The dashboard's records: `GET /admin/snapshot` returns a Snapshot as JSON. Durations are in seconds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What was seen of one duration in the window, against the class's target: `quantile` of all within `target_s`.
+    """One duration in the window, compared with its class's target: `quantile` of all values within `target_s`.
 
-    `at_quantile_s` is what that share really kept; `late` of `count` were longer than the target. None: no target, or
-    nothing seen.
+    `at_quantile_s` is the observed value at that quantile; `late` of `count` values exceeded the target. None: no
+    target, or no values.
     """
 
     count: int = 0
@@ -25,7 +25,7 @@ class Measure:
 
     @property
     def is_kept(self) -> bool | None:
-        """Does the target hold? None: there is none, or nothing was seen."""
+        """Whether the target is met; None without a target or values."""
         if self.target_s is None or self.at_quantile_s is None:
             return None
         return self.at_quantile_s <= self.target_s
@@ -33,7 +33,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class ClassRow:
-    """One service class. `steps` are those of `on_miss` that were tried."""
+    """One service class. `steps` counts the steps of `on_miss` that were tried."""
 
     name: str
     rank: int
@@ -47,7 +47,7 @@ class ClassRow:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One limit of a tenant: what is left of it."""
+    """One limit of a tenant and the amount that is left."""
 
     limit: int
     remaining: int
@@ -55,10 +55,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """One tenant. `share` is its part of what all tenants used in the window (by cost), `entitled` that of its weight
-    among those who used anything or wait; both 0..1. `cost` is in units of the budgets; `minute` of the window,
-    `cost` since the router started. `hit_share` is the cached part of the `reported_tokens`, which are those of prompts
-    whose backends report how much was cached; None without any.
+    """One tenant. `share` is its part of all tenants' usage in the window (by cost), `entitled` the part of its weight
+    among tenants with usage or waiting requests; both 0..1. `cost_minute` (in the window) and `cost` (since the router
+    started) are in units of the budgets. `hit_share` is the cached part of `reported_tokens`, which counts the
+    prompts at backends that report their cached tokens; None without any.
     """
 
     name: str
@@ -80,11 +80,11 @@ class TenantRow:
 
 @dataclass(frozen=True, slots=True)
 class BackendRow:
-    """One backend. `state` is well, draining, ill or unreached; `hit_share` the cached part of the prompts that it
-    answered in the window, None where it does not report that; `queue_s` what a prompt sent now would wait;
-    `prefill_per_s` tokens. None: nobody knows.
-    It is data-parallel `rank` of the `ranks` that its `server` runs. `events` says in words how its cache events are
-    used, or why not; empty where none are heard and nothing differs.
+    """One backend. `state` is well, draining, ill or unreached; `hit_share` is the cached part of its prompts in the
+    window, None if it does not report that; `queue_s` is how long a prompt sent now would wait; `prefill_per_s` is in
+    tokens. None: unknown.
+    It is data-parallel `rank` of the `ranks` that its `server` runs. `events` describes how its cache events are
+    used, or why they are not; empty without events and without a difference.
     """
 
     name: str
@@ -111,14 +111,14 @@ class BackendRow:
     reported_s_ago: float | None
     events: str = ""
     trouble: str = ""
-    """Why it gets no requests because of its health."""
+    """Why its health keeps requests away; empty if it does not."""
     trouble_s: float | None = None
-    """For how many seconds it has got none."""
+    """For how many seconds its health has kept requests away."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceRow:
-    """One backend where a prefix is: `pinned_tokens` of what it holds stay; who cannot pin keeps it as it likes."""
+    """One backend with a prefix: `pinned_tokens` of `held_tokens` are pinned, none where it cannot pin."""
 
     backend: str
     held_tokens: int
@@ -128,7 +128,7 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class PrefixRow:
-    """One prefix that is kept for `left_s` more, on `shards` backends if all is well; `message` says what is not."""
+    """One pinned prefix, kept for another `left_s` on `shards` backends if all is well; `message` names the problem."""
 
     id: str
     tenant: str
@@ -143,10 +143,10 @@ class PrefixRow:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """One line of the stream: a decision, or a call that was refused before there was one. `at` is Unix time.
+    """One row of the stream: a decision, or a call that was rejected before one. `at` is Unix time.
 
-    Where `prompt_tokens` is an estimate, nine of ten such prompts have as many as the two of `likely_prompt_tokens` and
-    what lies between. `cached_tokens` is None where the backend does not report them.
+    If `prompt_tokens` is an estimate, nine of ten such prompts have a length between the two of `likely_prompt_tokens`.
+    `cached_tokens` is None if the backend does not report it.
     """
 
     number: int
@@ -170,7 +170,7 @@ class DecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One candidate of a decision, with its scores by name; None where a score could not tell."""
+    """One candidate of a decision with its scores by name; None for a score without a value."""
 
     backend: str
     total: float
@@ -179,9 +179,9 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class DecisionDetail:
-    """All of one decision, and where its prompt's prefix lives now: the first `held[backend]` of its `blocks`.
+    """All of one decision, and where its prompt is cached now: backend -> first `held[backend]` of its `blocks`.
 
-    `blocks` is None where the prompt was not tokenized: only backends that take text serve its model.
+    `blocks` is None if the prompt was not tokenized, because only backends that take text serve its model.
     """
 
     row: DecisionRow
@@ -195,10 +195,10 @@ class DecisionDetail:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that the dashboard shows at one moment. `at` is Unix time.
+    """The whole dashboard at one moment. `at` is Unix time.
 
-    `decisions` are those that changed after the revision that was asked for; ask for `revision` next time. Of
-    `all_prefixes` that are kept, `prefixes` are the first few: those that are not as they should be, then the newest.
+    `decisions` has the rows that changed after the revision in the request; send `revision` with the next one. Of
+    `all_prefixes` pinned prefixes, `prefixes` has the first few: those with a problem, then the newest.
     """
 
     at: float

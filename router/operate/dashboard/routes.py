@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: a page without secrets, and what it shows as JSON."""
+"""The dashboard over HTTP: a page without secrets, and its data as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = "/dashboard"
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _FILES = ("index.html", "style.css", "dashboard.js", "panels.js", "draw.js", "icon.svg")
 _HEADERS = {
-    # nothing from elsewhere, in no frame: the page can drain backends
+    # no foreign content, no framing: the page can drain backends
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -31,13 +31,13 @@ _HEADERS = {
 
 
 def add_page(app: web.Application) -> None:
-    """Serve the page and its parts, which hold no data and need no key."""
+    """Serve the page and its static files, which hold no data and need no key."""
     for name in _FILES:
         app.router.add_get(PAGE if name == "index.html" else f"{PAGE}/{name}", _file(name))
 
 
 def add_data(app: web.Application, operations: Operations) -> None:
-    """Serve what the page shows."""
+    """Serve the page's data."""
     gateway = operations.gateway
 
     async def tell(request: web.Request) -> web.Response:
@@ -46,15 +46,15 @@ def add_data(app: web.Application, operations: Operations) -> None:
     async def tell_one(request: web.Request) -> web.Response:
         found = detail(_whole(request.match_info["number"], "number"), operations)
         if found is None:
-            raise InvalidRequest("this decision is not remembered any more", hint="the last 256 are")
+            raise InvalidRequest("this decision is no longer kept", hint="the last 256 are")
         return json_reply(found)
 
     async def explain(request: web.Request) -> web.Response:
         body = await read_json(request)
         described = _described(body)
         live = gateway.cluster.view(gateway.clock()) if body.get("live") else None
-        told = explain_on_paper(described, gateway.config, live)
-        return web.Response(body=as_json(told), content_type="application/json")
+        explanation = explain_on_paper(described, gateway.config, live)
+        return web.Response(body=as_json(explanation), content_type="application/json")
 
     app.router.add_get("/admin/snapshot", tell)
     app.router.add_get("/admin/decisions/{number}", tell_one)
@@ -62,11 +62,11 @@ def add_data(app: web.Application, operations: Operations) -> None:
 
 
 async def read_json(request: web.Request) -> Mapping[str, Any]:
-    """The JSON object that was sent. Raises InvalidRequest."""
+    """The JSON object in the request's body. Raises InvalidRequest."""
     try:
         body = decode_json(await request.read())
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is no JSON: {error}") from error
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body

@@ -1,4 +1,4 @@
-"""From the router's parts to what the dashboard shows."""
+"""Builds the dashboard's records from the router's parts."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _MOST_TROUBLE = 300
 
 
 async def snapshot(operations: Operations, since: int = 0) -> Snapshot:
-    """All that is known at this moment, with the decisions that changed after revision `since`."""
+    """The router's state now, with the decisions that changed after revision `since`."""
     gateway, board = operations.gateway, operations.board
     now, unix, config = gateway.clock(), gateway.unix_time(), gateway.config
     tenants = await asyncio.gather(*(_tenant_row(tenant, operations, now) for tenant in config.tenants.values()))
     if since > board.revision:
-        # whoever asks has seen another life of this router
+        # the client's revision is from before this router's restart
         since = 0
     waiting, _ = gateway.dispatcher.waiting()
     prefixes = gateway.prefixes.of()
@@ -65,23 +65,23 @@ async def snapshot(operations: Operations, since: int = 0) -> Snapshot:
         requests=sum(sum(row.outcomes.values()) for row in tenants),
         models=tuple(gateway.cluster.models()),
         indexed_blocks=len(gateway.beliefs.index),
-        classes=tuple(_class_row(one, operations, now) for one in config.classes.values()),
+        classes=tuple(_class_row(service_class, operations, now) for service_class in config.classes.values()),
         tenants=tuple(_with_shares(list(tenants))),
         backends=tuple(_backend_rows(operations, now)),
         revision=board.revision,
         decisions=tuple(_decision_row(row, unix - now) for row in board.rows(since)),
-        prefixes=tuple(_prefix_row(one, unix) for one in nsmallest(_MOST_PREFIXES, prefixes, key=_urgency)),
+        prefixes=tuple(_prefix_row(prefix, unix) for prefix in nsmallest(_MOST_PREFIXES, prefixes, key=_urgency)),
         all_prefixes=len(prefixes),
     )
 
 
 def detail(number: int, operations: Operations) -> DecisionDetail | None:
-    """All of the decision of this number; None if it is not remembered any more, or was none."""
+    """All of the decision with this number; None if it is no longer kept or was none."""
     gateway, row = operations.gateway, operations.board.row(number)
     if row is None:
         return None
     decision, asked = row.decision, row.asked
-    best = sorted(decision.scores, key=lambda one: -one[1])[:_MOST_CANDIDATES] if decision else ()
+    best = sorted(decision.scores, key=lambda score: -score[1])[:_MOST_CANDIDATES] if decision else ()
     scores: dict[str, dict[str, float | None]] = {name: {} for name, _ in best}
     for name, score, value in decision.details if decision else ():
         if name in scores:
@@ -103,27 +103,27 @@ def _held(asked: Request, gateway: Gateway) -> dict[str, int]:
 
 
 def _block_tokens(asked: Request) -> int:
-    """The tokens that each of its blocks stands for; of text, on average, as far as its length is known."""
+    """Tokens for each of its blocks; for text an average, from its estimated length."""
     if asked.least_prompt_tokens is None or not asked.block_keys:
         return BLOCK_TOKENS
     return max(1, asked.prompt_tokens // len(asked.block_keys))
 
 
 def _was_tokenized(asked: Request) -> bool:
-    # a prompt of less than a block has no key either way, and nothing of it can be held
+    # a prompt shorter than a block has no keys, so no backend can hold a block of it
     return bool(asked.block_keys) or asked.prompt_tokens < BLOCK_TOKENS
 
 
-def _class_row(one: ServiceClass, operations: Operations, now: float) -> ClassRow:
-    minute = operations.board.of_class(one.name, now)
+def _class_row(service_class: ServiceClass, operations: Operations, now: float) -> ClassRow:
+    minute = operations.board.of_class(service_class.name, now)
     _, waiting = operations.gateway.dispatcher.waiting()
     return ClassRow(
-        name=one.name,
-        rank=one.rank,
-        ttft=_measure(minute.ttft, one.ttft_s, one.ttft_quantile),
-        tpot=_measure(minute.tpot, one.tpot_s, one.tpot_quantile),
-        deadline_s=one.deadline_s,
-        waiting=waiting.get(one.name, 0),
+        name=service_class.name,
+        rank=service_class.rank,
+        ttft=_measure(minute.ttft, service_class.ttft_s, service_class.ttft_quantile),
+        tpot=_measure(minute.tpot, service_class.tpot_s, service_class.tpot_quantile),
+        deadline_s=service_class.deadline_s,
+        waiting=waiting.get(service_class.name, 0),
         outcomes=minute.outcomes,
         steps=minute.steps,
     )
@@ -143,7 +143,7 @@ def _measure(seen: Sketch, target_s: float | None, quantile: float) -> Measure:
 
 
 async def _tenant_row(tenant: Tenant, operations: Operations, now: float) -> TenantRow:
-    """`tenant` without its share: that depends on the others."""
+    """The row of `tenant` without its share, which depends on the other tenants."""
     gateway, board = operations.gateway, operations.board
     minute, whole = board.of_tenant(tenant.name, now), Totals()
     for (name, _), totals in board.totals.items():
@@ -170,7 +170,7 @@ async def _tenant_row(tenant: Tenant, operations: Operations, now: float) -> Ten
 
 
 async def _budgets(tenant: Tenant, gateway: Gateway) -> dict[str, Budget]:
-    """What is left of the tenant's own limits; empty where it has none, or nobody can tell now."""
+    """What is left of the tenant's own limits; empty without limits or while the store cannot be read."""
     whole = (Descriptor(tenant.name, tenant.limits),)
     if not meters(whole):
         return {}
@@ -179,7 +179,11 @@ async def _budgets(tenant: Tenant, gateway: Gateway) -> dict[str, Budget]:
     except StoreFailed:
         return {}
     allowances = {"requests": standing.requests, "tokens": standing.tokens, "cost": standing.cost}
-    return {name: Budget(one.limit, one.remaining) for name, one in allowances.items() if one is not None}
+    return {
+        name: Budget(allowance.limit, allowance.remaining)
+        for name, allowance in allowances.items()
+        if allowance is not None
+    }
 
 
 def _with_shares(rows: list[TenantRow]) -> Iterator[TenantRow]:
@@ -192,7 +196,7 @@ def _with_shares(rows: list[TenantRow]) -> Iterator[TenantRow]:
 
 
 def _backend_rows(operations: Operations, now: float) -> Iterator[BackendRow]:
-    """All backends, the ranks of a server behind one another."""
+    """All backends, the ranks of a server next to each other."""
     gateway = operations.gateway
     views = {view.name: view for view in gateway.cluster.view(now).backends}
     for name in views:
@@ -238,7 +242,7 @@ _USED = {Trust.PROVEN: "cache events used", Trust.UNPROVEN: "cache events on tri
 
 
 def _events(backend: str, gateway: Gateway) -> str:
-    """How cache events of `backend` are used, for each of its models where that differs."""
+    """How cache events of `backend` are used, for each of its models if that differs."""
     beliefs = gateway.beliefs
     reports = beliefs.parity.reports_of(backend)
     if not beliefs.hears(backend):
@@ -260,7 +264,7 @@ def _state(view: BackendView, trouble: Trouble | None) -> str:
 
 
 def _urgency(prefix: Prefix) -> tuple[bool, float]:
-    """What should be seen first: whatever is not as it should be, then the newest."""
+    """Sort key: prefixes with a problem first, then the newest."""
     return (prefix.state == "ready" and not prefix.trouble, -prefix.created_at)
 
 
@@ -275,8 +279,8 @@ def _prefix_row(prefix: Prefix, unix: float) -> PrefixRow:
         shards=prefix.shards,
         left_s=max(0.0, prefix.expires_at - unix),
         places=tuple(
-            PlaceRow(one.backend, one.held_tokens, one.pinned_tokens, one.can_pin)
-            for one in sorted(prefix.places, key=lambda place: place.backend)
+            PlaceRow(place.backend, place.held_tokens, place.pinned_tokens, place.can_pin)
+            for place in sorted(prefix.places, key=lambda place: place.backend)
         ),
     )
 

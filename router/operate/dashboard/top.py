@@ -1,4 +1,4 @@
-"""`pointsman top`: what the dashboard shows, in a terminal."""
+"""`pointsman top`: the dashboard in a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY_VARIABLE = "POINTSMAN_ADMIN_KEY"
 
 _TIMEOUT_S = 5.0
 _MOST_DECISIONS = 60
-_WHERE = "`pointsman up` and `serve` print where the dashboard is when they start; give that address as --admin"
+_WHERE = "`pointsman up` and `serve` print the dashboard's address when they start; pass that address as --admin"
 _SIGNS = {
     "well": "[blue]✓[/]",
     "finished": "[blue]✓[/]",
@@ -41,7 +41,7 @@ _MOST_TROUBLES = 5
 
 Row: TypeAlias = tuple[str, ...]
 
-# Names of columns, and how soon each is left out where a terminal is narrow: the highest number first, 0 never.
+# Names of columns, and their order of removal on a narrow terminal: the highest number first, 0 never.
 _CLASSES = (
     *(("class", 0), ("TTFT p50", 6), ("TTFT p95", 1), ("p99", 8), ("target", 2)),
     *(("TPOT p50", 7), ("TPOT p95", 3), ("p99", 9), ("target", 4), ("late", 2), ("waiting", 1), ("ended", 5)),
@@ -61,7 +61,7 @@ _DECISIONS = (
 
 
 class Source:
-    """Asks a router's operators' port at `url` for snapshots, and puts their decisions together."""
+    """Reads snapshots from a router's admin port at `url`, and collects their decisions."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url, self._key = url.rstrip("/").removesuffix("/dashboard"), key
@@ -80,81 +80,81 @@ class Source:
             request.add_header("Authorization", f"Bearer {self._key}")
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:  # noqa: S310
-                told = msgspec.json.decode(reply.read(), type=Snapshot)
+                snapshot = msgspec.json.decode(reply.read(), type=Snapshot)
         except urllib.error.HTTPError as error:
             with error:
                 if error.code in (401, 403):
                     raise InvalidRequest(_reason(error.read()), hint=f"keys are read from ${KEY_VARIABLE}") from error
-                raise BackendFailed(f"{self._url} serves no operators", hint=_WHERE) from error
+                raise BackendFailed(f"{self._url} is not an admin port", hint=_WHERE) from error
         except (OSError, msgspec.DecodeError) as error:
             reason = getattr(error, "reason", error)
-            raise BackendFailed(f"no word from {self._url}: {reason}", hint=_WHERE) from error
-        if told.revision < self._revision:
+            raise BackendFailed(f"no reply from {self._url}: {reason}", hint=_WHERE) from error
+        if snapshot.revision < self._revision:
             self._decisions.clear()
-        self._revision = told.revision
-        self._decisions.update({row.number: row for row in told.decisions})
+        self._revision = snapshot.revision
+        self._decisions.update({row.number: row for row in snapshot.decisions})
         newest = deque(sorted(self._decisions.items()), maxlen=_MOST_DECISIONS)
         self._decisions = dict(newest)
-        return told, [row for _, row in reversed(newest)]
+        return snapshot, [row for _, row in reversed(newest)]
 
 
 def run(url: str, *, once: bool, every_s: float = 1.0) -> None:
-    """Show what the router at `url` says until Ctrl-C, or one frame. Raises ExpectedError if there is no first word."""
+    """Show the state of the router at `url` until Ctrl-C, or one frame. Raises ExpectedError if it cannot be read."""
     source, console = Source(url, os.environ.get(KEY_VARIABLE)), Console()
-    told, decisions = source.read()
+    snapshot, decisions = source.read()
     if once:
-        console.print(frame(told, decisions, lines=20, width=console.width))
+        console.print(frame(snapshot, decisions, lines=20, width=console.width))
         return
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(frame(told, decisions, lines=console.height, width=console.width), refresh=True)
+                live.update(frame(snapshot, decisions, lines=console.height, width=console.width), refresh=True)
                 time.sleep(every_s)
                 try:
-                    told, decisions = source.read()
+                    snapshot, decisions = source.read()
                 except ExpectedError as error:
-                    last = frame(told, decisions, lines=20, width=console.width)
+                    last = frame(snapshot, decisions, lines=20, width=console.width)
                     live.update(Group(Text(f"✕ {error}", style="bold red"), last), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def frame(told: Snapshot, decisions: list[DecisionRow], *, lines: int, width: int) -> RenderableType:
-    """What fits into `lines` lines of `width` columns; at least a few decisions."""
-    troubles = _troubles(told.backends)
-    used = 12 + len(told.classes) + len(told.tenants) + len(told.backends) + len(troubles)
+def frame(snapshot: Snapshot, decisions: list[DecisionRow], *, lines: int, width: int) -> RenderableType:
+    """As much as fits into `lines` lines of `width` columns; at least a few decisions."""
+    troubles = _troubles(snapshot.backends)
+    used = 12 + len(snapshot.classes) + len(snapshot.tenants) + len(snapshot.backends) + len(troubles)
     shown = decisions[: max(5, lines - used)]
     return Group(
-        _head(told),
+        _head(snapshot),
         Text(),
-        _table(width, _CLASSES, [_class(one) for one in told.classes]),
+        _table(width, _CLASSES, [_class(service_class) for service_class in snapshot.classes]),
         Text(),
-        _table(width, _TENANTS, [_tenant(one) for one in told.tenants]),
+        _table(width, _TENANTS, [_tenant(tenant) for tenant in snapshot.tenants]),
         Text(),
-        _table(width, _BACKENDS, [_backend(one) for one in told.backends]),
+        _table(width, _BACKENDS, [_backend(backend) for backend in snapshot.backends]),
         *troubles,
         Text(),
-        _table(width, _DECISIONS, [_decision(one) for one in shown]) if shown else Text("nothing was asked yet"),
+        _table(width, _DECISIONS, [_decision(row) for row in shown]) if shown else Text("nothing was asked yet"),
     )
 
 
-def _head(told: Snapshot) -> Text:
-    ended = sum(sum(one.outcomes.values()) for one in told.tenants)
-    ready = "[blue]✓ ready[/]" if told.is_ready else "[bold red]✕ not ready[/]"
+def _head(snapshot: Snapshot) -> Text:
+    ended = sum(sum(tenant.outcomes.values()) for tenant in snapshot.tenants)
+    ready = "[blue]✓ ready[/]" if snapshot.is_ready else "[bold red]✕ not ready[/]"
     parts = (
         f"[bold]Pointsman[/] {ready}",
-        f"file {told.config_version}",
-        f"up {_seconds(told.up_s)}",
-        f"{ended / max(1.0, told.window_s):.1f} requests/s",
-        f"{told.in_flight} at backends",
-        f"{told.waiting} waiting",
+        f"file {snapshot.config_version}",
+        f"up {_seconds(snapshot.up_s)}",
+        f"{ended / max(1.0, snapshot.window_s):.1f} requests/s",
+        f"{snapshot.in_flight} at backends",
+        f"{snapshot.waiting} waiting",
     )
     return Text.from_markup("  ".join(parts))
 
 
-def _class(one: ClassRow) -> Row:
-    late = f"{one.ttft.late}+{one.tpot.late}" if one.ttft.late or one.tpot.late else "-"
-    return one.name, *_measure(one.ttft), *_measure(one.tpot), late, str(one.waiting), _counts(one.outcomes)
+def _class(row: ClassRow) -> Row:
+    late = f"{row.ttft.late}+{row.tpot.late}" if row.ttft.late or row.tpot.late else "-"
+    return row.name, *_measure(row.ttft), *_measure(row.tpot), late, str(row.waiting), _counts(row.outcomes)
 
 
 def _measure(seen: Measure) -> tuple[str, str, str, str]:
@@ -166,38 +166,52 @@ def _measure(seen: Measure) -> tuple[str, str, str, str]:
     return _seconds(seen.p50_s), _seconds(seen.p95_s), _seconds(seen.p99_s), target
 
 
-def _tenant(one: TenantRow) -> Row:
-    numbers = (_share(one.share), _share(one.entitled), str(one.running), str(one.waiting), _hits(one))
-    return one.name, f"{one.weight:g}", *numbers, _count(one.cost_minute), _count(one.cost), _budgets(one.budgets)
+def _tenant(tenant: TenantRow) -> Row:
+    numbers = (_share(tenant.share), _share(tenant.entitled), str(tenant.running), str(tenant.waiting), _hits(tenant))
+    return (
+        tenant.name,
+        f"{tenant.weight:g}",
+        *numbers,
+        _count(tenant.cost_minute),
+        _count(tenant.cost),
+        _budgets(tenant.budgets),
+    )
 
 
-def _backend(one: BackendRow) -> Row:
-    used = None if not one.total_tokens or one.free_tokens is None else 1 - one.free_tokens / one.total_tokens
-    load = (str(one.running), "-" if one.most is None else str(one.most), str(one.waiting))
-    rest = (_share(used), _hits(one), _seconds(one.queue_s), f"{one.weight:g}", _counts(one.outcomes))
-    state = one.state + (" and draining" if one.draining and one.state != "draining" else "")
-    name = f"{one.server} rank {one.rank}" if one.ranks > 1 else one.name
-    return name, f"{_sign(one.state)} {state}", *load, *rest
+def _backend(backend: BackendRow) -> Row:
+    used = (
+        None
+        if not backend.total_tokens or backend.free_tokens is None
+        else 1 - backend.free_tokens / backend.total_tokens
+    )
+    load = (str(backend.running), "-" if backend.most is None else str(backend.most), str(backend.waiting))
+    rest = (_share(used), _hits(backend), _seconds(backend.queue_s), f"{backend.weight:g}", _counts(backend.outcomes))
+    state = backend.state + (" and draining" if backend.draining and backend.state != "draining" else "")
+    name = f"{backend.server} rank {backend.rank}" if backend.ranks > 1 else backend.name
+    return name, f"{_sign(backend.state)} {state}", *load, *rest
 
 
 def _troubles(backends: Iterable[BackendRow]) -> list[Text]:
     """A line for each backend that gets no requests because of its health, for the first few."""
-    ill = [one for one in backends if one.trouble]
-    return [Text(f"✕ {one.name} for {_seconds(one.trouble_s)}: {one.trouble}") for one in ill[:_MOST_TROUBLES]]
+    ill = [backend for backend in backends if backend.trouble]
+    return [
+        Text(f"✕ {backend.name} for {_seconds(backend.trouble_s)}: {backend.trouble}")
+        for backend in ill[:_MOST_TROUBLES]
+    ]
 
 
-def _decision(one: DecisionRow) -> Row:
-    at = datetime.fromtimestamp(one.at).astimezone().strftime("%H:%M:%S")
-    outcome = f"{_sign(one.outcome)} {one.code or one.outcome}"
-    estimated = "" if one.likely_prompt_tokens is None else "~"
-    sizes = (estimated + _count(one.prompt_tokens), one.chosen or "nobody", _seconds(one.ttft_s))
-    return at, one.tenant, one.service_class, *sizes, outcome, escape(one.why)
+def _decision(decision: DecisionRow) -> Row:
+    at = datetime.fromtimestamp(decision.at).astimezone().strftime("%H:%M:%S")
+    outcome = f"{_sign(decision.outcome)} {decision.code or decision.outcome}"
+    estimated = "" if decision.likely_prompt_tokens is None else "~"
+    sizes = (estimated + _count(decision.prompt_tokens), decision.chosen or "none", _seconds(decision.ttft_s))
+    return at, decision.tenant, decision.service_class, *sizes, outcome, escape(decision.why)
 
 
 def _table(width: int, columns: Sequence[tuple[str, int]], rows: Sequence[Row]) -> Table:
-    """The columns that fit into `width`: while they do not, the one with the highest number is left out.
+    """The columns that fit into `width`: while they do not, the column with the highest number is left out.
 
-    The last one may be cut.
+    The last column may be cut.
     """
     widest = [
         max(cell_len(Text.from_markup(text).plain) for text in (name, *(row[at] for row in rows))) + 2
@@ -226,7 +240,7 @@ def _counts(outcomes: Mapping[str, int]) -> str:
 
 
 def _budgets(budgets: Mapping[str, Budget]) -> str:
-    return ", ".join(f"{_count(one.remaining)} {name}" for name, one in budgets.items()) or "no limits"
+    return ", ".join(f"{_count(budget.remaining)} {name}" for name, budget in budgets.items()) or "no limits"
 
 
 def _seconds(seconds: float | None) -> str:
@@ -241,9 +255,9 @@ def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _hits(one: TenantRow | BackendRow) -> str:
-    is_reported = one.hit_share is not None or not one.prompt_tokens
-    return _share(one.hit_share) if is_reported else "not reported"
+def _hits(row: TenantRow | BackendRow) -> str:
+    is_reported = row.hit_share is not None or not row.prompt_tokens
+    return _share(row.hit_share) if is_reported else "not reported"
 
 
 def _count(count: float) -> str:

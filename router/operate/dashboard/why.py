@@ -1,4 +1,4 @@
-"""Decisions in one sentence."""
+"""One sentence for each decision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_NAMED = 3
 
 
 def why(decision: Decision) -> str:
-    """Why it is as it is: the scores of the chosen one, who came second, and how many each filter dropped."""
+    """Reasons for the decision: the chosen backend's scores, the runner-up, and the number dropped by each filter."""
     left_out = f"{decision.left_out} not considered" if decision.left_out else ""
     parts = (_chosen(decision), _second(decision), _dropped(decision), left_out)
     return "; ".join(part for part in parts if part)
@@ -18,9 +18,9 @@ def why(decision: Decision) -> str:
 
 def _chosen(decision: Decision) -> str:
     if decision.chosen is None:
-        return "nobody can take it"
+        return "no can take it"
     if len(decision.scores) == 1:
-        return "the only one left"
+        return "the only candidate"
     scores = [
         f"{score} {value:.2f}"
         for name, score, value in decision.details
@@ -41,5 +41,5 @@ def _second(decision: Decision) -> str:
 def _dropped(decision: Decision) -> str:
     reasons = Counter(reason for _, reason in decision.dropped)
     named = {reason: next(name for name, given in decision.dropped if given == reason) for reason in reasons}
-    told = (named[reason] if count == 1 else f"{count}" for reason, count in reasons.items())
-    return ", ".join(f"{who} dropped by {reason}" for who, reason in zip(told, reasons, strict=True))
+    dropped = (named[reason] if count == 1 else f"{count}" for reason, count in reasons.items())
+    return ", ".join(f"{backends} dropped by {reason}" for backends, reason in zip(dropped, reasons, strict=True))

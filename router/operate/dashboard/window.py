@@ -1,4 +1,4 @@
-"""What happened in the last minute: sliding windows, and quantiles of what fell into them, in bounded memory."""
+"""Sliding windows over the last minute, and quantiles of the values in them, in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BUCKETS = math.ceil(math.log(1e4 / _LEAST_S) / _GROWTH)
 
 
 class Window(Generic[T]):
-    """`SLOTS` things, each for `SLOT_S` seconds; the oldest is replaced by a new one that `make` made.
+    """A ring of `SLOTS` values made by `make`, each for `SLOT_S` seconds; a new value replaces the oldest.
 
-    So what is seen is between 55 and 60 seconds old at most: the newest slot is filled while it is looked at.
+    So the window covers the last 55 to 60 seconds: the newest slot is still being filled.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -32,7 +32,7 @@ class Window(Generic[T]):
         return f"<Window {[slot and slot[1] for slot in self._slots]}>"
 
     def at(self, now: float) -> T:
-        """The thing for `now`, in seconds of a clock that does not run backwards."""
+        """The value for `now`, in seconds of a clock that does not run backwards."""
         number = int(now // SLOT_S)
         slot = self._slots[number % SLOTS]
         if slot is None or slot[0] != number:
@@ -40,7 +40,7 @@ class Window(Generic[T]):
         return slot[1]
 
     def within(self, now: float) -> Iterator[T]:
-        """The things of the window that ends with `now`."""
+        """The values of the window that ends at `now`."""
         newest = int(now // SLOT_S)
         return (slot[1] for slot in self._slots if slot is not None and newest - SLOTS < slot[0] <= newest)
 
@@ -48,7 +48,7 @@ class Window(Generic[T]):
 class Sketch:
     """Counts durations in buckets each 4 % wider than the one before, so that quantiles are at most 2 % off.
 
-    From 0.1 ms to 10,000 s, which is 470 buckets at most; what is beyond counts as the nearest.
+    From 0.1 ms to 10,000 s, which is 470 buckets at most; values outside count as the nearest bound.
     Source: Masson, Rim, Lee, DDSketch: a fast and fully-mergeable quantile sketch with relative-error guarantees,
     VLDB 2019.
     """
@@ -71,14 +71,14 @@ class Sketch:
 
     @classmethod
     def merged(cls, sketches: Iterable[Sketch]) -> Sketch:
-        """One that has counted what all of `sketches` have."""
+        """A sketch with the counts of all `sketches`."""
         whole = cls()
         for sketch in sketches:
             whole._counts.update(sketch._counts)
         return whole
 
     def quantile(self, share: float) -> float | None:
-        """The duration that `share` (0..1) of all do not exceed; None if nothing was counted."""
+        """The duration that `share` (0..1) of all do not exceed; None if the sketch is empty."""
         rank, seen = max(1, math.ceil(share * len(self))), 0
         for bucket in sorted(self._counts):
             seen += self._counts[bucket]
@@ -87,11 +87,11 @@ class Sketch:
         return None
 
     def count_above(self, seconds: float) -> int:
-        """How many were longer; those within 2 % of `seconds` may be counted either way."""
+        """How many durations were longer than `seconds`; those within 2 % of it may be counted either way."""
         return sum(count for bucket, count in self._counts.items() if _middle(bucket) > seconds)
 
 
 def _middle(bucket: int) -> float:
-    """What is at most 2 % away from everything in the bucket, whose bounds are a factor of 1.04 apart."""
+    """A duration at most 2 % from every duration in the bucket; the bucket's bounds are a factor of 1.04 apart."""
     upper = _LEAST_S * math.exp(bucket * _GROWTH)
     return upper if bucket == 0 else upper * 2 / (1 + math.exp(_GROWTH))

@@ -1,1 +1,1 @@
-"""What the router tells of itself: metrics, traces, decisions, logs."""
+"""Metrics, traces, the decision log and log lines."""

@@ -1,4 +1,4 @@
-"""The metrics of backends: who is there and well, what each has to do, and how well its speed is known."""
+"""The metrics of backends: membership, health, load, and the accuracy of predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Learnt:
 
 
 class BackendMetrics(ClusterListener):
-    """What `metrics` show of a cluster that it listens to, of its discovery and of its cache events."""
+    """Metrics of a cluster that it listens to, of its discovery and of its cache events."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics, self._learnt = metrics, dict[str, _Learnt]()
@@ -42,31 +42,29 @@ class BackendMetrics(ClusterListener):
         self._in_flight = gauge("backend_in_flight", "Requests that this router has at a backend", backend)
         self._healthy = gauge("backend_healthy", "1 if the backend may get requests", backend)
         self._error = metrics.histogram(
-            "ttft_prediction_error", "|predicted - seen| / seen, of each first token", backend, _ERROR
+            "ttft_prediction_error", "|predicted - observed| / observed, of each first token", backend, _ERROR
         )
         self._off = counter(
-            "ttft_prediction_seconds", "Sum of times to first token: predicted and seen", (*backend, "kind")
+            "ttft_prediction_seconds", "Sum of times to first token: predicted and observed", (*backend, "kind")
         )
-        self._latency = gauge(
-            "backend_latency", "What the router has learnt of a backend's speed", (*backend, "coefficient")
-        )
+        self._latency = gauge("backend_latency", "Learned coefficients of a backend's times", (*backend, "coefficient"))
         self._limit = gauge(
-            "backend_adaptive_limit", "Requests at once that a backend takes, where it does not tell", backend
+            "backend_adaptive_limit", "Learned concurrency limit of a backend that reports none", backend
         )
         self._drafts = gauge(
-            "backend_drafted_tokens", "Tokens that a shard guessed since its start", (*backend, "what")
+            "backend_drafted_tokens", "Tokens that a shard drafted since its start", (*backend, "what")
         )
-        self._found = gauge("discovered_addresses", "Addresses that a source told last", source)
-        self._source_well = gauge("discovery_well", "1 if the source could be asked last", source)
-        self._source_failed = counter("discovery_failures", "Times that a source could not be asked", source)
-        self._feed_confidence = gauge("feed_confidence", "P(hit) of what a feed told", ("source",))
-        self._feed_counts = gauge("feed_events", "What has happened to a feed", ("source", "what"))
+        self._found = gauge("discovered_addresses", "Addresses in a source's last answer", source)
+        self._source_well = gauge("discovery_well", "1 if the source answered last", source)
+        self._source_failed = counter("discovery_failures", "Failed requests to a source", source)
+        self._feed_confidence = gauge("feed_confidence", "P(hit) of blocks from a feed", ("source",))
+        self._feed_counts = gauge("feed_events", "Events of a feed, by kind", ("source", "what"))
         self._trust = gauge(
-            "feed_trust", "1 if events alone are believed, 0.5 beside what is learnt, 0 if not", (*backend, "model")
+            "feed_trust", "1 if events are trusted alone, 0.5 beside learned blocks, 0 if not", (*backend, "model")
         )
         self._compared = counter(
             "parity_comparisons",
-            "Answers and events compared with what the router computed",
+            "Answers and events compared with the router's own computation",
             (*backend, "what", "result"),
         )
 
@@ -74,22 +72,22 @@ class BackendMetrics(ClusterListener):
         return f"<BackendMetrics in {self._metrics!r}>"
 
     def in_flight(self, backend: str, count: int) -> None:
-        """This router has `count` requests at `backend`."""
+        """This router has `count` requests at `backend` now."""
         self._in_flight[backend].set(count)
 
     def health(self, backend: str, healthy: bool) -> None:
-        """`backend` may get requests, or not."""
+        """`backend` may get requests now, or may not."""
         self._healthy[backend].set(int(healthy))
 
     def predicted(self, backend: str, predicted_s: float, seen_s: float) -> None:
-        """A first token of `backend` took `seen_s`; when its request was sent, `predicted_s` were expected."""
+        """A first token of `backend` took `seen_s`; the prediction when it was sent was `predicted_s`."""
         if seen_s > 0:
             self._error[backend].observe(abs(predicted_s - seen_s) / seen_s)
         self._off[backend, "predicted"].inc(predicted_s)
         self._off[backend, "seen"].inc(max(0.0, seen_s))
 
     def learnt(self, backend: str, latency: Latency, adaptive_limit: int | None) -> None:
-        """What is known of `backend` by now; None: it tells itself how many requests it takes."""
+        """The current model of `backend`; `adaptive_limit` is None if it reports its limit itself."""
         learnt = self._learnt.get(backend)
         if learnt is None:
             learnt = self._learnt[backend] = _Learnt(latency)
@@ -101,36 +99,36 @@ class BackendMetrics(ClusterListener):
             self._limit[backend].set(adaptive_limit)
 
     def drafted(self, backend: str, tokens: int, accepted: int) -> None:
-        """Since its start `backend` has verified so many guessed `tokens`, and drawn `accepted` of them."""
+        """Since its start `backend` has verified `tokens` drafted tokens, and accepted `accepted` of them."""
         self._drafts[backend, "verified"].set(tokens)
         self._drafts[backend, "accepted"].set(accepted)
 
     def discovered(self, pool: str, source: str, addresses: int) -> None:
-        """`source` told that `pool` has backends at so many addresses."""
+        """`source` named this number of addresses for `pool`."""
         self._found[pool, source].set(addresses)
         self._source_well[pool, source].set(1)
 
     def discovery_failed(self, pool: str, source: str) -> None:
-        """`source` could not be asked; what it told last stays."""
+        """`source` could not be read; its last answer stays in effect."""
         self._source_well[pool, source].set(0)
         self._source_failed[pool, source].inc()
 
     def feed(self, health: FeedHealth) -> None:
-        """How well one source of cache events is heard now."""
+        """The state of one source of cache events."""
         self._feed_confidence[str(health.source)].set(health.confidence)
         for what in ("batches", "gaps", "resyncs", "restarts", "cleared", "undecodable", "dropped"):
             self._feed_counts[str(health.source), what].set(getattr(health.counts, what))
 
     def compared(self, backend: str, what: Doubt, *, is_equal: bool) -> None:
-        """An answer of `backend`, or what its events told of it, was as the router had computed, or was not."""
+        """Count one comparison of an answer or event of `backend` with the router's own computation."""
         self._compared[backend, what.value, "equal" if is_equal else "different"].inc()
 
     def trusted(self, report: ParityReport) -> None:
-        """How far the events of a backend are believed now."""
+        """How far the events of a backend are trusted now."""
         self._trust[report.backend, report.model].set(_TRUST[report.trust])
 
     def forget(self, backend: str, sources: Sequence[str] = ()) -> None:
-        """`backend` is no part of the cluster any more: nothing is told of it, nor of its `sources` of cache events."""
+        """`backend` has left the cluster: drop its series, and those of its `sources` of cache events."""
         self._learnt.pop(backend, None)
         self._metrics.forget("backend", backend)
         for source in sources:

@@ -1,4 +1,4 @@
-"""The decision log: one JSON line per prompt, written by a thread, dropped and counted where the disk is slow."""
+"""The decision log: one JSON line per prompt, from a thread. If the disk is slow, lines are dropped and counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from router.operate.telemetry.decision_record import Ended, Made, record_of
 STANDARD_OUTPUT = "-"
 
 MOST_WAITING = 1024
-"""Prompts that may wait to be written; each may hold tens of kilobytes (the views of its decisions, its keys)."""
+"""Most prompts that wait to be written; each may hold tens of kilobytes (its views, its keys)."""
 
 _BATCH = 128
 _PATIENCE_S = 5.0
@@ -34,9 +34,9 @@ _PATIENCE_S = 5.0
 class DecisionLog:
     """Appends to the file at `path` (`-`: standard output), from a thread of its own.
 
-    A file that has grown beyond `file_bytes` becomes `path.1`, which becomes `path.2`, and so on up to `keep`. What
-    cannot be written is dropped, and `on_dropped` hears how much; it may be called from either thread. `open` it
-    before the first, and `close` it.
+    A file larger than `file_bytes` becomes `path.1`, which becomes `path.2`, and so on up to `keep`. Lines that cannot
+    be written are dropped, and `on_dropped` gets their number, from either thread. Call `open` before the first `put`,
+    and `close` at the end.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DecisionLog:
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, within five seconds. Blocks."""
+        """Write the waiting lines, within five seconds. Blocks."""
         try:
             self._waiting.put(None, timeout=_PATIENCE_S)
         except queue.Full:
@@ -89,14 +89,14 @@ class DecisionLog:
         while goes_on:
             batch = self._next_batch()
             goes_on = batch[-1] is not None
-            lines = [encoder.encode(record_of(one)) for one in batch if one is not None]
+            lines = [encoder.encode(record_of(ended)) for ended in batch if ended is not None]
             if lines:
                 self._write(lines)
         if self._file is not None and self.path != STANDARD_OUTPUT:
             self._file.close()
 
     def _next_batch(self) -> list[Ended | None]:
-        """What waits, at least one; None is the last."""
+        """The waiting prompts, at least one; None is the end of the log."""
         batch = [self._waiting.get()]
         while batch[-1] is not None and len(batch) < _BATCH:
             try:
@@ -108,7 +108,7 @@ class DecisionLog:
     def _write(self, lines: list[bytes]) -> None:
         try:
             file = self._file = self._file or self._opened()
-            # a line that broke off is ended, so that it costs no other
+            # end a line that broke off, so that the next one is not lost with it
             whole = b"\n" * self._is_torn + b"\n".join(lines) + b"\n"
             self._is_torn = True
             left = memoryview(whole)
@@ -142,7 +142,7 @@ class DecisionLog:
 
 
 class LoggedPrompt:
-    """Passes on to `trace` what is heard of one prompt, and puts it into `log` when it ends."""
+    """Passes what it gets on to `trace`, and puts the prompt into `log` when it ends."""
 
     def __init__(
         self,
@@ -166,16 +166,16 @@ class LoggedPrompt:
         return f"<LoggedPrompt {len(self._made)} tries>"
 
     def queue(self) -> Span:
-        """Only the trace wants to know."""
+        """Only the trace needs the queue's span."""
         return self._trace.queue()
 
     def decided(self, request: Request, view: ClusterView, decision: Decision, *, began_at: float) -> None:
-        """Remember the newest decision."""
+        """Keep the newest decision."""
         self._trace.decided(request, view, decision, began_at=began_at)
         self._last = request, Made(began_at, decision, view)
 
     def sent(self, placed: Placed, target: Target) -> AttemptTrace:
-        """Remember where it went."""
+        """Keep the backend that it went to."""
         self._made.append(Made.of(placed))
         return self._trace.sent(placed, target)
 

@@ -1,4 +1,4 @@
-"""What the decision log keeps of one prompt: sizes, keys and times, never text. `docs/decision-log.md` explains it."""
+"""The decision log's record of one prompt: sizes, keys and times, never text. `docs/decision-log.md` explains it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from router.call.bid import Placed
 from router.fleet.cluster.flights import Flight
 
 VERSION = 1
-"""Of the record. A field may be added without another; none changes its meaning."""
+"""Version of the record. A field may be added without a new version; no field changes its meaning."""
 
 KEYS_EVERY_BLOCKS = 8
-"""Every eighth block key is kept, that is one for 512 tokens: keys are chained, so it stands for those before it."""
+"""Every eighth block key is kept, one for 512 tokens: keys are chained, so each stands for those before it."""
 
 MOST_SEEN = 16
-"""Backends of one view that are kept, those with the best scores first."""
+"""Most backends kept of one view, those with the best scores first."""
 
 MOST_DROPPED = 64
-"""Dropped backends of one decision that are kept."""
+"""Most dropped backends kept of one decision."""
 
 
 class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One backend as the decision saw it."""
+    """One backend in the decision's view."""
 
     backend: str
     running: int = 0
@@ -94,7 +94,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A decision at `at` of the router's clock, the view it was made on, and the flight that followed, if any."""
+    """A decision at `at` of the router's clock, its view, and the flight that followed, if any."""
 
     at: float
     decision: Decision
@@ -109,7 +109,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """All that a Record is made of; nothing of it changes any more.
+    """The values that a Record is made of, all final.
 
     `arrived_at` and `ended_at` are of the router's clock, `arrived_unix_s` is the time of day.
     """
@@ -130,9 +130,9 @@ class Ended:
 def record_of(ended: Ended) -> Record:
     """The Record of a prompt that has ended."""
     request, last = ended.request, ended.made[-1].flight if ended.made else None
-    told: Usage | None = None
+    usage: Usage | None = None
     if last is not None and last.answered:
-        told = last.usage or Usage(request.prompt_tokens, last.drawn_tokens)
+        usage = last.usage or Usage(request.prompt_tokens, last.drawn_tokens)
     return Record(
         version=VERSION,
         time=round(ended.arrived_unix_s, 6),
@@ -159,8 +159,8 @@ def record_of(ended: Ended) -> Record:
         keys=packed_keys(request.block_keys),
         tries=tuple(_try_of(made, ended.arrived_at) for made in ended.made),
         ttft_s=_since(ended.arrived_at, last.first_at if last else None),
-        completion_tokens=None if told is None else told.completion_tokens,
-        cached_tokens=None if told is None else told.cached_tokens,
+        completion_tokens=None if usage is None else usage.completion_tokens,
+        cached_tokens=None if usage is None else usage.cached_tokens,
         trace_id=ended.trace_id,
         error=ended.error,
         likely_prompt_tokens=request.likely_prompt_tokens,
@@ -216,5 +216,5 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _hashed(session: str) -> str:
-    """A name for a session that tells apart and says nothing: clients put e-mail addresses there."""
+    """A hash of the session's name, to tell sessions apart without their names: clients put e-mail addresses there."""
     return hashlib.blake2b(session.encode(), digest_size=8).hexdigest()

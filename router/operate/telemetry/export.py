@@ -1,4 +1,4 @@
-"""Telemetry that leaves the process by OTLP, where the standard variables of OpenTelemetry ask for it."""
+"""Export of traces and metrics by OTLP, if OpenTelemetry's standard variables ask for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITH_PROMPTS = frozenset({"true", "span_only", "span_and_event"})
 
 
 def begin_tracing(stack: AsyncExitStack, clock: Callable[[], float] = time.monotonic) -> Tracing | None:
-    """What begins traces, until `stack` is left; None if nobody wants any. Raises ConfigError."""
+    """Makes traces until `stack` is left; None if the variables ask for none. Raises ConfigError."""
     try:
         provider = tracer_provider(SERVICE, _instance())
     except CannotExport as error:
@@ -39,7 +39,7 @@ def begin_tracing(stack: AsyncExitStack, clock: Callable[[], float] = time.monot
 
 
 def begin_metrics(stack: AsyncExitStack, registry: CollectorRegistry) -> None:
-    """Export what is in `registry` until `stack` is left, if anybody wants it. Raises ConfigError."""
+    """Export the metrics in `registry` until `stack` is left, if the variables ask for it. Raises ConfigError."""
     try:
         if not is_wanted("metrics"):
             return
@@ -54,10 +54,10 @@ def begin_metrics(stack: AsyncExitStack, registry: CollectorRegistry) -> None:
 
 
 def _interval_s() -> float:
-    told = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
-    if not told.isdecimal() or not int(told):
-        raise ConfigError(f"OTEL_METRIC_EXPORT_INTERVAL is '{told}'", hint="write milliseconds, such as 60000")
-    return int(told) / 1000
+    interval = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
+    if not interval.isdecimal() or not int(interval):
+        raise ConfigError(f"OTEL_METRIC_EXPORT_INTERVAL is '{interval}'", hint="write milliseconds, such as 60000")
+    return int(interval) / 1000
 
 
 def _instance() -> str:

@@ -1,4 +1,4 @@
-"""The log: sentences for people on a terminal, or one JSON object a line for machines."""
+"""The log: sentences on a terminal, or one JSON object a line for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How the log looks, and whether every decision and outcome is in it."""
+    """Format of the log, and whether it has every decision and outcome."""
 
     as_json: bool = False
     verbose: bool = False
@@ -34,10 +34,10 @@ class Facts:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object for each record: time, level, logger, then its Facts, or its message; and a traceback if any."""
+    """One JSON object for each record: time, level, logger, its Facts or message, and a traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of `record`, without its end."""
+        """The line of `record`, without its newline."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -50,23 +50,23 @@ class JsonLines(logging.Formatter):
 
 
 class HttpServerLog(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp's server logs. What a client sends that is no HTTP is one line, and no error of ours: a port that
-    strangers reach gets much of it, and what they sent may hold a key.
+    """Log of aiohttp's server. Input that is not HTTP is one line and no error of ours: a port that is open to the
+    internet gets much of it. Its bytes are left out, because they may hold a key.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.getLogger("pointsman.http"))
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        """Log `msg` with the exception that is handled."""
+        """Log `msg` with the current exception."""
         if isinstance(exc_info, HttpProcessingError):
-            self.info("a client sent what is no HTTP: %s", type(exc_info).__name__)
+            self.info("a client sent input that is not HTTP: %s", type(exc_info).__name__)
         else:
             super().exception(msg, *args, exc_info=exc_info, **more)
 
 
 def log_to(console: Console, options: LogOptions) -> None:
-    """Log to `console`; a line each, with its date, where that is no terminal; or to standard error as JSON lines."""
+    """Log to `console`, with dates if it is not a terminal; or to standard error as JSON lines."""
     if options.as_json:
         handler: logging.Handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())
@@ -77,7 +77,7 @@ def log_to(console: Console, options: LogOptions) -> None:
         handler = RichHandler(console=console, show_path=False)
         handler.setFormatter(logging.Formatter("%(message)s"))
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, handlers=[handler])
-    # whoever edits the file wants to see that it was taken
+    # an operator who edits the file wants to see that it took effect
     logging.getLogger("pointsman.config").setLevel(logging.INFO)
 
 

@@ -1,4 +1,4 @@
-"""The metrics that there are, each with a bounded number of series. The only place that makes prometheus' objects."""
+"""The metrics, each with a bounded number of series. Only this module makes prometheus' objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 MOST_SERIES = 2048
-"""Combinations of labels that one metric may have; whatever comes after them is counted as OTHER."""
+"""Most combinations of labels of one metric; further ones are counted as OTHER."""
 
 OTHER = "other"
 
@@ -16,7 +16,7 @@ T = TypeVar("T", Counter, Gauge, Histogram)
 
 
 class Metric(NamedTuple):
-    """One metric as `/metrics` has it, without the suffixes of a histogram."""
+    """One metric as in `/metrics`, without the suffixes of a histogram."""
 
     name: str
     kind: str
@@ -58,7 +58,7 @@ class Series(dict[Labels, T]):
 
 
 class Metrics:
-    """Makes metrics in `registry` and remembers what it made. Names begin with `pointsman_`."""
+    """Makes metrics in `registry` and their children, and keeps them. Names begin with `pointsman_`."""
 
     def __init__(self, registry: CollectorRegistry, most_series: int = MOST_SERIES) -> None:
         self._registry, self._most_series = registry, most_series
@@ -71,12 +71,12 @@ class Metrics:
         return (metric for metric, _ in self._all)
 
     def counter(self, name: str, help: str, labels: Sequence[str]) -> Series[Counter]:  # noqa: A002
-        """A sum that only grows; its name ends with `_total` outside."""
+        """A sum that only grows; `/metrics` adds `_total` to its name."""
         made = Counter(f"pointsman_{name}", help, labels, registry=self._registry)
         return self._kept(made, Metric(f"pointsman_{name}_total", "counter", tuple(labels), help))
 
     def gauge(self, name: str, help: str, labels: Sequence[str]) -> Series[Gauge]:  # noqa: A002
-        """A value that comes and goes."""
+        """A value that may rise and fall."""
         made = Gauge(f"pointsman_{name}", help, labels, registry=self._registry)
         return self._kept(made, Metric(f"pointsman_{name}", "gauge", tuple(labels), help))
 
@@ -86,7 +86,7 @@ class Metrics:
         return self._kept(made, Metric(f"pointsman_{name}", "histogram", tuple(labels), help))
 
     def forget(self, label: str, value: str) -> None:
-        """Let go of every series in which `label` has this `value`."""
+        """Remove every series in which `label` has this `value`."""
         for metric, series in self._all:
             if label in metric.labels:
                 series.forget(metric.labels.index(label), value)

@@ -1,6 +1,6 @@
-"""The metrics of `/metrics` in OpenTelemetry's data model: one registry, two ways out.
+"""The metrics of `/metrics` in OpenTelemetry's data model, from the same registry.
 
-Names and attributes are those of `/metrics`, without `_total`; where the GenAI conventions have a name, it is that.
+Names and attributes are those of `/metrics`, without `_total`, except where the GenAI conventions have a name.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ GENAI_NAMES = {
     "pointsman_tpot_seconds": "gen_ai.server.time_per_output_token",
     "pointsman_request_seconds": "gen_ai.server.request.duration",
 }
-"""Metrics that the GenAI conventions name. They do not tell operations or models apart."""
+"""Metrics with a name in the GenAI conventions. They have no attributes for operation and model."""
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 _SCOPE = InstrumentationScope("pointsman.router")
 
 
 def metrics_data(registry: CollectorRegistry, resource: Resource, *, now_ns: int) -> MetricsData:
-    """All that `registry` holds at `now_ns`; sums and histograms are cumulative."""
+    """All metrics in `registry` at `now_ns`; sums and histograms are cumulative."""
     metrics = [metric for family in registry.collect() if (metric := _metric(family, now_ns)) is not None]
     scope = ScopeMetrics(_SCOPE, metrics, schema_url="")
     return MetricsData([ResourceMetrics(resource, [scope], schema_url=resource.schema_url)])
 
 
 class MetricsPush:
-    """Exports what is in `registry` every `every_s`, from a thread of its own, and once more in the end."""
+    """Exports the metrics in `registry` every `every_s`, from a thread of its own, and once more at the end."""
 
     def __init__(
         self, registry: CollectorRegistry, resource: Resource, exporter: MetricExporter, *, every_s: float
@@ -70,7 +70,7 @@ class MetricsPush:
         self._thread.start()
 
     def close(self, patience_s: float = 5.0) -> None:
-        """Export for the last time; gives up after `patience_s` where nobody takes it. Blocks."""
+        """Export for the last time; gives up after `patience_s` if the receiver does not take it. Blocks."""
         self._stopped.set()
         self._thread.join(patience_s)
         self._exporter.shutdown()
@@ -118,7 +118,7 @@ def _histograms(
             sum=next(sample.value for sample in parts if _suffix(sample) == "sum"),
             bucket_counts=[count - before for before, count in zip([0, *counts], counts, strict=False)],
             explicit_bounds=[float(sample.labels["le"]) for sample in buckets[:-1]],
-            # nobody knows them: the encoder leaves them out
+            # minimum and maximum are unknown: the encoder leaves them out
             min=None,  # type: ignore[arg-type]
             max=None,  # type: ignore[arg-type]
             exemplars=list(_exemplars(sample.exemplar for sample in buckets)),
@@ -126,14 +126,14 @@ def _histograms(
 
 
 def _exemplars(found: Iterable[PrometheusExemplar | None]) -> Iterator[Exemplar]:
-    for one in found:
-        if one is not None:
-            ids = {name: int(one.labels[name], 16) for name in ("trace_id", "span_id")}
-            yield Exemplar({}, one.value, int(float(one.timestamp or 0.0) * 1e9), **ids)
+    for exemplar in found:
+        if exemplar is not None:
+            ids = {name: int(exemplar.labels[name], 16) for name in ("trace_id", "span_id")}
+            yield Exemplar({}, exemplar.value, int(float(exemplar.timestamp or 0.0) * 1e9), **ids)
 
 
 def _labels(sample: Sample) -> tuple[tuple[str, str], ...]:
-    """The labels without the bucket's own."""
+    """The sample's labels without `le`."""
     return tuple((name, value) for name, value in sample.labels.items() if name != "le")
 
 

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry for what `router/call/tracing.py` hears.
+"""OpenTelemetry spans from the protocols of `router/call/tracing.py`.
 
 One call, for each prompt and backend that it is sent to:
 
@@ -10,8 +10,8 @@ One call, for each prompt and backend that it is sent to:
         decode                              first -> last piece
 
 Source of the names: OpenTelemetry's GenAI semantic conventions (gen_ai.*, in development, as of 1.41) and its stable
-ones for errors and servers; what they do not know is called pointsman.*. Answers are in none of them, prompts only in
-the call's, and only where somebody asked for them.
+ones for errors and servers; all other attributes begin with pointsman. No span has answers. Only the call's span has
+prompts, and only if OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPERATIONS = {
 """Endpoint -> gen_ai.operation.name; any other is `chat`."""
 
 MOST_PROMPT_CHARACTERS = 16_384
-"""Of what was asked; the end is what counts."""
+"""Most characters of the prompt in a span; its end is kept."""
 
 Attributes = dict[str, AttributeValue]
 
@@ -55,7 +55,7 @@ _BROKEN = frozenset({Outcome.FAILED, Outcome.EVICTED})
 class Spans:
     """Begins traces with `tracer`. `clock` is the router's, `wall_ns` the time of day in nanoseconds.
 
-    `with_prompts` puts what was asked into the span of the call, up to MOST_PROMPT_CHARACTERS.
+    `with_prompts` puts the prompt into the span of the call, up to MOST_PROMPT_CHARACTERS.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Spans:
             start_time=times.now_ns(),
         )
         made = _Call(self._tracer, span, times, with_prompts=self._with_prompts)
-        # not sampled, but backends are to know that
+        # not sampled, but the backends need that flag
         return made if span.is_recording() else Untraced(made.headers)
 
 
 class _Times:
-    """Times of the router's clock as nanoseconds since 1970."""
+    """Converts times of the router's clock to nanoseconds since 1970."""
 
     __slots__ = ("_clock", "_zero_ns")
 
@@ -114,7 +114,7 @@ class _Maker:
         return carrier
 
     def child(self, name: str, *, began_ns: int, ended_ns: int, attributes: Attributes | None = None) -> None:
-        """A span that is over already."""
+        """A span that has ended already."""
         span = self.tracer.start_span(name, self.context, attributes=attributes, start_time=began_ns)
         span.end(max(began_ns, ended_ns))
 
@@ -210,7 +210,7 @@ class _Prompt:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # of a prompt that nobody could take, this tells why
+        # if no backend took the prompt, this decision explains why
         self._tell_decision()
 
 
@@ -282,7 +282,7 @@ class _Attempt(_Maker):
         flight, ns, now_ns = self._flight, self.times.ns, self.times.now_ns()
         first_ns = None if flight.first_at is None else ns(flight.first_at)
         if first_ns is not None or not flight.answered:
-            # in an answer that came in one piece nobody saw where one ended and the other began
+            # an answer in one piece has no observable boundary between prefill and decode
             self.child("prefill", began_ns=ns(flight.sent_at), ended_ns=now_ns if first_ns is None else first_ns)
         if first_ns is not None:
             ended_ns = now_ns if flight.last_at is None else ns(flight.last_at)
@@ -294,26 +294,26 @@ class _Attempt(_Maker):
             self.span.set_attribute("gen_ai.response.finish_reasons", tuple(self._finish_reasons))
         if error is not None:
             self.span.set_attribute("error.type", code_of(error))
-            # who goes away or asks for nonsense has not met a broken backend; a backend that must be left has failed us
+            # a cancelled attempt is no error of the backend
             if outcome_of(error) is not Outcome.CANCELLED:
                 self.span.set_status(StatusCode.ERROR, why_of(error))
         self.span.end(now_ns)
 
 
 def input_messages(inputs: Sequence[Input]) -> str:
-    """`inputs` as JSON in the shape of gen_ai.input.messages, beginning with the last message, as far as there is room.
+    """`inputs` as JSON in the shape of gen_ai.input.messages: the last messages that fit, in order.
 
     A prompt of token ids is left out.
     """
-    said: list[tuple[str, str]] = []
-    for one in inputs:
-        if isinstance(one, Chat):
-            said += [(str(message.get("role", "")), str(message.get("content") or "")) for message in one.messages]
-        elif isinstance(one, str):
-            said.append(("user", one))
+    texts: list[tuple[str, str]] = []
+    for prompt in inputs:
+        if isinstance(prompt, Chat):
+            texts += [(str(message.get("role", "")), str(message.get("content") or "")) for message in prompt.messages]
+        elif isinstance(prompt, str):
+            texts.append(("user", prompt))
     messages: list[dict[str, object]] = []
     room = MOST_PROMPT_CHARACTERS
-    for role, text in reversed(said):
+    for role, text in reversed(texts):
         if room <= 0:
             break
         messages.insert(0, {"role": role, "parts": [{"type": "text", "content": text[-room:]}]})

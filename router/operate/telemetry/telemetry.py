@@ -1,4 +1,4 @@
-"""What the router tells of itself: metrics, traces, the decision log and the structured log, all through one object."""
+"""Metrics, traces, the decision log and the structured log, all through one object."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NO_CONTEXT: Mapping[str, str] = MappingProxyType({})
 
 
 class Listener(Protocol):
-    """Hears what telemetry hears, as it happens. What it does must be cheap: calls wait for it."""
+    """Gets the events of telemetry as they happen. Its methods must be cheap, because calls wait for them."""
 
     def decided(self, request: Request, decision: Decision) -> None:
         """`decision` was made for `request`."""
@@ -51,14 +51,14 @@ class Listener(Protocol):
         ...
 
     def missed(self, service_class: str, step: str) -> None:
-        """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
+        """A target of the class is predicted to be missed, and this step of `on_miss` is tried."""
         ...
 
 
 class Telemetry:
     """All metrics of one router, in a registry of its own; `backends` are those of its cluster.
 
-    `tracing` and `decisions` hear of calls if there are any.
+    `tracing` and `decisions`, if given, get every call.
     """
 
     def __init__(
@@ -73,29 +73,29 @@ class Telemetry:
         self.registry = CollectorRegistry()
         made = self.metrics = Metrics(self.registry)
         self.backends = BackendMetrics(made)
-        who = ("tenant", "service_class")
-        self._requests = made.counter("requests", "Requests by how they ended", (*who, "outcome"))
+        labels = ("tenant", "service_class")
+        self._requests = made.counter("requests", "Requests by how they ended", (*labels, "outcome"))
         self._refusals = made.counter("errors", "Requests that did not finish, by error code", ("code",))
-        self._ttft = made.histogram("ttft_seconds", "Time to the first token of an answer", who, _LATENCY_S)
-        self._tpot = made.histogram("tpot_seconds", "Mean time per further output token", who, _TPOT_S)
-        self._total = made.histogram("request_seconds", "Time from request to end of answer", who, _LATENCY_S)
+        self._ttft = made.histogram("ttft_seconds", "Time to the first token of an answer", labels, _LATENCY_S)
+        self._tpot = made.histogram("tpot_seconds", "Mean time per further output token", labels, _TPOT_S)
+        self._total = made.histogram("request_seconds", "Time from request to end of answer", labels, _LATENCY_S)
         self._tokens = made.counter(
-            "tokens", "Tokens by kind: prompt, cached (part of prompt), completion", (*who, "kind")
+            "tokens", "Tokens by kind: prompt, cached (part of prompt), completion", (*labels, "kind")
         )
         self._decided = made.counter("decisions", "Decisions by chosen backend", ("policy", "backend"))
         self._reloads = made.counter("config_reloads", "SLA files read while running, by result", ("result",))
         self._config = made.gauge("config_info", "1 for the version of the SLA file that decides now", ("version",))
         self._waiting = made.gauge("queued", "Requests that wait in the router for room", ("service_class",))
         self._queue_s = made.histogram(
-            "queue_seconds", "Time from the arrival of a request until it is sent to a backend", who, _LATENCY_S
+            "queue_seconds", "Time from the arrival of a request until it is sent to a backend", labels, _LATENCY_S
         )
         self._misses = made.counter(
             "misses",
-            "Promises that could not be kept, by the step of on_miss tried",
+            "Predicted misses of a target, by the step of on_miss tried",
             ("service_class", "step"),
         )
         self._shadow = made.counter(
-            "shadow_differences", "Decisions by what the shadow file would have done otherwise, or none", ("what",)
+            "shadow_differences", "Decisions by how the shadow file's decision differs, or none", ("what",)
         )
         self._estimate_error = made.histogram(
             "prompt_estimate_error",
@@ -103,9 +103,9 @@ class Telemetry:
             ("model",),
             _SHARES,
         )
-        self._exact = made.gauge("replicas_exact", "1 if all that other routers tell is known here", ())[()]
-        self._others = made.gauge("replicas_heard", "Other routers that were heard of in the last seconds", ())[()]
-        self._events = made.counter("events", "Things that happen rarely, by name", ("event",))
+        self._exact = made.gauge("replicas_exact", "1 if this router knows everything that the others reported", ())[()]
+        self._others = made.gauge("replicas_heard", "Other routers that reported in the last seconds", ())[()]
+        self._events = made.counter("events", "Rare events, by name", ("event",))
         self._lag = made.histogram("event_loop_lag_seconds", "How late the event loop woke a sleeper", (), _LAG_S)[()]
         self._worst_lag = made.gauge("event_loop_lag_max_seconds", "The worst lag since the start", ())[()]
         self.worst_lag_s = 0.0
@@ -115,14 +115,14 @@ class Telemetry:
         return f"<Telemetry, worst lag {self.worst_lag_s * 1000:.1f} ms>"
 
     def listen(self, listener: Listener) -> None:
-        """Let `listener` hear from now on."""
+        """Pass all further events to `listener`."""
         self._listeners.append(listener)
 
     @contextmanager
     def account(self, id: str, context: Mapping[str, str] = _NO_CONTEXT) -> Iterator[Account]:  # noqa: A002
         """An Account that is counted once when the context is left, with the Outcome that ended it.
 
-        `context` is the trace context (W3C headers) that the call came with.
+        `context` is the call's incoming trace context (W3C headers).
         """
         trace = Untraced(context) if self._tracing is None else self._tracing.call(id, context)
         account = Account(id, self._clock(), trace)
@@ -136,7 +136,7 @@ class Telemetry:
             self._count(account, failure)
 
     def prompt(self, account: Account, *, config_version: str) -> PromptTrace:
-        """What is to hear of the next prompt of a call that was classified."""
+        """The trace of the next prompt of a classified call."""
         trace = account.trace.prompt()
         if self.decisions is None:
             return trace
@@ -155,7 +155,7 @@ class Telemetry:
     def decided(
         self, request: Request, decision: Decision, chosen: BackendView | None, *, config_version: str = ""
     ) -> None:
-        """Record one Decision: who was chosen, who dropped, the scores, and how old the report on the chosen was.
+        """Record one Decision: chosen, dropped, the scores, and the age of the chosen backend's report.
 
         `config_version` names the SLA file that decided.
         """
@@ -169,55 +169,55 @@ class Telemetry:
             _decisions.info(Facts({**facts, **sizes, **msgspec.to_builtins(decision)}))
 
     def config(self, version: str) -> None:
-        """The SLA file of this `version` decides from now on."""
+        """The SLA file of this `version` is in effect now."""
         for other in tuple(self._config):
             self._config.forget(0, str(other))
         self._config[version].set(1)
 
     def reloaded(self, *, accepted: bool) -> None:
-        """A changed SLA file was read, and took effect or was refused."""
+        """A changed SLA file was read, and took effect or was rejected."""
         self._reloads["accepted" if accepted else "refused"].inc()
 
     def waiting(self, service_class: str, count: int) -> None:
-        """So many requests of the class wait for room."""
+        """`count` requests of the class wait for room."""
         self._waiting[service_class].set(count)
 
     def queued(self, request: Request, seconds: float) -> None:
-        """`request` found a backend after `seconds` in the router."""
+        """`request` was placed after `seconds` in the router."""
         self._queue_s[request.tenant, request.service_class].observe(seconds)
 
     def estimated(self, model: str, error: float) -> None:
-        """A backend counted a prompt of `model`, and its estimated length was off by this share of that."""
+        """A backend counted the tokens of a prompt of `model`; the estimate was off by this share of the count."""
         self._estimate_error[model].observe(error)
 
     def missed(self, service_class: str, step: str) -> None:
-        """A promise of the class cannot be kept, and this step of `on_miss` is tried."""
+        """A target of the class is predicted to be missed, and this step of `on_miss` is tried."""
         self._misses[service_class, step].inc()
         for listener in self._listeners:
             listener.missed(service_class, step)
 
     def undecided(self, count: int) -> None:
-        """So many lines of the decision log were dropped; may be told from any thread."""
+        """`count` lines of the decision log were dropped. Safe from any thread."""
         self._events["decision_log_dropped"].inc(count)
 
     def shadowed(self, request: Request, differences: Sequence[Difference]) -> None:
-        """Count what the shadow file would have done otherwise with `request`."""
-        for what in [one.what for one in differences] or ["none"]:
+        """Count how the shadow file's decision for `request` differs."""
+        for what in [difference.what for difference in differences] or ["none"]:
             self._shadow[what].inc()
         if differences and _shadows.isEnabledFor(logging.INFO):
             _shadows.info(Facts({"request": request.id, "differences": msgspec.to_builtins(differences)}))
 
     def replicas(self, exact: bool, others: int) -> None:
-        """Whether all that other routers tell is known here, and how many there are."""
+        """Whether this router knows everything that the others reported, and how many others there are."""
         self._exact.set(int(exact))
         self._others.set(others)
 
     def compared(self, backend: str, what: Doubt, *, is_equal: bool) -> None:
-        """An answer of `backend`, or what its events told of it, was as the router had computed, or was not."""
+        """Count one comparison of an answer or event of `backend` with the router's own computation."""
         self.backends.compared(backend, what, is_equal=is_equal)
 
     def trusted(self, report: ParityReport) -> None:
-        """How far the events of a backend are believed has changed, or the reason for it."""
+        """Log a change of trust in the events of a backend, or of its reason."""
         self.backends.trusted(report)
         about = f"{report.backend}, model '{report.model}'"
         if report.trust is Trust.BROKEN:
@@ -228,14 +228,14 @@ class Telemetry:
         elif report.trust is Trust.PROVEN:
             self.event("parity_proven")
             also = f", but {report.reason}" if report.reason else ""
-            _parity.info("%s: its cache events agree with what the router computes%s", about, also)
+            _parity.info("%s: its cache events agree with the router's computation%s", about, also)
 
     def event(self, name: str) -> None:
-        """Count something that happens rarely. `name` comes from a closed list."""
+        """Count a rare event. `name` comes from a closed list."""
         self._events[name].inc()
 
     async def measure_lag(self, every_s: float = 0.02) -> None:
-        """Watch how late the event loop is, until cancelled."""
+        """Measure how late the event loop is, until cancelled."""
         while True:
             before = time.perf_counter()
             await asyncio.sleep(every_s)
@@ -249,7 +249,7 @@ class Telemetry:
             self._worst_lag.set(seconds)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Everything, and its content type: OpenMetrics with exemplars if `accept` takes it, else Prometheus' text.
+        """All metrics, and their content type: OpenMetrics with exemplars if `accept` allows it, else Prometheus' text.
 
         Slow with many series (55 ms for 600): call it in a thread.
         """
@@ -257,30 +257,30 @@ class Telemetry:
         return encode(self.registry), content_type
 
     def _count(self, account: Account, failure: BaseException | None) -> None:
-        now, who, usage = self._clock(), (account.tenant, account.service_class), account.usage
+        now, labels, usage = self._clock(), (account.tenant, account.service_class), account.usage
         outcome, code, ids = outcome_of(failure), code_of(failure), account.trace.ids
         for listener in self._listeners:
             listener.ended(account, outcome, code, now)
-        self._requests[*who, outcome.value].inc()
+        self._requests[*labels, outcome.value].inc()
         if failure is not None:
             self._refusals[code].inc()
-        self._total[*who].observe(now - account.started_at)
+        self._total[*labels].observe(now - account.started_at)
         if account.first_at is not None and account.last_at is not None:
             exemplar = None if ids is None else ids._asdict()
-            self._ttft[*who].observe(account.first_at - account.started_at, exemplar)
+            self._ttft[*labels].observe(account.first_at - account.started_at, exemplar)
             if usage.completion_tokens > 1:
                 spread = (account.last_at - account.first_at) / (usage.completion_tokens - 1)
-                self._tpot[*who].observe(spread)
-        self._tokens[*who, "prompt"].inc(usage.prompt_tokens)
+                self._tpot[*labels].observe(spread)
+        self._tokens[*labels, "prompt"].inc(usage.prompt_tokens)
         if usage.cached_tokens:
-            # a zero may mean that the backend does not report them; a series that is not there says so
-            self._tokens[*who, "cached"].inc(usage.cached_tokens)
-        self._tokens[*who, "completion"].inc(usage.completion_tokens)
+            # zero could mean that the backend does not report cached tokens; without a series it is clear
+            self._tokens[*labels, "cached"].inc(usage.cached_tokens)
+        self._tokens[*labels, "completion"].inc(usage.completion_tokens)
         if ids is not None:
             asked = (account.path, account.model)
-            account.trace.end(Answered(outcome, code, *asked, *who, account.rule, usage, account.inputs))
+            account.trace.end(Answered(outcome, code, *asked, *labels, account.rule, usage, account.inputs))
         if _outcomes.isEnabledFor(logging.INFO):
-            facts = {"request": account.id, "tenant": who[0], "service_class": who[1], "model": account.model}
+            facts = {"request": account.id, "tenant": labels[0], "service_class": labels[1], "model": account.model}
             end = {"outcome": outcome.value, "code": code, "seconds": round(now - account.started_at, 6)}
             found = {} if ids is None else ids._asdict()
             found |= {} if (why := why_of(failure)) is None else {"error": why}

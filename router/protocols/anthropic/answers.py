@@ -1,4 +1,4 @@
-"""Anthropic's messages API, written: Deltas become events of a stream or one message. Pure; bytes out.
+"""Renders Anthropic's messages API: Deltas become events of a stream or one message. Pure; returns bytes.
 
 Source: Anthropic API reference, "Messages", "Streaming messages", "Errors"; versions 2023-06-01 and 2026-10-21.
 """
@@ -40,7 +40,7 @@ class MessagesDialect:
     prefix = "msg_"
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-        """What `body` asks for. Raises InvalidRequest."""
+        """The Ask of `body`. Raises InvalidRequest."""
         return messages_ask(body, headers)
 
     def stream(self, head: Head, ask: Ask) -> MessageStream:  # noqa: ARG002 - usage always comes
@@ -48,7 +48,7 @@ class MessagesDialect:
         return MessageStream(head)
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """One message; the backend's own, where it speaks the dialect."""
+        """One message; the backend's own bytes if it speaks the dialect."""
         (answer,) = answers
         if answer.body:
             return answer.body
@@ -62,7 +62,7 @@ class MessagesDialect:
 
 
 def anthropic_failure(error: ExpectedError, status: int | None = None) -> Failure:
-    """`error` as Anthropic's API answers it, with `status` if it is not its own; what is overloaded has one there."""
+    """`error` in the shape of Anthropic's API, with `status` if given; overload has a status of its own there."""
     if isinstance(error, Overloaded):
         return Failure(_OVERLOADED_STATUS, _encode(_error(error)))
     return Failure(status or status_of(error).http, _encode(_error(error, status)))
@@ -75,7 +75,7 @@ class MessageStream:
         self._head, self._prompt_tokens = head, 0
         self._is_begun = False
         self._open: str | int | None = None
-        """What the open block is: "thinking", "text", or the number of a tool call."""
+        """The open block: "thinking", "text", or the number of a tool call; None if none is open."""
         self._blocks, self._has_calls, self._has_refused = 0, False, False
         self._signed = 0
         self._finish: str | None = None
@@ -85,7 +85,7 @@ class MessageStream:
         return f"<MessageStream {self._head.id}: {self._blocks} blocks, {self._open!r} open>"
 
     def begin(self, prompt_tokens: int) -> None:
-        """Remember what message_start tells."""
+        """Keep the prompt's length for message_start."""
         self._prompt_tokens = prompt_tokens
 
     def progress(self, text: str) -> bytes:
@@ -104,7 +104,7 @@ class MessageStream:
         return raw
 
     def end(self, usage: Usage) -> bytes:
-        """Why it stopped, what it used, and message_stop."""
+        """The stop reason, usage, and message_stop."""
         finish = "content_filter" if self._has_refused else self._finish
         ending = _ending(finish, self._stop, has_calls=self._has_calls)
         last = {"type": "message_delta", "delta": ending, "usage": _usage(usage)}
@@ -124,21 +124,21 @@ class MessageStream:
         return _event({"type": "message_start", "message": _message(self._head) | empty})
 
     def _events(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        said = delta.message or {}
-        if thought := thought_in(said):
+        message = delta.message or {}
+        if thought := thought_in(message):
             yield from self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             yield self._piece({"type": "thinking_delta", "thinking": thought})
-        yield from self._sign(said.get("thinking_blocks") or ())
-        refusal = refusal_in(said)
+        yield from self._sign(message.get("thinking_blocks") or ())
+        refusal = refusal_in(message)
         self._has_refused |= bool(refusal)
         if text := delta.text + refusal:
             yield from self._switch("text", {"type": "text", "text": ""})
             yield self._piece({"type": "text_delta", "text": text})
-        for call in said.get("tool_calls") or ():
+        for call in message.get("tool_calls") or ():
             yield from self._call(call)
 
     def _sign(self, blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The signature of the thinking before, or a block that only its writer can read."""
+        """The signature of the previous thinking, or a redacted block."""
         for block in blocks[self._signed :]:
             if block.get("type") == "thinking":
                 yield from self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -159,7 +159,7 @@ class MessageStream:
             yield self._piece({"type": "input_json_delta", "partial_json": function["arguments"]})
 
     def _switch(self, kind: str | int, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Close what is open, unless it is of `kind`, and begin `block`."""
+        """Close the open block, unless it is of `kind`, and begin `block`."""
         if self._open == kind:
             return
         yield from self._close()
@@ -190,7 +190,7 @@ def _ending(finish: str | None, stop: str | None, *, has_calls: bool) -> dict[st
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """`usage` as Anthropic counts: input tokens are those that came from no cache."""
+    """`usage` as Anthropic counts: input tokens are the uncached ones."""
     return {
         "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
         "cache_creation_input_tokens": 0,
@@ -200,7 +200,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _blocks(answer: Answer) -> Iterator[Mapping[str, Any]]:
-    """The content of a whole message: what was thought, said, and called."""
+    """The content of a whole message: thinking, text, and tool calls."""
     thought = thought_in(answer.message)
     if answer.message.get("thinking_blocks"):
         yield from answer.message["thinking_blocks"]
@@ -215,7 +215,7 @@ def _blocks(answer: Answer) -> Iterator[Mapping[str, Any]]:
 
 
 def _arguments(text: str) -> Mapping[str, Any]:
-    """Arguments as an object; what is none stands under the name that Anthropic recommends for that."""
+    """Arguments as an object; text that is not an object is put under the name that Anthropic recommends for that."""
     try:
         arguments = decode_json(text)
     except msgspec.MsgspecError:

@@ -18,7 +18,7 @@ _Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 
 class Source(msgspec.Struct):
-    """Where a document or image comes from."""
+    """The source of a document or image."""
 
     type: str
     data: str | None = None
@@ -27,7 +27,7 @@ class Source(msgspec.Struct):
 
 
 class Block(msgspec.Struct):
-    """One content block. Which fields it has is its `type`'s to say."""
+    """One content block. Its `type` decides which fields it has."""
 
     type: str
     text: str | None = None

@@ -1,8 +1,8 @@
-"""Anthropic's messages API, read: a body becomes an Ask, by way of the OpenAI body that says the same.
+"""Parses Anthropic's messages API: a body becomes an Ask, by way of an equivalent OpenAI body.
 
-Backends that speak OpenAI's dialect get the OpenAI body, and the chat template reads it; those that speak Anthropic's
-get the client's own. What OpenAI has no word for travels under the names that servers of open models know: thinking
-as `reasoning_content`, whether to think as `chat_template_kwargs.enable_thinking`, `cache_control` where it was.
+Backends of OpenAI's dialect get the OpenAI body, and the chat template reads it; backends of Anthropic's dialect
+get the client's own body. Fields without a counterpart at OpenAI use the names of servers of open models: thinking is
+`reasoning_content`, whether to think is `chat_template_kwargs.enable_thinking`, and `cache_control` stays in place.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from router.protocols.reading import converted, members_beyond
 
 COUNT_PATH = "/v1/messages/count_tokens"
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""Values of `anthropic-version` that are spoken. The newer one has no `temperature`, `top_p` and `top_k`; models
-that are not Anthropic's have, so they are read in both."""
+"""Supported values of `anthropic-version`. The newer version has no `temperature`, `top_p` and `top_k`; models
+that are not Anthropic's have them, so they are accepted in both."""
 
 _PASSED_HEADERS = ("anthropic-beta", "anthropic-version")
-"""What says how a body is to be read: fields of a beta are refused without the first."""
+"""Headers that define how a body is read: without the first, backends reject fields of a beta."""
 
 _Fields = TypeVar("_Fields", bound=CountBody)
 
 _HINTS = {
     "model": "GET /v1/models lists the models",
-    "max_tokens": "Anthropic's API wants to be told how long the answer may be: at least 1",
+    "max_tokens": "Anthropic's API requires the answer's maximum length: at least 1",
     "messages": "`messages` is a list of objects such as {'role': 'user', 'content': 'Hello'}",
     "temperature": "from 0 to 1 in Anthropic's API",
     "tools": "a tool is {'name': ..., 'description': ..., 'input_schema': {...}}",
@@ -42,11 +42,11 @@ _HINTS = {
 _ELSEWHERE = "see Anthropic's API reference for this field"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _IDLE = ("service_tier", "context_management", "cache_control", "inference_geo", "speed")
-"""Hints to Anthropic's own servers; its backends get them with the body as it came."""
+"""Hints to Anthropic's own servers; its backends get them with the client's body."""
 _INSTEAD = {
     "n": "send several calls",
     "max_completion_tokens": "say `max_tokens`",
-    "response_format": "say `output_config.format`",
+    "response_format": "use `output_config.format`",
     "logprobs": "Anthropic's API has none",
     "top_logprobs": "Anthropic's API has none",
     "stream_options": "usage always comes",
@@ -59,49 +59,50 @@ _COPIED = ("max_tokens", "temperature", "top_p", "top_k", "stream")
 
 
 def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-    """What a body of /v1/messages asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    """The Ask of a body of /v1/messages. `headers` have lower-case names. Raises InvalidRequest."""
     require_known_version(headers)
     fields = converted(body, MessagesBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     more = members_beyond(body, MessagesBody, idle=_IDLE, instead=_INSTEAD)
-    said = {name: value for name in _COPIED if (value := getattr(fields, name)) is not None}
+    sampling_fields = {name: value for name in _COPIED if (value := getattr(fields, name)) is not None}
     if fields.stop_sequences:
-        said["stop"] = fields.stop_sequences
+        sampling_fields["stop"] = fields.stop_sequences
     if fields.metadata is not None and fields.metadata.user_id is not None:
-        said["user"] = fields.metadata.user_id
+        sampling_fields["user"] = fields.metadata.user_id
     passed = {name: headers[name] for name in _PASSED_HEADERS if name in headers}
-    ask = chat_ask(more | _chat(fields) | said, headers)
-    whose = {} if "user" not in said else {"user_id": said["user"]}
+    ask = chat_ask(more | _chat(fields) | sampling_fields, headers)
+    metadata = {} if "user" not in sampling_fields else {"user_id": sampling_fields["user"]}
     sampling = said_as("output_config.format", ask.sampling)
     return replace(
         ask,
         natives=(Native(MESSAGES_PATH, body),),
         include_usage=True,
-        metadata=whose,
+        metadata=metadata,
         passed_headers=passed,
         sampling=sampling,
     )
 
 
 def counted_messages(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-    """The prompt whose tokens are to be counted. Raises InvalidRequest."""
+    """The Ask for counting the prompt's tokens. Raises InvalidRequest."""
     require_known_version(headers)
     return chat_ask(_chat(converted(body, CountBody, hints=_HINTS, elsewhere=_ELSEWHERE)), headers)
 
 
 def require_known_version(headers: Mapping[str, str]) -> None:
-    """Raise InvalidRequest if `anthropic-version` names a version that is not spoken; none means any."""
+    """Raise InvalidRequest if `anthropic-version` is not supported; a missing one means any."""
     version = headers.get("anthropic-version", VERSIONS[-1])
     if version not in VERSIONS:
         hint = f"send 'anthropic-version: {VERSIONS[-1]}'"
-        raise InvalidRequest(f"anthropic-version: '{version[:40]}' is not spoken here", hint=hint)
+        raise InvalidRequest(f"anthropic-version: '{version[:40]}' is not supported", hint=hint)
 
 
 def _chat(fields: CountBody) -> dict[str, Any]:
-    """What prompt and answer are to be, as a body of /v1/chat/completions."""
-    messages = [*_system(fields.system), *(said for at, turn in enumerate(fields.messages) for said in _turn(turn, at))]
+    """Prompt and answer format, as a body of /v1/chat/completions."""
+    turns = (message for at, turn in enumerate(fields.messages) for message in _turn(turn, at))
+    messages = [*_system(fields.system), *turns]
     body: dict[str, Any] = {"model": fields.model, "messages": messages}
     if fields.messages[-1].role == "assistant" and messages[-1].get("content"):
-        # what Anthropic calls prefill: the answer goes on where the last message ends
+        # Anthropic's prefill: the answer continues the last message
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     if fields.tools:
         body["tools"] = [_tool(tool, at) for at, tool in enumerate(fields.tools)]
@@ -113,13 +114,13 @@ def _chat(fields: CountBody) -> dict[str, Any]:
 
 
 def _output(fields: CountBody) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if fields.output_config is not None and fields.output_config.effort is not None:
-        said["reasoning_effort"] = fields.output_config.effort
+        options["reasoning_effort"] = fields.output_config.effort
     if fields.output_config is not None and (shape := fields.output_config.format) is not None:
         named = {"name": "answer", "schema": shape.schema, "strict": True}
-        said["response_format"] = {"type": "json_schema", "json_schema": named}
-    return said
+        options["response_format"] = {"type": "json_schema", "json_schema": named}
+    return options
 
 
 def _system(system: str | Sequence[Block] | None) -> Iterator[dict[str, Any]]:
@@ -128,7 +129,7 @@ def _system(system: str | Sequence[Block] | None) -> Iterator[dict[str, Any]]:
 
 
 def _turn(turn: Turn, at: int) -> Iterator[dict[str, Any]]:
-    """The OpenAI messages that say what `turn` says: results of tools are messages of their own."""
+    """The OpenAI messages of `turn`: results of tools are messages of their own."""
     where = f"messages[{at}].content"
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
@@ -158,7 +159,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> dict[str, Any]:
             calls.append(_tool_call(block, f"{where}[{at}]"))
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
-        elif block.type != "redacted_thinking":  # which only who wrote it can read
+        elif block.type != "redacted_thinking":  # encrypted: only Anthropic's servers can read it
             parts.append(_part(block, f"{where}[{at}]"))
     message["content"] = _joined(parts) if parts else None if calls else ""
     if thoughts:
@@ -183,7 +184,7 @@ def _tool_result(block: Block, where: str) -> dict[str, Any]:
     if not isinstance(content, str) and all(part["type"] == "text" for part in content):
         content = "".join(part["text"] for part in content)
     if block.is_error:
-        # OpenAI's dialect has no flag for it, and a model should know
+        # OpenAI's dialect has no flag for an error, and the model should know of it
         is_text = isinstance(content, str)
         content = f"Error: {content}" if is_text else [{"type": "text", "text": "Error: "}, *content]
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
@@ -196,23 +197,23 @@ def _content(content: str | Sequence[Block], where: str) -> str | list[dict[str,
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """One text, unless parts are no text or marked: servers that know marks want them where they were."""
+    """One text, unless a part is not text or has marks: servers that read marks need them in place."""
     is_text = all(part["type"] == "text" and len(part) == 2 for part in parts)
     return "".join(part["text"] for part in parts) if is_text else list(parts)
 
 
 def _part(block: Block, where: str) -> dict[str, Any]:
-    """A part for `block`, with its `cache_control`. Raises InvalidRequest for what OpenAI's dialect cannot say."""
+    """A part for `block`, with its `cache_control`. Raises InvalidRequest if OpenAI's dialect has no such part."""
     text = _text(block)
     part = _media(block) if text is None else {"type": "text", "text": text}
     if part is None:
         hint = "text, images, tool_use, tool_result and thinking are, documents by value, and search results"
-        raise InvalidRequest(f"{where}: a block of type '{block.type[:40]}' is not read here", hint=hint, param=where)
+        raise InvalidRequest(f"{where}: blocks of type '{block.type[:40]}' are not supported", hint=hint, param=where)
     return part | ({"cache_control": block.cache_control} if block.cache_control else {})
 
 
 def _media(block: Block) -> dict[str, Any] | None:
-    """An image or a file of `block` as OpenAI's dialect has it; None if it cannot."""
+    """An image or a file of `block` in OpenAI's dialect; None if it has no such part."""
     source = block.source
     if not isinstance(source, Source):
         return None
@@ -232,14 +233,15 @@ def _text(block: Block) -> str | None:
     if block.type == "document" and isinstance(block.source, msgspec.Struct) and block.source.type == "text":
         inner = block.source.data
     elif block.type == "search_result" and isinstance(block.content, list):
-        inner = "\n".join(one.text or "" for one in block.content)
+        inner = "\n".join(part.text or "" for part in block.content)
     return inner if inner is None or not block.title else f"{block.title}\n{inner}"
 
 
 def _tool(tool: ToolDefinition, at: int) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         hint = "only tools that the client runs itself: {'name': ..., 'input_schema': {...}}"
-        raise InvalidRequest(f"tools[{at}]: nobody here runs '{tool.type}'", hint=hint, param=f"tools[{at}].type")
+        what = f"tools[{at}]: tools of type '{tool.type}' are not supported"
+        raise InvalidRequest(what, hint=hint, param=f"tools[{at}].type")
     schema = tool.input_schema or {"type": "object", "properties": {}}
     function: dict[str, Any] = {"name": tool.name, "parameters": schema}
     if tool.description is not None:
@@ -252,9 +254,9 @@ def _tool(tool: ToolDefinition, at: int) -> dict[str, Any]:
 
 def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
     if choice.type == "tool" and not choice.name:
-        raise InvalidRequest("tool_choice: which tool?", hint="give its `name`", param="tool_choice.name")
+        raise InvalidRequest("tool_choice names no tool", hint="give its `name`", param="tool_choice.name")
     named = {"type": "function", "function": {"name": choice.name}}
-    said: dict[str, Any] = {"tool_choice": _CHOICES.get(choice.type, named)}
+    chosen: dict[str, Any] = {"tool_choice": _CHOICES.get(choice.type, named)}
     if choice.disable_parallel_tool_use:
-        said["parallel_tool_calls"] = False
-    return said
+        chosen["parallel_tool_calls"] = False
+    return chosen

@@ -1,4 +1,4 @@
-"""The messages of `pointsman.v1.Inference`: read into an Ask, written from Deltas. Pure."""
+"""The messages of `pointsman.v1.Inference`: parsed into an Ask, made from Deltas. Pure."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def read_message(raw: bytes, message: Message) -> None:
         message.ParseFromString(raw)
     except DecodeError as error:
         kind = message.DESCRIPTOR.full_name
-        raise InvalidRequest(f"this is no {kind}: {error}", hint="see inference.proto, or ask reflection") from error
+        raise InvalidRequest(f"this is not a {kind}: {error}", hint="see inference.proto, or ask reflection") from error
 
 
 def ask_of(message: pb.GenerateRequest, headers: Mapping[str, str], deadline_s: float | None) -> Ask:
-    """What `message` asks for, under the same rules as over HTTP. Raises InvalidRequest."""
+    """The Ask of `message`, under the same rules as over HTTP. Raises InvalidRequest."""
     body: dict[str, Any] = {"model": message.model, **_sampling(message.sampling)}
     if message.user:
         body["user"] = message.user
@@ -56,19 +56,19 @@ def ask_of(message: pb.GenerateRequest, headers: Mapping[str, str], deadline_s: 
     ask = _input_ask(body, message, headers)
     return replace(
         ask,
-        # a raw prompt gets as much as fits here: 16 tokens are a custom of OpenAI's HTTP API
+        # no default of 16 tokens for a raw prompt: that is a custom of OpenAI's HTTP API
         usual_new_tokens=None,
         priority=message.priority or ask.priority,
         session=message.session or ask.session,
         deadline_s=deadline_s,
         stream=True,
-        # answers go back as messages of gRPC, never as the backend's own bytes
+        # answers are gRPC messages, never the backend's own bytes
         natives=(),
     )
 
 
 def counted_ask(message: pb.CountTokensRequest) -> Ask:
-    """The prompt whose tokens are to be counted. Raises InvalidRequest."""
+    """The Ask for counting the prompt's tokens. Raises InvalidRequest."""
     whole = pb.GenerateRequest(model=message.model, tools_json=message.tools_json)
     kind = message.WhichOneof("input")
     if kind == "chat":
@@ -84,7 +84,7 @@ def reply_of(delta: Delta, choice: int) -> pb.GenerateReply:
         choice=choice,
         text=delta.text + refusal_in(delta.message or {}),
         token_ids=pack(delta.token_ids),
-        logprobs=[_logprob(one) for one in delta.logprobs],
+        logprobs=[_logprob(logprob) for logprob in delta.logprobs],
         finish_reason=delta.finish_reason or "",
         usage=None if delta.usage is None else usage_of(delta.usage),
         tool_calls=_tool_calls(delta.message or {}),
@@ -98,14 +98,14 @@ def answer_of(answer: Answer) -> pb.Answer:
         text=answer.text + refusal_in(answer.message),
         finish_reason=answer.finish_reason or "",
         token_ids=pack(answer.token_ids),
-        logprobs=[_logprob(one) for one in answer.logprobs],
+        logprobs=[_logprob(logprob) for logprob in answer.logprobs],
         tool_calls=_tool_calls(answer.message),
         reasoning=thought_in(answer.message),
     )
 
 
 def usage_of(usage: Usage) -> pb.Usage:
-    """`usage` on the wire."""
+    """`usage` as a message."""
     return pb.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -129,7 +129,7 @@ def _input_ask(body: dict[str, Any], message: pb.GenerateRequest, headers: Mappi
     kind = message.WhichOneof("input")
     logprobs = message.sampling.logprobs if message.sampling.HasField("logprobs") else None
     if kind == "chat":
-        body["messages"] = [_message(one, at) for at, one in enumerate(message.chat.messages)]
+        body["messages"] = [_message(turn, at) for at, turn in enumerate(message.chat.messages)]
         if message.tools_json:
             body["tools"] = _read_json(message.tools_json, "tools_json", "tools")
         if logprobs is not None:
@@ -157,13 +157,13 @@ def _sampling(given: pb.Sampling) -> dict[str, Any]:
     return fields | ({"ignore_eos": True} if given.ignore_eos else {})
 
 
-def _message(one: pb.Message, at: int) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": one.role, "content": one.content}
-    if one.tool_calls_json:
+def _message(turn: pb.Message, at: int) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.tool_calls_json:
         where = f"chat.messages[{at}].tool_calls_json"
-        message["tool_calls"] = _read_json(one.tool_calls_json, where, "tool_calls")
-    said = {"tool_call_id": one.tool_call_id, "name": one.name}
-    return message | {name: value for name, value in said.items() if value}
+        message["tool_calls"] = _read_json(turn.tool_calls_json, where, "tool_calls")
+    optional = {"tool_call_id": turn.tool_call_id, "name": turn.name}
+    return message | {name: value for name, value in optional.items() if value}
 
 
 def _read_json(text: str, where: str, name: str) -> Any:
@@ -177,7 +177,7 @@ def _read_json(text: str, where: str, name: str) -> Any:
 def _ids(token_ids: bytes) -> Sequence[int]:
     if len(token_ids) % TOKEN_BYTES:
         hint = "send little-endian uint32"
-        raise InvalidRequest(f"token_ids: {len(token_ids)} bytes are no token ids", hint=hint, param="token_ids")
+        raise InvalidRequest(f"token_ids: {len(token_ids)} bytes are not token ids", hint=hint, param="token_ids")
     return unpack(token_ids).tolist()
 
 
@@ -192,6 +192,6 @@ def _tool_calls(message: Mapping[str, Any]) -> Iterator[pb.ToolCall]:
         )
 
 
-def _logprob(one: TokenLogprob) -> pb.TokenLogprob:
-    top = [_logprob(other) for other in one.top]
-    return pb.TokenLogprob(token_id=one.token_id, token=one.token, logprob=one.logprob, top=top)
+def _logprob(logprob: TokenLogprob) -> pb.TokenLogprob:
+    top = [_logprob(other) for other in logprob.top]
+    return pb.TokenLogprob(token_id=logprob.token_id, token=logprob.token, logprob=logprob.logprob, top=top)

@@ -1,4 +1,4 @@
-"""The gRPC side: `pointsman.v1.Inference`, health and reflection."""
+"""The gRPC server: `pointsman.v1.Inference`, health and reflection."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from router.protocols.status import retry_after, status_of
 SERVICE = "pointsman.v1.Inference"
 
 _FOREVER_S = 365 * 86400.0
-"""grpc reports a deadline beyond this where the client set none."""
+"""grpc reports a deadline beyond this if the client set none."""
 
 Context = grpc.aio.ServicerContext[bytes, Any]
 
@@ -69,26 +69,26 @@ class GrpcServer:
         await self._server.start()
 
     async def report_health(self) -> None:
-        """Tell `grpc.health.v1` whether the router is ready now."""
+        """Report to `grpc.health.v1` whether the router is ready now."""
         status = health_pb2.HealthCheckResponse
         now = status.SERVING if self._gateway.is_ready() else status.NOT_SERVING
         for name in ("", SERVICE):
             await self._health.set(name, now)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls at once; end those that run after `grace_s`."""
+        """Reject new calls at once; end running ones after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
 
 class Inference:
-    """The methods of `pointsman.v1.Inference`. They take raw bytes, so that a wrong message is the client's mistake."""
+    """The methods of `pointsman.v1.Inference`. They take bytes, so that an invalid message is a client error."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """The methods by name. Where grpc parses requests itself, a wrong one is an INTERNAL error of the server."""
+        """The methods by name. If grpc parsed requests, an invalid one would be an INTERNAL error of the server."""
         stream, single = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": stream(self.generate, None, _serialize),
@@ -112,7 +112,7 @@ class Inference:
         return None
 
     async def count_tokens(self, raw: bytes, context: Context) -> Message | None:
-        """Count what a prompt takes, chat template included."""
+        """Count the tokens of a prompt, chat template included."""
         async with self._edge(context):
             tenant = identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
             message = pb.CountTokensRequest()
@@ -122,21 +122,23 @@ class Inference:
         return None
 
     async def list_models(self, raw: bytes, context: Context) -> Message | None:
-        """The models that the caller may use."""
+        """The models that the client may use."""
         async with self._edge(context):
             tenant = identify(key_in(_metadata(context)), self._gateway.config, self._gateway.keys)
             read_message(raw, pb.ListModelsRequest())
             models = self._gateway.models_for(tenant).values()
             listed = [
-                pb.ListModelsReply.Model(id=one.name, context_tokens=one.context_tokens or 0, backends=one.backends)
-                for one in models
+                pb.ListModelsReply.Model(
+                    id=model.name, context_tokens=model.context_tokens or 0, backends=model.backends
+                )
+                for model in models
             ]
             return pb.ListModelsReply(models=listed)
         return None
 
     @asynccontextmanager
     async def _edge(self, context: Context) -> AsyncIterator[None]:
-        """End the call with a status and trailing metadata when it fails."""
+        """End a failed call with a status and trailing metadata."""
         try:
             with outer_edge(self._gateway.observer):
                 yield
@@ -148,7 +150,7 @@ class Inference:
 
 
 class _GrpcCaller:
-    """What streaming and collecting callers share."""
+    """Common part of streaming and collecting callers."""
 
     def __init__(self, raw: bytes, context: Context, gateway: Gateway) -> None:
         self._raw, self._context = raw, context
@@ -157,11 +159,11 @@ class _GrpcCaller:
         self._placement: Placement | None = None
 
     def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - a call has one prompt
-        """Say at the end why it went there."""
+        """Add the explanation to the trailing metadata."""
         self._trail("pointsman-decision", as_header(explanation))
 
     def limited(self, standing: Standing) -> None:
-        """Say at the end what is left of its tenant's limits, under the names of the HTTP headers."""
+        """Add what is left of the tenant's limits to the trailing metadata, under the names of the HTTP headers."""
         for name, value in rate_limit_headers(standing).items():
             self._trail(name, value)
 
@@ -186,13 +188,13 @@ class _Streaming(_GrpcCaller):
         self._seen = False
 
     async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - a call has one prompt
-        """Remember where it goes, for the next reply."""
+        """Keep the placement for the next reply."""
         self._placement = placement
 
     async def write(self, index: int, delta: Delta) -> None:  # noqa: ARG002
-        """Send one piece; grpc makes it wait while the client reads slowly."""
+        """Send one piece; waits while the client reads slowly."""
         if delta.computed_tokens is not None:
-            # progress alone does not commit to a backend, so it comes without the Placement
+            # progress comes without the Placement: another backend may still be tried
             prompt_tokens = self._placement.request.prompt_tokens if self._placement else 0
             progress = pb.Progress(
                 computed_tokens=delta.computed_tokens, prompt_tokens=prompt_tokens, expected_s=delta.expected_s
@@ -219,7 +221,7 @@ class _Collecting(_GrpcCaller):
         self._usages: list[Usage] = []
 
     async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002
-        """Begin to collect anew."""
+        """Collect anew: the prompt goes to another backend."""
         self._placement = placement
         self._answers = [Answer() for _ in range(placement.request.sampling.choices)]
 
@@ -230,7 +232,7 @@ class _Collecting(_GrpcCaller):
             self._usages.append(delta.usage)
 
     def has_seen(self, index: int) -> bool:  # noqa: ARG002
-        """Never before the end."""
+        """False until the end."""
         return False
 
     def reply(self) -> pb.CompleteReply:

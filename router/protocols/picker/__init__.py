@@ -1,1 +1,1 @@
-"""The endpoint picker: tells a gateway where each request goes, and hears what came of it."""
+"""The endpoint picker: names an endpoint to a gateway for each request, and follows the answer."""

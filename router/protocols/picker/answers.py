@@ -1,4 +1,4 @@
-"""What a gateway passes on of an engine's answer, as Deltas: when tokens came, and what they cost. Pure but for memory.
+"""Parses an engine's answer as a gateway passes it on, into Deltas: times of tokens, and usage. Pure but for memory.
 
 Sources: OpenAI API reference, "Responses", "Streaming events"; Anthropic API reference, "Messages", version 2023-06-01.
 """
@@ -26,7 +26,7 @@ _ENDS = {"response.completed": "stop", "response.incomplete": "length"}
 
 
 def reader_of(path: str, backend: str, request: Request, *, is_streamed: bool) -> Answer:
-    """What reads the 200 of `backend` to a request to `path`, as server-sent events or whole."""
+    """The parser for a 200 of `backend` to a request to `path`, as server-sent events or whole."""
     if path in POOLED:
         return PooledAnswer(backend, path, prompt_tokens=request.prompt_tokens)
     if path == MESSAGES_PATH and is_streamed:
@@ -50,7 +50,7 @@ class ResponseEvents:
         return f"<ResponseEvents of {self._backend}: {'over' if self.is_over else 'open'}>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what an error event means."""
+        """The Deltas in `data`. Raises BackendFailed for invalid events, and the error in an error event."""
         for event in self._events.feed(data):
             if self.is_over:
                 return
@@ -61,26 +61,26 @@ class ResponseEvents:
             yield from deltas
 
     def end(self) -> Iterator[Delta]:
-        """Nothing more. Raises BackendFailed if the end came too early."""
+        """No Delta. Raises BackendFailed if the stream ended too early."""
         if not self.is_over:
             raise BackendFailed(f"{self._backend} ended its stream without response.completed")
         return iter(())
 
-    def _hear(self, said: Mapping[str, Any]) -> Iterator[Delta]:
-        kind = said["type"]
+    def _hear(self, event: Mapping[str, Any]) -> Iterator[Delta]:
+        kind = event["type"]
         if kind == "error":
-            raise error_in_stream(self._backend, said)
+            raise error_in_stream(self._backend, event)
         if kind == "response.failed":
-            raise error_in_stream(self._backend, said["response"].get("error") or {})
+            raise error_in_stream(self._backend, event["response"].get("error") or {})
         if kind in _ENDS:
             self.is_over = True
-            yield Delta(finish_reason=_ENDS[kind], usage=_usage_of(said["response"].get("usage") or {}))
-        elif kind.endswith(".delta") and isinstance(said.get("delta"), str):
-            yield Delta(text=said["delta"])
+            yield Delta(finish_reason=_ENDS[kind], usage=_usage_of(event["response"].get("usage") or {}))
+        elif kind.endswith(".delta") and isinstance(event.get("delta"), str):
+            yield Delta(text=event["delta"])
 
 
 class WholeAnswer:
-    """One JSON object of at most `limit_bytes` with its usage, as Responses and Anthropic's Messages answer."""
+    """One JSON object of at most `limit_bytes` with usage, as answered by Responses and Anthropic's Messages."""
 
     def __init__(self, backend: str, *, limit_bytes: int = 64 << 20) -> None:
         self.is_over = False
@@ -91,14 +91,14 @@ class WholeAnswer:
         return f"<WholeAnswer of {self._backend}: {len(self._whole)} bytes>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
-        """Nothing yet. Raises BackendFailed if the answer is too long."""
+        """No Delta yet. Raises BackendFailed if the answer is too long."""
         self._whole += data
         if len(self._whole) > self._limit_bytes:
             raise BackendFailed(f"{self._backend} answered more than {self._limit_bytes} bytes")
         return iter(())
 
     def end(self) -> Iterator[Delta]:
-        """Its usage. Raises BackendFailed at nonsense."""
+        """Its usage. Raises BackendFailed for an invalid answer."""
         try:
             usage = _usage_of(msgspec.json.decode(self._whole)["usage"])
         except _MISSHAPEN as error:
@@ -108,7 +108,7 @@ class WholeAnswer:
 
 
 def _usage_of(usage: Mapping[str, Any]) -> Usage:
-    """Usage as Responses tell it (cached tokens are among the input's) or Anthropic (they are beside them)."""
+    """Usage as in Responses (cached tokens are part of the input's) or Anthropic's API (they are separate)."""
     cached = int(usage.get("cache_read_input_tokens") or 0)
     prompt = int(usage.get("input_tokens") or 0) + cached + int(usage.get("cache_creation_input_tokens") or 0)
     details = usage.get("input_tokens_details") or {}
@@ -116,4 +116,4 @@ def _usage_of(usage: Mapping[str, Any]) -> Usage:
 
 
 def _nonsense(backend: str, data: bytes) -> BackendFailed:
-    return BackendFailed(f"{backend} answered nonsense: {data[:200].decode(errors='replace')}")
+    return BackendFailed(f"invalid answer from {backend}: {data[:200].decode(errors='replace')}")

@@ -1,4 +1,4 @@
-"""One request of a gateway as the pipeline sees it: who asks, and how the prompt gets to its backend."""
+"""One request of a gateway in the pipeline: its Caller, and its Carrier to the backend."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ T = TypeVar("T")
 MODELS_PATH = "/v1/models"
 
 _OURS = ("authorization", "x-api-key", "accept-encoding")
-"""Headers that end here: keys of our tenants, and what would hide an answer from whoever counts it."""
+"""Headers that are not passed on: keys of our tenants, and the one that would let the answer be compressed."""
 
 
 class PickedCall:
-    """Caller and Carrier of one request: the gateway goes to the backend, and what it tells of the answer counts."""
+    """Caller and Carrier of one request: the gateway sends it to the backend and passes the answer on."""
 
     def __init__(self, head: Head, phases: Phases, gateway: Gateway, *, deadline_s: float | None) -> None:
         headers = head.headers
@@ -63,7 +63,7 @@ class PickedCall:
         return f"<PickedCall {self.id} {self._path}, offered {list(self._phases.names) or 'nothing'}>"
 
     async def read(self) -> Ask:
-        """The body, parsed. Raises InvalidRequest, RequestTooLarge."""
+        """The parsed body. Raises InvalidRequest, RequestTooLarge."""
         if self._dialect is None or self._headers.get(":method", "POST") != "POST":
             what = f"{self._headers.get(':method', 'POST')} {self._path[:200]}"
             raise InvalidRequest(f"no endpoint is picked for {what}", hint=f"POST {', '.join(DIALECTS)}")
@@ -72,7 +72,7 @@ class PickedCall:
             raise InvalidRequest("the body cannot be read: it is compressed", hint="send it without content-encoding")
         large = len(raw) > INLINE_BYTES
         ask, self._body = await asyncio.to_thread(self._parsed, raw) if large else self._parsed(raw)
-        # all prompts of a call go where its longest goes
+        # all prompts of a call go to the backend of its longest prompt
         longest = max(range(len(ask.inputs)), key=lambda at: _size(ask.inputs[at]))
         return replace(
             ask,
@@ -84,43 +84,43 @@ class PickedCall:
         )
 
     def limited(self, standing: Standing) -> None:
-        """Say in the head of the answer what is left."""
+        """Add headers with what is left of the limits."""
         self._phases.adds |= rate_limit_headers(standing)
 
     def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - it goes to one endpoint
-        """Say in the head of the answer why it went there."""
+        """Add a header with the explanation of the choice."""
         self._phases.adds["x-pointsman-decision"] = as_header(explanation)
 
     async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002
-        """Say in the head of the answer as what it was placed."""
+        """Add headers with the placement."""
         self._phases.adds |= {
             "x-pointsman-class": placement.request.service_class,
             "x-pointsman-tenant": placement.request.tenant,
         }
 
     async def write(self, index: int, delta: Delta) -> None:
-        """Nothing: the gateway has passed it on already."""
+        """Do nothing: the gateway has passed it on already."""
 
     def has_seen(self, index: int) -> bool:  # noqa: ARG002
-        """Is it on its way? Then only the gateway itself can have moved it."""
+        """Whether the request was sent to the gateway. Then only the gateway itself can send it elsewhere."""
         return self._phases.is_sent and not self._is_moving
 
     @property
     def way(self) -> Hashable:
-        """The endpoints that it may reach."""
+        """The endpoints that it may use."""
         return (self._path, self._reach.subset, self._took)
 
     def seen(self, view: ClusterView) -> ClusterView:
-        """Without those that the gateway cannot reach; once it has chosen among those offered, with that one alone."""
+        """`view` without backends that the gateway cannot reach; once it has chosen one, with that backend alone."""
         if self._took is None:
             return self._reach.seen(view)
-        backends = (replace(one, unfit=None if one.name == self._took else "not_taken") for one in view.backends)
+        backends = (replace(each, unfit=None if each.name == self._took else "not_taken") for each in view.backends)
         return replace(view, backends=tuple(backends))
 
     async def carry(self, placed: Placed, backend: Backend, prompt: Prompt) -> AsyncIterator[Delta]:
-        """Send the gateway to `backend`, and read the answer along.
+        """Send the gateway to `backend`, and parse the answer as it passes.
 
-        Raises Unreached if it went to one of the others that were offered: that one is where the flight belongs.
+        Raises Unreached if it went to another one of the offered endpoints: the flight belongs to that one.
         """
         assert isinstance(backend, HttpBackend), f"{backend!r} has no endpoint"
         request = placed.bid.request
@@ -146,7 +146,7 @@ class PickedCall:
 
     @property
     def asks_for_models(self) -> bool:
-        """Is it a question that the router answers better than any endpoint?"""
+        """Whether the request lists models: then the router answers itself."""
         return self._headers.get(":method") == "GET" and self._path.endswith(MODELS_PATH)
 
     async def tell_models(self) -> None:
@@ -156,7 +156,7 @@ class PickedCall:
         await self._phases.say(immediate(200, body, {}, details="models"))
 
     async def fail(self, error: ExpectedError) -> bool:
-        """Answer with `error` instead of an endpoint; False if an answer is on its way already, which goes on."""
+        """Answer with `error` instead of an endpoint; False if an answer is on its way already, and continues."""
         if self._phases.response.done() and not isinstance(error, DeadlineExceeded):
             return False
         failure = (self._dialect.failure if self._dialect is not None else openai_failure)(error)
@@ -173,7 +173,7 @@ class PickedCall:
         return self._dialect.parse(body, self._headers), body
 
     def _objective(self) -> str | None:
-        """The objective that the request names, where it is a class of ours; in a cluster others may have the same."""
+        """The objective that the request names, if it is a class of ours; a cluster may have others of that name."""
         named = self._headers.get(OBJECTIVE)
         return named if named in self._gateway.config.classes else None
 
@@ -185,16 +185,16 @@ class PickedCall:
         body = _rewritten(raw, self._body, forward.fields)
         headers = {**forward.headers, **prompt.headers}
         if body is not None and not phases.modes.is_duplex:
-            # with a buffered body the length is ours to say
+            # the new length of a buffered body must be given
             headers["content-length"] = str(len(body))
-        # from here on whoever looks takes it for sent: the gateway may be faster than we are
+        # set before sending: the gateway may answer before `say` returns
         phases.is_sent = True
         where = Destination(tuple(phases.names), headers, _OURS, body)
         for answer in picked(where, raw, phases.modes, ended_by=ended_by):
             await phases.say(answer)
 
     def _heed(self, head: ResponseHead, backend: HttpBackend) -> None:
-        """Raise Unreached if the gateway has found another endpoint than that of `backend`, for it to count there."""
+        """Raise Unreached if the gateway used another endpoint than that of `backend`, so that it counts there."""
         took = None if head.served is None else self._phases.names.get(head.served)
         if took is None or took == backend.name or self._took is not None:
             return
@@ -211,17 +211,17 @@ class PickedCall:
         return await self._soon(self._phases.pieces.get(), backend, forward)
 
     async def _soon(self, coming: Awaitable[T], backend: HttpBackend, forward: Forward) -> T:
-        """What is `coming`, but for a silence that no answer has. Raises BackendFailed."""
+        """The result of `coming`. Raises BackendFailed after a silence of `forward.idle_s`."""
         try:
             async with asyncio.timeout(forward.idle_s):
                 return await coming
         except TimeoutError as error:
-            hint = "options.idle_s is how long it may be silent"
+            hint = "options.idle_s limits its silence"
             raise BackendFailed(f"{backend.name} was silent for {forward.idle_s:g} s", hint=hint) from error
 
 
 def _rewritten(raw: bytes, body: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes | None:
-    """`raw`, which says `body`, as the backend is to get it; None if it stays as it came."""
+    """`raw` (parsed: `body`) with the backend's own `fields`; None if it stays unchanged."""
     changed = {name: value for name, value in fields.items() if body.get(name) != value}
     if not changed and not maybe_twice(raw, fields.keys() & body.keys()):
         return None

@@ -1,4 +1,4 @@
-"""Which backends a gateway can send a request to. Pure."""
+"""The backends that a gateway can send a request to. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from backends.http.backend import HttpBackend
 from policies.nouns import ClusterView, Decision
 
 MOST_FALLBACKS = 2
-"""Endpoints that are named behind the chosen one, for gateways that retry."""
+"""Most endpoints named behind the chosen one, for gateways that retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where a request to `path` may go: to every endpoint that serves it, or to those in `subset` (ip:port, or ip).
+    """The endpoints for a request to `path`: all that serve it, or those in `subset` (ip:port, or ip).
 
     `backend_of` gives the backend of a name.
     """
@@ -39,18 +39,19 @@ class Reach:
         return None
 
     def seen(self, view: ClusterView) -> ClusterView:
-        """`view` with those marked that cannot get the request."""
-        return replace(view, backends=tuple(replace(one, unfit=self.unfit(one.name)) for one in view.backends))
+        """`view` with a mark on each backend that cannot get the request."""
+        return replace(view, backends=tuple(replace(each, unfit=self.unfit(each.name)) for each in view.backends))
 
     def named(self, decision: Decision, chosen: HttpBackend) -> dict[str, str]:
-        """Endpoint -> name of the `chosen` backend, and then of the next best that are sent the very same."""
+        """Endpoint -> name of the `chosen` backend, then of the next best that take the same request unchanged."""
         ranked = sorted(decision.scores, key=lambda pair: -pair[1])
-        others = [one for name, _ in ranked if name != chosen.name and (one := self._there(name)) is not None]
-        alike = [one for one in others if one.is_like(chosen)]
-        return {one.endpoint: one.name for one in (chosen, *alike[:MOST_FALLBACKS]) if one.endpoint is not None}
+        others = [found for name, _ in ranked if name != chosen.name and (found := self._there(name)) is not None]
+        alike = [backend for backend in others if backend.is_like(chosen)]
+        best = (chosen, *alike[:MOST_FALLBACKS])
+        return {backend.endpoint: backend.name for backend in best if backend.endpoint is not None}
 
     def _there(self, name: str) -> HttpBackend | None:
-        """The backend `name`; None if it has left since it was looked at, or is none over HTTP."""
+        """The backend `name`; None if it has left since the decision, or does not use HTTP."""
         try:
             backend = self.backend_of(name)
         except KeyError:

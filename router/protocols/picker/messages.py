@@ -1,4 +1,4 @@
-"""The messages of external processing, read and made. Pure.
+"""Parses and makes the messages of external processing. Pure.
 
 Sources: Envoy 1.40, `envoy/service/ext_proc/v3/external_processor.proto` and the filter's `processing_mode.proto`;
 Gateway API Inference Extension, proposal 004 "Endpoint Picker Protocol" 1.0.0.
@@ -18,7 +18,7 @@ from router.protocols.picker.envoy import http_status_pb2 as http
 from router.protocols.picker.envoy.processing_mode_pb2 import ProcessingMode
 
 DESTINATION = "x-gateway-destination-endpoint"
-"""The header, and the key in the metadata, that names the endpoints to take, the best first."""
+"""Header, and key in the metadata, with the endpoints to use, the best first."""
 
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
@@ -29,7 +29,7 @@ SUBSET_HINT = "envoy.lb.subset_hint"
 """Namespaces of metadata."""
 
 MOST_PIECE_BYTES = 62 << 10
-"""Envoy advises to send bodies in pieces of at most 64 KiB; a message has a few bytes around its piece."""
+"""Envoy recommends pieces of at most 64 KiB for bodies; a message has a few bytes around its piece."""
 
 _OVERWRITE = core.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
@@ -38,7 +38,7 @@ Answer = pb.ProcessingResponse
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """How bodies come. `is_duplex`: in pieces, and nothing is to be answered before all of it was seen."""
+    """How bodies are sent. `is_duplex`: in pieces, and the picker may not answer before it has seen them all."""
 
     is_duplex: bool = True
     is_response_duplex: bool = True
@@ -46,9 +46,9 @@ class Modes:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a request goes and what changes on the way: `endpoints`, the best first, headers, and the `body`.
+    """The endpoints for a request, the best first, and the changes to it: headers, and the `body`.
 
-    None: the body stays as it came.
+    `body` None: unchanged.
     """
 
     endpoints: tuple[str, ...]
@@ -58,9 +58,9 @@ class Destination:
 
 
 def modes_of(message: pb.ProcessingRequest) -> Modes:
-    """How the gateway that began with `message` sends bodies; one that does not tell keeps to the picker protocol.
+    """How the gateway sends bodies, from its first `message`; by default as the picker protocol requires.
 
-    Raises ValueError with a sentence for a mode in which nothing can be picked or nothing can be counted.
+    Raises ValueError with a sentence for a mode in which no endpoint can be picked or no answer counted.
     """
     if message.observability_mode:
         raise ValueError("an endpoint picker cannot run in observability_mode")
@@ -78,36 +78,36 @@ def modes_of(message: pb.ProcessingRequest) -> Modes:
 def headers_in(headers: core.HeaderMap) -> dict[str, str]:
     """Name in lower case -> value; values of one name are joined by commas (RFC 9110, 5.3)."""
     found: dict[str, str] = {}
-    for one in headers.headers:
-        name, value = one.key.lower(), one.raw_value.decode("latin-1") or one.value
+    for header in headers.headers:
+        name, value = header.key.lower(), header.raw_value.decode("latin-1") or header.value
         found[name] = f"{found[name]}, {value}" if name in found else value
     return found
 
 
 def subset_in(message: pb.ProcessingRequest) -> frozenset[str] | None:
-    """The endpoints that the gateway allows, as ip:port or ip; None where it allows all, empty where it allows none.
+    """The endpoints that the gateway allows, as ip:port or ip; None if it allows all, empty if it allows none.
 
     They come as a list or, from filters that make metadata of headers, as one text with commas.
     """
-    told = _metadata(message, SUBSET_HINT)
-    if SUBSET not in told:
+    metadata = _metadata(message, SUBSET_HINT)
+    if SUBSET not in metadata:
         return None
-    given = told[SUBSET]
+    given = metadata[SUBSET]
     listed = given if isinstance(given, list) else [given]
-    texts = (text for one in listed if isinstance(one, str) for text in one.split(","))
+    texts = (part for text in listed if isinstance(text, str) for part in text.split(","))
     return frozenset(text.strip() for text in texts if text.strip())
 
 
 def served_in(message: pb.ProcessingRequest) -> str | None:
-    """The endpoint that served the request, where the gateway tells."""
-    told = _metadata(message, LB).get(SERVED)
-    return told if isinstance(told, str) and told else None
+    """The endpoint that served the request, if the gateway reports it."""
+    served = _metadata(message, LB).get(SERVED)
+    return served if isinstance(served, str) and served else None
 
 
 def picked(destination: Destination, body: bytes, modes: Modes, *, ended_by: str) -> Iterator[Answer]:
-    """What sends a request, whose `body` came whole, to its `destination`.
+    """The answers that send a request with the complete `body` to its `destination`.
 
-    `ended_by` says what ended the request: its `headers`, its `body` or its `trailers`.
+    `ended_by` is the last part of the request: its `headers`, its `body` or its `trailers`.
     """
     common = pb.CommonResponse(header_mutation=_mutation(destination), clear_route_cache=True)
     chosen = Struct()
@@ -127,36 +127,36 @@ def picked(destination: Destination, body: bytes, modes: Modes, *, ended_by: str
 
 
 def go_on(phase: str, adds: Mapping[str, str] | None = None) -> Answer:
-    """The answer to `phase` that changes nothing, but for headers that it `adds`."""
+    """The answer to `phase` that changes nothing, except for headers that it `adds`."""
     answer = Answer()
-    said = getattr(answer, phase)
-    said.SetInParent()
+    reply = getattr(answer, phase)
+    reply.SetInParent()
     if adds:
-        said.response.header_mutation.set_headers.extend(_set(adds))
+        reply.response.header_mutation.set_headers.extend(_set(adds))
     return answer
 
 
 def passed_on(piece: pb.HttpBody, modes: Modes) -> Answer:
-    """The answer to a piece of a response that sends it on as it is."""
+    """The answer to a piece of a response that passes it on unchanged."""
     if not modes.is_response_duplex:
         return go_on("response_body")
     return Answer(response_body=_streamed(piece.body, is_last=piece.end_of_stream))
 
 
 def immediate(status: int, body: bytes, headers: Mapping[str, str], *, details: str) -> Answer:
-    """The answer in the place of an endpoint's; `details` go to the gateway's log."""
-    # an open enum: what Envoy knows and this subset does not passes all the same
+    """The reply to the client in place of an endpoint's answer; `details` go to the gateway's log."""
+    # an open enum: Envoy accepts codes that this subset of the protocol does not name
     code = http.HttpStatus(code=status)  # type: ignore[arg-type]
-    said = {"content-type": "application/json", **headers}
-    mutation = pb.HeaderMutation(set_headers=_set(said))
+    all_headers = {"content-type": "application/json", **headers}
+    mutation = pb.HeaderMutation(set_headers=_set(all_headers))
     return Answer(immediate_response=pb.ImmediateResponse(status=code, headers=mutation, body=body, details=details))
 
 
 def _mutation(destination: Destination) -> pb.HeaderMutation:
-    # a client that names its own endpoint is not heard: the header is overwritten
-    said = {DESTINATION: ",".join(destination.endpoints), **destination.headers}
-    removed = [name for name in destination.removed if name not in said]
-    return pb.HeaderMutation(set_headers=_set(said), remove_headers=removed)
+    # overwrite the header, so that a client cannot name its own endpoint
+    changed = {DESTINATION: ",".join(destination.endpoints), **destination.headers}
+    removed = [name for name in destination.removed if name not in changed]
+    return pb.HeaderMutation(set_headers=_set(changed), remove_headers=removed)
 
 
 def _set(headers: Mapping[str, str]) -> Collection[core.HeaderValueOption]:
@@ -180,6 +180,6 @@ def _streamed(body: bytes, *, is_last: bool) -> pb.BodyResponse:
 
 
 def _metadata(message: pb.ProcessingRequest, namespace: str) -> dict[str, object]:
-    told = message.metadata_context.filter_metadata
-    # a map of messages: to ask for one that is not there would make it
-    return MessageToDict(told[namespace]) if namespace in told else {}
+    metadata = message.metadata_context.filter_metadata
+    # a protobuf map of messages: reading a missing key would add it
+    return MessageToDict(metadata[namespace]) if namespace in metadata else {}

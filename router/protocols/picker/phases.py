@@ -1,4 +1,4 @@
-"""One HTTP request as a gateway tells of it, phase by phase, and what is answered at once."""
+"""One HTTP request of a gateway, phase by phase, with the answers that need no decision."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from router.protocols.picker.envoy import external_processor_pb2 as pb
 from router.protocols.picker.messages import Answer, Modes, go_on, headers_in, modes_of, passed_on, served_in, subset_in
 
 MOST_WAITING_PIECES = 64
-"""Pieces of a response that wait to be read, of 64 KiB at most as Envoy cuts them; then the gateway waits."""
+"""Most pieces of a response that wait to be parsed, each at most 64 KiB as Envoy cuts them; then the gateway waits."""
 
 Say = Callable[[Answer], Awaitable[None]]
 
 
 class OutOfOrder(Exception):
-    """The gateway said something that has no place there. Its message is for whoever set the gateway up."""
+    """A message of the gateway is out of order. The error's text is for the gateway's operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of the request. `subset` are the endpoints that the gateway allows, None for all."""
+    """The head of the request. `subset` has the endpoints that the gateway allows, None for all."""
 
     headers: Mapping[str, str]
     subset: frozenset[str] | None
@@ -31,7 +31,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """The head of the response, and which endpoint it came from, where the gateway tells."""
+    """The head of the response, and the endpoint that it came from, if the gateway reports it."""
 
     status: int
     headers: Mapping[str, str]
@@ -39,7 +39,7 @@ class ResponseHead:
 
 
 class Pieces:
-    """The body of a response on its way to whoever reads it. Bounded: who writes waits while nobody reads."""
+    """The body of a response on its way to its reader. Bounded: the writer waits if the reader is slow."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING_PIECES)
@@ -55,7 +55,7 @@ class Pieces:
             await self._queue.put(piece)
 
     def end(self) -> None:
-        """There is no more. Whoever says so need not stay until it was heard."""
+        """Mark the end. Does not wait until the reader has reached it."""
         self.is_ended = True
         if self._queue.empty():
             self._queue.put_nowait(None)
@@ -65,7 +65,7 @@ class Pieces:
         return None if self.is_ended and self._queue.empty() else await self._queue.get()
 
     def leave(self) -> None:
-        """Nobody reads any more: whoever writes never waits again."""
+        """The reader has left: the writer never waits again."""
         self._is_left = True
         while not self._queue.empty():
             self._queue.get_nowait()
@@ -74,9 +74,9 @@ class Pieces:
 class Phases:
     """Takes a gateway's messages in their order, and gives `head`, the whole `body`, the `response` and its `pieces`.
 
-    What needs no decision is answered at once by `say`, so that an answer flows whether or not it is understood here.
-    `adds` are headers for the response, `names` the backends behind the endpoints that were offered. `on_early` is
-    called when a response comes before the request was sent anywhere: the gateway gave up on it and answered by itself.
+    `say` answers messages that need no decision at once, so that an answer passes even if it cannot be parsed.
+    `adds` are headers for the response, `names` the backends of the offered endpoints. `on_early` is
+    called if a response comes before the request was sent on: the gateway gave up on it and answered by itself.
     """
 
     def __init__(self, say: Say, *, most_bytes: int, on_early: Callable[[], None]) -> None:
@@ -97,10 +97,10 @@ class Phases:
         return f"<Phases {len(self._raw)} bytes, ended by {self.ended_by}, {'sent' if self.is_sent else 'not sent'}>"
 
     async def take(self, message: pb.ProcessingRequest) -> None:
-        """Hear one message. Raises OutOfOrder."""
+        """Process one message. Raises OutOfOrder."""
         phase = message.WhichOneof("request")
         if phase is None:
-            raise OutOfOrder("the message holds nothing that is known here")
+            raise OutOfOrder("the message has no known part")
         if (self.head is None) != (phase == "request_headers"):
             raise OutOfOrder(f"{phase} came {'before' if self.head is None else 'after'} request_headers")
         await getattr(self, f"_{phase}")(message)
@@ -114,7 +114,7 @@ class Phases:
         if message.request_headers.end_of_stream:
             self._end_request("headers")
         elif not self.modes.is_duplex:
-            # only then comes the body
+            # the body comes only after this answer
             await self.say(go_on("request_headers"))
 
     async def _request_body(self, message: pb.ProcessingRequest) -> None:
@@ -126,7 +126,7 @@ class Phases:
         elif not self.body.done():
             hint = "shorten the prompt, or raise server.max_body"
             self.body.set_exception(RequestTooLarge(f"the body is larger than {self._most_bytes} bytes", hint=hint))
-            # who was refused before never asks for it
+            # a call that was rejected before never asks for the body
             self.body.exception()
         if piece.end_of_stream or not self.modes.is_duplex:
             self._end_request("body")

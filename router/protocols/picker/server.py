@@ -1,4 +1,4 @@
-"""The endpoint picker's port: Envoy's external processing, and health as the picker protocol wants it.
+"""The endpoint picker's port: Envoy's external processing, and health as the picker protocol requires it.
 
 Source: Gateway API Inference Extension, proposal 004 "Endpoint Picker Protocol" 1.0.0, "Health Checking".
 """
@@ -25,10 +25,10 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS, READINESS = "liveness", "readiness"
 
 _MESSAGE_BYTES = 64 << 10
-"""What a message has beside the body: headers, for the most part."""
+"""Room in a message beside the body, mostly for headers."""
 
 _FOREVER_S = 365 * 86400.0
-"""grpc reports a deadline beyond this where the gateway set none."""
+"""grpc reports a deadline beyond this if the gateway set none."""
 
 Context = grpc.aio.ServicerContext[bytes, Any]
 
@@ -38,12 +38,12 @@ class PickerServer:
 
     def __init__(self, gateway: Gateway, address: str, *, shared: bool = False) -> None:
         self._gateway, self._address, self.port = gateway, address, 0
-        # a body that is buffered comes in one message; one that is too large is to be refused in words
+        # a buffered body comes in one message; one that is too large must still be read to be rejected with a reason
         most_bytes = 2 * gateway.config.server.max_body_bytes + _MESSAGE_BYTES
         options = (("grpc.max_receive_message_length", most_bytes), ("grpc.so_reuseport", int(shared)))
         self._server = grpc.aio.server(options=options)
         self._health = health.aio.HealthServicer()
-        # messages come as bytes: where grpc parses them itself, a wrong one is an INTERNAL error of ours
+        # messages are taken as bytes: if grpc parsed them, an invalid one would be an INTERNAL error of ours
         stream = grpc.stream_stream_rpc_method_handler
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Process": stream(self.process, None, Answer.SerializeToString)
@@ -61,14 +61,14 @@ class PickerServer:
         await self._server.start()
 
     async def report_health(self) -> None:
-        """Tell `grpc.health.v1` that the process lives, and whether requests can be placed now."""
+        """Report to `grpc.health.v1` that the process lives, and whether requests can be placed now."""
         status = health_pb2.HealthCheckResponse
         ready = status.SERVING if self._gateway.is_ready() else status.NOT_SERVING
         for name, now in {LIVENESS: status.SERVING, READINESS: ready, SERVICE: ready, "": ready}.items():
             await self._health.set(name, now)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new streams at once; end those that run after `grace_s`."""
+        """Reject new streams at once; end running ones after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
@@ -81,7 +81,7 @@ class PickerServer:
 
 
 class _Conversation:
-    """One stream: a task that hears what the gateway says, and one that is the call in the pipeline."""
+    """One stream: a task that reads the gateway's messages, and one that runs the call in the pipeline."""
 
     def __init__(self, gateway: Gateway, context: Context) -> None:
         self._gateway, self._context = gateway, context
@@ -91,7 +91,7 @@ class _Conversation:
         self._phases = Phases(self._say, most_bytes=most_bytes, on_early=self._give_up)
 
     async def hold(self, messages: AsyncIterator[bytes]) -> None:
-        """Until the gateway ends it, or has got an answer instead of an endpoint. Raises OutOfOrder."""
+        """Run until the gateway ends the stream, or has got a reply in place of an endpoint. Raises OutOfOrder."""
         await self._hear(messages, most=1)
         if self._phases.head is None:
             return
@@ -105,7 +105,7 @@ class _Conversation:
                 await hearing
         finally:
             hearing.cancel()
-            # who has heard the whole answer counts it, whatever becomes of the stream
+            # a call that has read the whole answer counts it, even if the stream failed
             if not self._phases.pieces.is_ended:
                 call.cancel()
             await asyncio.gather(hearing, call, return_exceptions=True)
@@ -117,13 +117,13 @@ class _Conversation:
             try:
                 message.ParseFromString(raw)
             except DecodeError as error:
-                raise OutOfOrder(f"this is no ProcessingRequest: {error}") from error
+                raise OutOfOrder(f"this is not a ProcessingRequest: {error}") from error
             await self._phases.take(message)
             if most is not None:
                 return
 
     async def _serve(self, call: PickedCall) -> bool:
-        """Run the call; was it answered in the place of an endpoint?"""
+        """Run the call; returns whether it was answered in place of an endpoint."""
         try:
             if call.asks_for_models:
                 await call.tell_models()
@@ -136,7 +136,7 @@ class _Conversation:
         return False
 
     async def _say(self, answer: Answer) -> None:
-        # grpc takes one message at a time, and both tasks have some
+        # grpc takes one message at a time, and both tasks send some
         async with self._speaking:
             await self._context.write(answer)
 

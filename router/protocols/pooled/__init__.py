@@ -1,1 +1,1 @@
-"""Embeddings and reranking: answers that are vectors or scores."""
+"""Embeddings and reranking: answers of vectors or scores."""

@@ -1,4 +1,4 @@
-"""Calls that draw nothing as dialects: one call is one Request, however many texts it holds, and is answered whole."""
+"""Dialects of calls without generated tokens: one call is one Request, however many texts it has, answered whole."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ MOST_TEXTS = 2048
 
 
 class PooledDialect:
-    """One endpoint: `read` makes an Ask of its bodies; its answers are the backend's own."""
+    """One endpoint: `read` makes an Ask of a body; the answer is the backend's own."""
 
     def __init__(self, prefix: str, read: Callable[[Mapping[str, Any], Mapping[str, str]], Ask]) -> None:
         self.prefix, self._read = prefix, read
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-        """What `body` asks for. Raises InvalidRequest."""
+        """The Ask of `body`. Raises InvalidRequest."""
         return self._read(body, headers)
 
     def stream(self, head: Head, ask: Ask) -> NoReturn:
-        """Never: such an Ask is not streamed."""
+        """Never called: such an Ask is not streamed."""
         raise NotImplementedError
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:  # noqa: ARG002 - it is in the body
-        """The backend's own reply, under the name that the client knows the model by."""
+        """The backend's own reply, with the model's name for the client."""
         (answer,) = answers
         if not answer.body:
-            raise BackendFailed("the backend drew tokens where none were asked for")
+            raise BackendFailed("the backend generated tokens for a call without any")
         reply = msgspec.json.decode(answer.body, type=dict[str, msgspec.Raw])
         return msgspec.json.encode({**reply, "model": head.model})
 
@@ -53,13 +53,13 @@ def pooled_ask(
     measured: Input,
     needs: frozenset[Capability],
 ) -> Ask:
-    """An Ask of `path` for `body` as it came, measured by `measured`."""
+    """An Ask of `path` for the original `body`, measured by `measured`."""
     return Ask(
         model=model,
         inputs=(measured,),
         bodies=(body,),
         path=path,
-        # nothing is drawn; one is the least that a plan knows
+        # no token is generated; 1 is the least that a plan allows
         max_new_tokens=1,
         needs=needs,
         priority=headers.get("x-pointsman-priority") or None,

@@ -39,7 +39,7 @@ def embeddings_dialect() -> PooledDialect:
 
 
 def embeddings_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-    """What a body of /v1/embeddings asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    """The Ask of a body of /v1/embeddings. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, EmbeddingsBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     measured = _measured(fields.input)
     needs = {Capability.EMBEDDINGS} | ({Capability.TOKEN_IDS} if isinstance(measured, bytes) else set())
@@ -49,7 +49,7 @@ def embeddings_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
 
 
 def _measured(given: str | Sequence[Any]) -> Input:
-    """All of `given` as one input, by which the call is measured; the body that is sent keeps what came."""
+    """All of `given` as one input, to measure the call; the backend gets the original body."""
     if isinstance(given, str):
         return _checked(given)
     kinds = set(map(type, given))
@@ -58,7 +58,7 @@ def _measured(given: str | Sequence[Any]) -> Input:
         raise InvalidRequest(f"input: {len(given)} texts are too many", hint=hint, param="input")
     if kinds == {str}:
         return _checked("\n".join(given))
-    ids: list[Any] = list(given) if kinds == {int} else [one for ids in given if isinstance(ids, list) for one in ids]
+    ids: list[Any] = list(given) if kinds == {int} else [id_ for ids in given if isinstance(ids, list) for id_ in ids]
     if kinds not in ({int}, {list}) or set(map(type, ids)) != {int}:
         raise InvalidRequest("input: neither texts nor token ids", hint=_INPUT, param="input")
     try:

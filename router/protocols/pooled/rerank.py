@@ -1,4 +1,4 @@
-"""Documents and texts scored against a query, as dialects: Jina's and Cohere's rerank, vLLM's score.
+"""Dialects that score documents and texts against a query: Jina's and Cohere's rerank, vLLM's score.
 
 Source: vLLM documentation, "Pooling Models" (Re-rank API, Score API); Cohere API reference, "Rerank".
 """
@@ -25,13 +25,13 @@ _HINTS = {
 }
 _ELSEWHERE = "see the server's API reference for this field"
 _TEXTS = ("text_1", "text_2", "queries", "documents", "data_1", "data_2", "query", "items")
-"""Members of a body of /v1/score that hold texts, by the names of all versions."""
+"""Fields of a body of /v1/score with texts, by the names of all versions."""
 
 _NEEDS = frozenset({Capability.RERANK})
 
 
 class RerankBody(msgspec.Struct, kw_only=True):
-    """`POST /v1/rerank`. Documents may be objects with a `text`, or whatever else the server reads."""
+    """`POST /v1/rerank`. Documents may be objects with a `text`, or anything else that the server accepts."""
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
     query: Annotated[str, Meta(min_length=1)] | dict[str, Any]
@@ -56,14 +56,14 @@ def score_dialect() -> PooledDialect:
 
 
 def rerank_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-    """What a body of /v1/rerank asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    """The Ask of a body of /v1/rerank. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, RerankBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     measured = _texts_in([fields.query, fields.documents])
     return pooled_ask(body, headers, path=RERANK_PATH, model=fields.model, measured=measured, needs=_NEEDS)
 
 
 def score_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-    """What a body of /v1/score asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    """The Ask of a body of /v1/score. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, ScoreBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     measured = _texts_in([body.get(name) for name in _TEXTS])
     if not measured:
@@ -72,14 +72,14 @@ def score_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     return pooled_ask(body, headers, path=SCORE_PATH, model=fields.model, measured=measured, needs=_NEEDS)
 
 
-def _texts_in(said: Any) -> str:
-    """All texts in `said`, however deep, a line each."""
-    texts, rest = [], [said]
+def _texts_in(value: Any) -> str:
+    """All texts in `value`, however deep, a line each."""
+    texts, rest = [], [value]
     while rest:
-        one = rest.pop()
-        if isinstance(one, str) and one:
-            texts.append(one)
-        elif isinstance(one, list | dict):
-            # the last is looked at next
-            rest.extend(reversed(list(one.values()) if isinstance(one, dict) else one))
+        item = rest.pop()
+        if isinstance(item, str) and item:
+            texts.append(item)
+        elif isinstance(item, list | dict):
+            # popped from the end, so the first item comes next
+            rest.extend(reversed(list(item.values()) if isinstance(item, dict) else item))
     return "\n".join(texts)

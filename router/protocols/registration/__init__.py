@@ -1,1 +1,1 @@
-"""How backends announce themselves to a router."""
+"""Registration of backends that announce themselves."""

@@ -1,4 +1,4 @@
-"""Which pool takes a backend that announces itself, and what its address is there."""
+"""Finds the pool of a backend that announces itself, and checks its address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pools_of_kind(gateway: Gateway, kind: str) -> list[PoolSpec]:
 
 
 def pool_for(gateway: Gateway, kind: str, models: Sequence[str]) -> PoolSpec:
-    """The pool of `kind` that asks for one of `models`; where one pool is all there is, that one.
+    """The pool of `kind` with one of `models`; the only pool of that kind fits any model.
 
     Raises InvalidRequest if there is none.
     """
@@ -26,13 +26,13 @@ def pool_for(gateway: Gateway, kind: str, models: Sequence[str]) -> PoolSpec:
     fitting = [pool for pool in pools if {*pool.models.values(), pool.model} & set(models)]
     chosen = fitting[0] if fitting else pools[0] if len(pools) == 1 else None
     if chosen is None:
-        hint = f"write a pool with kind: {kind}, register: true and this model"
-        raise InvalidRequest(f"no pool takes a server of {', '.join(models)[:200] or 'no model'}", hint=hint)
+        hint = f"add a pool with kind: {kind}, register: true and this model"
+        raise InvalidRequest(f"there is no pool for a server of {', '.join(models)[:200] or 'no model'}", hint=hint)
     return chosen
 
 
 def address_in(pool: PoolSpec, text: str) -> str:
-    """`text` as an address of `pool`'s kind. Raises InvalidRequest."""
+    """`text` as an address for the kind of `pool`. Raises InvalidRequest."""
     try:
         return (read_address if pool.kind in AT_HOST_AND_PORT else read_url)(text)
     except ValueError as error:

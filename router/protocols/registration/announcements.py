@@ -1,4 +1,4 @@
-"""Where backends announce themselves, at the operators' port: our shards, and LMDeploy's servers as to its own proxy.
+"""Calls of the admin port for backends that announce themselves: our shards, and LMDeploy's servers.
 
 Source: LMDeploy's proxy (lmdeploy/serve/proxy/proxy.py): POST /nodes/add, POST /nodes/remove, GET /nodes/status.
 """
@@ -26,7 +26,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Announcement(msgspec.Struct):
-    """A backend of `pool` is at `address`, and says so again within `ttl_s`."""
+    """A backend of `pool` is at `address`, and renews this within `ttl_s`."""
 
     pool: str
     address: str
@@ -34,7 +34,7 @@ class Announcement(msgspec.Struct):
 
 
 class NodeStatus(msgspec.Struct):
-    """What LMDeploy says of a server; the rest of it is not needed here."""
+    """The used part of LMDeploy's status of a server."""
 
     models: list[str] | None = None
 
@@ -47,7 +47,7 @@ class Node(msgspec.Struct):
 
 
 def announcements(gateway: Gateway) -> Sequence[web.RouteDef]:
-    """The routes, for an application that lets in only who may."""
+    """The routes, for an application that checks keys."""
     return (
         web.post("/backends/register", _registering(gateway)),
         web.post("/backends/unregister", _unregistering(gateway)),
@@ -60,21 +60,21 @@ def announcements(gateway: Gateway) -> Sequence[web.RouteDef]:
 
 def _registering(gateway: Gateway) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        said = await _read(request, Announcement)
-        if not 0 < said.ttl_s <= LONGEST_TTL_S:
-            raise InvalidRequest(f"ttl_s is {said.ttl_s:g}", hint="more than 0, at most 3600", param="ttl_s")
-        pool = _pool(gateway, said.pool)
-        gateway.finding.registries[pool.name].register(address_in(pool, said.address), ttl_s=said.ttl_s)
-        return _json({"ttl_s": said.ttl_s})
+        announcement = await _read(request, Announcement)
+        if not 0 < announcement.ttl_s <= LONGEST_TTL_S:
+            raise InvalidRequest(f"ttl_s is {announcement.ttl_s:g}", hint="more than 0, at most 3600", param="ttl_s")
+        pool = _pool(gateway, announcement.pool)
+        gateway.finding.registries[pool.name].register(address_in(pool, announcement.address), ttl_s=announcement.ttl_s)
+        return _json({"ttl_s": announcement.ttl_s})
 
     return handle
 
 
 def _unregistering(gateway: Gateway) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        said = await _read(request, Announcement)
-        pool = _pool(gateway, said.pool)
-        known = gateway.finding.registries[pool.name].unregister(address_in(pool, said.address))
+        announcement = await _read(request, Announcement)
+        pool = _pool(gateway, announcement.pool)
+        known = gateway.finding.registries[pool.name].unregister(address_in(pool, announcement.address))
         return _json({"known": known})
 
     return handle
@@ -99,7 +99,7 @@ def _adding(gateway: Gateway) -> Handler:
 
 def _removing(gateway: Gateway) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        # older servers say it in the query
+        # older servers send it in the query
         url = request.query.get("node_url") or (await _read(request, Node)).url
         for pool in pools_of_kind(gateway, "lmdeploy"):
             gateway.finding.registries[pool.name].unregister(address_in(pool, url))
@@ -137,7 +137,7 @@ async def _read(request: web.Request, kind: type[T]) -> T:
     try:
         return decode_json(await request.read(), kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body cannot be understood: {error}") from error
+        raise InvalidRequest(f"the body cannot be read: {error}") from error
 
 
 def _json(body: Any) -> web.Response:

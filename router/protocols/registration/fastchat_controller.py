@@ -1,7 +1,7 @@
-"""FastChat's controller, as its workers see it, at the operators' port: they register here, beat, and get requests.
+"""FastChat's controller for its workers, at the admin port: workers register here, send heart beats, and get requests.
 
-Start a worker with `--controller-address http://any:KEY@router:9000` and it belongs to a pool of kind `fastchat`, until
-it has not beaten for 90 s.
+Start a worker with `--controller-address http://any:KEY@router:9000`; it then belongs to a pool of kind `fastchat`
+until it has sent no heart beat for 90 s.
 
 Source: FastChat 0.2.36, its controller's HTTP API.
 """
@@ -48,17 +48,17 @@ class _Wanted(msgspec.Struct):
 
 
 AskStatus = Callable[[str], Awaitable[_Status | None]]
-"""(a worker's address) -> what it says of itself; None if it does not answer."""
+"""(a worker's address) -> its status; None if it does not answer."""
 
 
 class FastChatPools:
-    """Hears of workers and lets them announce themselves to the pools of kind `fastchat`."""
+    """A listener of workers that announces them to the pools of kind `fastchat`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def joined(self, worker: Worker) -> None:
-        """As WorkerListener. Raises InvalidRequest if no pool takes it, Overloaded if that pool is full."""
+        """As WorkerListener. Raises InvalidRequest if there is no pool for it, Overloaded if that pool is full."""
         pool = pool_for(self._gateway, "fastchat", sorted(worker.models))
         address = address_in(pool, worker.address)
         self.left(worker)
@@ -78,7 +78,7 @@ class FastChatPools:
 class FastChatController:
     """Serves `workers` to FastChat. `ask` reads the status of a worker that registers without one.
 
-    Silent workers are looked for every `look_every_s`.
+    Workers without heart beats are removed every `look_every_s`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class FastChatController:
         return f"<FastChatController of {self.workers!r}>"
 
     def add_to(self, app: web.Application) -> None:
-        """Add the routes to `app`, which lets in only who may; workers expire while it runs."""
+        """Add the routes to `app`, which checks keys; workers expire while it runs."""
         app.add_routes(
             [
                 web.post("/register_worker", self._register),
@@ -127,13 +127,13 @@ class FastChatController:
             self.workers.expire()
 
     async def _register(self, request: web.Request) -> web.Response:
-        said = await _read(request, _Registration)
-        address = said.worker_name
+        registration = await _read(request, _Registration)
+        address = registration.worker_name
         if not address.startswith(("http://", "https://")) or len(address) > 500:
             raise InvalidRequest("a worker's name is its URL", hint="http://host:port", param="worker_name")
-        status = said.worker_status or await self._ask(address)
+        status = registration.worker_status or await self._ask(address)
         if status is not None:
-            self.workers.register(_worker(said, status))
+            self.workers.register(_worker(registration, status))
         return web.json_response(None)
 
     async def _refresh(self, request: web.Request) -> web.Response:  # noqa: ARG002
@@ -143,17 +143,17 @@ class FastChatController:
             if status is None:
                 self.workers.remove(worker.address)
             else:
-                said = _Registration(worker.address, worker.beats, status, worker.is_multimodal)
-                self.workers.register(_worker(said, status))
+                registration = _Registration(worker.address, worker.beats, status, worker.is_multimodal)
+                self.workers.register(_worker(registration, status))
         return web.json_response(None)
 
     async def _beat(self, request: web.Request) -> web.Response:
-        said = await _read(request, _Beat)
-        return web.json_response({"exist": self.workers.beat(said.worker_name, said.queue_length)})
+        beat = await _read(request, _Beat)
+        return web.json_response({"exist": self.workers.beat(beat.worker_name, beat.queue_length)})
 
     async def _address(self, request: web.Request) -> web.Response:
-        said = await _read(request, _Wanted)
-        return web.json_response({"address": self.workers.address_for(said.model)})
+        wanted = await _read(request, _Wanted)
+        return web.json_response({"address": self.workers.address_for(wanted.model)})
 
     def _list(self, multimodal: bool | None) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def listed(request: web.Request) -> web.Response:  # noqa: ARG001
@@ -162,7 +162,7 @@ class FastChatController:
         return listed
 
     async def _status(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        """All workers as if they were one."""
+        """The sum of all workers' statuses, in the shape of one worker's."""
         all_of_them = self.workers.known.values()
         return web.json_response(
             {
@@ -186,14 +186,14 @@ class FastChatController:
             return None
 
 
-def _worker(said: _Registration, status: _Status) -> Worker:
+def _worker(registration: _Registration, status: _Status) -> Worker:
     return Worker(
-        said.worker_name,
+        registration.worker_name,
         frozenset(status.model_names),
         speed=status.speed,
         queue_length=status.queue_length,
-        is_multimodal=said.multimodal,
-        beats=said.check_heart_beat,
+        is_multimodal=registration.multimodal,
+        beats=registration.check_heart_beat,
     )
 
 
@@ -202,4 +202,4 @@ async def _read(request: web.Request, kind: type[Any]) -> Any:
     try:
         return decode_json(await request.read(), kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not what a FastChat worker sends: {error}") from error
+        raise InvalidRequest(f"the body is not a message of a FastChat worker: {error}") from error

@@ -1,4 +1,4 @@
-"""FastChat's workers that have registered here: who they are, and since when each has been silent.
+"""The FastChat workers that have registered here, with the time of each one's last heart beat.
 
 Source: FastChat 0.2.36, its controller.
 """
@@ -20,7 +20,7 @@ MOST_WORKERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker at `address` (its URL). `queue_length` counts the requests that it has; `speed` is relative."""
+    """One worker at `address` (its URL). `queue_length` counts its requests; `speed` is relative."""
 
     address: str
     models: frozenset[str]
@@ -28,28 +28,28 @@ class Worker:
     queue_length: int = 0
     is_multimodal: bool = False
     beats: bool = True
-    """It sends heart beats, and is gone without them."""
+    """It sends heart beats, and is removed without them."""
 
 
 class WorkerListener(Protocol):
-    """Hears which workers there are."""
+    """Gets the changes of the workers."""
 
     def joined(self, worker: Worker) -> None:
-        """`worker` is new, or now has other models."""
+        """`worker` is new, or has other models now."""
         ...
 
     def left(self, worker: Worker) -> None:
-        """`worker` has not beaten, or no longer answers."""
+        """`worker` has sent no heart beat in time, or no longer answers."""
         ...
 
     def holds(self, worker: Worker) -> bool:
-        """Does `worker`, which joined, still count? It may have been ill for so long that it was given up."""
+        """Whether `worker`, which joined, is still a member. It may have been ill for so long that it was removed."""
         ...
 
 
 @dataclass(slots=True)
 class Workers:
-    """Who is registered. `clock` is in seconds. `listener` hears of each that comes and goes, once."""
+    """The registered workers. `clock` is in seconds. `listener` gets each worker that comes or goes, once."""
 
     listener: WorkerListener
     clock: Callable[[], float] = time.monotonic
@@ -60,18 +60,18 @@ class Workers:
         return f"<Workers {len(self.known)} of {len(self.models())} models>"
 
     def register(self, worker: Worker) -> None:
-        """`worker` is there. Raises Overloaded if there are too many, and what the listener raises."""
+        """Add `worker`. Raises Overloaded if there are too many, and the listener's errors."""
         before = self.known.get(worker.address)
         if before is None and len(self.known) >= MOST_WORKERS:
             raise Overloaded(f"{MOST_WORKERS} workers are registered already")
         if before is None or before.models != worker.models:
-            # which may refuse it
+            # the listener may reject it
             self.listener.joined(worker)
         self.known[worker.address] = worker
         self.beaten_at[worker.address] = self.clock()
 
     def beat(self, address: str, queue_length: int) -> bool:
-        """Was it known? If not, it will register again."""
+        """Record a heart beat; returns whether the worker was known. If not, it will register again."""
         worker = self.known.get(address)
         if worker is None:
             return False
@@ -90,19 +90,19 @@ class Workers:
             self.listener.left(worker)
 
     def expire(self) -> None:
-        """Remove those that should have beaten and did not."""
+        """Remove the workers that should have sent a heart beat and did not."""
         oldest = self.clock() - EXPIRES_AFTER_S
-        for address in [one.address for one in self.known.values() if one.beats]:
+        for address in [worker.address for worker in self.known.values() if worker.beats]:
             if self.beaten_at[address] < oldest:
                 self.remove(address)
 
     def models(self, *, multimodal: bool | None = None) -> list[str]:
-        """Names of models, of all workers or of those that are (not) multimodal."""
-        chosen = (one for one in self.known.values() if multimodal is None or one.is_multimodal is multimodal)
+        """Names of the models of all workers, or of those that are (not) multimodal."""
+        chosen = (worker for worker in self.known.values() if multimodal is None or worker.is_multimodal is multimodal)
         return sorted({name for worker in chosen for name in worker.models})
 
     def address_for(self, model: str) -> str:
-        """Where `model` has the shortest queue for its speed; empty if nowhere. It is counted as one longer."""
+        """The worker of `model` with the shortest queue for its speed, which grows by one; empty if there is none."""
         serving = [worker for worker in self.known.values() if model in worker.models and worker.speed > 0]
         if not serving:
             return ""
@@ -111,5 +111,5 @@ class Workers:
         return chosen.address
 
     def check(self) -> None:
-        """Raise AssertionError if a worker's beats were lost count of."""
+        """Assert that every worker has the time of a heart beat."""
         assert self.known.keys() == self.beaten_at.keys(), "a worker has no time, or a time no worker"

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, written: Deltas become events of a stream or one response object. Pure; bytes out.
+"""Renders OpenAI's Responses API: Deltas become events of a stream or one response object. Pure; returns bytes.
 
 Source: OpenAI API reference, "Responses", "Streaming events".
 """
@@ -34,11 +34,11 @@ _ECHOED: Mapping[str, Any] = {
     "top_p": 1.0,
     "user": None,
 }
-"""Fields of a request that its response repeats, and what they are where it left them out."""
+"""Fields that a response repeats from its request, with their defaults."""
 
 _MESSAGE: Mapping[str, Any] = {"type": "message", "role": "assistant"}
 _IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
-"""What the ids of items begin with, by their type."""
+"""Prefixes of the ids of items, by their type."""
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -52,7 +52,7 @@ class ResponsesDialect:
         self._body: Mapping[str, Any] = {}
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-        """What `body` asks for. Raises InvalidRequest."""
+        """The Ask of `body`. Raises InvalidRequest."""
         self._body = body
         return responses_ask(body, headers)
 
@@ -61,7 +61,7 @@ class ResponsesDialect:
         return ResponseStream(head, self._body)
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """One response: what its stream would have ended with; the backend's own, where it speaks the dialect."""
+        """One response, as in the last event of its stream; the backend's own bytes if it speaks the dialect."""
         (answer,) = answers
         if answer.body:
             return answer.body
@@ -83,7 +83,7 @@ class ResponsesDialect:
 class ResponseStream:
     """Renders one streamed response: items of reasoning, text and function calls, one open at a time.
 
-    `response` is what was said so far, as the response object that the last event carries.
+    `response` is the response object so far; the last event carries it.
     """
 
     def __init__(self, head: Head, body: Mapping[str, Any]) -> None:
@@ -105,14 +105,14 @@ class ResponseStream:
         }
         self._events, self._is_begun = 0, False
         self._open: str | int | None = None
-        """What the open item is: "reasoning", "message", "refusal", or the number of a tool call."""
+        """The open item: "reasoning", "message", "refusal", or the number of a tool call; None if none is open."""
         self._finish: str | None = None
 
     def __repr__(self) -> str:
         return f"<ResponseStream {self.response['id']}: {len(self.response['output'])} items, {self._open!r} open>"
 
     def begin(self, prompt_tokens: int) -> None:
-        """Nothing: usage comes at the end."""
+        """Do nothing: usage comes at the end."""
 
     def progress(self, text: str) -> bytes:
         """A comment."""
@@ -121,17 +121,19 @@ class ResponseStream:
     def render(self, index: int, delta: Delta) -> bytes:  # noqa: ARG002 - a response has one choice
         """The events for one piece."""
         self._finish = delta.finish_reason or self._finish
-        said = delta.message or {}
-        if not (delta.text or delta.logprobs or said.get("tool_calls") or thought_in(said) or refusal_in(said)):
+        message = delta.message or {}
+        if not (
+            delta.text or delta.logprobs or message.get("tool_calls") or thought_in(message) or refusal_in(message)
+        ):
             return b""
-        return b"".join([*self._begin(), *self._piece(delta, said)])
+        return b"".join([*self._begin(), *self._piece(delta, message)])
 
     def merge(self, first: int, raw: bytes) -> bytes:  # noqa: ARG002 - a call has one prompt
         """`raw`."""
         return raw
 
     def end(self, usage: Usage) -> bytes:
-        """What closes the last item, and the whole response."""
+        """The events that close the last item and the response."""
         reason = _INCOMPLETE.get(self._finish or "")
         status = "completed" if reason is None else "incomplete"
         events = [*self._begin(), *self._close(status)]
@@ -140,7 +142,7 @@ class ResponseStream:
         return b"".join(events) + self._event(f"response.{status}", response=self.response)
 
     def fail(self, error: ExpectedError) -> bytes:
-        """An error event, and the response as far as it came."""
+        """An error event, and the response so far."""
         events = [*self._begin(), self._event("error", code=error.code, message=error.told, param=error.param)]
         self.response |= {"status": "failed", "error": {"code": error.code, "message": error.told}}
         return b"".join(events) + self._event("response.failed", response=self.response)
@@ -151,8 +153,8 @@ class ResponseStream:
             yield self._event("response.created", response=self.response)
             yield self._event("response.in_progress", response=self.response)
 
-    def _piece(self, delta: Delta, said: Mapping[str, Any]) -> Iterator[bytes]:
-        if thought := thought_in(said):
+    def _piece(self, delta: Delta, message: Mapping[str, Any]) -> Iterator[bytes]:
+        if thought := thought_in(message):
             reasoning = {"type": "reasoning_text", "text": ""}
             yield from self._switch("reasoning", {"type": "reasoning", "summary": [], "content": []}, reasoning)
             self._part["text"] += thought
@@ -164,11 +166,11 @@ class ResponseStream:
             self._part["text"] += delta.text
             self._part["logprobs"] += logprobs
             yield self._in_part("response.output_text.delta", delta=delta.text, logprobs=logprobs)
-        if refusal := refusal_in(said):
+        if refusal := refusal_in(message):
             yield from self._switch("refusal", {**_MESSAGE, "content": []}, {"type": "refusal", "refusal": ""})
             self._part["refusal"] += refusal
             yield self._in_part("response.refusal.delta", delta=refusal)
-        for call in said.get("tool_calls") or ():
+        for call in message.get("tool_calls") or ():
             yield from self._call(call)
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[bytes]:
@@ -180,7 +182,7 @@ class ResponseStream:
             yield self._in_item("response.function_call_arguments.delta", delta=arguments)
 
     def _switch(self, kind: str | int, item: dict[str, Any], part: dict[str, Any] | None) -> Iterator[bytes]:
-        """Close what is open, unless it is of `kind`, and begin `item` with its one content `part`."""
+        """Close the open item, unless it is of `kind`, and begin `item` with its one content `part`."""
         if self._open == kind:
             return
         yield from self._close()
@@ -204,8 +206,8 @@ class ResponseStream:
             yield self._in_item("response.function_call_arguments.done", **done)
         else:
             part = self._part
-            told = {name: value for name, value in part.items() if name not in ("type", "annotations")}
-            yield self._in_part(f"response.{part['type']}.done", **told)
+            fields = {name: value for name, value in part.items() if name not in ("type", "annotations")}
+            yield self._in_part(f"response.{part['type']}.done", **fields)
             yield self._in_part("response.content_part.done", part=part)
         item["status"] = status
         yield self._event("response.output_item.done", output_index=self._number, item=item)

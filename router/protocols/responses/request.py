@@ -1,6 +1,6 @@
-"""OpenAI's Responses API, read: a body becomes an Ask, by way of the chat body that says the same.
+"""Parses OpenAI's Responses API: a body becomes an Ask, by way of an equivalent chat body.
 
-Stateless: a router keeps no answers, so whatever refers to an earlier one is refused, and `store` changes nothing.
+Stateless: the router stores no answers, so references to an earlier one are errors, and `store` has no effect.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ _STATEFUL = {
 }
 _SAME = ("temperature", "top_p", "stream", "user", "parallel_tool_calls")
 _IDLE = ("store", "truncation", "max_tool_calls", "stream_options", "context_management")
-"""What changes nothing where no answers are kept, nothing is cut and no tools are run."""
+"""Fields without effect, because no answers are stored, nothing is truncated and no tools are run."""
 _INSTEAD = {
     "messages": "say `input`",
     "n": "send several calls",
-    "max_tokens": "say `max_output_tokens`",
-    "max_completion_tokens": "say `max_output_tokens`",
+    "max_tokens": "use `max_output_tokens`",
+    "max_completion_tokens": "use `max_output_tokens`",
     "response_format": "say `text.format`",
     "logprobs": "say `top_logprobs`",
     "functions": "say `tools`",
     "function_call": "say `tool_choice`",
-    "continue_final_message": "end with what the user says",
-    "add_generation_prompt": "end with what the user says",
+    "continue_final_message": "end with a message of the user",
+    "add_generation_prompt": "end with a message of the user",
 }
 _LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 def responses_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-    """What a body of /v1/responses asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    """The Ask of a body of /v1/responses. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, ResponsesBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     for name, hint in _STATEFUL.items():
         if getattr(fields, name):
-            raise InvalidRequest(f"{name}: this router keeps no answers", hint=hint, param=name)
+            raise InvalidRequest(f"{name}: this router stores no answers", hint=hint, param=name)
     more = members_beyond(body, ResponsesBody, idle=_IDLE, instead=_INSTEAD)
     ask = chat_ask(more | _chat(fields), headers)
-    # metadata are for rules and the response; to a chat that is not stored OpenAI wants none
+    # metadata are for rules and the response; OpenAI rejects them in a chat that is not stored
     sampling = said_as("text.format", ask.sampling)
     return replace(ask, natives=(Native(RESPONSES_PATH, body),), metadata=fields.metadata or {}, sampling=sampling)
 
@@ -97,7 +97,7 @@ def _messages(fields: ResponsesBody) -> list[dict[str, Any]]:
 
 
 def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
-    """Add what `item` says; one turn of the assistant may be several items and is one message."""
+    """Add `item`; one turn of the assistant may be several items and becomes one message."""
     if item.type == "message":
         if item.role is None:
             raise InvalidRequest(f"{where}: a message needs a role", hint="such as 'user'", param=f"{where}.role")
@@ -115,11 +115,11 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
         call = {"id": _named(item, where), "type": "function", "function": function}
         _turn(messages).setdefault("tool_calls", []).append(call)
     elif item.type == "function_call_output":
-        said = _content(item.output, f"{where}.output")
-        messages.append({"role": "tool", "tool_call_id": _named(item, where), "content": said})
+        content = _content(item.output, f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": _named(item, where), "content": content})
     else:
         hint = "message, reasoning, function_call and function_call_output are"
-        raise InvalidRequest(f"{where}: an item of type '{item.type[:40]}' is not read here", hint=hint, param=where)
+        raise InvalidRequest(f"{where}: items of type '{item.type[:40]}' are not supported", hint=hint, param=where)
 
 
 def _turn(messages: list[dict[str, Any]], *unless: str) -> dict[str, Any]:
@@ -133,13 +133,13 @@ def _turn(messages: list[dict[str, Any]], *unless: str) -> dict[str, Any]:
 
 def _named(item: Item, where: str) -> str:
     if not item.call_id:
-        hint = "send what the function_call said"
+        hint = "send the call_id of the function_call"
         raise InvalidRequest(f"{where}: a {item.type} needs a call_id", hint=hint, param=f"{where}.call_id")
     return item.call_id
 
 
 def _content(content: str | Sequence[Part] | None, where: str) -> str | list[dict[str, Any]]:
-    """One text, or parts in the shape of chats where some are no text."""
+    """One text, or parts in the shape of chats if some are not text."""
     if content is None or isinstance(content, str) or all(_media(part) is None for part in content):
         return _text(content, where)
     parts = enumerate(content)
@@ -161,12 +161,12 @@ def _text(content: str | Sequence[Part] | None, where: str, first: int = 0) -> s
     for at, part in enumerate(content, first):
         if _said(part) is None:
             param, hint = f"{where}[{at}]", "input_text, and input_image and input_file by URL or value, are"
-            raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
+            raise InvalidRequest(f"{param}: parts of type '{part.type[:40]}' are not supported", hint=hint, param=param)
     return "".join(_said(part) or "" for part in content)
 
 
 def _said(part: Part) -> str | None:
-    """The text of `part`; None if it is none."""
+    """The text of `part`; None if it has none."""
     if part.type == "refusal":
         return part.refusal
     return part.text if part.type in _TEXT_PARTS else None
@@ -175,9 +175,10 @@ def _said(part: Part) -> str | None:
 def _tool(tool: Tool, at: int) -> dict[str, Any]:
     if tool.type != "function" or not tool.name:
         hint = "only functions that the client runs itself: {'type': 'function', 'name': ..., 'parameters': {...}}"
-        raise InvalidRequest(f"tools[{at}]: nobody here runs '{tool.type[:40]}'", hint=hint, param=f"tools[{at}].type")
-    said = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    given = {name: value for name, value in said.items() if value is not None}
+        what = f"tools[{at}]: tools of type '{tool.type[:40]}' are not supported"
+        raise InvalidRequest(what, hint=hint, param=f"tools[{at}].type")
+    fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    given = {name: value for name, value in fields.items() if value is not None}
     return {"type": "function", "function": {"name": tool.name, **given}}
 
 
@@ -193,5 +194,5 @@ def _tool_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
 def _response_format(shape: Format) -> dict[str, Any]:
     if shape.type == "json_object":
         return {"type": "json_object"}
-    said = {"name": shape.name, "schema": shape.schema, "strict": shape.strict, "description": shape.description}
-    return {"type": "json_schema", "json_schema": {name: value for name, value in said.items() if value is not None}}
+    fields = {"name": shape.name, "schema": shape.schema, "strict": shape.strict, "description": shape.description}
+    return {"type": "json_schema", "json_schema": {name: value for name, value in fields.items() if value is not None}}

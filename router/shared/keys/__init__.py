@@ -1,1 +1,1 @@
-"""API keys that are issued while the router runs, and where they are kept."""
+"""API keys that are issued while the router runs, and their stores."""

@@ -8,24 +8,25 @@ from typing import Protocol
 from policies.keys import KeyBook
 
 Edit = Callable[[KeyBook], KeyBook]
-"""What a book becomes. Pure, since it may be asked again for another one; its InvalidRequest leaves all as it was."""
+"""Makes a new book from an old one. Pure, since it may be called again with another book; if it raises InvalidRequest,
+nothing changes."""
 
 
 class KeyStore(Protocol):
-    """Keeps one KeyBook for all routers that name the same place, and changes it whole or not at all.
+    """Keeps one KeyBook for all routers that name the same place, and replaces it whole or not at all.
 
-    Both calls raise Unavailable if the place cannot be reached, and ConfigError, with file and line, if what is there
-    is no book. After either, what was read before still holds.
+    `look` and `change` raise Unavailable if the place cannot be reached, and ConfigError, with file and line, if its
+    contents are not a book. After either, the book that was read before stays valid.
     """
 
     async def look(self) -> KeyBook | None:
-        """What it holds now; None if that is what the last look gave."""
+        """The present book; None if it has not changed since the last look."""
         ...
 
     async def change(self, edit: Edit) -> KeyBook:
-        """Hold what `edit` makes of what it holds, and what that is. After Unavailable nobody knows whether it did."""
+        """Replace the book by `edit` of it, and return the new one. After Unavailable it may have happened or not."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...

@@ -1,4 +1,4 @@
-"""Issued keys in a file of this machine: for one router, or several processes of one."""
+"""Issued keys in a local file: for one router, or several processes of one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Stamp = tuple[int, int, int]
 class FileKeys:
     """The book in the file at `path`, made with the first key. Written whole beside it, then put in its place.
 
-    Who changes it holds a lock on `path.lock`, so that several processes lose nothing. A link stays one: all this is
-    done where it leads. A file that was there and is
-    gone is not taken for an empty one: its volume may be away.
+    A writer holds a lock on `path.lock`, so that several processes lose nothing. If `path` is a link, the file that it
+    leads to is replaced, not the link. A file that existed and is gone does not count as an empty book: its volume may
+    be away.
     """
 
     def __init__(self, path: str) -> None:
@@ -56,7 +56,7 @@ class FileKeys:
 
     def _change(self, edit: Edit) -> KeyBook:
         with self._one_at_a_time, self._locked():
-            # one that vanished is made again of what is known
+            # a file that vanished is written again from the known keys
             is_lost = self._seen is not None and self._stamp is not None and self._stamped() is None
             book = edit(self._seen or NO_KEYS if is_lost else self._read())
             self._write(encode(book))
@@ -79,14 +79,14 @@ class FileKeys:
             if self._stamp is not None:
                 raise self._away("read", error) from error
             if not self._path.parent.is_dir():
-                hint = "make it, or name another file as server.keys_file"
+                hint = "make it, or set server.keys_file to another file"
                 raise ConfigError(f"there is no folder {self._path.parent} for the keys", hint=hint) from error
             return NO_KEYS
         except OSError as error:
             raise self._away("read", error) from error
 
     def _write(self, text: bytes) -> None:
-        """Put `text` in the file's place: a crash leaves the old one or the new one (POSIX rename), on the disk."""
+        """Replace the file by `text`: after a crash the disk has the old file or the new one (POSIX rename)."""
         path = self._path.resolve()
         new = path.with_name(f"{path.name}.new")
         try:
@@ -118,5 +118,5 @@ class FileKeys:
             os.close(lock)
 
     def _away(self, done: str, error: OSError) -> Unavailable:
-        hint = "those that were known are still valid; see to the file and its folder"
+        hint = "keys that were read before stay valid; check the file and its folder"
         return Unavailable(f"the file of keys cannot be {done}: {error}", hint=hint, retry_after_s=5.0)

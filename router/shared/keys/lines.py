@@ -1,4 +1,4 @@
-"""A KeyBook as text: one JSON object a line, so that a mistake has a line and a person can read it."""
+"""A KeyBook as text: one JSON object a line, so that mistakes have a line number and people can read it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
 
 
 class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What may be used with one key, as `policies.nouns.Limits` has it."""
+    """A key's limits, as in `policies.nouns.Limits`."""
 
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
@@ -29,7 +29,7 @@ class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key. A field of a later version is refused rather than forgotten by the next write: it may be a limit."""
+    """One key. A field of a later version is an error, not ignored: the next write would drop it, perhaps a limit."""
 
     sha256: _Digest
     tenant: _Name
@@ -59,13 +59,13 @@ def decode(text: bytes, source: str) -> KeyBook:
         try:
             key = decode_json(line, _Line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            problems.append(f"{source}:{number}: is no key: {error}")
+            problems.append(f"{source}:{number}: is not a key: {error}")
             continue
         if key.sha256 in book:
-            problems.append(f"{source}:{number}: the key {key.sha256[:12]} is here twice")
+            problems.append(f"{source}:{number}: the key {key.sha256[:12]} is a duplicate")
         limits = None if key.limits is None else Limits(**msgspec.structs.asdict(key.limits))
         book[key.sha256] = IssuedKey(**{**msgspec.structs.asdict(key), "limits": limits})
     if problems:
-        hint = "mend or remove these lines, or put back a copy; without a key's line the key is revoked"
-        raise ConfigError(f"{source} cannot be understood:", problems=tuple(problems[:20]), hint=hint)
+        hint = "repair or remove these lines, or restore a copy; removing a key's line revokes the key"
+        raise ConfigError(f"{source} cannot be read:", problems=tuple(problems[:20]), hint=hint)
     return MappingProxyType(book)

@@ -17,10 +17,10 @@ from router.shared.store.base import StoreFailed
 from router.shared.store.redis import faults
 
 PATIENCE_S = 1.0
-"""Without an answer for so long the server counts as away. No request waits for it, but operators do."""
+"""Deadline of one call to the server. No request waits for it, but operators do."""
 
 _TRIES = 20
-"""Changes by other routers that one change gives way to."""
+"""Most attempts of one change, if other routers change the book at the same time."""
 
 _PUT = """
 local now = tonumber(redis.call('HGET', KEYS[1], 'revision') or '0')
@@ -28,14 +28,15 @@ if now < tonumber(ARGV[1]) or now > tonumber(ARGV[2]) then return 0 end
 redis.call('HSET', KEYS[1], 'revision', ARGV[3], 'book', ARGV[4])
 return 1
 """
-"""Writes a revision and its book, the last two arguments, if the present revision lies between the first two."""
+"""Writes a revision and its book (the last two arguments) if the present revision is between the first two."""
 
 
 class RedisKeys:
     """One hash at `key`: the book, and a revision that counts its changes.
 
-    A server that is older than what was read from it has lost changes, most of all when it comes back empty. It is
-    given what was known: otherwise a restart of Redis would lock every tenant out. `on_event` hears of `keys_put_back`.
+    A revision older than the one read before means that the server has lost changes, for example by a restart without
+    data. Then the known book is written back: otherwise a restart of Redis would lock every tenant out. `on_event`
+    gets `keys_put_back`.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class RedisKeys:
             if await self._written(book, known + 1, least=known, most=known):
                 self._revision, self._seen = known + 1, book
                 return book
-        raise Unavailable("other routers change the keys all the time", hint="try again", retry_after_s=1.0)
+        raise Unavailable("other routers keep changing the keys", hint="try again", retry_after_s=1.0)
 
     async def close(self) -> None:
         """See KeyStore."""
         await self._redis.aclose()
 
     async def _catch_up(self) -> None:
-        """Read the book if it is newer than what is known; put back what is known if it is older."""
+        """Read the book if it is newer than the known one; write the known one back if it is older."""
         revision = _number(await self._asked(self._redis.hget(self._key, "revision")))
         if revision < self._revision and await self._written(
             self._seen, self._revision, least=0, most=self._revision - 1
@@ -84,7 +85,7 @@ class RedisKeys:
             try:
                 book = decode(text or b"", f"'{self._key}' in Redis")
             except ConfigError as error:
-                raise Unavailable(str(error), hint="those that were known are still valid") from error
+                raise Unavailable(str(error), hint="keys that were read before stay valid") from error
             self._revision, self._seen = _number(found), book
 
     async def _written(self, book: KeyBook, revision: int, *, least: int, most: int) -> bool:
@@ -95,7 +96,7 @@ class RedisKeys:
             with faults():
                 return await call
         except StoreFailed as failure:
-            hint = "those that were known are still valid; list them before you try again: it may have happened"
+            hint = "keys that were read before stay valid; list the keys before you try again, it may have happened"
             raise Unavailable(f"the store of keys is away: {failure}", hint=hint, retry_after_s=5.0) from failure
 
 
@@ -103,5 +104,5 @@ def _number(found: Any) -> int:
     try:
         return int(found or 0)
     except (TypeError, ValueError) as error:
-        hint = "those that were known are still valid"
-        raise Unavailable(f"the revision of the keys is no number: {found!r}"[:120], hint=hint) from error
+        hint = "keys that were read before stay valid"
+        raise Unavailable(f"the revision of the keys is not a number: {found!r}"[:120], hint=hint) from error

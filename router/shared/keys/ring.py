@@ -1,4 +1,4 @@
-"""The issued keys that this router knows, as a request sees them: a dictionary, kept fresh from a store."""
+"""The issued keys as requests see them: a dictionary, kept fresh from a store."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from policies.nouns import Limits
 from router.shared.keys.base import Edit, KeyStore
 
 LOOK_EVERY_S = 1.0
-"""So late, at most, a router hears of a key that another one issued or revoked."""
+"""Longest time until a router learns of a key that another router issued or revoked."""
 
 _log = logging.getLogger("pointsman.keys")
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key that was just made. `text` is the key itself, which is kept nowhere: it is told once."""
+    """A key that was just made. `text` is the key itself, which is not stored and shown only once."""
 
     text: str
     kept: IssuedKey
@@ -45,8 +45,8 @@ class NewKey:
 class KeyRing:
     """Looks keys up, and issues, rotates and revokes them in `store`; None: there are none and none can be issued.
 
-    While the store is away the keys that were known stay valid. `clock` is Unix time. `on_event` hears of `keys_away`,
-    `keys_refused` (the store holds what cannot be understood) and `keys_back`.
+    While the store is away the known keys stay valid. `clock` is Unix time. `on_event` gets `keys_away`,
+    `keys_refused` (the store's contents are not a book) and `keys_back`.
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class KeyRing:
         self._store, self._clock, self._on_event = store, clock, on_event
         self._book: KeyBook = NO_KEYS
         self._used: dict[str, float] = {}
-        # the store is asked one thing after the other: an old answer must not come after a new one
+        # one access to the store at a time: an old answer must not arrive after a new one
         self._turn = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
         self._trouble: str | None = None
         self.is_known = store is None
-        """Was the store ever read? Until then nobody can say that a key is not one."""
+        """Whether the store was ever read. Until then a key that is not found may still be valid."""
 
     def __repr__(self) -> str:
         return f"<KeyRing {len(self._book)} keys{f', {self._trouble}' if self._trouble else ''}>"
 
     @property
     def is_empty(self) -> bool:
-        """Was no key issued that is still there?"""
+        """Whether the book has no keys."""
         return not self._book
 
     def now(self) -> float:
@@ -79,7 +79,7 @@ class KeyRing:
         return self._clock()
 
     def find(self, digest: str) -> IssuedKey | None:
-        """The key with this sha256, expired or not. Remembers that it was used."""
+        """The key with this sha256, expired or not. Records its use."""
         found = self._book.get(digest)
         if found is not None:
             self._used[digest] = self._clock()
@@ -90,11 +90,11 @@ class KeyRing:
         return keys_of(self._book, tenant)
 
     def used(self, digest: str) -> float | None:
-        """When a call came with this key to this router, since it started."""
+        """Unix time of the key's last use at this router since its start; None without one."""
         return self._used.get(digest)
 
     async def start(self) -> None:
-        """Read the store, or begin without it if it is away. Raises ConfigError for a file that is no book."""
+        """Read the store, or begin without it if it is away. Raises ConfigError if its contents are not a book."""
         if self._store is None:
             return
         try:
@@ -104,13 +104,13 @@ class KeyRing:
             self._note(error)
 
     async def watch(self) -> None:
-        """Look at the store again and again, until cancelled."""
+        """Read the store every LOOK_EVERY_S, until cancelled."""
         while self._store is not None:
             await asyncio.sleep(LOOK_EVERY_S)
             await self.look()
 
     async def look(self) -> None:
-        """Take what the store holds now; if it cannot be had, go on with what is known."""
+        """Read the store's book; if it cannot be read, continue with the known one."""
         assert self._store is not None
         try:
             async with self._turn:
@@ -132,13 +132,12 @@ class KeyRing:
         return made
 
     async def rotate(self, tenant: str, id: str, *, overlap_s: float, lives_s: float | None = None) -> NewKey:  # noqa: A002
-        """A new key in the place of that one, which lives for `overlap_s` beside it. Raises as `issue` does.
+        """A new key in place of the key `id`, which stays valid for another `overlap_s`. Raises as `issue` does.
 
-        The new one has the old one's name and limits, and may live as long as that one might unless `lives_s` says
-        otherwise.
+        The new key has the old one's name and limits, and its lifetime too unless `lives_s` is given.
         """
         if self._store is not None:
-            await self.look()  # it may have been issued elsewhere, a moment ago
+            await self.look()  # another router may have issued it a moment ago
         old = find_key(self._book, tenant, id)
         if lives_s is None and old.expires is not None:
             lives_s = old.expires - old.created
@@ -149,25 +148,25 @@ class KeyRing:
         return made
 
     async def revoke(self, tenant: str, id: str) -> None:  # noqa: A002
-        """Let nobody in with that key any more; who is inside stays. Raises as `issue` does."""
+        """Reject the key from now on; running requests continue. Raises as `issue` does."""
         await self._change(lambda book: without_key(book, tenant, id))
         _log.info("key %s of tenant %s was revoked", id, tenant)
 
     async def close(self) -> None:
-        """Let go of the store, once what was begun is done."""
+        """Close the store after the running changes."""
         if self._changes:
             await asyncio.wait(self._changes)
         if self._store is not None:
             await self._store.close()
 
     def _made(self, tenant: str, name: str | None, lives_s: float | None, limits: Limits | None) -> NewKey:
-        # not of the router's rng, which is seeded in tests and guessable everywhere
+        # not from the router's rng, which is seeded in tests and predictable everywhere
         text, created = PREFIX + secrets.token_urlsafe(32), int(self._clock())
         expires = None if lives_s is None else created + math.ceil(lives_s)
         return NewKey(text, IssuedKey(hash_of(text), tenant, created, name, expires, limits=limits))
 
     async def _change(self, edit: Edit) -> None:
-        # of a caller who leaves meanwhile the store knows nothing: what it then holds must be known here too
+        # the change goes on if its caller leaves: the store would have it, so it must be known here too
         task = asyncio.create_task(self._changed(edit))
         self._changes.add(task)
         task.add_done_callback(self._ended)
@@ -175,15 +174,15 @@ class KeyRing:
 
     async def _changed(self, edit: Edit) -> None:
         if self._store is None:
-            hint = "name a file as server.keys_file, or a Redis as store.redis"
-            raise InvalidRequest("this router has no place to keep keys in", hint=hint)
+            hint = "set server.keys_file to a file, or store.redis to a Redis"
+            raise InvalidRequest("this router has no store for keys", hint=hint)
         async with self._turn:
             self._take(await self._store.change(edit))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._changes.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever stopped waiting for it does not want to know
+            task.exception()  # its caller has gone: read the exception so that asyncio does not log it
 
     def _take(self, book: KeyBook | None) -> None:
         self.is_known = True

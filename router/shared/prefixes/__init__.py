@@ -1,1 +1,1 @@
-"""Prefixes that are computed ahead of the questions, and kept for a time."""
+"""Pinned prefixes: computed ahead of requests, and kept for a time."""

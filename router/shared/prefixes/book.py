@@ -1,4 +1,4 @@
-"""Every prefix that is kept, as far as this router knows, and which of two routers' words of one counts."""
+"""All pinned prefixes known to this router, with a version that decides between different routers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MARK_BITS = 10
 
 
 class Book:
-    """Prefixes by tenant and id. What was asked for last counts, whichever router was asked: `Prefix.version` tells.
+    """Prefixes by tenant and id. The version of the latest request wins, whichever router got it: `Prefix.version`.
 
-    Of one that was dropped nothing older is heard for `silent_s`: what was said of it before may still be on its way.
-    At most `most` are known, of all tenants and routers. `now` is Unix time, `by` this router's name.
+    After a prefix was dropped, older versions of it are ignored for `silent_s`, because they may still be on their way.
+    It holds at most `most` prefixes, of all tenants and routers. `now` is Unix time, `by` this router's name.
     """
 
     def __init__(self, now: Callable[[], float], by: str, *, silent_s: float, most: int) -> None:
@@ -24,7 +24,7 @@ class Book:
         self._known: dict[Key, Prefix] = {}
         self._heard_at: dict[Key, float] = {}
         self._dropped: dict[Key, tuple[int, float]] = {}
-        # nothing is to be forgotten before: all are looked through when something is, not with each call and news
+        # earliest time at which an entry expires; only then all are scanned, not with each call and message
         self._next_end = math.inf
 
     def __repr__(self) -> str:
@@ -44,31 +44,31 @@ class Book:
 
     @property
     def is_full(self) -> bool:
-        """May no other prefix be known?"""
+        """Whether no further prefix fits."""
         return len(self) >= self._most
 
     def find(self, key: Key) -> Prefix | None:
-        """What is known of it."""
+        """The known prefix of this key; None if there is none."""
         return self._known.get(key)
 
     def next_version(self, key: Key) -> int:
-        """Unix time in µs, or as much more as makes it later than all that is known of this prefix; below it this
-        router's mark, so that no two routers have the same."""
+        """A version later than all known ones of this prefix: Unix time in µs, or more if needed, with this router's
+        mark in the low bits, so that no two routers make the same version."""
         known = self._known.get(key)
         last = max(known.version if known else 0, self.dropped_at(key))
         at_us = max(round(self._now() * 1e6), (last >> _MARK_BITS) + 1)
         return (at_us << _MARK_BITS) + self._mark
 
     def dropped_at(self, key: Key) -> int:
-        """The version as which it was dropped, if that was a moment ago; 0 otherwise."""
+        """The version with which it was dropped, if that was within `silent_s`; 0 otherwise."""
         return self._dropped.get(key, (0, 0.0))[0]
 
     def silence_s(self, key: Key) -> float:
-        """For how long nothing was heard of it."""
+        """Seconds since the last message about this prefix."""
         return self._now() - self._heard_at[key]
 
     def accepts(self, news: Prefix) -> bool:
-        """Does it say something later than what is known, of a prefix that may be known?"""
+        """Whether `news` is later than the known state, of a prefix that the book may hold."""
         known = self._known.get(news.key)
         if known is not None:
             return known.stamp < news.stamp
@@ -77,18 +77,18 @@ class Book:
         return news.key not in self._dropped or news.version > self.dropped_at(news.key)
 
     def enter(self, prefix: Prefix) -> None:
-        """This is how it is now."""
+        """Replace the known state by `prefix`."""
         self._known[prefix.key], self._heard_at[prefix.key] = prefix, self._now()
         self._next_end = min(self._next_end, prefix.expires_at)
 
     def drop(self, key: Key, version: int) -> None:
-        """It is known no longer, and what is older than `version` will not be heard."""
+        """Remove it, and ignore versions older than `version` from now on."""
         self._known.pop(key, None)
         self._heard_at.pop(key, None)
         self.note_dropped(key, version)
 
     def note_dropped(self, key: Key, version: int) -> None:
-        """It was dropped then, whatever has come of it since."""
+        """Record that it was dropped with this version, without removing a later one."""
         until = self._now() + self._silent_s
         self._dropped[key] = (max(version, self.dropped_at(key)), until)
         while len(self._dropped) > self._most:
@@ -96,7 +96,7 @@ class Book:
         self._next_end = min(self._next_end, until)
 
     def forget_old(self) -> list[Key]:
-        """Which prefixes are over by now; they are known no longer."""
+        """Remove the prefixes that have expired, and return their keys."""
         now = self._now()
         if now < self._next_end:
             return []
@@ -108,10 +108,10 @@ class Book:
         return over
 
     def check(self) -> None:
-        """Nothing is kept without bound or for too long."""
-        assert len(self) <= self._most, f"{self!r}: knows too many"
-        assert len(self._dropped) <= self._most, f"{self!r}: remembers too many that were dropped"
-        assert self._heard_at.keys() == self._known.keys(), f"{self!r}: has heard of others than it knows"
+        """Assert that nothing is kept without bound or for too long."""
+        assert len(self) <= self._most, f"{self!r}: has too many prefixes"
+        assert len(self._dropped) <= self._most, f"{self!r}: has too many dropped prefixes"
+        assert self._heard_at.keys() == self._known.keys(), f"{self!r}: has times of other prefixes"
         assert self._next_end <= min(self._ends(), default=math.inf), f"{self!r}: forgets too late"
 
     def _ends(self) -> Iterator[float]:

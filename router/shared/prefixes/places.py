@@ -1,4 +1,4 @@
-"""What is done at backends for a prefix: computed there, pinned, looked after, let go."""
+"""A prefix at its backends: computed, pinned, renewed, unpinned."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from router.shared.prefixes.warmer import Warmed, Warmer
 from shards.kv.keys import BLOCK_TOKENS
 
 _MOST_PINS = 3
-"""Times that a prompt is computed and pinned on one backend: others may evict its end before the pin is there."""
+"""Most times to compute and pin a prompt on one backend: its end may be evicted before it is pinned."""
 
 
 def keeper_of(name: str, cluster: Cluster) -> CacheKeeper | None:
-    """The backend `name`, if it is there and keeps what it is told to."""
+    """The backend `name`, if it is a member and can pin; None otherwise."""
     if name not in cluster:
         return None
     backend = cluster.backend(name)
-    said = backend.describe()
-    can = said is not None and Capability.PINS in said.capabilities
+    report = backend.describe()
+    can = report is not None and Capability.PINS in report.capabilities
     return backend if can and isinstance(backend, CacheKeeper) else None
 
 
 class Places:
-    """Makes and keeps places for prefixes at the backends of `cluster`. It remembers nothing of them.
+    """Pins prefixes at the backends of `cluster`. It has no state of its own.
 
-    `warmer` computes, `index` tells what was lost, `now` is Unix time. A backend that is ill for `patience_s` has lost
-    what it had.
+    `warmer` computes, `index` shows evictions, `now` is Unix time. A backend that is ill for `patience_s` counts as
+    having lost its cache.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Places:
         self._now, self._patience_s = now, patience_s
 
     def are_there(self, prefix: Prefix, keys: Sequence[int]) -> bool:
-        """Has every place of `prefix` what it was pinned there, as far as is known without asking?
+        """Whether every place of `prefix` still has its pinned blocks, as far as is known without a request.
 
-        Where nothing is pinned, whatever was there may go at any time.
+        At a place without pins any block may be evicted at any time.
         """
         if not all(self._is_well(place, prefix) for place in prefix.places):
             return False
@@ -73,9 +73,9 @@ class Places:
         )
 
     async def renewed(self, place: Place, prefix: Prefix, keys: Sequence[int]) -> Place | None:
-        """`place` with its pin as long as `prefix` is to be kept; None if what was pinned there is lost.
+        """`place` with its pin prolonged to the prefix's end; None if the pinned blocks are lost.
 
-        Raises BackendFailed if nobody can tell for now.
+        Raises BackendFailed if the backend cannot be asked now.
         """
         if not self._is_well(place, prefix):
             return None
@@ -87,9 +87,9 @@ class Places:
     async def another(
         self, prefix: Prefix, ask: Ask, keys: Sequence[int], *, taken: frozenset[str], note: Callable[[str], None]
     ) -> Place:
-        """One more place for `prefix`, at none of the backends `taken`; `note` hears where it is tried.
+        """One more place for `prefix`, at none of the backends `taken`; `note` gets each backend that is tried.
 
-        Raises what computing it raises, or BackendFailed.
+        Raises the error of computing it, or BackendFailed.
         """
         warmed = await self._warmed(prefix, ask, taken, note)
         others = frozenset(self._cluster.names()) - {warmed.backend}
@@ -97,18 +97,18 @@ class Places:
         for _ in range(_MOST_PINS - 1):
             if place.held_tokens >= prefix.tokens or place.held_tokens <= had:
                 break
-            # its end was evicted before the pin was there: what is pinned by now stays, and the rest is computed again
+            # its end was evicted before it was pinned: the pinned part stays, and the rest is computed again
             had = place.held_tokens
             await self._warmer.warm(ask, prefix.tenant, avoiding=others, placed=lambda _: None)
             place = await self._pinned(prefix, keys, *warmed)
         return place
 
     async def end(self, prefix: Prefix, backends: Collection[str]) -> None:
-        """Let go of its pins at `backends`; where one cannot be reached, time does it."""
+        """Remove its pins at `backends`; at a backend that cannot be reached they expire."""
         await asyncio.gather(*(self._unpinned(prefix, name) for name in backends))
 
     async def _warmed(self, prefix: Prefix, ask: Ask, taken: frozenset[str], note: Callable[[str], None]) -> Warmed:
-        """Where else it was computed: at a backend that has room for its pin, if there is one."""
+        """Backend and pool that computed it: a backend with room for the pin, if there is one."""
         cramped = self._cramped(prefix) - taken
         try:
             return await self._warmer.warm(ask, prefix.tenant, avoiding=taken | cramped, placed=note)
@@ -118,7 +118,7 @@ class Places:
             return await self._warmer.warm(ask, prefix.tenant, avoiding=taken, placed=note)
 
     async def _pinned(self, prefix: Prefix, keys: Sequence[int], backend: str, pool: str) -> Place:
-        """What `backend` holds of `prefix`, and keeps from now on. Raises BackendFailed."""
+        """The place at `backend`, pinned. Raises BackendFailed."""
         keeper = keeper_of(backend, self._cluster)
         if keeper is None:
             return Place(backend, pool, prefix.tokens)
@@ -136,12 +136,12 @@ class Places:
                 return
 
     def _is_well(self, place: Place, prefix: Prefix) -> bool:
-        """May `place` still have what it had, as far as the health of its backend tells?"""
+        """Whether `place` may still have its blocks, by the health of its backend."""
         if self._cluster.may_serve(place.backend, prefix.model):
             return True
         return 0 < self._cluster.ill_s(place.backend) <= self._patience_s
 
     def _cramped(self, prefix: Prefix) -> frozenset[str]:
-        """Backends that can pin, but not so much more."""
+        """Backends that can pin, but lack room for this prefix."""
         rooms = ((name, self._cluster.backend(name).load().pinnable_tokens) for name in self._cluster.names())
         return frozenset(name for name, room in rooms if room is not None and room < prefix.tokens)

@@ -1,4 +1,4 @@
-"""A prefix that is kept: what clients see of it, and what routers tell each other."""
+"""A pinned prefix, as shown to clients and as sent between routers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 Version = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 Key = tuple[str, str]
-"""A prefix among all tenants': its tenant and its id."""
+"""A prefix's key among all tenants: its tenant and its id."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """One backend where it was computed: so many of its tokens were cached there, and so many of them stay.
+    """One backend that computed it: `held_tokens` were cached there, and `pinned_tokens` of them are pinned.
 
-    `can_pin`: the backend keeps what it is told to keep; of any other nobody knows for how long it will hold it.
+    `can_pin`: the backend supports pins. Any other backend may evict its blocks at any time.
     """
 
     backend: str
@@ -28,18 +28,19 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_pinned(self) -> bool:
-        """Does all that is held stay?"""
+        """Whether all cached tokens are pinned."""
         return self.can_pin and 0 < self.held_tokens <= self.pinned_tokens
 
 
 class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
-    """The beginning of prompts of `tenant` that is to be kept on `shards` backends until `expires_at`.
+    """The beginning of prompts of `tenant`, to be kept on `shards` backends until `expires_at`.
 
-    Times are Unix times. `domain` is the tenant's cache domain. `tokens` are those of its whole blocks. `by` is the
-    router that looks after it, `changed_at` when that one said so. `trouble` says why it is not where it should be.
+    Times are Unix times. `domain` is the tenant's cache domain. `tokens` counts those of whole blocks. `by` is the
+    router that maintains it, `changed_at` the time of that router's last change. `trouble` is the reason if backends
+    are missing.
 
-    `version` grows whenever it is asked for or dropped, by whichever router (Book). `life` names its pins: a version
-    later than all that another router may have ended them for, 0 while there was none.
+    `version` grows with every POST and DELETE, at any router (Book). `life` is part of its pins' name: a version
+    later than all pins that another router may be ending, 0 if there were none.
     """
 
     id: str
@@ -60,17 +61,17 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
 
     @property
     def key(self) -> Key:
-        """Its name among all tenants' prefixes."""
+        """Its key among all tenants' prefixes."""
         return (self.tenant, self.id)
 
     @property
     def stamp(self) -> tuple[int, float, str]:
-        """What is said of a prefix counts if this is later: who was asked last, and of what that one says the last."""
+        """Order of messages about a prefix: the latest request first, then the latest change of its router."""
         return (self.version, self.changed_at, self.by)
 
     @property
     def pin(self) -> str:
-        """What its pins are called: those of another life may still be ended by who dropped it or looked after it."""
+        """Name of its pins. A router that dropped or maintained it before may still end those of an earlier `life`."""
         return f"{self.tenant}/{self.id}/{self.life}" if self.life else f"{self.tenant}/{self.id}"
 
     @property
@@ -80,12 +81,12 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
 
     @property
     def charge(self) -> int:
-        """What it counts of its tenant's limit, in tokens."""
+        """Tokens that count against its tenant's limit."""
         return self.tokens * self.shards
 
     @property
     def state(self) -> str:
-        """`warming`, `ready`, `partial` (on fewer backends than it should be) or `lost` (on none)."""
+        """`warming`, `ready`, `partial` (on fewer backends than wanted) or `lost` (on none)."""
         if self.is_warming:
             return "warming"
         if not self.places:
@@ -94,9 +95,9 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, tag="prefix"):
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="prefix_dropped"):
-    """The prefix `id` of `tenant` is to be kept no longer, unless it was asked for after `version`.
+    """The prefix `id` of `tenant` was dropped, unless a version after `version` asked for it again.
 
-    0 is of a router that orders nothing: it counts whatever came before.
+    0 comes from a router without versions: it counts as later than everything before.
     """
 
     tenant: str
@@ -105,24 +106,24 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="prefix_dropped"
 
     @property
     def key(self) -> Key:
-        """That of the prefix."""
+        """The prefix's key."""
         return (self.tenant, self.id)
 
 
 PrefixNews = Prefix | Dropped
-"""What one router tells the others of prefixes."""
+"""A message between routers about a prefix."""
 
 
 _MARK = "prefix-"
 
 
 def prefix_id(keys: Sequence[int]) -> str:
-    """The name of the prefix with blocks `keys`: the same for equal prompts, whichever router is asked."""
+    """The id of the prefix with blocks `keys`: the same for equal prompts at every router."""
     return f"{_MARK}{keys[-1]:016x}"
 
 
 def last_key(id: str) -> int | None:  # noqa: A002 - it is the prefix's
-    """The key of the last block of the prefix with this id, if it is one."""
+    """The key of the last block of the prefix with this id; None if it is not an id."""
     try:
         return int(id.removeprefix(_MARK), 16)
     except ValueError:

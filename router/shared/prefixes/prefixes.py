@@ -1,4 +1,4 @@
-"""Prefixes: computed on some backends before they are asked for, kept there for a time, and made again where they were
+"""Pinned prefixes: computed on some backends ahead of requests, kept for a time, and computed again where they were
 lost."""
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from router.shared.prefixes.tended import Tended, Wish
 from router.shared.prefixes.warmer import Measure, Warmer
 from router.supervise import supervise
 
-_UNTENDED = "the router that looked after it is gone, and its text with it: POST it again to have it looked after"
+_UNTENDED = "the router that maintained it is gone, and its text with it: POST it again to have it maintained"
 
 _MOST_TROUBLE = 500
-"""Characters of what went wrong that are told: it may be a backend's whole answer."""
+"""Most characters of an error that are shown: it may be a backend's whole answer."""
 
 
 class Prefixes:
-    """Knows every prefix that is kept, and looks after those that this router was asked for. An async context manager.
+    """All pinned prefixes; maintains those that were last requested from this router. An async context manager.
 
-    Backends of `cluster` compute them through `warmer` and, those that can, pin them; `index` tells what was lost.
+    Backends of `cluster` compute them through `warmer` and pin them if they can; `index` shows evictions.
     `by` is this router's name. `now` is Unix time: pins outlive routers.
     """
 
@@ -57,7 +57,7 @@ class Prefixes:
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Prefixes {len(self._book)} known, {len(self._charges)} looked after here>"
+        return f"<Prefixes {len(self._book)} known, {len(self._charges)} maintained here>"
 
     async def __aenter__(self) -> Prefixes:
         work = supervise("prefixes", self._look_after, on_failure=lambda _: self._on_failure())
@@ -65,7 +65,7 @@ class Prefixes:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # what is pinned stays pinned: a router that starts again finds it there
+        # pins stay: the router finds them there after a restart
         await _end([self._task, *(charge.task for charge in self._charges.values()), *self._errands])
 
     def of(self, tenant: str | None = None) -> list[Prefix]:
@@ -79,10 +79,10 @@ class Prefixes:
         return self._as_seen(self._found(tenant, id))
 
     async def keep(self, ask: Ask, tenant: Tenant, *, shards: int, ttl_s: float, waits: bool = True) -> Prefix:
-        """The prompt of `ask` is kept on `shards` backends for `ttl_s`; returns when it is there, if it `waits`.
+        """Keep the prompt of `ask` on `shards` backends for `ttl_s`; with `waits`, return once it is there.
 
-        Whoever asks for a prefix again prolongs it, or has it on more backends. Raises QuotaExceeded, and what
-        computing it raises if that went wrong on every backend.
+        Repeating a request prolongs the prefix, or adds backends. Raises QuotaExceeded, and the error of computing it
+        if that failed on every backend.
         """
         measure = await self._warmer.measure(ask, tenant)
         await self._catch_up()
@@ -91,30 +91,30 @@ class Prefixes:
         charge = self._charges.setdefault(key, Tended(ask, measure.keys, self._now()))
         task = self._begin(key, charge)
         if before is not None and before.life != self._book[key].life:
-            # if who looked after it is there it does so itself
+            # its former router ends its own pins; these are ended here in case it is gone
             self._spawn(self._end_after(task, before))
         if waits:
-            # whoever hangs up leaves it to go on: it is listed, and may be dropped
+            # a client that disconnects does not stop the task: the prefix is listed, and may be dropped
             await asyncio.wait((task,))
             known = self._book.find(key)
             if charge.failure is not None and (known is None or not known.places):
-                # several may wait for it: the first of them drops it
+                # several calls may wait for it: the first one drops it
                 if known is not None and self._charges.get(key) is charge:
                     await self._drop(known)
                 raise charge.failure
-        # whoever asks another router next finds it there
+        # the client's next request may go to another router, which must know it by then
         await self._catch_up()
         return self.get(*key)
 
     async def drop(self, tenant: str, id: str) -> Prefix:  # noqa: A002 - it is the prefix's
-        """Keep this prefix no longer, and let its pins go; what it was. Raises UnknownPrefix."""
+        """Unpin this prefix and forget it; returns its last state. Raises UnknownPrefix."""
         await self._catch_up()
         prefix = self._found(tenant, id)
         await self._drop(prefix)
         return prefix
 
     async def drop_domain(self, domain: str) -> list[Prefix]:
-        """Keep no prefix of cache `domain` any longer; what there was."""
+        """Drop all prefixes of cache `domain`; returns their last states."""
         await self._catch_up()
         self._forget_old()
         dropped = [prefix for prefix in self._book if prefix.domain == domain]
@@ -122,18 +122,18 @@ class Prefixes:
         return dropped
 
     async def caught_up(self) -> None:
-        """Wait until what other routers had told by now was heard, as far as they can be heard."""
+        """Wait until everything that other routers have written by now was read, if they can be reached."""
         await self._catch_up()
 
     def share(self, tell: Callable[[PrefixNews], None], catch_up: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Call `tell` with what other routers should hear. What it does must be cheap.
+        """Call `tell` with news for other routers; it must be cheap.
 
-        `catch_up` returns when all that was told before was written, and all that was written before was heard.
+        `catch_up` returns when all news told before were written, and all entries written before were read.
         """
         self._tell, self._catch_up = tell, catch_up or _alone
 
     def hear(self, news: PrefixNews) -> None:
-        """Another router told this."""
+        """Take over news from another router."""
         self._forget_old()
         if isinstance(news, Dropped):
             self._hear_dropped(news)
@@ -141,13 +141,13 @@ class Prefixes:
             known = self._book.find(news.key)
             self._book.enter(news)
             if news.by != self._by and known is not None and news.key in self._charges:
-                # whoever was asked last looks after it, with pins of its own
+                # the router that was asked last maintains it, with pins of its own
                 self._spawn(self._let_go(known, self._leave(news.key)))
         elif news.key in self._charges and news.by != self._by:
             self._adopt(news)
 
     async def turn(self) -> None:
-        """Forget what is over, begin to mend what is not as it should be, and tell others again what is kept here."""
+        """Forget expired prefixes, begin to repair broken ones, and repeat this router's prefixes to others."""
         self._forget_old()
         now = self._now()
         room = self._rules.most_mended - sum(charge.task is not None for charge in self._charges.values())
@@ -159,12 +159,12 @@ class Prefixes:
             self._tell(self._book[key])
 
     def check(self) -> None:
-        """Everything that is looked after is known, and only a task that runs has anything under way."""
+        """Assert that every maintained prefix is known, and that only a running task has backends under way."""
         self._book.check()
         for key, charge in self._charges.items():
-            assert key in self._book, f"{self!r}: looks after what it does not know"
-            assert charge.task is None or not charge.task.done(), f"{key} has a task that is over"
-            assert charge.task is not None or not charge.under_way, f"{key} is under way without a task"
+            assert key in self._book, f"{self!r}: maintains an unknown prefix"
+            assert charge.task is None or not charge.task.done(), f"{key} has a task that has ended"
+            assert charge.task is not None or not charge.under_way, f"{key} has backends under way without a task"
 
     async def _look_after(self) -> None:
         while True:
@@ -176,17 +176,17 @@ class Prefixes:
         prefix = self._book.find((tenant, id))
         if prefix is None:
             hint = "GET /v1/prefixes lists yours"
-            raise UnknownPrefix(f"there is no prefix '{id[:80]}', or its time is over", hint=hint, param="id")
+            raise UnknownPrefix(f"there is no prefix '{id[:80]}', or it has expired", hint=hint, param="id")
         return prefix
 
     def _as_seen(self, prefix: Prefix) -> Prefix:
-        """`prefix`, and what is left of it where nobody looks after it any more."""
+        """`prefix`, reduced to what is left of it if no router maintains it any more."""
         if prefix.key in self._charges or self._book.silence_s(prefix.key) < self._rules.untold_s:
             return prefix
         return msgspec.structs.replace(prefix, places=self._places.left(prefix), is_warming=False, trouble=_UNTENDED)
 
     def _enter(self, measure: Measure, tenant: Tenant, *, shards: int, until: float) -> Key:
-        """The prefix of `measure`, new or as it was, is to be on so many backends until then. Raises QuotaExceeded."""
+        """Enter the prefix of `measure` for `shards` backends, or extend it. Raises QuotaExceeded."""
         now, id_ = self._now(), prefix_id(measure.keys)
         mine = {prefix.id: prefix for prefix in self._book if prefix.tenant == tenant.name}
         known, key = mine.pop(id_, None), (tenant.name, id_)
@@ -206,7 +206,7 @@ class Prefixes:
             limit = f"{tenant.pinned_tokens:,}, its limit"
             raise QuotaExceeded(
                 f"tenant '{tenant.name}' would keep {tokens:,} tokens of prefixes, more than {limit}",
-                hint="DELETE a prefix, keep it on fewer shards, or wait until one is over",
+                hint="DELETE a prefix, keep it on fewer shards, or wait until one expires",
             )
         if key not in self._book and self._book.is_full:
             raise QuotaExceeded(f"{self._rules.most_known:,} prefixes are kept already", hint="DELETE one")
@@ -214,7 +214,7 @@ class Prefixes:
         return key
 
     def _begin(self, key: Key, charge: Tended) -> asyncio.Task[None]:
-        """The task that brings the prefix to where it should be; there is one at a time."""
+        """The task that brings the prefix to its wanted state; there is one at a time."""
         if charge.task is None:
             charge.failure = None
             self._change(key, is_warming=True, trouble="")
@@ -224,7 +224,7 @@ class Prefixes:
     async def _mend(self, key: Key, charge: Tended) -> None:
         tried: Wish | None = None
         try:
-            # it may be prolonged, wanted in more places, or begin another life while this goes on
+            # meanwhile it may be prolonged, wanted on more backends, or get new pins
             while charge.failure is None and (self._missing(key) or self._wish(key) != tried):
                 tried = self._wish(key)
                 charge.pinned = tried if await self._renew(key, charge) else None
@@ -247,13 +247,13 @@ class Prefixes:
             self._change(key, is_warming=False, trouble=trouble)
 
     async def _renew(self, key: Key, charge: Tended) -> bool:
-        """Prolong the pins that there are; forget the places that have lost what they had. Was each of them asked?"""
+        """Prolong existing pins, and remove places that have lost them. Returns whether each backend was reached."""
         were_reached = True
         for place in self._book[key].places:
             try:
                 kept = await self._places.renewed(place, self._book[key], charge.keys)
             except BackendFailed:
-                # not yet ill for long: it may come back with all it had, and then it must hear of this
+                # ill for a short time only: it may come back with its blocks, and then its pin must be prolonged
                 were_reached = False
                 continue
             rest = tuple(one for one in self._book[key].places if one.backend != place.backend)
@@ -261,18 +261,18 @@ class Prefixes:
         return were_reached
 
     async def _spread(self, key: Key, charge: Tended) -> None:
-        """Have the prefix computed side by side on as many more backends as it is missing."""
+        """Compute the prefix on as many more backends as are missing, in parallel."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._missing(key)):
                 placed = asyncio.get_running_loop().create_future()
                 task = group.create_task(self._place(key, charge, placed))
-                # the next one has to know where this one went
+                # the next attempt must know the backend of this one
                 await asyncio.wait((placed, task), return_when=asyncio.FIRST_COMPLETED)
                 if charge.failure is not None:
                     break
 
     async def _place(self, key: Key, charge: Tended, placed: asyncio.Future[None]) -> None:
-        """One more backend has the prefix, or `charge.failure` says why not."""
+        """Add one backend with the prefix, or set `charge.failure` to the reason why not."""
 
         def note(backend: str) -> None:
             charge.under_way.add(backend)
@@ -287,7 +287,7 @@ class Prefixes:
             charge.failure = failure
             return
         if prefix.life != self._book[key].life:
-            # the next round pins it for this one
+            # the next round pins it under the new name
             self._spawn(self._places.end(prefix, (place.backend,)))
         if place.backend not in self._book[key].backends:
             self._change(key, places=(*self._book[key].places, place))
@@ -301,18 +301,18 @@ class Prefixes:
                 self._live_again(known, self._charges[key])
             return
         if key in self._charges:
-            # whoever hears late what was told of it here should not believe that it is still kept
+            # correct late readers of this router's earlier news
             self._tell(Dropped(*key, version))
         self._spawn(self._struck(known, version))
 
     def _live_again(self, known: Prefix, charge: Tended) -> None:
-        """Another router, asked earlier, may be ending its pins still: it gets others."""
+        """Pin it under a new name: another router, asked earlier, may still be ending pins of the old one."""
         self._change(known.key, life=known.version)
         self._spawn(self._places.end(known, known.backends))
         self._begin(known.key, charge)
 
     def _adopt(self, news: Prefix) -> None:
-        """Another router was asked for it before this one heard so: nothing of what was promised there is less."""
+        """Another router was asked for it before it knew of this one's: keep the larger of both wishes."""
         known, charge = self._book[news.key], self._charges[news.key]
         if news.version <= self._book.dropped_at(news.key):
             return
@@ -321,7 +321,7 @@ class Prefixes:
             self._change(news.key, expires_at=expires_at, shards=shards)
             self._begin(news.key, charge)
         if known.life < news.version:
-            # the other one ends the pins that it found, or its own, which may have the same name
+            # the other router ends the pins that it found, or its own, which may have the same name
             self._live_again(self._book[news.key], charge)
 
     async def _drop(self, prefix: Prefix) -> None:
@@ -330,12 +330,12 @@ class Prefixes:
         await asyncio.gather(self._struck(prefix, version), self._catch_up())
 
     def _struck(self, prefix: Prefix, version: int) -> Coroutine[Any, Any, None]:
-        """Forget `prefix`; what is left to do ends its pins."""
+        """Forget `prefix`; the returned coroutine ends its pins."""
         self._book.drop(prefix.key, version)
         return self._let_go(prefix, self._leave(prefix.key))
 
     def _let_go(self, prefix: Prefix, charge: Tended | None) -> Coroutine[Any, Any, None]:
-        """What ends the pins of `prefix`, at the backends that are tried at this moment too."""
+        """Ends the pins of `prefix`, also at the backends that are being tried at this moment."""
         if charge is None:
             return self._places.end(prefix, prefix.backends)
         return self._ended_first(charge.task, prefix, prefix.backends | charge.under_way)
@@ -349,14 +349,14 @@ class Prefixes:
         await self._places.end(before, before.backends)
 
     def _leave(self, key: Key) -> Tended | None:
-        """Look after it no longer; what was known of that."""
+        """Stop maintaining it; returns its task and wishes, if any."""
         charge = self._charges.pop(key, None)
         if charge is not None and charge.task is not None:
             charge.task.cancel()
         return charge
 
     def _is_broken(self, entry: tuple[Key, Tended]) -> bool:
-        """Is it not as it should be, and nobody at it, and is it time to try?"""
+        """Whether it needs repair now: something is missing, no task runs, and the backoff has passed."""
         key, charge = entry
         if charge.task is not None or self._now() < charge.retry_at:
             return False
@@ -369,7 +369,7 @@ class Prefixes:
         return max(0, prefix.shards - len(prefix.places))
 
     def _change(self, key: Key, **fields: Any) -> None:
-        """The prefix is otherwise now, and the others hear of it: later than whatever they know."""
+        """Change the prefix and send it to the others, with a later time than any known one."""
         known = self._book[key]
         at = max(self._now(), known.changed_at + 0.001)
         changed = msgspec.structs.replace(known, by=self._by, changed_at=at, **fields)
@@ -387,7 +387,7 @@ class Prefixes:
 
 
 async def _alone() -> None:
-    """There is nobody to hear."""
+    """There are no other routers to wait for."""
 
 
 async def _end(tasks: Iterable[asyncio.Task[None] | None]) -> None:

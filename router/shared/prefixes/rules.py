@@ -1,4 +1,4 @@
-"""How patiently prefixes are looked after, and how many."""
+"""Intervals and bounds of maintaining pinned prefixes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PrefixRules:
-    """Every `every_s` it is seen whether prefixes are where they should be. A backend that is ill for `patience_s` has
-    lost what it had. At most `most_mended` are made again at a time. What could not be is tried after
-    `first_backoff_s`, then ever less often.
+    """Prefixes are checked every `every_s`. A backend that is ill for `patience_s` counts as having lost its cache. At
+    most `most_mended` prefixes are repaired at a time. A failed repair is retried after `first_backoff_s`, then at
+    growing intervals.
 
-    Other routers are told of a prefix again every `again_s`, for those that came later, of `most_told` at a time, since
-    what waits to be told has little room. If nobody tells of one for `untold_s`, nobody looks after it any more. One
-    that was dropped is not heard of again for `silent_s`: what was said of it before may still be on its way. One
-    router knows of at most `most_known` prefixes, of all tenants and routers.
+    Each prefix is sent to other routers again every `again_s`, for those that started later, at most `most_told` at a
+    time, because the buffer of news is small. If no router sends a prefix for `untold_s`, it counts as unmaintained.
+    After a drop, older versions are ignored for `silent_s`, because they may still be on their way. One
+    router knows at most `most_known` prefixes, of all tenants and routers.
     """
 
     every_s: float = 2.0

@@ -1,4 +1,4 @@
-"""One prefix that this router looks after."""
+"""One prefix that this router maintains."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from policies.errors import ExpectedError
 from router.ask import Ask
 
 Wish = tuple[float, int]
-"""Until when pins are to stay, and of which life they are."""
+"""Time until which pins should stay, and their `life`."""
 
 
 @dataclass(eq=False, slots=True)
 class Tended:
-    """A prefix that this router looks after: what to compute, and the task that does so, if one does now.
+    """A prefix that this router maintains: what to compute, and the task that does so, if one runs now.
 
-    `pinned` is the wish that all its pins were told. `under_way` are the backends that the task tries; `failure` is why
-    it did not get further. `told_at` is when others were told of it although nothing had changed.
+    `pinned` is the wish that all its pins have got. `under_way` are the backends that the task tries; `failure` is the
+    error that ended it. `told_at` is when it was last repeated to other routers.
     """
 
     ask: Ask

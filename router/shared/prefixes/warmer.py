@@ -1,4 +1,4 @@
-"""The Protocol of whoever computes prefixes on backends."""
+"""The Protocol for computing prefixes on backends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from router.ask import Ask
 
 
 class Measure(NamedTuple):
-    """How a prompt looks to the backends of `model`: the keys of its whole blocks, and its tokens (some are a guess
-    where nobody has the tokenizer)."""
+    """A prompt as backends of `model` see it: the keys of its whole blocks, and its tokens (estimated without a
+    tokenizer)."""
 
     model: str
     keys: tuple[int, ...]
@@ -29,12 +29,12 @@ class Warmer(Protocol):
     """Computes prompts on backends, on behalf of tenants."""
 
     async def measure(self, ask: Ask, tenant: Tenant) -> Measure:
-        """How the prompt of `ask` looks. Raises ExpectedError."""
+        """The model, block keys and tokens of the prompt of `ask`. Raises ExpectedError."""
         ...
 
     async def warm(self, ask: Ask, tenant: str, *, avoiding: frozenset[str], placed: Callable[[str], None]) -> Warmed:
         """Compute the prompt of `ask` on the best backend that is not in `avoiding`. Raises ExpectedError.
 
-        `placed` hears where it goes, and once more if that fails and another one tries.
+        `placed` gets the backend, and is called again if that fails and another one is tried.
         """
         ...

@@ -1,1 +1,1 @@
-"""What several routers tell each other, so that they place prompts like one."""
+"""Messages between routers, so that they place prompts like one."""

@@ -1,6 +1,6 @@
-"""A relay through Redis: the lease is a key that expires, what was drained is a stream of bounded length.
+"""A relay through Redis: the lease is a key that expires, and drained events are in a stream of bounded length.
 
-A router that starts late, or was cut off for a while, reads on where it was, as far as the stream goes back.
+A router that starts late, or was cut off for a while, continues at its last position, as far as the stream goes back.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return token
 """
-"""The token is the time at which the lease was taken, so that it grows even if Redis forgets everything; and more than
-the last one that was published, so that it grows even if the clock goes back."""
+"""The token is the time at which the lease was taken, so that it grows even if Redis loses its data; and larger than
+the last published one, so that it grows even if the clock goes back."""
 
 _RELEASE = """
 if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end
@@ -46,10 +46,10 @@ _START = "0-0"
 _BLOCK_MS = 1000
 _MOST_AT_ONCE = 16
 _OF_SO_MANY = 32
-"""Drains whose mean says how many of them there is room for."""
+"""Drains whose mean size gives the number of drains that fit."""
 
 _KEPT_S = 86400
-"""A channel that nobody publishes to any more goes after so long."""
+"""A channel without new events expires after this time."""
 
 
 class RedisRelay:
@@ -76,7 +76,7 @@ class RedisRelay:
 
     @classmethod
     def at(cls, url: str, *, prefix: str = "pointsman:feeds:") -> RedisRelay:
-        """A relay at `url`, which need not be there yet."""
+        """A relay at `url`; the server need not be reachable yet."""
         retry, mute_s = Retry(NoBackoff(), 0), MUTE_S
         return cls(
             Redis.from_url(url, retry=retry, socket_timeout=mute_s, socket_connect_timeout=mute_s), prefix=prefix
@@ -107,7 +107,7 @@ class RedisRelay:
                 await pipe.execute()
 
     async def hear(self, channel: str, *, after: str | None = None) -> AsyncIterator[Relayed]:
-        """See Relay. Ends with OSError when Redis is out of reach."""
+        """See Relay. Ends with OSError if Redis cannot be reached."""
         stream, last = self._stream(channel), after or _START
         while True:
             with _as_os_error():
@@ -118,7 +118,7 @@ class RedisRelay:
             for _, entries in found or ():
                 for number, entry in entries:
                     last = number.decode()
-                    # who else writes there cannot be understood, and need not be
+                    # entries of other programs cannot be read, and are skipped
                     if entry and entry.get(b"token", b"").isdigit() and b"payload" in entry:
                         yield Relayed(int(entry[b"token"]), entry[b"payload"], last)
 

@@ -1,4 +1,4 @@
-"""A connection to Redis or Valkey on which nothing but StoreFailed goes wrong. Redis 6.2 or newer."""
+"""A connection to Redis or Valkey; all its failures are StoreFailed. Redis 6.2 or newer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.redis import MUTE_S, faults
 
 KEPT_S = 3600
-"""What nobody writes to any more goes after so long."""
+"""Keys without a write expire after this time."""
 
 
 class RedisLine:
-    """One connection to the server at `url`. It knows no deadline and does not retry."""
+    """One connection to the server at `url`, without deadlines and retries."""
 
     def __init__(self, url: str) -> None:
         self._redis = redis.asyncio.Redis.from_url(
@@ -27,7 +27,7 @@ class RedisLine:
 
     @asynccontextmanager
     async def pipe(self) -> AsyncIterator[Any]:
-        """A pipeline; its failures, and whatever is wrong with what is made of its answers inside, are StoreFailed."""
+        """A pipeline. Its failures are StoreFailed, and so are errors of the code inside that reads its answers."""
         try:
             with faults():
                 async with self._redis.pipeline(transaction=False) as pipe:
@@ -37,12 +37,12 @@ class RedisLine:
             raise
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             await self._hang_up()
-            raise StoreFailed(Fault.NONSENSE, f"it answers otherwise than Redis: {error}") from error
+            raise StoreFailed(Fault.NONSENSE, f"unexpected answer from Redis: {error}") from error
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         await self._redis.aclose()
 
     async def _hang_up(self) -> None:
-        # what still comes on this connection answers questions of the past
+        # answers that still arrive on this connection belong to earlier commands
         await self._redis.connection_pool.disconnect()

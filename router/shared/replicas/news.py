@@ -1,4 +1,4 @@
-"""What one router tells the others, and its bytes: MessagePack arrays, as msgspec writes tagged structs."""
+"""Messages between routers and their encoding: MessagePack arrays, as msgspec writes tagged structs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from router.fleet.cluster.flights import Traffic
 from router.shared.prefixes.prefix import Dropped, Prefix
 
 MOST_BYTES = 2**16
-"""Size from which a batch is ended: Redis and whoever reads handle each in one go."""
+"""Size at which a batch ends: Redis and readers handle each batch in one go."""
 
 News = Belief | Prefix | Dropped
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """What a router has to tell at one time: `news`, each with its age in ms, oldest first, and what it has under way.
+    """One message of a router: `news`, each with its age in ms, oldest first, and its running requests.
 
-    `traffic` is all that it has at each backend, so that a lost batch is put right by the next; None: as before.
+    `traffic` has all of them at each backend, so that the next batch repairs a lost one; None: unchanged.
     """
 
     news: tuple[tuple[Count, News], ...] = ()
@@ -49,9 +49,9 @@ def encode(batch: Batch) -> bytes:
 
 
 def decode(payload: bytes) -> Batch:
-    """The batch in `payload`, without news of kinds that only later versions know. Raises ValueError if there is none.
+    """The batch in `payload`, without news of kinds that only later versions know. Raises ValueError if it is none.
 
-    What is added to the end of a struct is passed over too, so that routers of two versions can share a stream.
+    Unknown fields at the end of a struct are skipped too, so that routers of two versions can share a stream.
     """
     check_msgpack(payload)
     try:
@@ -66,9 +66,9 @@ def batches(news: Sequence[tuple[float, News]], traffic: Mapping[str, Traffic] |
     """`news`, each with the time at which it was told, in batches of about MOST_BYTES; `traffic` in the last one."""
     aged: list[tuple[int, News]] = []
     size = 0
-    for at, one in news:
-        aged.append((max(0, round((now - at) * 1000)), one))
-        size += _size(one)
+    for at, item in news:
+        aged.append((max(0, round((now - at) * 1000)), item))
+        size += _size(item)
         if size >= MOST_BYTES:
             yield Batch(tuple(aged))
             aged, size = [], 0

@@ -1,4 +1,4 @@
-"""Peers: what other routers have under way, until they fall silent."""
+"""Peers: the running requests of other routers, until they are silent for too long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from router.fleet.cluster.flights import Elsewhere, Traffic
 
 MOST_PEERS = 256
-"""More names than that are no routers."""
+"""Most names that count as routers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class _Peer:
 
 
 class Peers:
-    """The other routers that were heard of in the last `silent_s`."""
+    """The other routers that sent something in the last `silent_s`."""
 
     def __init__(self, *, silent_s: float) -> None:
         self._silent_s = silent_s
@@ -31,7 +31,7 @@ class Peers:
         return len(self._peers)
 
     def hear(self, name: str, traffic: Mapping[str, Traffic] | None, at: float) -> None:
-        """Router `name` said at `at` what it has at each backend; None: as before."""
+        """Router `name` reported at `at` its running requests at each backend; None: unchanged."""
         peer = self._peers.get(name)
         if peer is None and len(self._peers) >= MOST_PEERS:
             return
@@ -43,7 +43,7 @@ class Peers:
         self._peers[name] = _Peer(at, there)
 
     def together(self, now: float) -> dict[str, Elsewhere]:
-        """What they have at each backend. Who was silent for too long has nothing there."""
+        """Their running requests at each backend. A router that was silent for too long counts with none."""
         self._peers = {name: peer for name, peer in self._peers.items() if now - peer.heard_at < self._silent_s}
         sums: dict[str, Elsewhere] = {}
         for peer in self._peers.values():
@@ -53,8 +53,8 @@ class Peers:
 
 
 def _told(before: Elsewhere, traffic: Traffic, at: float) -> Elsewhere:
-    """A router that had told of `before` tells of `traffic` at `at`."""
+    """The state at a backend after a router reports `traffic` at `at`; `before` was its state until then."""
     was = before.traffic
-    # a prompt that joins others does not make the backend begin anew
+    # a prompt that joins others does not reset the backend's start
     goes_on = traffic.waiting_tokens == was.waiting_tokens or traffic.waiting > was.waiting > 0
     return Elsewhere(traffic, before.busy_since if goes_on else at)

@@ -1,4 +1,4 @@
-"""Replicas: this router among others, telling what it sends and learns and hearing what they do."""
+"""Replicas: the exchange of this router with the others: prompts sent, blocks learned, requests running."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from router.shared.replicas.news import News, batches, decode, encode
 from router.shared.replicas.peers import Peers
 from router.shared.replicas.scribe import Scribe, Taken
 from router.shared.replicas.shelf import Shelf
-from router.shared.replicas.stream import AT_ONCE, START, Exchanged, Standing, Stream, Told, earlier, is_after
+from router.shared.replicas.stream import AT_ONCE, START, Entry, Exchanged, Standing, Stream, earlier, is_after
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.calls import Calls
 from router.supervise import supervise
 
 _JUST_SENT_S = 10.0
-"""Older prompts are no longer believed where they were sent, unless their answers taught it."""
+"""Age in s from which a prompt counts as held only if its answer has confirmed it."""
 
 _LEAST_TRUST = 0.5
-"""What was learnt is never believed less for others being out of hearing: what this router sent itself stays true."""
+"""Least trust in learned blocks while other routers cannot be heard: this router's own prompts stay true."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """How often, how patiently and how much.
+    """Intervals, deadlines and bounds of the exchange.
 
-    Every `every_s` what is new is written and read. Without an answer within `deadline_s` the stream counts as away,
-    and is looked for after `first_backoff_s`, then ever less often. `patience_s`: how long starting waits until it has
-    caught up. At most `most_kept` news wait to be told; the oldest go first. What is under way is said again every
-    `again_s`, and who says nothing for `silent_s` is gone. One of the routers writes a snapshot every
-    `snapshot_every_s`. Who came too late to hear everything and found no snapshot counts as exact after `settled_s`,
-    and so long backends of a snapshot that are not there may come.
+    News are written and read every `every_s`. Without an answer within `deadline_s` the stream counts as away,
+    and is retried after `first_backoff_s`, then at growing intervals. `patience_s`: how long the start waits until it
+    has caught up. At most `most_kept` news wait to be sent; the oldest are dropped. Running requests are sent again
+    every `again_s`, and a router that is silent for `silent_s` counts as gone. One of the routers writes a snapshot
+    every `snapshot_every_s`. A router that started too late to read everything and found no snapshot counts as exact
+    after `settled_s`; for the same time it keeps a snapshot's backends that are not members yet.
     """
 
     every_s: float = 0.015
@@ -55,17 +55,18 @@ class ReplicaOptions:
 
 
 class Replicas:
-    """Tells `stream` what `beliefs` hears and what `cluster` has under way, and both what other routers tell.
+    """Sends the news of `beliefs` and the running requests of `cluster` to `stream`, and passes those of other
+    routers on to both.
 
-    A request only appends to a buffer; one background task writes and reads. The stream keeps only the last of what was
-    told; what came before is in a snapshot on `shelf`. `is_exact`: both together are known here; until then, and while
+    A request only appends to a buffer; one background task writes and reads. The stream keeps only the latest entries;
+    earlier ones are in a snapshot on `shelf`. `is_exact`: this router has read both; until then, and while
     they are away, placement is approximate and requests are served all the same. `by` is this router's name, unlike any
     other's. `clock` is that of `beliefs`.
 
-    `on_event` hears of `replicas_<fault>`, `replicas_back`, `replicas_forgotten` (the stream began anew),
-    `replicas_missed` (the stream no longer had all that came since it was last heard), `replicas_news_dropped`,
-    `replicas_unreadable`, and what Scribe tells; `on_state` of `is_exact` and how many other routers are heard;
-    `on_prefix` of the prefixes that others keep.
+    `on_event` gets `replicas_<fault>`, `replicas_back`, `replicas_forgotten` (the stream was lost and began again),
+    `replicas_missed` (the stream had dropped entries that were not read), `replicas_news_dropped`,
+    `replicas_unreadable`, and the events of Scribe; `on_state` gets `is_exact` and the number of other routers;
+    `on_prefix` gets the pinned prefixes of others.
     """
 
     def __init__(
@@ -105,27 +106,27 @@ class Replicas:
 
     def __repr__(self) -> str:
         state = "exact" if self.is_exact else "approximate"
-        return f"<Replicas {self._by} {state}, {len(self._news)} news to tell, {self._peers!r}>"
+        return f"<Replicas {self._by} {state}, {len(self._news)} news to send, {self._peers!r}>"
 
     @property
     def is_exact(self) -> bool:
-        """Is all that others told known here?"""
+        """Whether this router knows everything that the others sent."""
         return self._is_current and self._is_whole
 
     @property
     def state(self) -> str:
-        """`exact` or `approximate`, as operators see it."""
+        """`exact` or `approximate`, as shown to operators."""
         return "exact" if self.is_exact else "approximate"
 
     def tell(self, news: News) -> None:
-        """Have the others hear `news` in a moment."""
+        """Send `news` to the others with the next exchange."""
         if len(self._news) >= self._options.most_kept:
             self._news.popleft()
             self._on_event("replicas_news_dropped")
         self._news.append((self._clock(), news))
 
     async def start(self) -> None:
-        """Begin to listen; returns once caught up, or when it has taken too long, and then it goes on behind."""
+        """Begin to read. Returns once caught up, or after `patience_s`; then it continues in the background."""
         self._on_state(False, 0)
         self._task = asyncio.create_task(supervise("replicas", self._look_after))
         with suppress(TimeoutError):
@@ -133,7 +134,7 @@ class Replicas:
                 await self._has_caught_up.wait()
 
     async def close(self) -> None:
-        """Tell what is left, and that nothing is under way here any more, if the stream listens; let go of it."""
+        """Send the remaining news, and that no request runs here any more, if the stream answers; then close it."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -146,9 +147,9 @@ class Replicas:
         await self._calls.end()
 
     async def catch_up(self) -> None:
-        """Return when all that was told here before was written, and all that others had written before was heard.
+        """Return when all news told before were written, and all entries written before were read.
 
-        While they are away at once, and after `deadline_s` in any case.
+        At once while the stream is away, and after `deadline_s` in any case.
         """
         if self._is_current:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -159,7 +160,7 @@ class Replicas:
                     await done
 
     async def turn(self) -> bool:
-        """Write what is new and read once; is there more to read? Never raises StoreFailed."""
+        """Write what is new and read once; returns whether there is more to read. Never raises StoreFailed."""
         self._turns += 1
         try:
             if not self._is_known:
@@ -175,14 +176,14 @@ class Replicas:
         await self._hear(found)
         if found.unwritten is not None:
             self._lost(found.unwritten.fault)
-        elif len(found.told) < AT_ONCE:
+        elif len(found.entries) < AT_ONCE:
             self._caught_up()
             if self.is_exact:
                 await self._scribe.write(self._after)
-        return self._is_known and len(found.told) == AT_ONCE
+        return self._is_known and len(found.entries) == AT_ONCE
 
     def check(self) -> None:
-        """Nothing is buffered without bound."""
+        """Assert that nothing is buffered without bound."""
         assert len(self._news) <= self._options.most_kept, f"{self!r} keeps too much"
 
     async def _look_after(self) -> None:
@@ -191,11 +192,11 @@ class Replicas:
                 await asyncio.sleep(self._options.every_s if self._is_known else self._backoff())
 
     async def _find(self) -> None:
-        """Learn whether the stream still has all that follows what was heard; if not, and at first, take over the
-        snapshot."""
+        """Find out whether the stream still has every entry after the last one read; if not, and at first, take over
+        the snapshot."""
         there = await self._calls.run(self._stream.state())
         if is_after(self._after, there.newest):
-            # Redis lost it: what comes now may have smaller numbers
+            # Redis lost the stream: new entries may have smaller numbers
             self._after = START
             self._on_event("replicas_forgotten")
         is_missed = there.lacks(self._after)
@@ -213,17 +214,17 @@ class Replicas:
         taken = await self._scribe.read(there.lacks)
         if taken is not None:
             self._taken, self._is_whole = taken, True
-            # what was just sent is not in it
+            # the snapshot lacks the prompts that were just sent
             self._after = earlier(taken.position, _JUST_SENT_S)
             self._awaited = {name for name in taken.covered if name not in self._cluster}
             self._listens_since = self._clock()
 
     def _is_awaited(self, backend: str) -> bool:
-        """Is it here, or may it be found soon, as another router has found it?"""
+        """Whether the backend is a member, or may become one soon, because another router has found it."""
         return backend in self._cluster or backend in self._awaited
 
     def _settle(self) -> None:
-        """Whoever has listened for long knows what counts, and whoever has not come by now is not awaited any more."""
+        """After `settled_s` this router counts as exact, and backends that have not joined are given up."""
         if self._clock() - self._listens_since >= self._options.settled_s:
             self._is_whole = True
             for name in self._awaited:
@@ -239,42 +240,42 @@ class Replicas:
         return payloads
 
     def _new_traffic(self) -> dict[str, Traffic] | None:
-        """What is under way here, if that is news or was not said for a while."""
+        """The running requests here, if they changed or were not sent for a while."""
         traffic = self._cluster.traffic()
         is_due = self._clock() - self._told_at >= self._options.again_s
         return traffic if is_due or traffic != self._told_traffic else None
 
     def _forget_told(self, count: int) -> None:
-        # the oldest may have had to make room while the others were written
+        # the oldest may have been dropped while the others were written
         for _ in range(min(count, len(self._news))):
             self._news.popleft()
 
     async def _hear(self, found: Exchanged) -> None:
         now = self._clock()
-        for told in found.told:
-            self._after = told.number
-            if told.by != self._by:
-                # one entry is a few hundred microseconds of work: requests go in between
+        for entry in found.entries:
+            self._after = entry.number
+            if entry.by != self._by:
+                # one entry is a few hundred microseconds of work: let requests run in between
                 await asyncio.sleep(0)
                 # two clocks drift apart, so that both times are the server's
-                self._hear_one(told, now - max(0, found.now_ms - told.at_ms) / 1000)
+                self._hear_one(entry, now - max(0, found.now_ms - entry.at_ms) / 1000)
         self._cluster.hear_elsewhere(self._peers.together(now))
 
-    def _hear_one(self, told: Told, written_at: float) -> None:
+    def _hear_one(self, entry: Entry, written_at: float) -> None:
         try:
-            batch = decode(told.payload)
-        except ValueError:  # of a router that speaks otherwise, or of somebody else
+            batch = decode(entry.payload)
+        except ValueError:  # of a router of another version, or of another program
             self._on_event("replicas_unreadable")
             return
-        self._peers.hear(told.by, batch.traffic, written_at)
+        self._peers.hear(entry.by, batch.traffic, written_at)
         for age_ms, news in batch.news:
             if isinstance(news, Prefix | Dropped):
                 self._on_prefix(news)
-            elif self._is_awaited(news.backend) and not self._is_covered(news, told.number):
+            elif self._is_awaited(news.backend) and not self._is_covered(news, entry.number):
                 self._beliefs.hear(news, written_at - age_ms / 1000)
 
     def _is_covered(self, news: News, number: str) -> bool:
-        """Did the snapshot have it already?"""
+        """Whether the snapshot had it already."""
         taken = self._taken
         return isinstance(news, Learnt) and not is_after(number, taken.covered.get(news.backend, taken.position))
 
@@ -299,7 +300,7 @@ class Replicas:
         self._let_go_on(self._turns + 1)
 
     def _let_go_on(self, turn: int) -> None:
-        """Whoever waited for this turn or an earlier one waits no longer."""
+        """Wake the callers that waited for this turn or an earlier one."""
         for number, done in self._waiting:
             if number <= turn and not done.done():
                 done.set_result(None)

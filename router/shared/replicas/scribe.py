@@ -1,4 +1,4 @@
-"""Scribe: writes snapshots of what was learnt, a slice at a time, and reads the one that is there."""
+"""Scribe: writes snapshots of the learned blocks, a slice at a time, and reads the published one."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _WRITTEN_AT_ONCE, _READ_AT_ONCE = 8, 16
 """Pieces of one round trip, about 100 and 200 KiB, so that neither Redis nor the event loop is held up."""
 
 _LEASE_SHARE = 0.9
-"""Of the time between two snapshots: whoever has the lease may write the next one too."""
+"""Share of the time between two snapshots: a router keeps the lease so long, and may then write the next one too."""
 
 
 class Taken(NamedTuple):
-    """A snapshot was taken over: the stream goes on after `position`, and of a backend that is `covered` nothing is
-    news up to the place that stands there."""
+    """A snapshot was taken over: the stream continues after `position`, and entries about a `covered` backend are old
+    up to the position given there."""
 
     position: str
     covered: Mapping[str, str]
@@ -55,8 +55,8 @@ class _Draft:
 class Scribe:
     """Keeps a snapshot of `beliefs` on `shelf`, a new one every `every_s`, written by any one of the routers.
 
-    `on_event` hears of `replicas_snapshot_written`, `_unwritten` (Redis failed), `_read`, and of those that are of no
-    use: `_broken`, `_old` (the stream no longer has what follows) and `_foreign` (of another version).
+    `on_event` gets `replicas_snapshot_written`, `_unwritten` (Redis failed), `_read`, and for unusable ones
+    `_broken`, `_old` (the stream has dropped the entries that follow) and `_foreign` (of another version).
     """
 
     shelf: Shelf
@@ -75,7 +75,7 @@ class Scribe:
         self._next_at = self.clock() + self.every_s
 
     async def write(self, position: str) -> None:
-        """Write one slice, if a snapshot is due; all that the stream said up to `position` was heard here. Never raises
+        """Write one slice, if a snapshot is due; this router has read the stream up to `position`. Never raises
         StoreFailed."""
         self._position = position
         try:
@@ -88,9 +88,9 @@ class Scribe:
             self.on_event("replicas_snapshot_unwritten")
 
     async def read(self, is_lost: Callable[[str], bool]) -> Taken | None:
-        """Take over the snapshot that is there; None if there is none of any use, and then nothing was taken over.
+        """Take over the published snapshot; None if there is no usable one, and then nothing was changed.
 
-        `is_lost`: does the stream no longer have all that follows this place? Raises StoreFailed.
+        `is_lost`: has the stream dropped entries after this position? Raises StoreFailed.
         """
         sealed = await self.calls.run(self.shelf.header())
         if sealed is None:
@@ -105,7 +105,7 @@ class Scribe:
             return None
         covered = {}
         for piece in pieces:
-            # two or three milliseconds each: requests go in between
+            # two or three milliseconds each: let requests run in between
             await asyncio.sleep(0)
             self.beliefs.take_over(piece.picture(), counts=piece.counts)
             covered[piece.backend] = piece.position
@@ -113,11 +113,11 @@ class Scribe:
         return Taken(header.position, covered)
 
     async def close(self) -> None:
-        """Let go of the shelf."""
+        """Close the shelf."""
         await self.shelf.close()
 
     async def _begun(self) -> _Draft | None:
-        """A new draft, if it is time for one and nobody else writes."""
+        """A new draft, if it is due and no other router writes one."""
         now = self.clock()
         if now < self._next_at:
             return None
@@ -139,10 +139,10 @@ class Scribe:
             if before is not None:
                 await self.calls.run(self.shelf.outdate(decode_header(before).name))
         except Unfit:
-            pass  # of somebody else, whose pieces go by themselves
+            pass  # of another program; its pieces expire
 
     def _encoded(self) -> Iterator[bytes]:
-        """All pieces. A backend's picture is made when its turn has come, of what was heard until then."""
+        """All pieces. Each backend's picture is made only when it is written, so it is up to date then."""
         left, names = self.most_bytes // KEY_BYTES, self.beliefs.learnt_of()
         for place, name in enumerate(names):
             picture = self.beliefs.picture(name, left // (len(names) - place))
@@ -152,7 +152,7 @@ class Scribe:
                 yield from (encode(Residence.of(part, position, counts=counts)) for part in picture.parts(MOST_KEYS))
 
     async def _pieces_of(self, header: Header) -> list[Residence]:
-        """All pieces of a snapshot, or Unfit: of a broken one nothing is believed."""
+        """All pieces of a snapshot. Raises Unfit: nothing of a broken snapshot is used."""
         pieces: list[Residence] = []
         start = 0
         while start < header.pieces:

@@ -1,4 +1,4 @@
-"""Where snapshots lie, in Redis or Valkey: a header, and a list of pieces under the name that the header gives."""
+"""Storage of snapshots in Redis or Valkey: a header, and a list of pieces under the name in the header."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from typing import Protocol
 from router.shared.replicas.line import KEPT_S, RedisLine
 
 _UNFINISHED_S, _OUTDATED_S = 60, 30
-"""Pieces that nobody goes on writing go after so long, and those that somebody may be reading still."""
+"""Pieces of an unfinished or outdated snapshot expire after this time; a router may still be reading them."""
 
 
 class Shelf(Protocol):
-    """Holds one snapshot, and those that are being written. Everything but `close` may raise StoreFailed."""
+    """Holds one snapshot, and unfinished ones. Every method but `close` may raise StoreFailed."""
 
     async def claim(self, by: str, for_s: float) -> bool:
-        """Is `by` the one that writes the next snapshot? Nobody else is for `for_s` then."""
+        """Whether `by` may write the next snapshot; no other router may for `for_s` then."""
         ...
 
     async def append(self, name: str, pieces: Sequence[bytes]) -> None:
-        """Put `pieces` behind those of the snapshot `name`, which nobody sees yet."""
+        """Append `pieces` to the unpublished snapshot `name`."""
         ...
 
     async def publish(self, name: str, header: bytes) -> bytes | None:
-        """The snapshot `name` is the one to read from now on; the header of the one before."""
+        """Make the snapshot `name` the one to read; returns the header of the one before."""
         ...
 
     async def outdate(self, name: str) -> None:
-        """Let the snapshot `name` go soon."""
+        """Let the snapshot `name` expire soon."""
         ...
 
     async def header(self) -> bytes | None:
-        """That of the snapshot to read, if there is one."""
+        """The header of the published snapshot, if there is one."""
         ...
 
     async def pieces(self, name: str, start: int, count: int) -> Sequence[bytes]:
-        """So many pieces of the snapshot `name` from number `start` on; none if it is gone."""
+        """`count` pieces of the snapshot `name` from number `start` on; none if it is gone."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
 class RedisShelf:
-    """A shelf at `url`, on one connection. It knows no deadline and does not retry."""
+    """A shelf at `url`, on one connection, without deadlines and retries."""
 
     def __init__(self, url: str, *, key: str = "pointsman:replicas:snapshot") -> None:
         self._line, self._key = RedisLine(url), key
@@ -92,7 +92,7 @@ class RedisShelf:
         async with self._line.pipe() as pipe:
             pipe.lrange(self._list(name), start, start + count - 1)
             (found,) = await pipe.execute()
-            return [bytes(one) for one in found]
+            return [bytes(piece) for piece in found]
 
     async def close(self) -> None:
         """See Shelf."""
@@ -105,4 +105,4 @@ class RedisShelf:
 def _bytes(found: object) -> bytes | None:
     if found is None or isinstance(found, bytes):
         return found
-    raise TypeError(f"{str(found)[:80]!r} is no header")
+    raise TypeError(f"{str(found)[:80]!r} is not a header")

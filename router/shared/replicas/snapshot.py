@@ -1,6 +1,6 @@
-"""A snapshot: what routers have learnt of backends that tell nothing, up to a place in the stream; its bytes.
+"""A snapshot of learned blocks of backends without cache events, up to a position in the stream; its encoding.
 
-Each part is the CRC-32 of what follows, little-endian, and MessagePack. A header names the version before all else.
+Each part is the CRC-32 of the rest, little-endian, and MessagePack. A header starts with the version.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from policies.prefix.residency import Picture
 VERSION = 1
 
 MOST_KEYS = 1024
-"""Of one piece (12 KiB): taking it over keeps the event loop busy for 2 to 3 ms (busy 2.5 GHz core, 2026-11)."""
+"""Most keys of one piece (12 KiB): taking it over blocks the event loop for 2 to 3 ms (busy 2.5 GHz core, 2026-11)."""
 
 KEY_BYTES = 12
 MOST_BYTES = 8 * 2**20
-"""All keys of a snapshot: 700,000 blocks, or 45 million tokens. Where there are more, the newest of each backend."""
+"""Most bytes of keys in a snapshot: 700,000 blocks, or 45 million tokens. Beyond, the newest of each backend stay."""
 
 MOST_PIECES = 2 * MOST_BYTES // (KEY_BYTES * MOST_KEYS) + 4096
-"""A backend begins a piece of its own."""
+"""Each backend begins a new piece."""
 
 _MOST_AGE = 2**32 - 1
 
@@ -32,7 +32,7 @@ Place = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,19}-[0-9]{1,19}$")]
 
 
 class Unfit(Exception):
-    """A snapshot that is of no use: `broken`, `old` or `foreign`."""
+    """A snapshot that cannot be used: `broken`, `old` or `foreign`."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -40,7 +40,7 @@ class Unfit(Exception):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Snapshot `name` has so many `pieces`. What the stream says after `position` may not be in it."""
+    """Snapshot `name` has `pieces` pieces. Entries of the stream after `position` may be missing in it."""
 
     version: int
     name: str
@@ -49,9 +49,9 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Residence(msgspec.Struct, frozen=True, array_like=True, tag="residence"):
-    """A part of a Picture, with all that the stream said of its backend up to `position`.
+    """A part of a Picture that includes all entries about its backend up to `position`.
 
-    `keys` are little-endian 64-bit, `ages` 32-bit. `counts`: the backend has told of cached tokens before.
+    `keys` are little-endian 64-bit, `ages` 32-bit. `counts`: the backend has reported cached tokens before.
     """
 
     backend: str
@@ -71,7 +71,7 @@ class Residence(msgspec.Struct, frozen=True, array_like=True, tag="residence"):
         return cls(picture.backend, position, picture.capacity_blocks, idle_ms, counts, keys, ages)
 
     def picture(self) -> Picture:
-        """What it is a part of."""
+        """The picture that it is a part of."""
         keys = np.frombuffer(self.keys, "<u8").astype(np.uint64)
         ages = np.frombuffer(self.ages, "<u4").astype(np.uint64)
         return Picture(self.backend, keys, ages, self.capacity_blocks, self.idle_ms / 1000)
@@ -109,7 +109,7 @@ def decode_header(sealed: bytes) -> Header:
 
 
 def decode_piece(sealed: bytes) -> Residence | None:
-    """The piece in `sealed`; None if it is of a kind that is not known here. Raises Unfit."""
+    """The piece in `sealed`; None if its kind is unknown here. Raises Unfit."""
     payload = _opened(sealed)
     try:
         piece = _pieces.decode(payload)

@@ -1,4 +1,4 @@
-"""The stream in Redis or Valkey through which routers hear of each other. Redis 6.2 or newer."""
+"""The stream in Redis or Valkey that carries messages between routers. Redis 6.2 or newer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from router.shared.store.base import StoreFailed
 from router.shared.store.redis import faults
 
 START = "0-0"
-"""Before everything that a stream can hold."""
+"""A position before every possible entry."""
 
 MOST_ENTRIES = 20_000
 """About how many entries the stream keeps. Each has at most about 100 KiB, mostly a few."""
 
 AT_ONCE = 64
-"""Entries that are read in one go."""
+"""Most entries read in one go."""
 
 
-class Told(NamedTuple):
+class Entry(NamedTuple):
     """One entry: `number` is its place in the stream, `at_ms` when it was written on the server's clock."""
 
     number: str
@@ -29,9 +29,9 @@ class Told(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What the stream has: numbers of its `oldest` and `newest` entry, START if there is none.
+    """State of the stream: numbers of its `oldest` and `newest` entry, START if there is none.
 
-    `is_cut`: older ones had to go.
+    `is_cut`: older entries were dropped.
     """
 
     oldest: str = START
@@ -39,37 +39,37 @@ class Standing(NamedTuple):
     is_cut: bool = False
 
     def lacks(self, after: str) -> bool:
-        """Is any of what came after `after` missing, or may be?"""
+        """Whether an entry after `after` is missing, or may be."""
         return is_after(after, self.newest) or (self.is_cut and is_after(self.oldest, after))
 
 
 class Exchanged(NamedTuple):
-    """What was read, oldest first, at `now_ms` on the server's clock, and why what was to be written may not have been;
-    None: it was."""
+    """Entries read, oldest first, at `now_ms` on the server's clock. `unwritten`: why the payloads may not have been
+    written; None: they were."""
 
-    told: Sequence[Told]
+    entries: Sequence[Entry]
     now_ms: int
     unwritten: StoreFailed | None = None
 
 
 class Stream(Protocol):
-    """Carries what routers tell each other. Everything but `close` may raise StoreFailed."""
+    """Carries messages between routers. Every method but `close` may raise StoreFailed."""
 
     async def state(self) -> Standing:
-        """What it has now."""
+        """The present state."""
         ...
 
     async def exchange(self, payloads: Sequence[bytes], after: str) -> Exchanged:
-        """Write `payloads` and read what follows `after`, AT_ONCE entries at most."""
+        """Write `payloads` and read the entries after `after`, AT_ONCE at most."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
 class RedisStream:
-    """A stream at `url`, on one connection. `by` is the name of who writes. It knows no deadline and does not retry."""
+    """A stream at `url`, on one connection, without deadlines and retries. `by` is the writer's name."""
 
     def __init__(self, url: str, by: str, *, key: str = "pointsman:replicas", most: int = MOST_ENTRIES) -> None:
         self._line, self._by, self._key, self._most = RedisLine(url), by, key, most
@@ -86,7 +86,7 @@ class RedisStream:
             *ends, length = await pipe.execute()
             oldest, newest = (end[0][0].decode() if end else START for end in ends)
             _place(oldest), _place(newest)
-            # it is cut to so many or a few more, never to fewer
+            # the stream is cut to about this length, never below it
             return Standing(oldest, newest, length >= self._most)
 
     async def exchange(self, payloads: Sequence[bytes], after: str) -> Exchanged:
@@ -103,8 +103,8 @@ class RedisStream:
                 if isinstance(failed, Exception):
                     raise failed
             seconds, micros = time
-            told = [_entry(number.decode(), fields) for _, entries in read or () for number, fields in entries]
-            return Exchanged(told, seconds * 1000 + micros // 1000, _unwritten(written))
+            entries = [_entry(number.decode(), fields) for _, rows in read or () for number, fields in rows]
+            return Exchanged(entries, seconds * 1000 + micros // 1000, _unwritten(written))
 
     async def close(self) -> None:
         """See Stream."""
@@ -112,12 +112,12 @@ class RedisStream:
 
 
 def is_after(number: str, other: str) -> bool:
-    """Was the entry `number` written after `other`?"""
+    """Whether the entry `number` was written after `other`."""
     return _place(number) > _place(other)
 
 
 def earlier(number: str, by_s: float) -> str:
-    """The place in the stream that was `by_s` before the entry `number`: numbers begin with the server's time."""
+    """The position `by_s` before the entry `number`: numbers begin with the server's time."""
     return f"{max(0, _place(number)[0] - round(by_s * 1000))}-0"
 
 
@@ -125,10 +125,10 @@ def _place(number: str) -> tuple[int, ...]:
     return tuple(int(part) for part in number.split("-"))
 
 
-def _entry(number: str, fields: Any) -> Told:
-    # an entry that is not ours is for its reader to refuse: the next one may be
+def _entry(number: str, fields: Any) -> Entry:
+    # an entry of another program is for its reader to reject: the next one may be ours
     by, news = fields.get(b"by", b""), fields.get(b"news", b"")
-    return Told(number, _place(number)[0], by.decode(errors="replace"), news)
+    return Entry(number, _place(number)[0], by.decode(errors="replace"), news)
 
 
 def _unwritten(written: Sequence[Any]) -> StoreFailed | None:

@@ -1,1 +1,1 @@
-"""Where quotas are kept: in this process, or in a Redis that several routers share."""
+"""Stores of quotas: in this process, or in a Redis that several routers share."""

@@ -20,7 +20,7 @@ class Fault(enum.StrEnum):
 
 
 class StoreFailed(Exception):
-    """The store did not do what it was asked, or nobody knows whether it did."""
+    """The store did not do it, or it is unknown whether it did."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(f"{fault}: {message}")
@@ -30,30 +30,30 @@ class StoreFailed(Exception):
 class QuotaStore(Protocol):
     """Reserves before a request runs, settles after; at most once each, by the reservation's id.
 
-    All descriptors of one call belong to one tenant. Everything but `close` may raise StoreFailed, and then it may or
-    may not have happened: calling again with the same id is safe for `policies.quota.ledger.KEPT_S`.
+    All descriptors of one call belong to one tenant. Every method but `close` may raise StoreFailed; then the call may
+    have happened or not, and repeating it with the same id is safe for `policies.quota.ledger.KEPT_S`.
     """
 
     async def reserve(self, asked: Reservation) -> Reservation | Refused:
-        """Take what is `asked` from all its descriptors, or nothing. What comes back says what is left."""
+        """Reserve `asked` from all its descriptors, or nothing. The result tells what is left."""
         ...
 
     async def settle(self, reservation: Reservation, charge: Charge) -> None:
-        """Charge what was really used instead of what was reserved. The same descriptors as in `reserve`."""
+        """Charge the actual use instead of the reservation. Takes the same descriptors as `reserve`."""
         ...
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
-        """Their requests still run: the leases begin anew. With none, it only proves that the store answers."""
+        """Renew the leases of running requests. An empty list only proves that the store answers."""
         ...
 
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
-        """What is left to `descriptors`. Takes nothing."""
+        """What is left of `descriptors`. Reserves nothing."""
         ...
 
     async def start(self) -> None:
-        """Make ready. Returns soon, also when what is behind the store is away."""
+        """Get ready. Returns soon, even if the server behind the store is away."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections. What is open stays reserved until it lapses."""
+        """Close connections. Open reservations stay until they lapse."""
         ...

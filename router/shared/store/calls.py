@@ -1,4 +1,4 @@
-"""Calls to a store that may not answer: each within a deadline, and none that holds up who gave it up."""
+"""Calls to a store that may not answer: each with a deadline, and given up without blocking its caller."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _T = TypeVar("_T")
 
 
 class Calls:
-    """Runs calls in tasks of their own: a client that swallows its cancellation, as asyncio.wait_for of Python 3.11
-    can, must hold up neither the deadline nor whoever cancels."""
+    """Runs calls in tasks of their own. A client that swallows its cancellation, as asyncio.wait_for of Python 3.11
+    can, must delay neither the deadline nor the code that cancels it."""
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
@@ -23,7 +23,7 @@ class Calls:
         return f"<Calls, {len(self._tasks)} under way>"
 
     async def run(self, call: Coroutine[object, object, _T], *, within_s: float | None = None) -> _T:
-        """What `call` returns. Raises StoreFailed when its time is over, and what it raises itself."""
+        """The result of `call`. Raises StoreFailed after the deadline, and the call's own errors."""
         within_s = self._within_s if within_s is None else within_s
         task = asyncio.create_task(call)
         self._tasks.add(task)
@@ -38,11 +38,11 @@ class Calls:
         return task.result()
 
     async def end(self, *, within_s: float | None = None) -> None:
-        """Wait for those that were given up and have not ended yet."""
+        """Wait for the calls that were given up and have not ended yet."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._within_s if within_s is None else within_s)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever stopped waiting for it does not want to know
+            task.exception()  # its caller has gone: read the exception so that asyncio does not log it

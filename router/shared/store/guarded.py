@@ -1,4 +1,4 @@
-"""A shared store that may be slow, gone, full or lying, and quotas that hold all the same."""
+"""Quotas that hold even if the shared store is slow, unreachable, full or wrong."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from router.shared.store.calls import Calls
 from router.supervise import supervise
 
 PATIENCE_S = 1.0
-"""How long starting waits for the shared store to answer at all, closing for it to hear what is owed, and a request for
-its turn to ask: a store that answers in time, but less often than it is asked, would keep each one waiting longer."""
+"""Longest time that the start waits for the shared store's first answer, closing waits for settlements, and a request
+waits for its turn: a store slower than its requests arrive would keep each of them waiting longer."""
 
 AT_ONCE = 4
-"""Most reservations that ask the shared store at once: a burst of them would look like a slow store. More would not be
+"""Most reservations that ask the shared store at the same time: a burst would make it look slow. More would not be
 faster, since a router and Redis are one thread each, and opening a connection costs several round trips."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardOptions:
-    """How much patience there is with the shared store.
+    """Deadlines and bounds for the shared store.
 
-    `replicas` share the limits equally while it is away. `strict` refuses rather than let more than the limit through.
-    A settlement whose first try failed is tried again for `retry_for_s`: later the store may have forgotten that it
-    arrived, and would charge it twice.
+    `replicas` share the limits equally while it is away. `strict` then rejects requests rather than exceed a limit.
+    A failed settlement is retried for `retry_for_s`: later the store may have forgotten that it arrived, and would
+    charge it twice.
     """
 
     replicas: int = 1
@@ -53,14 +53,14 @@ class _Owed:
 
 
 class GuardedStore:
-    """Asks `shared` within a deadline; while that is away, this router's own share of the limits.
+    """Asks `shared` within a deadline; while it is away, grants this router's own share of the limits.
 
-    One failure and the shared store counts as away: no request waits for it until a background task has found it again
-    and told it what is owed. The local ledger is charged for everything that this router lets in, and hears with every
-    answer what all together used, so that its share is not fresh when it is needed. Settlements always go through the
-    background task: the end of a request waits for nobody, and a cancelled one settles all the same.
+    After one failure the shared store counts as away: no request waits for it until a background task has reached it
+    again and sent the owed settlements. The local ledger is charged for everything that this router admits, and learns
+    from every answer what all routers used, so that its share is up to date when it is needed. Settlements always go
+    through the background task: no request waits for them, and a cancelled one settles all the same.
 
-    `on_event` hears of `quota_store_<fault>`, `quota_store_back` and `quota_settlement_dropped`. `clock` is Unix time.
+    `on_event` gets `quota_store_<fault>`, `quota_store_back` and `quota_settlement_dropped`. `clock` is Unix time.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GuardedStore:
         self._renew_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self.is_away = False
-        """Is only the local share asked? For metrics."""
+        """Whether only the local share is asked. For metrics."""
 
     def __repr__(self) -> str:
         where = "local share" if self.is_away else "shared"
@@ -91,12 +91,12 @@ class GuardedStore:
 
     @property
     def owed(self) -> int:
-        """Settlements that the shared store has not heard of yet. For metrics."""
+        """Number of settlements that the shared store has not confirmed. For metrics."""
         return len(self._owed)
 
     async def start(self) -> None:
-        """Begin to look after the shared store, once it answers on as many connections as are used at once: a router
-        that began with its share while others had all of the limit already would let in more than there is."""
+        """Start the background task, once the shared store answers on as many connections as are used at once. A router
+        that began with its own share while others had used all of the limit would exceed it."""
         try:
             await asyncio.gather(
                 *(self._calls.run(self._shared.renew(()), within_s=PATIENCE_S) for _ in range(AT_ONCE))
@@ -107,7 +107,7 @@ class GuardedStore:
         self._task = asyncio.create_task(supervise("quota store", self._look_after))
 
     async def close(self) -> None:
-        """Tell the shared store what is owed, if it listens, and let go of it."""
+        """Send the owed settlements, if the shared store answers, and close it."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -122,7 +122,7 @@ class GuardedStore:
         """See QuotaStore; never raises StoreFailed. Raises Overloaded if it is strict and the shared store is away."""
         if not meters(asked.descriptors):
             return asked
-        # who waits for a turn waits for this router, which for a while is no reason to believe that the store is slow
+        # waiting for a turn is a delay of this router, at first no sign of a slow store
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self._turns.acquire()
@@ -136,7 +136,7 @@ class GuardedStore:
             self._turns.release()
 
     async def _together(self, asked: Reservation) -> Reservation | Refused:
-        """What the shared store says, or this router's share while it is away."""
+        """The shared store's answer, or this router's share while it is away."""
         if self.is_away:
             return self._alone(asked)
         try:
@@ -152,7 +152,7 @@ class GuardedStore:
         return answer
 
     async def settle(self, reservation: Reservation, charge: Charge) -> None:
-        """See QuotaStore. Waits for nothing; the shared store hears of it in a moment, or when it is back."""
+        """See QuotaStore. Returns at once; the background task sends it now, or when the store is back."""
         if not meters(reservation.descriptors):
             return
         self._open.pop(reservation.id, None)
@@ -160,7 +160,7 @@ class GuardedStore:
         self._owe(reservation, charge)
 
     async def renew(self, reservations: Sequence[Reservation]) -> None:
-        """Nothing to do: what is open here is renewed until it is settled."""
+        """Nothing to do: the background task renews open reservations until they are settled."""
 
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
         """See QuotaStore; of this router's share while the shared store is away."""
@@ -172,12 +172,12 @@ class GuardedStore:
         return self._local.standing(self._shares(descriptors), now=self._clock())
 
     def check(self) -> None:
-        """The local ledger balances, and nothing is buffered without bound."""
+        """Assert that the local ledger balances and that nothing is buffered without bound."""
         self._local.check()
         assert len(self._owed) <= self._options.most_owed, f"{self!r} owes too much"
 
     def _remember(self, asked: Reservation, answer: Reservation | Refused) -> None:
-        """Charge the local ledger as if it had been asked, and for this router's part of what all others used."""
+        """Charge the local ledger as if it had been asked, and for this router's share of the others' usage."""
         own, now = self._own(asked), self._clock()
         if isinstance(answer, Reservation):
             self._local.grant(own, now=now)
@@ -187,7 +187,7 @@ class GuardedStore:
 
     def _alone(self, asked: Reservation) -> Reservation | Refused:
         if self._options.strict:
-            hint = "quotas are strict, so nothing is let in meanwhile"
+            hint = "quotas are strict, so no request is admitted meanwhile"
             raise Overloaded("the store of quotas is away", hint=hint, retry_after_s=self._options.most_backoff_s)
         answer = self._local.reserve(self._own(asked), now=self._clock())
         if isinstance(answer, Refused):
@@ -197,7 +197,7 @@ class GuardedStore:
         return granted
 
     def _after_failure(self, asked: Reservation) -> Reservation | Refused:
-        """Ask the local share. The shared store may have reserved all the same: undone there if nothing comes of it."""
+        """Ask the local share. The shared store may have reserved too: that is undone if the request does not run."""
         answer: Reservation | Refused | None = None
         try:
             answer = self._alone(asked)
@@ -239,7 +239,7 @@ class GuardedStore:
                 self._on_event("quota_store_back")
 
     async def _until_needed(self) -> None:
-        """Wait for something owed or for the time to renew; while the store is away, only for the time to try again."""
+        """Wait for a settlement or the time to renew; while the store is away, for the time of the next attempt."""
         if self.is_away:
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(self._options.most_backoff_s, 2 * self._backoff_s)
@@ -259,7 +259,7 @@ class GuardedStore:
         self._renew_at = _now() + self._options.renew_every_s
 
     async def _pay(self) -> None:
-        """Send what is owed, oldest first; no more than there is now, so that renewing gets its turn."""
+        """Send the settlements owed now, oldest first; later ones wait, so that renewing gets its turn."""
         for _ in range(len(self._owed)):
             owed = self._owed[0]
             if owed.tried_at is not None and _now() - owed.tried_at > self._options.retry_for_s:
@@ -267,7 +267,7 @@ class GuardedStore:
             else:
                 owed.tried_at = owed.tried_at or _now()
                 await self._calls.run(self._shared.settle(owed.reservation, owed.charge))
-            # only once it arrived; meanwhile the oldest may have had to make room
+            # remove it only once it arrived; meanwhile the oldest may have been dropped
             if self._owed and self._owed[0] is owed:
                 self._owed.popleft()
 

@@ -9,7 +9,7 @@ from policies.quota.ledger import Ledger
 
 
 class MemoryStore:
-    """A Ledger of its own. Nothing lapses: who holds a reservation dies with the ledger. `clock` is Unix time."""
+    """A Ledger in memory. No reservation lapses: its holder dies with the ledger. `clock` is Unix time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._ledger = clock, Ledger()

@@ -27,22 +27,22 @@ from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.scripts import RENEW, RESERVE, SETTLE, STANDING
 
 CONNECTIONS = 6
-"""Most connections of one router; who finds none free waits for one."""
+"""Most connections of one router; a call that finds none free waits for one."""
 
 MUTE_S = 5.0
-"""A connection on which nothing comes for so long is given up, if its caller has not long done so."""
+"""A connection without data for this long is closed, if its caller has not given up before."""
 
 _REFUSALS = (failures.AuthenticationError, failures.ResponseError)
 
 LEASE_S = 60.0
-"""A reservation that is not renewed for so long lapses: its router is gone."""
+"""A reservation that is not renewed for this long lapses: its router is gone."""
 
 
 class RedisStore:
     """One script, one round trip for each call, on the server's clock unless a `clock` (Unix seconds) is given.
 
-    `url` is redis-py's: redis://user:password@host:port/db, rediss:// for TLS, unix://path. It does not retry and knows
-    no deadline; GuardedStore does.
+    `url` is redis-py's: redis://user:password@host:port/db, rediss:// for TLS, unix://path. It has no deadlines and
+    no retries; GuardedStore has.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RedisStore:
             return granted(asked, levels, now_ms=now_ms)
         refused = refusal(levels, asked.charge, now_ms=now_ms)
         if refused is None:
-            raise StoreFailed(Fault.NONSENSE, f"it refuses what fits: {reply!r}")
+            raise StoreFailed(Fault.NONSENSE, f"it rejects a reservation that fits: {reply!r}")
         return refused
 
     async def settle(self, reservation: Reservation, charge: Charge) -> None:
@@ -99,8 +99,14 @@ class RedisStore:
             if not reservations:
                 await self._redis.ping()
                 return
-            arguments: list[str | int] = [self._now(), self._lease_ms, *(one.id for one in reservations)]
-            await self._renew(self._keys([d for one in reservations for d in one.descriptors]), arguments)
+            arguments: list[str | int] = [
+                self._now(),
+                self._lease_ms,
+                *(reservation.id for reservation in reservations),
+            ]
+            await self._renew(
+                self._keys([d for reservation in reservations for d in reservation.descriptors]), arguments
+            )
 
     async def standing(self, descriptors: Sequence[Descriptor]) -> Standing:
         """See QuotaStore."""
@@ -130,7 +136,7 @@ class RedisStore:
 
 @contextmanager
 def faults() -> Iterator[None]:
-    """Errors of redis-py and of the network, as ours. The order matters: some are kinds of others."""
+    """Maps errors of redis-py and of the network to ours. The order matters: some are subclasses of others."""
     try:
         yield
     except (failures.TimeoutError, failures.BusyLoadingError, TimeoutError) as error:
@@ -138,11 +144,11 @@ def faults() -> Iterator[None]:
     except failures.InvalidResponse as error:
         raise StoreFailed(Fault.NONSENSE, str(error)) from error
     except (failures.ConnectionError, OSError) as error:
-        # a password that the server refuses is to redis-py a connection that failed
-        is_refused = any(isinstance(one, _REFUSALS) for one in (error, error.__cause__))
+        # redis-py reports a rejected password as a failed connection
+        is_refused = any(isinstance(each, _REFUSALS) for each in (error, error.__cause__))
         raise StoreFailed(Fault.REFUSING if is_refused else Fault.GONE, str(error)) from error
     except failures.ResponseError as error:
-        # Redis 6 tells of full memory inside of the script's own error
+        # Redis 6 reports full memory inside the script's own error
         is_full = isinstance(error, failures.OutOfMemoryError) or "OOM " in str(error)
         raise StoreFailed(Fault.FULL if is_full else Fault.REFUSING, str(error)) from error
     except (failures.RedisError, ValueError) as error:
@@ -150,7 +156,7 @@ def faults() -> Iterator[None]:
 
 
 def _integers(reply: Any, count: int) -> list[int]:
-    """`reply` if it is a list of so many numbers, none of them negative."""
+    """`reply` if it is a list of `count` integers, none of them negative."""
     if isinstance(reply, list) and len(reply) == count and all(isinstance(n, int) and n >= 0 for n in reply):
         return reply
-    raise StoreFailed(Fault.NONSENSE, f"it answers {str(reply)[:80]!r}")
+    raise StoreFailed(Fault.NONSENSE, f"unexpected answer {str(reply)[:80]!r}")

@@ -1,4 +1,4 @@
-"""What Redis runs: each operation is one Lua script, so that it happens whole or not at all.
+"""The Lua scripts that Redis runs: one for each operation, so that it happens whole or not at all.
 
 One tenant's state is three keys with the tenant as hash tag, so that they share a slot of a cluster:
 

@@ -1,1 +1,1 @@
-"""What the command line starts: a router, several of them, and shards beside it on one machine."""
+"""What the commands start: a router, several processes, local shards."""

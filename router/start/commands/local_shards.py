@@ -36,9 +36,9 @@ class ShardCommand:
 
 
 def shard_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with what must be set before torch is imported.
+    """`environment` with the variables that must be set before torch is imported.
 
-    Threads of OpenMP spin while they wait unless told otherwise, and take the cores from router and other shards: a
+    By default OpenMP's threads spin while they wait, and take the cores from router and other shards: a
     matrix product beside another busy process took 8 ms with spinning and 2 ms without (2 cores).
     """
     return {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", **environment}
@@ -47,8 +47,8 @@ def shard_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class LocalShard:
     """One child process, restarted on the same port when it dies.
 
-    `on_progress(name, share, what)` hears how far loading is, from 0 to 1. The child ends by itself when this process
-    does, because its standard input closes then.
+    `on_progress(name, share, what)` is called with the progress of loading, from 0 to 1. The child ends itself when
+    this process dies, because its standard input closes then.
     """
 
     def __init__(self, command: ShardCommand, on_progress: Callable[[str, float, str], None]) -> None:
@@ -63,13 +63,13 @@ class LocalShard:
 
     @property
     def pid(self) -> int | None:
-        """The process that runs; None before the first was started."""
+        """Process id; None before the first start."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Return when the shard listens; `address` is then set. Raises ConfigError if it ends before that."""
+        """Return when the shard listens and `address` is set. Raises ConfigError if it ends before that."""
         listen = self.address or "127.0.0.1:0"
-        # stdout carries events for us, stderr is for people
+        # stdout carries events for this process, stderr is for people
         self._process = await asyncio.create_subprocess_exec(
             *self.command.line(listen), stdin=PIPE, stdout=PIPE, env=shard_environment(os.environ)
         )
@@ -92,15 +92,15 @@ class LocalShard:
             assert self._process is not None
             code = await self._process.wait()
             self._restarts += 1
-            _log.warning("shard %s ended with code %d and is started again", self.command.name, code)
+            _log.warning("shard %s ended with code %d and is restarted", self.command.name, code)
             await asyncio.sleep(min(0.5 * 2**self._restarts, _LONGEST_BACKOFF_S))
             try:
                 await self.start()
             except ConfigError as error:
-                _log.warning("%s; it is tried again", error.message)
+                _log.warning("%s; retrying", error.message)
 
     async def stop(self) -> None:
-        """Let the shard drain, then end it."""
+        """Let the shard drain, then end the process."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -113,7 +113,7 @@ class LocalShard:
 
 
 class LocalShards:
-    """All shards that one `pointsman up` runs. An async context manager; `addresses` are in the order of `commands`."""
+    """All shards of one `pointsman up`. An async context manager; `addresses` are in the order of `commands`."""
 
     def __init__(
         self, commands: Sequence[ShardCommand], on_progress: Callable[[str, float, str], None] = lambda *_: None

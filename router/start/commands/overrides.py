@@ -11,7 +11,7 @@ from policies.sla.config import Config
 from router.start.address import Address
 
 USUAL_ADMIN = "127.0.0.1:8082"
-"""Default address for operators with `pointsman up`."""
+"""Default address of the admin port with `pointsman up`."""
 
 
 def listening(
@@ -23,10 +23,10 @@ def listening(
     *,
     usual_admin: bool = False,
 ) -> Config:
-    """`config` with the addresses of the command line; `usual_admin`: operators are served
-    somewhere in any case.
+    """`config` with the addresses of the command line. With `usual_admin` the admin port is served even if the file
+    names none, so that the dashboard is there by default.
 
-    So the dashboard is there by default, and two routers can start on one machine.
+    It then takes a free port if the usual one is taken, so that two routers can start on one machine.
     """
     operators = admin or config.server.admin or (usual_or_free(USUAL_ADMIN) if usual_admin else None)
     server = replace(

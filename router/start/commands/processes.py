@@ -1,4 +1,4 @@
-"""Several routers on one machine as processes that listen at the same addresses: the kernel distributes connections."""
+"""Several router processes on one machine that listen at the same addresses: the kernel distributes connections."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Processes:
     """Runs `count` processes of `command`, each with `--process NUMBER/COUNT`, and restarts those that end early.
 
-    They live with this one: their standard input is a pipe that closes when it dies, by whatever cause, and then they
-    drain. `say` hears what happens, for people.
+    Their standard input is a pipe from this process: it closes when this process dies, by whatever cause, and then they
+    drain and end. `say` gets messages for people.
     """
 
     def __init__(self, command: Sequence[str], count: int, say: Callable[[str], None]) -> None:
@@ -35,7 +35,7 @@ class Processes:
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._stopped = asyncio.Event()
         self.failed = False
-        """Did a process end as soon as it began?"""
+        """Whether a process ended right after its start."""
 
     def __repr__(self) -> str:
         return f"<Processes {len(self._running)} of {self._count} running>"
@@ -62,12 +62,12 @@ class Processes:
             if self._stopped.is_set():
                 return
             if is_first and loop.time() - began < SETTLED_S:
-                self._say(f"process {number} ended with {code} as soon as it began")
+                self._say(f"process {number} ended with {code} right after its start")
                 self.failed = True
                 self.pass_on(signal.SIGTERM)
                 return
             is_first = False
-            self._say(f"process {number} ended with {code} and is started again")
+            self._say(f"process {number} ended with {code} and is restarted")
             with suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
                     await self._stopped.wait()
@@ -77,7 +77,7 @@ class Processes:
         process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
         self._running[number] = process
         try:
-            if self._stopped.is_set():  # while it was being made
+            if self._stopped.is_set():  # while the process was being made
                 process.send_signal(signal.SIGTERM)
             return await process.wait()
         finally:
@@ -99,7 +99,7 @@ def place_of(process: str) -> tuple[int, int]:
     number, slash, count = process.partition("/")
     if slash and number.isdecimal() and count.isdecimal() and int(number) < int(count):
         return int(number), int(count)
-    raise ConfigError(f"'{process}' is no process", hint="it is written by `pointsman serve --processes` alone")
+    raise ConfigError(f"'{process}' is not NUMBER/COUNT", hint="only `pointsman serve --processes` sets it")
 
 
 def require_shareable(config: Config) -> None:
@@ -108,16 +108,16 @@ def require_shareable(config: Config) -> None:
     listeners = {"http": server.http, "grpc": server.grpc, "admin": server.admin, "picker": server.picker}
     for name, address in listeners.items():
         if address is not None and address.endswith(":0"):
-            raise ConfigError(f"server.{name} is {address}", hint="several processes need a port that they can share")
+            raise ConfigError(f"server.{name} is {address}", hint="several processes need a fixed port to share")
     if server.decision_log == STANDARD_OUTPUT:
-        # a pipe keeps writes whole up to 4 KiB alone (POSIX, PIPE_BUF), and a decision may be longer
+        # a pipe keeps writes whole up to 4 KiB only (POSIX, PIPE_BUF), and a decision may be longer
         hint = "name a file: each process then has its own"
-        raise ConfigError("several processes would mingle their decisions on standard output", hint=hint)
+        raise ConfigError("several processes would mix their decisions on standard output", hint=hint)
 
 
 def as_process(config: Config, number: int, count: int) -> Config:
-    """`config` as process `number` of so many reads it: an admin port and a decision log of its own, and its part of
-    each limit."""
+    """`config` for process `number` of `count`: an admin port and a decision log of its own, and its share of each
+    limit."""
     server, store = config.server, config.store
     if server.admin is not None:
         host, _, port = server.admin.rpartition(":")

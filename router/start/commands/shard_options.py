@@ -15,7 +15,7 @@ _NOT_FOR_POOLS = {"model", "listen", "name", "supervised", "register", "pool", "
 
 
 def shard_options() -> dict[str, Any]:
-    """Each option's name, and the type of its value, with its range."""
+    """Name -> type of each option's value, with its range."""
     hints = get_type_hints(shard, include_extras=True)
     return {
         name.replace("_", "-"): _with_range(*get_args(hint)[:2])
@@ -25,7 +25,7 @@ def shard_options() -> dict[str, Any]:
 
 
 def shard_flags(options: Mapping[str, Option]) -> tuple[str, ...]:
-    """The command line of a shard for the shard's options among `options`, which must be valid."""
+    """The command line of a shard with the shard's options among `options`, which must be valid."""
     flags: list[str] = []
     for name, kind in shard_options().items():
         if (value := options.get(name)) is None:
@@ -38,13 +38,13 @@ def shard_flags(options: Mapping[str, Option]) -> tuple[str, ...]:
 
 
 def link_options(options: Mapping[str, Option]) -> dict[str, Option]:
-    """The options that are not a shard's, but the router's own for its link to the shard."""
+    """The options of the router's link to the shard, which the shard itself does not have."""
     known = shard_options()
     return {name: value for name, value in options.items() if name not in known}
 
 
 def _with_range(kind: Any, info: Any) -> Any:
-    """`kind` for msgspec: without None, which only stands for a missing flag."""
+    """`kind` for msgspec: without None, which only marks a missing flag."""
     kinds = [part for part in get_args(kind) if part is not type(None)]
     kind = kinds[0] if type(None) in get_args(kind) else kind
     limits = {name: value for name, value in (("ge", info.min), ("le", info.max)) if value is not None}

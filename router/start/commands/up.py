@@ -1,4 +1,4 @@
-"""Running: the router, and with `pointsman up` its local shards too, until a signal ends it."""
+"""Runs the router, and with `pointsman up` its local shards too, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def run(config: Config, files: Files, *, local: bool, log: LogOptions, process: 
     """Serve `config` until SIGINT or SIGTERM; start its local shards first if `local`.
 
     `files` are watched: their changes take effect while running, at once after SIGHUP.
-    `process` is `NUMBER/COUNT` where others listen at the same addresses; it then ends with its standard input too.
-    Raises ConfigError, before anything is started if what keeps it from starting can be seen then.
+    `process` is `NUMBER/COUNT` if other processes listen at the same addresses; it then also ends when its standard
+    input closes. Raises ConfigError, if possible before anything is started.
     """
     console = Console(stderr=True)
     log_to(console, log)
@@ -59,11 +59,11 @@ def run_many(config: Config, count: int, arguments: Sequence[str]) -> bool:
     require_shareable(config)
     if config.store.redis is None:
         console.print(
-            f"[bold]{count} processes without `store:`[/] share no state: limits count for each of them "
-            "alone, and so does what was learnt of caches. With store: {redis: ...} in the file they share."
+            f"[bold]{count} processes without `store:`[/] share no state: each counts limits "
+            "alone and learns alone which prompts are cached. With store: {redis: ...} in the file they share both."
         )
     if config.server.admin is None:
-        console.print("Without `server.admin` each request to /metrics shows any one of the processes.")
+        console.print("Without `server.admin` each request to /metrics shows only one of the processes.")
     return uvloop.run(run_processes(arguments, count, console.print))
 
 
@@ -75,10 +75,10 @@ async def serve_until_signal(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     if any(files):
-        # there is nothing to reload yet, and it must not end the process
+        # there is nothing to reload yet, and SIGHUP must not end the process
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
     if is_one_of_many:
-        # nothing is ever written to it: it becomes readable when the parent process is gone
+        # nothing is ever written to stdin: it becomes readable when the parent process is gone
         loop.add_reader(sys.stdin.fileno(), _orphaned, stopped)
     async with AsyncExitStack() as stack:
         tracing = begin_tracing(stack)
@@ -100,7 +100,7 @@ async def serve_until_signal(
         spare_what_stays()
         if any(files):
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)
-        # a signal that comes while backends are away is heard too
+        # handle signals while no backend is reached yet, too
         greeting = asyncio.create_task(_greet_when_reached(console, config, router))
         await stopped.wait()
         greeting.cancel()
@@ -126,7 +126,7 @@ def commands(config: Config) -> Iterator[ShardCommand]:
 
 
 def with_addresses(config: Config, addresses: dict[str, str]) -> Config:
-    """`config` with the addresses of local shards in place of their number, and with only the router's own options."""
+    """`config` with the addresses of local shards in place of their number, and only the router's own options."""
     pools = {
         name: replace(
             pool,
@@ -161,7 +161,7 @@ class LoadingBars:
         self._bars.stop()
 
     def update(self, shard: str, share: float, what: str) -> None:
-        """Show that `shard` has done `share` of its start and is busy with `what`."""
+        """Show that `shard` has done `share` of its start; `what` is its current step."""
         if shard not in self._tasks:
             self._tasks[shard] = self._bars.add_task(f"shard {shard}", total=1.0, what=what)
         self._bars.update(self._tasks[shard], completed=share, what=what)

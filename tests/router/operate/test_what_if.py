@@ -68,7 +68,7 @@ def test_a_model_that_the_tenant_may_not_use_is_refused() -> None:
 
 def test_without_an_anonymous_tenant_one_must_be_named() -> None:
     config = parse('tenants: {labs: {keys: ["sha256:%s"]}}' % ("0" * 64))
-    with pytest.raises(InvalidRequest, match="say which one asks: labs"):
+    with pytest.raises(InvalidRequest, match="name the tenant that asks: labs"):
         explain_on_paper(WhatIf(1), config)
 
 

@@ -69,7 +69,7 @@ def test_several_distributions_are_asked_one_after_the_other(install: Installer)
         (
             "thief",
             "from dataclasses import replace\ndef extend(catalogue): return replace(catalogue, filters={})",
-            "it takes away or replaces 'healthy' of filters",
+            "it removes or replaces 'healthy' of filters",
         ),
         (
             "odd",
@@ -84,7 +84,7 @@ def test_one_that_cannot_be_used_is_named(install: Installer, name: str, code: s
         installed_catalogue()
     assert f"of plugin_{name} 1.2 cannot be used" in caught.value.message
     assert says in caught.value.message
-    assert caught.value.hint == f"mend or uninstall plugin_{name}"
+    assert caught.value.hint == f"repair or uninstall plugin_{name}"
 
 
 def test_the_command_line_knows_their_words(install: Installer, tmp_path: Path) -> None:

@@ -47,22 +47,22 @@ def test_two_doors_at_one_address_are_refused() -> None:
 
 
 def test_an_address_that_this_machine_does_not_have_gets_another_hint() -> None:
-    with pytest.raises(ConfigError, match=r"203.0.113.7:8080: .*\(this machine has no such address"):
+    with pytest.raises(ConfigError, match=r"203.0.113.7:8080: .*\(this machine does not have this address"):
         require_startable(a_config(http="203.0.113.7:8080"))
 
 
 def test_what_is_no_address_is_said_before_shards_are_loaded() -> None:
-    with pytest.raises(ConfigError, match="'99' is no address"):
+    with pytest.raises(ConfigError, match="'99' is not an address"):
         require_startable(a_config(http="99"))
 
 
 def test_a_model_that_is_not_there_is_told_how_to_come_by() -> None:
-    with pytest.raises(ConfigError, match=r"load Qwen/Qwen3-0.6B, and there is no such directory \(.*hf download"):
+    with pytest.raises(ConfigError, match=r"the model Qwen/Qwen3-0.6B, which is not a directory \(.*hf download"):
         require_startable(a_config("Qwen/Qwen3-0.6B"))
 
 
 def test_a_directory_without_a_checkpoint_is_told_what_one_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no config.json in it \(a checkpoint is"):
+    with pytest.raises(ConfigError, match=r"which has no config.json \(a checkpoint is"):
         require_startable(a_config(str(tmp_path)))
 
 
@@ -78,7 +78,7 @@ def test_shards_without_torch_are_told_what_to_install(monkeypatch: pytest.Monke
 
 
 def test_an_admin_port_for_everybody_needs_keys() -> None:
-    with pytest.raises(ConfigError, match="can be reached by others and has no keys"):
+    with pytest.raises(ConfigError, match="is open to other machines and has no keys"):
         require_startable(a_config(admin="0.0.0.0:0"))
     guarded = a_config()
     require_guarded(

@@ -158,7 +158,7 @@ async def test_what_cannot_take_effect_is_refused_with_its_reason(
     paper.text = paper.text.replace(old, new)
     assert await reloader.reload()
     assert problem in caplog.text
-    assert f"version {before.version} goes on" in caplog.text
+    assert f"version {before.version} stays in effect" in caplog.text
     assert gateway.config is before
 
 

@@ -15,17 +15,17 @@ let isPaused = false;
 let decisions = new Map();
 let listed = [];
 
-/** What `path` answers. An error has the router's own words; without a valid key it asks for one first. */
+/** The JSON answer of `path`. Throws the router's error message; without a valid key it asks the user for a key first. */
 async function ask(path, { method = "GET", body = null } = {}) {
   const key = sessionStorage.getItem(KEY);
   const reply = await fetch(path, { method, headers: key ? { authorization: `Bearer ${key}` } : {}, body: body && JSON.stringify(body) });
-  const told = await reply.json();
+  const answer = await reply.json();
   if (reply.status === 401) {
     await keyTyped(Boolean(key));
     return ask(path, { method, body });
   }
-  if (!reply.ok) throw new Error(told.error.hint ? `${told.error.message}` : told.error.message);
-  return told;
+  if (!reply.ok) throw new Error(answer.error.message);
+  return answer;
 }
 
 let typing = null;
@@ -52,15 +52,15 @@ function trouble(text) {
 }
 
 async function refresh() {
-  const told = await ask(`/admin/snapshot?since=${revision}`);
-  if (now && told.up_s < now.up_s) {
-    // another life of the router: its numbers begin anew
+  const snapshot = await ask(`/admin/snapshot?since=${revision}`);
+  if (now && snapshot.up_s < now.up_s) {
+    // the router was restarted: its numbers begin anew
     decisions = new Map();
     chosen = null;
   }
-  now = told;
+  now = snapshot;
   revision = now.revision;
-  for (const one of now.decisions) decisions.set(one.number, one);
+  for (const decision of now.decisions) decisions.set(decision.number, decision);
   if (decisions.size > MOST_KEPT) {
     decisions = new Map([...decisions].sort(([a], [b]) => a - b).slice(-MOST_KEPT));
   }

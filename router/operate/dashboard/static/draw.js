@@ -43,7 +43,7 @@ export function sync(parent, items, key, make) {
   for (const gone of kept.values()) gone.remove();
 }
 
-/** A table row whose cells are `cells(item)`: each what a cell holds. `keep` are cells that are made once. */
+/** A table row with the contents `cells(item)`. `keep` are cells that are made once. */
 export function row(cells, names = []) {
   const element = h("tr");
   element.show = (item) => {
@@ -87,7 +87,7 @@ export function bar(part, { width = 90, tick = null, bad = false } = {}) {
   return drawn;
 }
 
-/** One duration's quantiles against its target: a bar to the median, a thin one to p95, a dot at p99. */
+/** One duration's quantiles and its target: a bar to the median, a thin bar to p95, a dot at p99. */
 export function bullet(measure, isKept, width = 240) {
   const most = 1.05 * Math.max(measure.p99_s, measure.target_s ? 1.5 * measure.target_s : 0) || 1;
   const x = (value) => at(value / most, width);

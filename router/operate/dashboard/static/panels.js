@@ -10,7 +10,7 @@ const TROUBLE = new Set(["ill", "failed", "rejected", "evicted", "retried", "par
 const GOOD = new Set(["well", "finished", "ready"]);
 
 const body = (id) => document.querySelector(`#${id} tbody`);
-const sum = (numbers) => Object.values(numbers).reduce((total, one) => total + one, 0);
+const sum = (numbers) => Object.values(numbers).reduce((total, number) => total + number, 0);
 
 export function sign(word, note = "") {
   const tone = TROUBLE.has(word) ? "bad" : GOOD.has(word) ? "good" : "dim";
@@ -18,7 +18,7 @@ export function sign(word, note = "") {
 }
 
 /** What stands in place of a hit rate that is not known. */
-const hits = (one) => (one.hit_share === null ? h("span", { class: "dim" }, one.prompt_tokens ? "not reported" : "–") : null);
+const hits = (row) => (row.hit_share === null ? h("span", { class: "dim" }, row.prompt_tokens ? "not reported" : "–") : null);
 
 const trends = new Map();
 
@@ -27,10 +27,10 @@ export function tiles(now) {
   const prompts = sum(now.tenants.map((tenant) => tenant.reported_tokens));
   const isSilent = !prompts && now.tenants.some((tenant) => tenant.prompt_tokens);
   const cached = sum(now.tenants.map((tenant) => tenant.cached_tokens));
-  const first = sum(now.classes.map((one) => (one.ttft.target_s === null ? 0 : one.ttft.count)));
-  const late = sum(now.classes.map((one) => one.ttft.late));
+  const first = sum(now.classes.map((row) => (row.ttft.target_s === null ? 0 : row.ttft.count)));
+  const late = sum(now.classes.map((row) => row.ttft.late));
   const isMissed = now.classes.some(({ ttft }) => ttft.target_s !== null && ttft.at_quantile_s > ttft.target_s);
-  const well = now.backends.filter((one) => one.state === "well").length;
+  const well = now.backends.filter((backend) => backend.state === "well").length;
   const rate = ended / Math.max(1, now.window_s);
   const shown = [
     ["requests a second", rate, count(rate), "ended"],
@@ -38,7 +38,7 @@ export function tiles(now) {
     ["waiting here", now.waiting, count(now.waiting), "in the queue"],
     ["first tokens late", first ? late / first : 0, first ? share(late / first) : "–", first ? `${late} of ${first}` : "none seen", isMissed],
     ["prompts cached", prompts ? cached / prompts : 0, prompts ? share(cached / prompts) : "–", isSilent ? "not reported" : `of ${count(prompts)} tokens`],
-    ["backends well", well, `${well} of ${now.backends.length}`, "", now.backends.some((one) => TROUBLE.has(one.state))],
+    ["backends well", well, `${well} of ${now.backends.length}`, "", now.backends.some((backend) => TROUBLE.has(backend.state))],
   ];
   const items = shown.map(([name, value, text, note, bad]) => {
     const past = trends.get(name) ?? trends.set(name, []).get(name);
@@ -69,12 +69,12 @@ function measured(measure) {
 const ended = (outcomes) => Object.entries(outcomes).map(([word, number], at) => h("span", {}, at ? " · " : "", sign(word, ` ${number}`)));
 
 export function classes(now) {
-  const cells = (one) => [
-    [h("strong", {}, one.name), h("small", {}, `rank ${one.rank}${one.deadline_s ? `, done within ${seconds(one.deadline_s)}` : ""}`)],
-    measured(one.ttft), measured(one.tpot), count(one.waiting), ended(one.outcomes),
-    Object.entries(one.steps).map(([step, number]) => `${step} ${number}`).join(" · ") || h("span", { class: "dim" }, "–"),
+  const cells = (service) => [
+    [h("strong", {}, service.name), h("small", {}, `rank ${service.rank}${service.deadline_s ? `, done within ${seconds(service.deadline_s)}` : ""}`)],
+    measured(service.ttft), measured(service.tpot), count(service.waiting), ended(service.outcomes),
+    Object.entries(service.steps).map(([step, number]) => `${step} ${number}`).join(" · ") || h("span", { class: "dim" }, "–"),
   ];
-  sync(body("classes"), now.classes, (one) => one.name, () => row(cells, ["", "", "", "n"]));
+  sync(body("classes"), now.classes, (service) => service.name, () => row(cells, ["", "", "", "n"]));
 }
 
 function limits(budgets) {
@@ -87,14 +87,14 @@ function limits(budgets) {
 }
 
 export function tenants(now) {
-  const cells = (one) => [
-    [h("strong", {}, one.name), h("small", {}, `weight ${one.weight}`)],
-    h("span", { class: "meter" }, bar(one.share, { tick: one.entitled, width: 80 }), share(one.share)),
-    count(one.running), count(one.waiting),
-    hits(one) ?? share(one.hit_share),
-    count(one.cost_minute), count(one.cost), limits(one.budgets),
+  const cells = (tenant) => [
+    [h("strong", {}, tenant.name), h("small", {}, `weight ${tenant.weight}`)],
+    h("span", { class: "meter" }, bar(tenant.share, { tick: tenant.entitled, width: 80 }), share(tenant.share)),
+    count(tenant.running), count(tenant.waiting),
+    hits(tenant) ?? share(tenant.hit_share),
+    count(tenant.cost_minute), count(tenant.cost), limits(tenant.budgets),
   ];
-  sync(body("tenants"), now.tenants, (one) => one.name, () => row(cells, ["", "", "n", "n", "n", "n", "n"]));
+  sync(body("tenants"), now.tenants, (tenant) => tenant.name, () => row(cells, ["", "", "n", "n", "n", "n", "n"]));
 }
 
 export function backends(now, change) {
@@ -102,45 +102,45 @@ export function backends(now, change) {
     const weight = h("input", { class: "weight", type: "number", min: "0.1", max: "1000", step: "any",
       onchange: (event) => event.target.checkValidity() && change(element.name, { weight: Number(event.target.value) }) });
     const button = h("button", { onclick: () => change(element.name, { draining: element.isUsed }) });
-    const element = row((one) => {
-      element.name = one.name;
-      element.isUsed = !one.draining;
+    const element = row((backend) => {
+      element.name = backend.name;
+      element.isUsed = !backend.draining;
       button.textContent = element.isUsed ? "drain" : "undrain";
-      button.setAttribute("aria-label", `${button.textContent} ${one.server}`);
-      weight.setAttribute("aria-label", `weight of ${one.server}`);
+      button.setAttribute("aria-label", `${button.textContent} ${backend.server}`);
+      weight.setAttribute("aria-label", `weight of ${backend.server}`);
       // the ranks of a server are drained and weighed together
-      button.hidden = weight.hidden = one.rank > 0;
-      if (document.activeElement !== weight) weight.value = one.weight;
-      const used = one.total_tokens ? 1 - one.free_tokens / one.total_tokens : null;
+      button.hidden = weight.hidden = backend.rank > 0;
+      if (document.activeElement !== weight) weight.value = backend.weight;
+      const used = backend.total_tokens ? 1 - backend.free_tokens / backend.total_tokens : null;
       const isNew = element.children.length === 0;
       return [
-        [h("strong", {}, one.name), h("small", {}, one.rank ? `rank ${one.rank} of ${one.server}`
-          : `${one.pool === one.kind ? one.kind : `${one.pool}, ${one.kind}`}${one.ranks > 1 ? `, rank 0 of ${one.ranks}` : ""}`)],
-        [sign(one.state), h("small", {}, one.draining && one.state !== "draining" ? "and draining" : ""),
-          one.trouble ? h("small", { class: "told" }, `for ${seconds(one.trouble_s)}: ${one.trouble}`) : ""],
-        [h("span", { class: "meter" }, bar(one.most ? one.running / one.most : 0, { width: 70, bad: one.waiting > 0 }),
-          `${count(one.running)}${one.most ? ` of ${count(one.most)}` : ""}`), h("small", {}, one.waiting ? `${count(one.waiting)} wait there` : `${count(one.in_flight)} of this router`)],
+        [h("strong", {}, backend.name), h("small", {}, backend.rank ? `rank ${backend.rank} of ${backend.server}`
+          : `${backend.pool === backend.kind ? backend.kind : `${backend.pool}, ${backend.kind}`}${backend.ranks > 1 ? `, rank 0 of ${backend.ranks}` : ""}`)],
+        [sign(backend.state), h("small", {}, backend.draining && backend.state !== "draining" ? "and draining" : ""),
+          backend.trouble ? h("small", { class: "told" }, `for ${seconds(backend.trouble_s)}: ${backend.trouble}`) : ""],
+        [h("span", { class: "meter" }, bar(backend.most ? backend.running / backend.most : 0, { width: 70, bad: backend.waiting > 0 }),
+          `${count(backend.running)}${backend.most ? ` of ${count(backend.most)}` : ""}`), h("small", {}, backend.waiting ? `${count(backend.waiting)} wait there` : `${count(backend.in_flight)} of this router`)],
         used === null
-          ? h("span", { class: "dim" }, one.free_tokens === null ? "not told" : `${count(one.free_tokens)} tokens free`)
-          : [h("span", { class: "meter" }, bar(used, { width: 60, bad: used > 0.95 }), share(used)), h("small", {}, `${count(one.free_tokens)} of ${count(one.total_tokens)} free`)],
-        [hits(one) ?? h("span", { class: "meter" }, bar(one.hit_share, { width: 60 }), share(one.hit_share)), h("small", {}, one.events)],
-        seconds(one.queue_s),
+          ? h("span", { class: "dim" }, backend.free_tokens === null ? "not reported" : `${count(backend.free_tokens)} tokens free`)
+          : [h("span", { class: "meter" }, bar(used, { width: 60, bad: used > 0.95 }), share(used)), h("small", {}, `${count(backend.free_tokens)} of ${count(backend.total_tokens)} free`)],
+        [hits(backend) ?? h("span", { class: "meter" }, bar(backend.hit_share, { width: 60 }), share(backend.hit_share)), h("small", {}, backend.events)],
+        seconds(backend.queue_s),
         isNew ? weight : undefined,
         isNew ? button : undefined,
       ];
     }, ["", "", "", "", "", "n"]);
     return element;
   };
-  sync(body("backends"), now.backends, (one) => one.name, make);
+  sync(body("backends"), now.backends, (backend) => backend.name, make);
 }
 
 const lasting = (s) => (s < 120 ? `${Math.round(s)} s` : s < 7200 ? `${Math.round(s / 60)} min` : s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`);
 
-function place(one, tokens) {
-  const isShort = one.can_pin && one.pinned_tokens < tokens;
-  const stays = !one.can_pin ? "cached, not pinned" : isShort ? `${count(one.pinned_tokens)} of ${count(tokens)} pinned` : "pinned";
-  return h("span", { class: "place" }, h("strong", {}, one.backend),
-    bar(one.can_pin ? one.pinned_tokens / tokens : 0, { width: 60, bad: isShort }), h("small", { class: isShort ? "bad" : null }, stays));
+function place(held, tokens) {
+  const isShort = held.can_pin && held.pinned_tokens < tokens;
+  const stays = !held.can_pin ? "cached, not pinned" : isShort ? `${count(held.pinned_tokens)} of ${count(tokens)} pinned` : "pinned";
+  return h("span", { class: "place" }, h("strong", {}, held.backend),
+    bar(held.can_pin ? held.pinned_tokens / tokens : 0, { width: 60, bad: isShort }), h("small", { class: isShort ? "bad" : null }, stays));
 }
 
 export function prefixes(now) {
@@ -148,33 +148,33 @@ export function prefixes(now) {
   const more = now.all_prefixes - now.prefixes.length;
   document.querySelector("#kept-note").textContent =
     `computed before anybody asks, and pinned where backends can; the bar is what stays of it${more ? ` · ${count(more)} more are not shown` : ""}`;
-  const cells = (one) => [
-    [h("strong", {}, one.id), h("small", {}, one.model)], one.tenant,
-    [sign(one.state), h("small", { class: "told" }, one.message)], count(one.tokens),
-    [h("span", { class: "places" }, one.places.length ? one.places.map((each) => place(each, one.tokens)) : h("span", { class: "dim" }, "nowhere")),
-      h("small", {}, one.places.length < one.shards ? `${one.places.length} of ${one.shards} backends` : "")],
-    lasting(one.left_s),
+  const cells = (prefix) => [
+    [h("strong", {}, prefix.id), h("small", {}, prefix.model)], prefix.tenant,
+    [sign(prefix.state), h("small", { class: "told" }, prefix.message)], count(prefix.tokens),
+    [h("span", { class: "places" }, prefix.places.length ? prefix.places.map((each) => place(each, prefix.tokens)) : h("span", { class: "dim" }, "nowhere")),
+      h("small", {}, prefix.places.length < prefix.shards ? `${prefix.places.length} of ${prefix.shards} backends` : "")],
+    lasting(prefix.left_s),
   ];
-  sync(body("prefixes"), now.prefixes, (one) => `${one.tenant}/${one.id}`, () => row(cells, ["", "", "", "n", "", "n"]));
+  sync(body("prefixes"), now.prefixes, (prefix) => `${prefix.tenant}/${prefix.id}`, () => row(cells, ["", "", "", "n", "", "n"]));
 }
 
-const searched = (one) => `${one.tenant} ${one.service_class} ${one.model} ${one.chosen} ${one.outcome} ${one.code} ${one.why} ${one.request}`.toLowerCase();
+const searched = (row) => `${row.tenant} ${row.service_class} ${row.model} ${row.chosen} ${row.outcome} ${row.code} ${row.why} ${row.request}`.toLowerCase();
 
 /** Shows the newest of `all` that hold every word of `filter`, and none that has a minus; `chosen` is the number of the selected one. */
 export function stream(all, filter, chosen, choose) {
   const words = filter.toLowerCase().split(/\s+/).filter((word) => word.replace("-", ""));
   const has = (text, word) => (word.startsWith("-") ? !text.includes(word.slice(1)) : text.includes(word));
-  const found = all.filter((one) => words.every((word) => has(searched(one), word))).slice(0, MOST_LISTED);
-  const cells = (one) => [
-    h("time", { title: one.request }, clock(one.at)), [one.tenant, h("small", {}, one.service_class)],
-    [one.prompt_tokens ? (one.likely_prompt_tokens ? "~" : "") + count(one.prompt_tokens) : "–", h("small", {}, one.cached_tokens ? `${share(one.cached_tokens / one.prompt_tokens)} cached` : "")],
-    one.chosen ?? h("span", { class: "dim" }, "nobody"),
-    [seconds(one.ttft_s), h("small", {}, one.predicted_ttft_s === null ? "" : `${seconds(one.predicted_ttft_s)} expected`)],
-    [sign(one.outcome), h("small", {}, one.code !== one.outcome ? one.code : "")], one.why,
+  const found = all.filter((decision) => words.every((word) => has(searched(decision), word))).slice(0, MOST_LISTED);
+  const cells = (decision) => [
+    h("time", { title: decision.request }, clock(decision.at)), [decision.tenant, h("small", {}, decision.service_class)],
+    [decision.prompt_tokens ? (decision.likely_prompt_tokens ? "~" : "") + count(decision.prompt_tokens) : "–", h("small", {}, decision.cached_tokens ? `${share(decision.cached_tokens / decision.prompt_tokens)} cached` : "")],
+    decision.chosen ?? h("span", { class: "dim" }, "none"),
+    [seconds(decision.ttft_s), h("small", {}, decision.predicted_ttft_s === null ? "" : `${seconds(decision.predicted_ttft_s)} expected`)],
+    [sign(decision.outcome), h("small", {}, decision.code !== decision.outcome ? decision.code : "")], decision.why,
   ];
-  sync(body("stream"), found, (one) => one.number, (one) => {
+  sync(body("stream"), found, (decision) => decision.number, (decision) => {
     const element = row(cells, ["", "", "n", "", "n", "", "why"]);
-    element.addEventListener("click", () => choose(one.number));
+    element.addEventListener("click", () => choose(decision.number));
     return element;
   });
   const rows = [...body("stream").children];
@@ -190,13 +190,13 @@ export function stream(all, filter, chosen, choose) {
 }
 
 function table(candidates, weights) {
-  const names = weights ?? [...new Set(candidates.flatMap((one) => Object.keys(one.scores)))];
+  const names = weights ?? [...new Set(candidates.flatMap((candidate) => Object.keys(candidate.scores)))];
   return h("table", {},
     h("thead", {}, h("tr", {}, ...["candidate", "total", ...names].map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, candidates.map((one) => h("tr", {},
-      h("td", {}, h("strong", {}, one.backend)), h("td", {}, one.total.toFixed(3)),
+    h("tbody", {}, candidates.map((candidate) => h("tr", {},
+      h("td", {}, h("strong", {}, candidate.backend)), h("td", {}, candidate.total.toFixed(3)),
       ...names.map((name) => {
-        const value = one.scores[name];
+        const value = candidate.scores[name];
         return h("td", {}, value === null || value === undefined ? "–" : h("span", { class: "meter" }, bar(value, { width: 60 }), value.toFixed(2)));
       })))));
 }
@@ -206,7 +206,7 @@ const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, text]) => 
 function prefix(found, all) {
   if (found.blocks === null) return [h("p", { class: "dim" }, "The prompt was not tokenized: the backends of its model take text.")];
   if (!found.blocks) return [h("p", { class: "dim" }, "The prompt is shorter than one block, so nothing of it can be shared.")];
-  const serving = all.filter((one) => !found.row.model || one.models.includes(found.row.model) || one.name in found.held);
+  const serving = all.filter((backend) => !found.row.model || backend.models.includes(found.row.model) || backend.name in found.held);
   serving.sort((a, b) => (found.held[b.name] ?? 0) - (found.held[a.name] ?? 0));
   const lines = serving.slice(0, 12).flatMap(({ name, state }) => {
     const held = found.held[name] ?? 0;
@@ -218,22 +218,22 @@ function prefix(found, all) {
 }
 
 /** The prompt's length, in words; an estimate is named one. */
-function promptSize(one) {
-  if (!one.likely_prompt_tokens) return `${count(one.prompt_tokens)} in the prompt`;
-  const [low, high] = one.likely_prompt_tokens;
-  return `about ${count(one.prompt_tokens)} in the prompt (estimated, ${count(low)} to ${count(high)})`;
+function promptSize(row) {
+  if (!row.likely_prompt_tokens) return `${count(row.prompt_tokens)} in the prompt`;
+  const [low, high] = row.likely_prompt_tokens;
+  return `about ${count(row.prompt_tokens)} in the prompt (estimated, ${count(low)} to ${count(high)})`;
 }
 
 export function detail(found, all) {
-  const { row: one } = found;
+  const { row } = found;
   document.querySelector("#detail-body").replaceChildren(
     facts([
-      ["request", one.request], ["asked", `${one.tenant} · ${one.service_class} · ${one.model || "–"} · ${clock(one.at)}`],
-      ["went to", one.chosen ?? "nobody"], ["policy", found.policy],
-      ["why", one.why],
-      ["first token", one.ttft_s === null ? "" : `after ${seconds(one.ttft_s)}, ${seconds(one.predicted_ttft_s)} were expected of the backend`],
-      ["tokens", `${promptSize(one)}, ${one.cached_tokens === null ? "how many were cached is not reported" : `${count(one.cached_tokens)} of them cached`}; ${count(one.completion_tokens)} in the answer`],
-      ["outcome", sign(one.outcome, one.code && one.code !== one.outcome ? `: ${one.code}` : "")],
+      ["request", row.request], ["asked", `${row.tenant} · ${row.service_class} · ${row.model || "–"} · ${clock(row.at)}`],
+      ["went to", row.chosen ?? "none"], ["policy", found.policy],
+      ["why", row.why],
+      ["first token", row.ttft_s === null ? "" : `after ${seconds(row.ttft_s)}, ${seconds(row.predicted_ttft_s)} were expected of the backend`],
+      ["tokens", `${promptSize(row)}, ${row.cached_tokens === null ? "how many were cached is not reported" : `${count(row.cached_tokens)} of them cached`}; ${count(row.completion_tokens)} in the answer`],
+      ["outcome", sign(row.outcome, row.code && row.code !== row.outcome ? `: ${row.code}` : "")],
     ]),
     h("h3", {}, "Where its prefix lives now"), ...prefix(found, all),
     ...(found.candidates.length ? [h("h3", {}, "What was weighed"), table(found.candidates)] : []),
@@ -251,23 +251,23 @@ export function options(now) {
     select.replaceChildren(...(first ? [h("option", { value: "" }, first)] : []), ...values.map((value) => h("option", {}, value)));
     if (values.includes(before)) select.value = before;
   };
-  fill("tenant", now.tenants.map((one) => one.name));
+  fill("tenant", now.tenants.map((item) => item.name));
   fill("model", now.models);
-  fill("priority", now.classes.map((one) => one.name), "none");
+  fill("priority", now.classes.map((item) => item.name), "none");
 }
 
-export function explained(told) {
-  const rules = told.skipped.map((one) => `rule ${one.rule} no: ${one.why.join("; ")}`);
-  const targets = Object.entries(told.targets).map(([name, value]) => `${name} ${seconds(value)}`).join(", ");
+export function explained(found) {
+  const rules = found.skipped.map((rule) => `rule ${rule.rule} no: ${rule.why.join("; ")}`);
+  const targets = Object.entries(found.targets).map(([name, value]) => `${name} ${seconds(value)}`).join(", ");
   document.querySelector("#explained").replaceChildren(
     h("div", {}, facts([
-      ["rules", h("span", {}, ...rules.flatMap((line) => [line, h("br")]), `rule ${told.rule} yes`)],
-      ["class", `${told.service_class}, rank ${told.rank}${told.ruled_class === told.service_class ? "" : `, lowered from ${told.ruled_class} by the priority`}`],
-      ["targets", targets], ["on miss", told.on_miss.join(", then ")],
-      ["pools", told.pools ? told.pools.join(", ") : "any"], ["policy", told.policy],
-      ["goes to", h("strong", {}, told.chosen ?? "nobody: it is refused")],
-      ["first token", told.predicted_ttft_s === null ? "" : `expected after ${seconds(told.predicted_ttft_s)}`],
-      ["dropped", Object.entries(told.dropped).map(([name, reason]) => `${name}: ${reason}`).join(", ")],
+      ["rules", h("span", {}, ...rules.flatMap((line) => [line, h("br")]), `rule ${found.rule} yes`)],
+      ["class", `${found.service_class}, rank ${found.rank}${found.ruled_class === found.service_class ? "" : `, lowered from ${found.ruled_class} by the priority`}`],
+      ["targets", targets], ["on miss", found.on_miss.join(", then ")],
+      ["pools", found.pools ? found.pools.join(", ") : "any"], ["policy", found.policy],
+      ["goes to", h("strong", {}, found.chosen ?? "none: the request is rejected")],
+      ["first token", found.predicted_ttft_s === null ? "" : `expected after ${seconds(found.predicted_ttft_s)}`],
+      ["dropped", Object.entries(found.dropped).map(([name, reason]) => `${name}: ${reason}`).join(", ")],
     ])),
-    h("div", {}, told.candidates.length ? table(told.candidates, Object.keys(told.weights)) : ""));
+    h("div", {}, found.candidates.length ? table(found.candidates, Object.keys(found.weights)) : ""));
 }

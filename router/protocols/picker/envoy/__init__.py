@@ -1,1 +1,1 @@
-"""Envoy's external processing, as far as it is needed here, generated from proto/router/protocols/picker/envoy/."""
+"""The used part of Envoy's external processing, generated from proto/router/protocols/picker/envoy/."""

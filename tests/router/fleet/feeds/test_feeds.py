@@ -134,7 +134,7 @@ async def test_whoever_joins_and_leaves_however_often_no_task_is_left(seed: int)
 def test_what_is_wrong_with_the_feeds_of_backends_to_be_found_is_told_before_the_first_is() -> None:
     for options in ({"events": "tcp://here:5557"}, {"events": "tcp://*:5557", "replay": "tcp://here:5558"}):
         pool = PoolSpec("gpu", kind="vllm", register=True, options=options)
-        with pytest.raises(ConfigError, match="finds backends while the router runs"):
+        with pytest.raises(ConfigError, match="finds backends at run time"):
             Feeds([pool], Fold())
     with pytest.raises(ConfigError, match="events_engine"):
         Feeds([PoolSpec("gpu", kind="tgi", register=True, options={"events": "tcp://*:5557"})], Fold())

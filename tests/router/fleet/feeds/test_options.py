@@ -70,8 +70,8 @@ def test_the_backends_see_only_their_own_options() -> None:
         ({"events": "tcp://*:5557", "events_ranks": "two"}, "a number from 1 to"),
         ({"events": "ipc:///run/kv", "events_ranks": "2"}, "has no port"),
         ({"events": "tcp://*:5557", "events_topic": ("a", "b")}, "one text, not a list"),
-        ({"events_topic": "kv@"}, "of no use without events"),
-        ({"events": "http://*:1", "replay": "http://*:1", "events_engine": "tensorrt_llm"}, "repeats nothing"),
+        ({"events_topic": "kv@"}, "has no effect without events"),
+        ({"events": "http://*:1", "replay": "http://*:1", "events_engine": "tensorrt_llm"}, "has no replay"),
     ],
 )
 def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:

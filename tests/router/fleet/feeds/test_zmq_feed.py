@@ -132,7 +132,7 @@ async def test_a_replay_that_nobody_answers_clears_what_was_known() -> None:
             await publisher.send(engine.step(), loses=number == 5)
         await until(lambda: feed._heard.tracker.applied == 7 and health(feed).state is FeedState.LIVE)
         assert fold.claims() <= frozenset(engine.held)
-        assert "did not repeat what was missed" in health(feed).trouble
+        assert "did not replay missed messages" in health(feed).trouble
 
 
 async def test_a_quiet_engine_is_asked_whether_that_was_all() -> None:
@@ -190,7 +190,7 @@ async def test_something_that_is_no_engine_is_trouble_and_no_crash() -> None:
         port = server.sockets[0].getsockname()[1]
         spec = FeedSpec(Source("vllm-0"), "vllm", f"tcp://127.0.0.1:{port}")
         async with a_feed(spec, Fold()) as feed:
-            await until(lambda: health(feed).trouble != "nobody has tried to reach it yet")
+            await until(lambda: health(feed).trouble != "not connected yet")
             assert not health(feed).connected
 
 

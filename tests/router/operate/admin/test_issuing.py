@@ -141,7 +141,7 @@ async def test_an_issued_key_is_good_over_grpc_and_a_revoked_one_is_not(path: Pa
             "'acme' has no issued key 'x' (GET /admin/tenants/",
         ),
         ("POST", f"{KEYS}/x/rotate", {}, "'acme' has no issued key 'x'"),
-        ("POST", KEYS, {"expire": "1d"}, "there is no 'expire' to say of a key (did you mean 'expires'?)"),
+        ("POST", KEYS, {"expire": "1d"}, "unknown field 'expire' for a key (did you mean 'expires'?)"),
         ("POST", KEYS, {"expires": "soon"}, "expires must be a duration like 800ms, 12s or 15m, not 'soon' (write how"),
         ("POST", KEYS, {"expires": 90}, "expires must be a duration"),
         ("POST", KEYS, {"expires": "4000d"}, "expires must be at most ten years"),
@@ -166,14 +166,14 @@ async def test_a_key_of_the_sla_file_is_revoked_in_the_file(path: Path) -> None:
         for method, call in (("DELETE", ""), ("POST", "/rotate")):
             status, answer = await desk.call(method, f"{KEYS}/{id_of(digest)}{call}")
             assert status == 400
-            assert "stands in the SLA file (edit tenants.acme.keys there" in answer["error"]["message"]
+            assert "comes from the SLA file (edit tenants.acme.keys there" in answer["error"]["message"]
         assert (await desk.chat(KEY))[0] == 200
 
 
 async def test_without_a_place_for_keys_none_is_issued() -> None:
     async with a_desk(None) as desk:
         status, answer = await desk.call("POST", KEYS)
-        assert (status, answer["error"]["hint"]) == (400, "name a file as server.keys_file, or a Redis as store.redis")
+        assert (status, answer["error"]["hint"]) == (400, "set server.keys_file to a file, or store.redis to a Redis")
 
 
 async def test_a_disk_that_refuses_is_told_and_what_was_known_stays(path: Path) -> None:
@@ -205,7 +205,7 @@ async def test_no_key_is_ever_in_a_log(path: Path, caplog: pytest.LogCaptureFixt
 
 async def test_a_router_does_not_start_over_a_file_that_is_no_book(path: Path) -> None:
     write(path, "nonsense\n")
-    with pytest.raises(ConfigError, match=f"{path}:1: is no key"):
+    with pytest.raises(ConfigError, match=f"{path}:1: is not a key"):
         async with a_desk(path):
             pass
 

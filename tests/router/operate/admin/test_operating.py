@@ -45,7 +45,7 @@ async def test_a_weight_takes_effect_with_the_next_decision() -> None:
         ("own-9", {"draining": True}, "there is no backend 'own-9' (did you mean 'own-"),
         ("own-0", {"drainin": True}, "did you mean 'draining'?"),
         ("own-0", {"draining": "yes"}, "must be true or false"),
-        ("own-0", {"weight": 0}, "to send it nothing, drain it"),
+        ("own-0", {"weight": 0}, "to stop its traffic, drain the backend"),
         ("own-0", {"weight": True}, "must be a number"),
         ("own-0", {"weight": 1e9}, "at most 1000"),
         ("own-0", [1], "must be a JSON object"),
@@ -59,10 +59,10 @@ async def test_a_change_that_makes_no_sense_changes_nothing(name: str, body: Any
         assert all(one.weight == 1.0 and not one.draining for one in (await operator.snapshot()).backends)
 
 
-async def test_a_body_that_is_no_json_is_refused() -> None:
+async def test_a_body_that_is_not_json_is_refused() -> None:
     async with an_operator() as operator:
         status, told = await operator.call("PATCH", "/admin/backends/own-0", headers={"x": "y"})
-        assert (status, "no JSON" in told["error"]["message"]) == (400, True)
+        assert (status, "not JSON" in told["error"]["message"]) == (400, True)
 
 
 async def test_usage_is_told_per_tenant_and_model_as_json_and_as_a_sheet() -> None:

@@ -68,13 +68,13 @@ async def test_without_the_key_nobody_gets_in() -> None:
         async with http.post("/nowhere") as reply:
             assert (reply.status, (await reply.json())["error"]["hint"]) == (
                 404,
-                "GET /dashboard shows everything; docs/operating.md lists the calls",
+                "GET /dashboard has the dashboard; docs/operating.md lists the calls",
             )
 
 
 async def test_a_port_that_others_can_reach_needs_keys() -> None:
     router = Router(a_config(admin="0.0.0.0:0"), backends=lambda _: [ScriptedBackend()])
-    with pytest.raises(ConfigError, match=r"can be reached by others and has no keys \(write server.admin_keys"):
+    with pytest.raises(ConfigError, match=r"is open to other machines and has no keys \(set server.admin_keys"):
         await router.__aenter__()
 
 
@@ -86,5 +86,5 @@ async def test_a_router_without_a_file_has_nothing_to_reload() -> None:
     ):
         assert (reply.status, (await reply.json())["error"]["message"].partition(" (")[0]) == (
             400,
-            "this router runs without a file",
+            "this router runs without an SLA file",
         )

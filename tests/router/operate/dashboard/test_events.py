@@ -43,7 +43,7 @@ async def test_the_dashboard_metrics_and_log_say_whether_events_are_used_and_why
         with caplog.at_level(logging.INFO, "pointsman.parity"):
             for _ in range(6):
                 beliefs.parity.answered("gpu-0", prompt, None, Usage(99, 1, 0), counts_cached=False)
-        why = "it counts 99 tokens in a prompt where the router counts 70"
+        why = "it counts 99 tokens in a prompt with 70 tokens by the router's count"
         assert await shown() == why
         assert why in caplog.text
         beliefs.emptied(beliefs.joined("gpu-0", 0), is_empty=True)
@@ -58,7 +58,7 @@ async def test_the_dashboard_metrics_and_log_say_whether_events_are_used_and_why
                 expected = beliefs.parity.expect("gpu-0", prompt, prompt.keys, None)
                 beliefs.parity.answered("gpu-0", prompt, expected, Usage(70, 1, 0), counts_cached=False)
         assert await shown() == "cache events used"
-        assert "agree with what the router computes" in caplog.text
+        assert "agree with the router's computation" in caplog.text
         assert 'pointsman_feed_trust{backend="gpu-0",model="m"} 1.0' in metrics(router)
         assert 'pointsman_parity_comparisons_total{backend="gpu-0",result="equal",what="blocks"} 20.0' in metrics(
             router

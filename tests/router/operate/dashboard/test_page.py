@@ -45,7 +45,7 @@ async def test_what_happens_is_shown_within_a_second_or_two(browser: str) -> Non
         await page.until(f"{rows('#stream')}.length === 1")
         await page.until(f"/finished/.test({rows('#stream')}[0].innerText)")
         shown = await page.text("#stream tbody")
-        assert all(word in shown for word in ("acme", "interactive", "own-0", "✓ finished", "the only one left"))
+        assert all(word in shown for word in ("acme", "interactive", "own-0", "✓ finished", "the only candidate"))
         assert "✓ kept" in await page.text("#classes")
         assert "100 %" in await page.text("#tenants")
         assert "✓ well" in await page.text("#backends")

@@ -71,7 +71,7 @@ async def test_a_snapshot_tells_of_classes_tenants_backends_and_decisions() -> N
     assert {one.name: one.state for one in told.backends} == {"own-0": "well"}
     assert [one.outcome for one in told.decisions] == ["finished", "finished"]
     assert told.decisions[1].cached_tokens == 192
-    assert told.decisions[1].why == "the only one left"
+    assert told.decisions[1].why == "the only candidate"
 
 
 async def test_a_snapshot_tells_of_prefixes_that_are_kept_first_of_those_that_are_not_as_they_should_be() -> None:
@@ -126,7 +126,7 @@ async def test_a_dead_backend_and_a_drained_one_are_told_apart() -> None:
         assert {one.name: one.state for one in told.backends} == {"own-0": "well", "own-1": "draining", "own-2": "ill"}
         await operator.ask()
         (one,) = (await operator.snapshot()).decisions
-        assert (one.chosen, one.why) == ("own-0", "the only one left; 2 dropped by healthy")
+        assert (one.chosen, one.why) == ("own-0", "the only candidate; 2 dropped by healthy")
 
 
 async def test_why_a_backend_gets_no_requests_is_told() -> None:

@@ -38,7 +38,7 @@ async def test_one_frame_shows_classes_tenants_backends_and_decisions() -> None:
     assert "✓ well" in backend
     assert " 2.5 " in backend
     assert lines[-1].split()[1:3] == ["acme", "interactive"]
-    assert lines[-1].endswith("the only one left")
+    assert lines[-1].endswith("the only candidate")
 
 
 async def test_what_is_not_reported_or_estimated_is_shown_as_such() -> None:
@@ -66,13 +66,13 @@ async def test_a_router_with_keys_is_asked_with_the_one_in_the_environment() -> 
 def test_where_nobody_answers_it_says_so() -> None:
     done = one_frame("127.0.0.1:1")
     assert isinstance(done.exception, BackendFailed)
-    assert "no word from http://127.0.0.1:1: [Errno 111] Connection refused (" in str(done.exception)
+    assert "no reply from http://127.0.0.1:1: [Errno 111] Connection refused (" in str(done.exception)
 
 
 async def test_the_clients_port_is_not_taken_for_the_operators() -> None:
     async with an_operator() as operator:
         done = await asyncio.to_thread(one_frame, operator.router.http)
-        assert f"http://{operator.router.http} serves no operators (`pointsman up`" in str(done.exception)
+        assert f"http://{operator.router.http} is not an admin port (`pointsman up`" in str(done.exception)
 
 
 async def test_the_dashboards_address_will_do_too() -> None:

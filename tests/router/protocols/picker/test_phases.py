@@ -117,7 +117,7 @@ OUT_OF_ORDER: list[tuple[Sequence[Message], str]] = [
     ([headers(), trailers("response")], "response_trailers came before response_headers"),
     ([headers(), response(), response()], "response_headers came twice"),
     ([headers(), response(), piece(last=True), piece()], "response_body came after the end"),
-    ([Message()], "holds nothing that is known"),
+    ([Message()], "has no known part"),
     ([Message(request_headers=pb.HttpHeaders(), observability_mode=True)], "observability_mode"),
 ]
 

@@ -149,7 +149,7 @@ async def test_the_last_use_of_a_key_is_remembered_while_it_lives(path: Path) ->
 
 async def test_without_a_store_nothing_can_be_issued_and_the_hint_says_what_is_missing() -> None:
     async with a_ring(None) as ring:
-        with pytest.raises(InvalidRequest, match=r"no place to keep keys in \(name a file as server.keys_file"):
+        with pytest.raises(InvalidRequest, match=r"has no store for keys \(set server.keys_file to a file"):
             await ring.keys.issue("acme")
         with pytest.raises(InvalidRequest, match="has no issued key"):
             await ring.keys.rotate("acme", "x", overlap_s=1)
@@ -325,7 +325,7 @@ def test_a_book_without_limits_reads_as_it_always_did_and_one_with_them_comes_ba
     text = encode(book)
     assert decode(text, "book") == book
     assert b"limits" not in encode({plain.sha256: plain})
-    with pytest.raises(ConfigError, match="is no key"):
+    with pytest.raises(ConfigError, match="is not a key"):
         decode(text.replace(b'"concurrent":2', b'"concurrent":0'), "book")
-    with pytest.raises(ConfigError, match="is no key: nested more than 128 levels deep"):
+    with pytest.raises(ConfigError, match="is not a key: nested more than 128 levels deep"):
         decode(text.replace(b'"concurrent":2', b'"more":' + b"[" * 128 + b"]" * 128 + b',"concurrent":2'), "book")

@@ -44,7 +44,7 @@ def prompts(count: int, *, seed: int) -> list[tuple[int, ...]]:
 
 
 async def all_told(site: Site) -> None:
-    await eventually(lambda: " 0 news to tell" in repr(site.replicas))
+    await eventually(lambda: " 0 news to send" in repr(site.replicas))
 
 
 async def taught(server: RedisServer, site: Site, asked: Sequence[tuple[int, ...]]) -> None:

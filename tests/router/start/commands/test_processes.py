@@ -73,7 +73,7 @@ async def test_one_that_dies_is_started_again(tmp_path: Path, monkeypatch: pytes
     await eventually(lambda: len(lines(tmp_path, "0-1")) == 2)
     some.pass_on(signal.SIGTERM)
     await asyncio.wait_for(running, 5)
-    assert said == ["process 0 ended with -9 and is started again"]
+    assert said == ["process 0 ended with -9 and is restarted"]
 
 
 async def test_one_that_ends_as_soon_as_it_began_ends_all() -> None:
@@ -81,7 +81,7 @@ async def test_one_that_ends_as_soon_as_it_began_ends_all() -> None:
     some = Processes((sys.executable, "-c", FAILS), 2, said.append)
     await asyncio.wait_for(some.run(), 10)
     assert some.failed
-    assert any(one.endswith("ended with 3 as soon as it began") for one in said)
+    assert any(one.endswith("ended with 3 right after its start") for one in said)
 
 
 def test_a_process_has_an_admin_port_of_its_own_and_its_part_of_the_limits() -> None:
@@ -104,7 +104,7 @@ def test_a_port_that_the_kernel_chooses_cannot_be_shared() -> None:
 def test_processes_that_would_mingle_their_lines_are_refused() -> None:
     ports: dict[str, Any] = {"http": "127.0.0.1:1", "grpc": "127.0.0.1:2"}
     require_shareable(a_config(decision_log="decisions.jsonl", **ports))
-    with pytest.raises(ConfigError, match=r"mingle their decisions on standard output \(name a file"):
+    with pytest.raises(ConfigError, match=r"mix their decisions on standard output \(name a file"):
         require_shareable(a_config(decision_log="-", **ports))
 
 
