@@ -1,1 +1,1 @@
-"""A cluster on a virtual clock: the router's own pipeline and the engine's own scheduler over a trace, in seconds."""
+"""Simulates a cluster on a virtual clock: the router's own pipeline and the engine's own scheduler, on a trace."""

@@ -1,4 +1,4 @@
-"""What comes to a simulated router, and when. A prompt is a list of names of its beginnings, not its text."""
+"""The requests of a simulation and their times. A prompt is a list of names for its chunks, not its text."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from policies.sla.config import Config
 from policies.suggest import did_you_mean
 
 CHUNK_TOKENS = 512
-"""What one name of a chunk stands for: the block of Mooncake's traces, and of the decision log."""
+"""Tokens of one named chunk: the block of Mooncake's traces, and of the decision log."""
 
 _UNSHARED = 2**32 - 1
 
 _MOST_S = 10 * 365 * 86400.0
-"""Between the first request and the last. Beyond it times are of another unit, and the clock would jump for ever."""
+"""Most seconds between first and last request. Longer times are probably in another unit, and would run for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request: when it comes (seconds), who sends it, its prompt, and the answer that it gets if it gets one.
+    """One request: its time (seconds), tenant, prompt, and the answer that it gets unless it is rejected.
 
-    `chunks` name its first chunks of CHUNK_TOKENS tokens each: prompts with equal names from the beginning on begin
-    alike. What lies behind them is like no other prompt; `number` says which. A client would take an answer of up to
-    `max_new_tokens`, and the model ends it after `new_tokens`. `line` is that of its file.
+    `chunks` name its first chunks of CHUNK_TOKENS tokens each: prompts with equal leading names have equal
+    beginnings. The rest is unlike any other prompt, by its `number`. The client asks for at most
+    `max_new_tokens`, and the model ends the answer after `new_tokens`. `line` is its line in the file.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Arrival:
     line: int = 0
 
     def token_ids(self) -> bytes:
-        """The prompt, little-endian uint32: each chunk is its name over and over."""
+        """The prompt, little-endian uint32: each chunk repeats its name."""
         whole = min(self.prompt_tokens, len(self.chunks) * CHUNK_TOKENS)
         rest = self.prompt_tokens - whole
         names = np.array([(name & 0xFFFFFFFF, (name >> 32) & 0xFFFFFFFF) for name in self.chunks], dtype="<u4")
@@ -59,16 +59,16 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Who asks for what where a line does not say so: a tenant (None: whoever needs no key) and a model."""
+    """Defaults for lines without them: a tenant (None: the anonymous tenant) and a model."""
 
     tenant: str | None
     model: str | None
 
 
 def usual_of(config: Config, models: Sequence[str], *, tenant: str | None = None, model: str | None = None) -> Usual:
-    """What lines without a tenant or model mean with `config`, whose pools serve `models`; given names go first.
+    """The defaults for lines without a tenant or model. Given names come first.
 
-    The anonymous tenant, or the only one; the only model. Raises InvalidRequest for a name that the file does not have.
+    Otherwise the anonymous tenant, or the only one; the only one of `models`. Raises InvalidRequest for unknown names.
     """
     if tenant is not None:
         _check_known(tenant, _tenants(config), what="tenant")
@@ -80,16 +80,16 @@ def usual_of(config: Config, models: Sequence[str], *, tenant: str | None = None
 
 
 def settled(arrival: Arrival, config: Config, models: Sequence[str], usual: Usual) -> Arrival:
-    """`arrival` with its tenant and model, which `config` knows. Raises InvalidRequest naming what it does not know."""
+    """`arrival` with its tenant and model, which `config` knows. Raises InvalidRequest that names an unknown one."""
     tenant, model = arrival.tenant or usual.tenant, arrival.model or usual.model
     if tenant is not None:
         _check_known(tenant, _tenants(config), what="tenant")
     elif config.anonymous is None:
-        hint = f"add a field `tenant` to each line, or say --tenant: {_listed(config.tenants)}"
-        raise InvalidRequest("nobody says who asks, and the file has several tenants", hint=hint)
+        hint = f"add a field `tenant` to each line, or use --tenant: {_listed(config.tenants)}"
+        raise InvalidRequest("the line names no tenant, and the file has several", hint=hint)
     if model is None:
-        hint = f"add a field `model` to each line, or say --model: {_listed(models)}"
-        raise InvalidRequest("nobody says which model is asked for, and the file has several", hint=hint)
+        hint = f"add a field `model` to each line, or use --model: {_listed(models)}"
+        raise InvalidRequest("the line names no model, and the file has several", hint=hint)
     _check_known(model, models, what="model")
     if arrival.priority is not None:
         _check_known(arrival.priority, config.classes, what="class")
@@ -97,14 +97,14 @@ def settled(arrival: Arrival, config: Config, models: Sequence[str], usual: Usua
 
 
 def sped_up(arrivals: Sequence[Arrival], speed: float) -> list[Arrival]:
-    """`arrivals` at `speed` times their rate; the first one comes at 0. Raises InvalidRequest if one never would."""
-    first_s = min((one.at_s for one in arrivals), default=0.0)
-    last = max(arrivals, key=lambda one: one.at_s, default=None)
+    """`arrivals` at `speed` times their rate; the first one is at 0. Raises InvalidRequest if one would be too late."""
+    first_s = min((arrival.at_s for arrival in arrivals), default=0.0)
+    last = max(arrivals, key=lambda arrival: arrival.at_s, default=None)
     if last is not None and last.at_s - first_s > _MOST_S * speed:
-        after = f"the request in line {last.line} comes more than ten years after the first"
-        raise InvalidRequest(after, hint="times in a trace are milliseconds; is --speed what you meant?")
-    # to the microsecond, as logs are: a time of day has no more
-    return [replace(one, at_s=round((one.at_s - first_s) / speed, 6)) for one in arrivals]
+        after = f"the request in line {last.line} is more than ten years after the first"
+        raise InvalidRequest(after, hint="times in a trace are milliseconds; check --speed too")
+    # to the microsecond, like logs: Unix time as a float has no more
+    return [replace(arrival, at_s=round((arrival.at_s - first_s) / speed, 6)) for arrival in arrivals]
 
 
 def _tenants(config: Config) -> list[str]:

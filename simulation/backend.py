@@ -17,27 +17,27 @@ from simulation.engine import Drew, SimulatedEngine
 from simulation.speed import Machine
 
 TOKEN_IDS, NEW_TOKENS = "token_ids", "new_tokens"
-"""Entries of a simulated request's body: its prompt (little-endian uint32), and how long its answer will be."""
+"""Keys in a simulated request's body: its prompt (little-endian uint32), and the length of its answer."""
 
 _WAY_S = 1e-9
-"""How old a report is when it is read: it knows nothing of what was sent in the same moment."""
+"""Age in s of a report when it is read, so that it does not include requests sent at the same moment."""
 
 _REFUSALS = {Cause.CONTEXT: ContextExceeded, Cause.OVERLOADED: Overloaded}
 
 
 @dataclass(slots=True)
 class _Inbox:
-    """What has come of one answer and was not read."""
+    """The unread pieces of one answer."""
 
     drawn: deque[Drew] = field(default_factory=deque)
     came: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SimulatedBackend:
-    """One backend of `pool` that is a `machine`, called `kind` in views, with `models` by the names that clients use.
+    """One backend of `pool` that simulates `machine`, called `kind` in views; clients know its models as `models`.
 
-    `model` is what its own engine calls them: block keys are made of it. `listener` hears its cache and `on_load` its
-    reports, as far as the machine tells. `clock` is the event loop's.
+    `model` is its own name for them, which is part of block keys. `listener` gets its cache events and `on_load` its
+    reports, if the machine sends them. `clock` is the event loop's.
     """
 
     def __init__(
@@ -75,24 +75,24 @@ class SimulatedBackend:
         return f"<SimulatedBackend {self.name} of {self.pool}: {self.engine!r}>"
 
     def describe(self) -> Description:
-        """What it serves; it was always reached."""
+        """Its models; it always counts as reached."""
         return self._description
 
     def load(self) -> Load:
-        """Its newest report. An idle one reports all the time."""
+        """Its newest report. An idle backend reports all the time."""
         if self.machine.tells_load and not self._coming and not self.engine.has_requests:
             self._report()
         return self._load
 
     def assets(self) -> Mapping[str, bytes]:
-        """None: prompts come as token ids."""
+        """Empty: prompts arrive as token ids."""
         return {}
 
     async def start(self) -> None:
         """It is there."""
 
     async def probe(self) -> None:
-        """It is always well."""
+        """Return at once: it is always healthy."""
 
     async def close(self) -> None:
         """Forget its timer."""
@@ -101,8 +101,8 @@ class SimulatedBackend:
             self._timer = None
 
     async def generate(self, request: Request, prompt: Prompt) -> AsyncGenerator[Delta]:
-        """Stream an answer as long as the body says. Raises ContextExceeded, Overloaded, InvalidRequest."""
-        assert prompt.body is not None, "a simulated request says how long its answer is"
+        """Stream an answer of the length in the body. Raises ContextExceeded, Overloaded, InvalidRequest."""
+        assert prompt.body is not None, "a simulated request has the length of its answer in its body"
         token_ids, new_tokens = prompt.body[TOKEN_IDS], prompt.body[NEW_TOKENS]
         if self.machine.speed.way_s:
             self._coming += 1
@@ -130,9 +130,9 @@ class SimulatedBackend:
                 self._reschedule()
 
     def check(self) -> None:
-        """Prove that the engine is sound and works for nobody who does not listen."""
+        """Assert the engine's invariants, and that it has no requests without a reader."""
         self.engine.check()
-        assert self.engine.has_requests == bool(self._inboxes), f"{self!r} works for nobody"
+        assert self.engine.has_requests == bool(self._inboxes), f"{self!r} has requests without a reader"
 
     def _submit(self, request: Request, token_ids: bytes, new_tokens: int) -> tuple[int, _Inbox]:
         self._numbers += 1
@@ -154,7 +154,7 @@ class SimulatedBackend:
         return self._numbers, inbox
 
     def _reschedule(self) -> None:
-        """Be called when the step that is under way ends, or at once to begin one: whoever comes now is in it too."""
+        """Set the timer for the end of the running step, or for a step at once, with all requests of this moment."""
         if self._timer is not None:
             self._timer.cancel()
         loop, ends_s = asyncio.get_running_loop(), self.engine.ends_s
@@ -172,7 +172,7 @@ class SimulatedBackend:
             self._timer = asyncio.get_running_loop().call_at(wakes_s, self._go_on)
 
     def _tell(self, drawn: list[Drew]) -> None:
-        """What a shard's report says: its load, its cache, what was drawn."""
+        """Publish what a shard's report has: load, cache events, new tokens."""
         self._report()
         for drew in drawn:
             inbox = self._inboxes.get(int(str(drew.key)))
@@ -190,15 +190,15 @@ class SimulatedBackend:
     def _report(self) -> None:
         if not self.machine.tells_load:
             return
-        told = self.engine.load()
+        load = self.engine.load()
         self._load = Load(
-            running=told.running,
-            waiting=told.waiting,
-            waiting_tokens=told.waiting_tokens,
-            free_tokens=told.blocks_free * BLOCK_TOKENS,
-            total_tokens=told.blocks_total * BLOCK_TOKENS,
+            running=load.running,
+            waiting=load.waiting,
+            waiting_tokens=load.waiting_tokens,
+            free_tokens=load.blocks_free * BLOCK_TOKENS,
+            total_tokens=load.blocks_total * BLOCK_TOKENS,
             max_requests=self.machine.running,
-            prefill_s_per_token=told.prefill_s_per_token or None,
+            prefill_s_per_token=load.prefill_s_per_token or None,
             reported_at=self._clock() - _WAY_S,
         )
 

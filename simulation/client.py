@@ -1,4 +1,4 @@
-"""The client of one arrival: it asks, and notes what it hears and when."""
+"""The client of one arrival: sends it, and records its times."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PATH = "/v1/completions"
 
 @dataclass(slots=True)
 class Call:
-    """What became of one arrival. Times are seconds of the simulation; None where it did not happen.
+    """The result of one arrival. Times are seconds of the simulation; None for an event that did not happen.
 
-    `placed_s` is when it was sent to `backend`, the last one that it was sent to. `code` is the error's, or the outcome
-    again.
+    `placed_s` is when it was sent to `backend`, the last one if several were tried. `code` is the error's, or the
+    outcome again.
     """
 
     arrival: Arrival
@@ -52,7 +52,7 @@ class Call:
         return (self.last_s - self.first_s) / later
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
-        """The router says how it ended."""
+        """Record the outcome."""
         assert self.outcome is None, f"request {self.arrival.id} ended twice"
         self.tenant, self.service_class = account.tenant, account.service_class
         self.first_s, self.last_s, self.ended_s = account.first_at, account.last_at, at
@@ -71,7 +71,7 @@ class SimulatedCaller:
     seen: bool = False
 
     async def read(self) -> Ask:
-        """What the arrival asks for."""
+        """The Ask of the arrival."""
         arrival = self.call.arrival
         token_ids = arrival.token_ids()
         needs = frozenset({Capability.CHOICES}) if arrival.choices > 1 else frozenset()
@@ -92,38 +92,38 @@ class SimulatedCaller:
         )
 
     def limited(self, standing: Standing) -> None:
-        """Nobody reads heads of answers here."""
+        """Do nothing: there are no headers to set."""
 
     def explain(self, index: int, explanation: Explanation) -> None:
         """Nobody asked."""
 
     async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - there is one prompt
-        """Note where it goes."""
+        """Record the backend."""
         self.call.backend, self.call.pool, self.call.placed_s = placement.backend, placement.pool, self.clock()
 
     async def write(self, index: int, delta: Delta) -> None:  # noqa: ARG002
-        """The account notes the times."""
+        """Do nothing: the account records the times."""
         self.seen = self.seen or delta.computed_tokens is None
 
     def has_seen(self, index: int) -> bool:  # noqa: ARG002
-        """A client reads as fast as the answer comes."""
+        """True: the client reads pieces as soon as they are written."""
         return self.seen
 
 
 @dataclass(slots=True)
 class Listening:
-    """Hands each call what the router's telemetry says of it, and counts the steps of `on_miss` that were tried."""
+    """A telemetry listener that records each call's outcome, and counts the steps of `on_miss` that were tried."""
 
     calls: Mapping[str, Call]
     steps: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def decided(self, request: object, decision: object) -> None:
-        """The call hears where it goes."""
+        """Do nothing: `place` records the backend."""
 
     def ended(self, account: Account, outcome: Outcome, code: str, at: float) -> None:
-        """One call has ended."""
+        """Record the outcome of one call."""
         self.calls[account.id].ended(account, outcome, code, at)
 
     def missed(self, service_class: str, step: str) -> None:
-        """A promise could not be kept."""
+        """Count one step of `on_miss`."""
         self.steps[service_class, step] = self.steps.get((service_class, step), 0) + 1

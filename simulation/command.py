@@ -28,7 +28,7 @@ from simulation.trace import read_trace
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command line asks for; `file` and `against` are SLA files by name, `counts` backends by pool."""
+    """The command line's options; `file` and `against` are SLA files by name, `counts` backends by pool."""
 
     file: tuple[str, Config]
     against: tuple[str, Config] | None = None
@@ -46,20 +46,20 @@ class Wanted:
 
     @property
     def is_for_machines(self) -> bool:
-        """Is standard output for JSON alone?"""
+        """Whether standard output has only JSON."""
         return str(self.json) == "-"
 
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """What comes, before any file says what it means; `then` is what a log says was decided on it."""
+    """The arrivals as read, before tenants and models are resolved; `then` has a log's decisions."""
 
     arrivals: Sequence[Arrival]
     then: Mapping[str, Then]
 
 
 def run(wanted: Wanted) -> None:
-    """Simulate, and print or write what came of it. Raises InvalidRequest and ConfigError."""
+    """Simulate, and print or write the results. Raises InvalidRequest and ConfigError."""
     coming = _coming(wanted)
     if wanted.profile is None:
         print("note: no --profile, so each backend is an 8B model on one H200", file=sys.stderr)  # noqa: T201
@@ -75,7 +75,7 @@ def run(wanted: Wanted) -> None:
 
 def _document(named: Mapping[str, Summary]) -> dict[str, object]:
     summaries = list(named.values())
-    document: dict[str, object] = {"runs": [{"file": name, **_fields(one)} for name, one in named.items()]}
+    document: dict[str, object] = {"runs": [{"file": name, **_fields(summary)} for name, summary in named.items()]}
     if len(summaries) == 2:
         document["difference"] = difference(*summaries)
     return document
@@ -89,16 +89,16 @@ def _files(wanted: Wanted) -> list[tuple[str, Config]]:
     if wanted.against is None:
         return [wanted.file]
     if wanted.against[0] == wanted.file[0]:
-        raise InvalidRequest("--against is the same file", hint="give another one to compare with")
+        raise InvalidRequest("--against is the same file", hint="give another file to compare with")
     return [wanted.file, wanted.against]
 
 
 def _coming(wanted: Wanted) -> _Coming:
     if (wanted.trace is None) == (wanted.decisions is None):
-        raise InvalidRequest("say what comes", hint="give one of --trace FILE and --decisions FILE")
+        raise InvalidRequest("there are no requests to simulate", hint="give --trace FILE or --decisions FILE")
     if wanted.trace is not None:
         return _Coming(sped_up(read_trace(wanted.trace, most=wanted.most), wanted.speed), {})
-    assert wanted.decisions is not None, "one of the two is there"
+    assert wanted.decisions is not None, "one of the two options is given"
     log = read_log(wanted.decisions, most=wanted.most)
     return _Coming(sped_up(log.arrivals, wanted.speed), log.then)
 
@@ -111,9 +111,9 @@ def _simulated(name: str, config: Config, wanted: Wanted, coming: _Coming) -> Su
 
 
 def _prepared(config: Config, wanted: Wanted, coming: _Coming) -> tuple[Fleet, list[Arrival]]:
-    """The backends of `config`, and what comes as it understands it. Raises InvalidRequest that names a line."""
+    """The backends of `config`, and the arrivals with its tenants and models. Raises InvalidRequest with the line."""
     profile = read_profile(wanted.profile, config) if wanted.profile else {}
-    asked_for = [one.model for one in coming.arrivals if one.model is not None]
+    asked_for = [arrival.model for arrival in coming.arrivals if arrival.model is not None]
     fleet = fleet_of(config, machines_of(config, profile), counts=wanted.counts or {}, asked_for=asked_for)
     models = fleet.models(config)
     usual = usual_of(config, models, tenant=wanted.tenant, model=wanted.model)
@@ -142,25 +142,25 @@ def _find(wanted: Wanted, pool: str, coming: _Coming) -> None:
         tried = [{"count": trial.backends, **_fields(trial.summary)} for trial in trials]
         _write(wanted.json, as_json({"pool": pool, "found": found.backends, "trials": tried}))
     if not wanted.is_for_machines:
-        _print(f"\n{found.backends} in '{pool}' keep every target:\n")
+        _print(f"\n{found.backends} in '{pool}' meet every target:\n")
         _print(shown(tables(found.summary)))
 
 
 def _trial_line(pool: str, trial: Trial) -> str:
-    told = []
+    classes = []
     for row in trial.summary.classes:
         if row.keeps is None:
             continue
         parts = [f"missed {row.missed:.1%}"] if row.missed is not None else []
         parts += [f"slow {row.slow:.1%}"] if row.slow is not None else []
         ttft = f", TTFT P95 {written_seconds(round(row.ttft_s.p95, 3))}" if row.ttft_s else ""
-        told.append(f"{row.name} {'✓' if row.keeps else '✗'} {', '.join(parts)}{ttft}")
-    return f"{trial.backends:>4} in '{pool}'  {'; '.join(told)}"
+        classes.append(f"{row.name} {'✓' if row.keeps else '✗'} {', '.join(parts)}{ttft}")
+    return f"{trial.backends:>4} in '{pool}'  {'; '.join(classes)}"
 
 
 @contextmanager
 def _progress(name: str, total: int | None) -> Iterator[OnProgress]:
-    """A line on a terminal that says how far it is; nothing elsewhere."""
+    """A progress line on a terminal; nothing elsewhere."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -1,4 +1,4 @@
-"""One engine without a network: the shards' own scheduler over blocks of KV, whose steps only take time."""
+"""One engine without a network: the shards' own scheduler and KV blocks; its steps only take time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from shards.scheduler import Scheduler, Step
 from simulation.speed import Machine
 
 LEAP_S = 0.25
-"""Steps that only draw are taken together, up to this long: nothing is decided in them, what others see of the engine
-is as old as that at most, and it learns its speed from the first of them. Many times faster than each by itself."""
+"""Steps that only decode are computed together, up to this many seconds: nothing is decided in them. Its reports are at
+most that old, and it learns its speed from the first of them. Many times faster than single steps."""
 
 _VOCABULARY = 2**32
 
 
 class Drew(NamedTuple):
-    """`tokens` that one choice of the request `key` drew; `is_last`: its answer is whole, and `cached` of the prompt
-    were found in the cache.
+    """`tokens` generated for one choice of the request `key`; `is_last`: its answer is complete; `cached`: tokens of
+    the prompt that were in the cache.
     """
 
     key: Hashable
@@ -39,7 +39,7 @@ class Drew(NamedTuple):
 
 @dataclass(slots=True)
 class _Due:
-    """A step that began at `began_s`, and `steps - 1` like it after it, each `later_s` longer than the one before."""
+    """A step that began at `began_s`, and `steps - 1` steps after it, each `later_s` longer than the one before."""
 
     step: Step
     began_s: float
@@ -48,7 +48,7 @@ class _Due:
     steps: int = 1
 
     def seconds(self, steps: int) -> float:
-        """How long the first `steps` of them take."""
+        """Duration of the first `steps` of them."""
         return steps * self.first_s + self.later_s * steps * (steps - 1) / 2
 
     @property
@@ -59,8 +59,8 @@ class _Due:
 
 @dataclass(slots=True)
 class Work:
-    """What an engine has done: seconds with a step under way, steps, tokens of prompts computed and found in the cache,
-    tokens drawn, and preemptions.
+    """Totals of an engine: seconds with a running step, steps, prompt tokens computed and found in the cache,
+    tokens generated, and preemptions.
     """
 
     busy_s: float = 0.0
@@ -72,11 +72,11 @@ class Work:
 
 
 class SimulatedEngine:
-    """Serves as `shards.engine.Engine` does, on a clock that is told to it. `model` and domain name its blocks.
+    """Works like `shards.engine.Engine`, with the time as an argument. `model` and the domain are part of block keys.
 
-    `cost` is what it believes of its speed at first; without it, it warms up as a shard does before it serves.
-
-    `begin` a step, and `end` it at `ends_s`; in between requests come and go. Nothing waits and nothing is random.
+    `cost` is its initial estimate of its speed; without it, it warms up as a shard does before it serves.
+    `begin` a step, and `end` it at `ends_s`; in between requests may be added or cancelled. No call waits, and none is
+    random.
     """
 
     def __init__(self, machine: Machine, *, model: str, cost: CostModel | None = None, leap_s: float = LEAP_S) -> None:
@@ -96,12 +96,12 @@ class SimulatedEngine:
 
     @property
     def ends_s(self) -> float | None:
-        """When the step that is under way ends; None between steps."""
+        """When the running step ends; None between steps."""
         return self._due.ends_s if self._due else None
 
     @property
     def next_change_s(self) -> float | None:
-        """When a step would do something although nothing else happens; None if never."""
+        """Time of the next step that would change something without a new request; None if there is none."""
         return self._scheduler.next_change_s
 
     @property
@@ -110,7 +110,7 @@ class SimulatedEngine:
         return bool(self._scheduler.roster.requests)
 
     def submit(self, submission: Submission, token_ids: bytes, *, new_tokens: int, now_s: float) -> Refusal | None:
-        """Take a request whose answer will have `new_tokens`, or say why not."""
+        """Add a request with an answer of `new_tokens`, or return the reason of its rejection."""
         refusal = self._limits.refusal(submission)
         waiting = len(self._scheduler.roster.waiting)
         if refusal is None and waiting + submission.choices > self._scheduler.options.max_waiting:
@@ -128,16 +128,16 @@ class SimulatedEngine:
         return None
 
     def cancel(self, key: Hashable, now_s: float) -> None:
-        """End a request at whatever it is doing; one that is not here has ended."""
+        """End a request in any state; one that is not here has ended already."""
         request = self._scheduler.roster.requests.get(key)
         if request is not None:
             self._cut_short(now_s)
-            for one in self._scheduler.roster.sequences_of(request):
-                self._finish(one)
+            for sequence in self._scheduler.roster.sequences_of(request):
+                self._finish(sequence)
 
     def begin(self, now_s: float) -> float | None:
-        """Begin a step; when it ends, or None if there is nothing to compute."""
-        assert self._due is None, "a step is under way"
+        """Begin a step; returns when it ends, or None if there is nothing to compute."""
+        assert self._due is None, "a step is running"
         before = self._preemptions()
         step = self._scheduler.next_step(now_s)
         self.work.preemptions += self._preemptions() - before
@@ -151,9 +151,9 @@ class SimulatedEngine:
         return self._due.ends_s
 
     def end(self) -> list[Drew]:
-        """The step that is under way has ended; what was drawn in it."""
+        """End the running step; returns the tokens that it generated."""
         due = self._due
-        assert due is not None, "no step is under way"
+        assert due is not None, "no step is running"
         self._due = None
         self._scheduler.observe(due.step, due.first_s, steps=due.steps)
         self.work.busy_s += due.seconds(due.steps)
@@ -161,21 +161,21 @@ class SimulatedEngine:
         return list(self._drawn(due))
 
     def load(self) -> Load:
-        """How busy it is, as a shard reports after each step."""
+        """Its load, as a shard reports it after each step."""
         return self._scheduler.load(step_s=0.0)
 
     def drain_events(self) -> tuple[CacheEvent, ...]:
-        """What its cache holds and no longer holds since the last call, in order."""
+        """The changes of its cache since the last call, in order."""
         return self._pool.prefix.drain_events()
 
     def check(self) -> None:
-        """Prove the invariants of pool and scheduler, and that it knows the answer of everybody who is here."""
-        self._pool.check([one.table.ids for one in self._scheduler.roster.running.values()])
+        """Assert the invariants of pool and scheduler, and that it has the answer's length of every request."""
+        self._pool.check([sequence.table.ids for sequence in self._scheduler.roster.running.values()])
         self._scheduler.check()
-        assert self._answers.keys() == self._scheduler.roster.requests.keys(), "an answer is nobody's"
+        assert self._answers.keys() == self._scheduler.roster.requests.keys(), "an answer has no request"
 
     def _warm_up(self) -> None:
-        """Learn how fast it is from the prompts that a shard warms up with, and forget all else of them."""
+        """Learn its speed from the prompts that a shard warms up with, and forget everything else about them."""
         now_s = 0.0
         for tokens in warm_up_prompts(self.machine.context_tokens):
             submission = Submission(("warm-up", tokens), tokens, NEW_TOKENS)
@@ -188,66 +188,66 @@ class SimulatedEngine:
         self.work = Work()
 
     def _leap(self, due: _Due, decoding: int) -> None:
-        """Let `due` be as many steps as nobody could change: until the first answer ends, or for `leap_s`."""
+        """Extend `due` by steps that cannot change: until the first answer ends, or for `leap_s`."""
         left = min(self._left(piece.sequence) for piece in due.step.pieces)
         due.later_s = self.machine.speed.context_s * decoding
-        # where a profile leaves out what drawing takes, it takes no time
+        # a profile without times for decoding makes decode-only steps take no time
         due.steps = max(1, min(left, int(self._leap_s / due.first_s))) if due.first_s else left
 
     def _cut_short(self, now_s: float) -> None:
-        """Somebody came or went: only the step that is under way now is taken to its end."""
+        """A request was added or cancelled: only the step that runs now continues to its end."""
         due = self._due
         if due is not None:
             due.steps = next((n for n in range(1, due.steps) if due.began_s + due.seconds(n) >= now_s), due.steps)
 
-    def _left(self, one: Sequence) -> int:
-        return self._answers[one.request.key] - len(one.output)
+    def _left(self, sequence: Sequence) -> int:
+        return self._answers[sequence.request.key] - len(sequence.output)
 
     def _drawn(self, due: _Due) -> Iterator[Drew]:
         scheduler = self._scheduler
-        # in the engine's order: first everything is computed, then what was drawn is looked at
+        # in the engine's order: first all pieces are computed, then their tokens are processed
         for piece in due.step.pieces:
             if piece.sequence.arrival in scheduler.roster.running:
                 scheduler.advance(piece)
         for piece in due.step.pieces:
-            one = piece.sequence
-            if one.arrival not in scheduler.roster.running:
+            sequence = piece.sequence
+            if sequence.arrival not in scheduler.roster.running:
                 # cancelled meanwhile
                 continue
             if not piece.draws:
                 self.work.prompt_tokens += piece.tokens
-                scheduler.store(one)
+                scheduler.store(sequence)
                 continue
-            if not one.output:
+            if not sequence.output:
                 self.work.prompt_tokens += piece.tokens
-                self.work.cached_tokens += one.cached_tokens
-            self._take(one, due.steps)
-            yield self._told(one, due.steps)
+                self.work.cached_tokens += sequence.cached_tokens
+            self._take(sequence, due.steps)
+            yield self._drew(sequence, due.steps)
 
-    def _take(self, one: Sequence, steps: int) -> None:
-        # its tokens are its own: nobody else's prompt goes on as its answer did
-        scheduler, token = self._scheduler, one.arrival % _VOCABULARY
-        scheduler.store(one)
-        scheduler.take(one, token)
+    def _take(self, sequence: Sequence, steps: int) -> None:
+        # a token of its own, so that no other prompt continues its answer in the cache
+        scheduler, token = self._scheduler, sequence.arrival % _VOCABULARY
+        scheduler.store(sequence)
+        scheduler.take(sequence, token)
         if steps > 1:
             later = steps - 1
-            one.table.grow(one.computed_tokens + later)
-            one.computed_tokens += later
-            one.output += [token] * later
-        scheduler.store(one)
+            sequence.table.grow(sequence.computed_tokens + later)
+            sequence.computed_tokens += later
+            sequence.output += [token] * later
+        scheduler.store(sequence)
         self.work.drawn_tokens += steps
 
-    def _told(self, one: Sequence, steps: int) -> Drew:
-        is_last = self._left(one) <= 0
-        told = Drew(one.request.key, one.choice, steps, is_last, one.request.cached_tokens)
+    def _told(self, sequence: Sequence, steps: int) -> Drew:
+        is_last = self._left(sequence) <= 0
+        drew = Drew(sequence.request.key, sequence.choice, steps, is_last, sequence.request.cached_tokens)
         if is_last:
-            self._finish(one)
-        return told
+            self._finish(sequence)
+        return drew
 
-    def _finish(self, one: Sequence) -> None:
-        self._scheduler.finish(one)
-        if not one.request.open_choices:
-            del self._answers[one.request.key]
+    def _finish(self, sequence: Sequence) -> None:
+        self._scheduler.finish(sequence)
+        if not sequence.request.open_choices:
+            del self._answers[sequence.request.key]
 
     def _preemptions(self) -> int:
-        return sum(one.preemptions for one in self._scheduler.roster.requests.values())
+        return sum(request.preemptions for request in self._scheduler.roster.requests.values())

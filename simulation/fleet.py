@@ -16,19 +16,19 @@ from simulation.backend import SimulatedBackend
 from simulation.speed import Machine
 
 USUAL_MODEL = "model"
-"""What the model is called where neither the file nor the trace names one."""
+"""Name of the model if neither the file nor the trace names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many backends each pool has, what each of them is, and the models of pools whose file names none."""
+    """The number of backends in each pool, the machine of each, and the models of pools without one in the file."""
 
     counts: Mapping[str, int]
     machines: Mapping[str, Machine]
     unnamed: tuple[str, ...]
 
     def models(self, config: Config) -> list[str]:
-        """Every model that is served, in the order of the pools."""
+        """Every served model, in the order of the pools."""
         served = (name for pool in config.pools.values() for name in self._served(pool))
         return list(dict.fromkeys(served))
 
@@ -37,7 +37,7 @@ class Fleet:
         return list(self._made(config, listener, clock))
 
     def with_count(self, pool: str, count: int) -> Fleet:
-        """This one with `count` backends in `pool`."""
+        """A copy with `count` backends in `pool`."""
         return replace(self, counts={**self.counts, pool: count})
 
     def _made(self, config: Config, listener: CacheListener, clock: Callable[[], float]) -> Iterator[SimulatedBackend]:
@@ -62,10 +62,10 @@ class Fleet:
 def fleet_of(
     config: Config, machines: Mapping[str, Machine], *, counts: Mapping[str, int], asked_for: Sequence[str] = ()
 ) -> Fleet:
-    """As many backends as `config` names in each pool, or as `counts` says. A pool whose backends are found while the
-    router runs has one unless `counts` says more.
+    """As many backends as `config` names in each pool, or as in `counts`. A pool with discovery has one backend
+    unless `counts` has more.
 
-    `asked_for` are models that requests name: pools for which the file names none serve those that no other pool does.
+    `asked_for` has the models in requests: pools without a model in the file serve those that no other pool serves.
     Raises InvalidRequest for a pool that the file does not have.
     """
     for name in counts:
@@ -80,7 +80,7 @@ def fleet_of(
 
 
 def usual_count(pool: PoolSpec) -> int:
-    """How many backends the file names; 1 where they are found while the router runs."""
+    """Number of backends in the file; 1 for a pool with discovery."""
     return pool.local or len(pool.at) or 1
 
 
@@ -92,7 +92,7 @@ def check_pool(name: str, config: Config) -> None:
 
 
 def with_named_keys(config: Config) -> Config:
-    """`config` as one router alone decides by it, where the key of each tenant is its name."""
+    """`config` for a single router, with each tenant's name as its key."""
     keys = {hashlib.sha256(name.encode()).hexdigest(): tenant for name, tenant in config.tenants.items()}
     server = replace(config.server, decision_log=None, keys_file=None)
     return replace(config, tenant_by_key_hash=keys, store=StoreSettings(), server=server)

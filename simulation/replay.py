@@ -1,4 +1,4 @@
-"""A decision log as arrivals: the same requests come again, at the same times, to whatever decides now."""
+"""A decision log as arrivals: the same requests at the same times, to be decided again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from simulation.client import Call
 from simulation.trace import lines_of
 
 _USUAL_NEW_TOKENS = 256
-"""The answer of a request that got none, in a log where nobody got one."""
+"""Length of answers in a log without any answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Then:
-    """What was decided on one request when it was logged: its class, and the backend that had it last."""
+    """The logged decision on one request: its class, and its last backend."""
 
     service_class: str
     backend: str | None
@@ -31,14 +31,14 @@ class Then:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The requests of a decision log in order of time, and what was decided on each, by its id."""
+    """The requests of a decision log in order of time, and the decisions on them, by id."""
 
     arrivals: Sequence[Arrival]
     then: Mapping[str, Then]
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """Of so many `requests` of a log, how many came into the same class, and to the same backend, as they had then."""
+    """Of `requests` in a log, the number that got the same class, and the same backend, as in the log."""
 
     requests: int
     same_class: int
@@ -48,22 +48,22 @@ class Agreement(msgspec.Struct, frozen=True):
 def read_log(path: Path, *, most: int | None = None) -> Log:
     """The decision log at `path`, or its first `most` lines. Raises InvalidRequest that names the line.
 
-    The log has a key for 512 tokens of a prompt; what lies behind the last one is taken to be like no other prompt. An
-    answer that never came is taken to be as long as those of its class were on average.
+    The log has one key for 512 tokens of a prompt; the rest of a prompt is taken to be unlike any other. A missing
+    answer is taken to be as long as the average of its class.
     """
     records = list(_records(path, most))
     if not records:
-        raise InvalidRequest(f"{path} has no decision", hint="docs/decision-log.md says how one is written")
+        raise InvalidRequest(f"{path} has no decision", hint="see docs/decision-log.md")
     usual = _answers_by_class(records)
     arrivals = [_arrival(record, number, line, usual) for number, (line, record) in enumerate(records)]
     then = {record.request: _then(record) for _, record in records}
     if len(then) != len(records):
         raise InvalidRequest(f"{path} has a request twice", hint="replay the logs of several routers one by one")
-    return Log(sorted(arrivals, key=lambda one: one.at_s), then)
+    return Log(sorted(arrivals, key=lambda arrival: arrival.at_s), then)
 
 
 def agreement(calls: Iterable[Call], then: Mapping[str, Then]) -> Agreement:
-    """How far `calls`, which replayed a log, went the way that they went `then`."""
+    """How many of `calls`, which replayed a log, agree with `then`."""
     pairs = [(call, then[call.arrival.id]) for call in calls]
     return Agreement(
         requests=len(pairs),
@@ -84,7 +84,7 @@ def _records(path: Path, most: int | None) -> Iterator[tuple[int, Record]]:
             hint = "is it a decision log? A trace is read with --trace"
             raise InvalidRequest(f"{path}:{number}: {error}", hint=hint) from error
         except (msgspec.DecodeError, UnicodeDecodeError):
-            # torn by a crash, as docs/decision-log.md says
+            # cut off by a crash, see docs/decision-log.md
             continue
         if record.version != VERSION:
             raise InvalidRequest(f"{path}:{number}: version {record.version} is not known", hint=f"known: {VERSION}")
@@ -129,5 +129,5 @@ def _answers_by_class(records: Iterable[tuple[int, Record]]) -> dict[str, float]
 
 
 def _then(record: Record) -> Then:
-    sent = [one.backend for one in record.tries if one.backend is not None]
+    sent = [attempt.backend for attempt in record.tries if attempt.backend is not None]
     return Then(record.service_class, sent[-1] if sent else None)

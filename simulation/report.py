@@ -1,4 +1,4 @@
-"""A Summary for people: tables of a terminal. A second one stands beside the first."""
+"""A Summary as tables for a terminal. A second one is shown beside the first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.quantities import written_seconds
 from simulation.summary import BackendRow, ClassRow, Spread, Summary
 
 _WIDTH = 150
-"""Columns of a table that is not shown in a terminal."""
+"""Width of a table that is not shown in a terminal."""
 
 
 def shown(renderable: RenderableType) -> str:
@@ -26,19 +26,19 @@ def shown(renderable: RenderableType) -> str:
 
 
 def tables(summary: Summary) -> RenderableType:
-    """Everything that is known of one simulation."""
+    """All results of one simulation."""
     return Group(_head(summary), _classes(summary), _tenants(summary), _backends(summary), *_rest(summary))
 
 
 def compared(named: Mapping[str, Summary]) -> RenderableType:
-    """Two simulations of the same requests side by side, with what the second changes."""
+    """Two simulations of the same requests side by side, with the differences."""
     (name, first), (other, second) = named.items()
     heads = [f"1  {name}: {_head(first)}", f"2  {other}: {_head(second)}"]
     return Group(*heads, _classes_compared(first, second), _pools_compared(first, second))
 
 
 def difference(first: Summary, second: Summary) -> dict[str, dict[str, float | None]]:
-    """By class what the second has more of than the first: seconds, shares and counts. None where one knows nothing."""
+    """By class the second's values minus the first's: seconds, shares and counts. None if either has none."""
     rows = {row.name: row for row in second.classes}
     return {row.name: _difference(row, rows[row.name]) for row in first.classes if row.name in rows}
 
@@ -49,9 +49,9 @@ def as_json(content: object) -> str:
 
 
 def _head(summary: Summary) -> str:
-    verdict = "every class keeps its targets" if summary.keeps else f"broken: {', '.join(_broken(summary))}"
+    verdict = "every class meets its targets" if summary.keeps else f"missed: {', '.join(_broken(summary))}"
     if all(row.keeps is None for row in summary.classes):
-        verdict = "no class promises anything"
+        verdict = "no class has a target"
     rate = summary.requests / max(1e-9, summary.seconds)
     return f"{summary.requests:,} requests in {summary.seconds:,.0f} s ({rate:.2f} a second): {verdict}"
 
@@ -69,7 +69,7 @@ def _table(*columns: str, texts: int = 1) -> Table:
 
 def _classes(summary: Summary) -> Table:
     rows = summary.classes
-    # what nobody promised and nobody suffered has no column
+    # no column for a target that no class has, or an outcome that did not happen
     has_tpot, has_target = (any(row.tpot_target_s for row in rows), any(row.missed is not None for row in rows))
     troubles = [name for name in ("refused", "limited", "failed") if any(getattr(row, name) for row in rows)]
     targets = ["target", "missed"] if has_target else []
@@ -133,9 +133,11 @@ def _rest(summary: Summary) -> Iterator[str]:
         tried = ", ".join(f"{name}: {step} {count:,}x" for name, step, count in summary.steps)
         yield f"on_miss  {tried}"
     if summary.agreement is not None:
-        told = summary.agreement
-        same_class, same_backend = (count / max(1, told.requests) for count in (told.same_class, told.same_backend))
-        yield f"as in the log  class {same_class:.1%}, backend {same_backend:.1%} of {told.requests:,} requests"
+        agreed = summary.agreement
+        same_class, same_backend = (
+            count / max(1, agreed.requests) for count in (agreed.same_class, agreed.same_backend)
+        )
+        yield f"as in the log  class {same_class:.1%}, backend {same_backend:.1%} of {agreed.requests:,} requests"
 
 
 def _classes_compared(first: Summary, second: Summary) -> Table:

@@ -1,4 +1,4 @@
-"""A whole simulation: arrivals go through the router's own pipeline to simulated backends, and all of them end."""
+"""A whole simulation: sends arrivals through the router's own pipeline to simulated backends, until all have ended."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from simulation.fleet import Fleet, with_named_keys
 from simulation.virtual_time import run_virtually
 
 Progress = Callable[[int, float], None]
-"""Hears how many calls have ended, and how far the clock is, in seconds."""
+"""Called with the number of calls that have ended, and the clock in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One backend after the simulation: its name, its pool, and what its engine has done."""
+    """One backend after the simulation: its name, its pool, and its engine's totals."""
 
     name: str
     pool: str
@@ -37,8 +37,8 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of a simulation: one Call for each arrival, in their order; the backends; how often each step of
-    `on_miss` was tried, by class and step; and how many seconds it took on its own clock.
+    """The results: one Call for each arrival, in their order; the backends; the number of tries of each step of
+    `on_miss`, by class and step; and the simulated seconds.
     """
 
     config: Config
@@ -57,7 +57,7 @@ def simulate(
     seed: int = 0,
     on_progress: Progress = lambda *_: None,
 ) -> Run:
-    """What `config` makes of `arrivals`, which are settled and in order of time, with the backends of `fleet`.
+    """Simulate `config` on `arrivals`, which are settled and in order of time, with the backends of `fleet`.
 
     Pure but for `on_progress`: the same arguments give the same Run.
     """
@@ -99,12 +99,12 @@ async def _run(config: Config, fleet: Fleet, arrivals: Sequence[Arrival], *, see
 
 
 async def _answered(gateway: Gateway, calls: dict[str, Call], on_progress: Progress) -> None:
-    """Let every call come in its time; returns when the last one has ended."""
+    """Send every call at its time; returns when the last one has ended."""
     clock, ended = gateway.clock, 0
 
     async def ask(id: str, call: Call) -> None:  # noqa: A002 - it is the call's id
         nonlocal ended
-        # how it ended the call knows
+        # the call has recorded its outcome
         with suppress(ExpectedError):
             await serve(SimulatedCaller(id, call.arrival.tenant, call, clock), gateway)
         ended += 1

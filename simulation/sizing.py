@@ -1,4 +1,4 @@
-"""How many backends a pool needs: the fewest with which every class keeps its targets."""
+"""Finds the number of backends that a pool needs: the fewest with which every class meets its targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_BACKENDS = 256
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A simulation with so many `backends` in the pool."""
+    """A simulation with `backends` backends in the pool."""
 
     backends: int
     summary: Summary
@@ -33,10 +33,10 @@ def find_backends(
     on_trial: Callable[[Trial], None] = lambda _: None,
     on_progress: Progress = lambda *_: None,
 ) -> Trial:
-    """The trial with the fewest backends in `pool` that keeps every target, found by doubling and then bisecting.
+    """The trial with the fewest backends in `pool` that meets every target, found by doubling and then bisecting.
 
-    More backends are taken never to break what fewer keep. `on_trial` hears of each. Raises InvalidRequest if the file
-    promises nothing, or if MOST_BACKENDS do not keep it.
+    Assumes that more backends never miss a target that fewer meet. `on_trial` gets each trial. Raises InvalidRequest if
+    the file has no targets, or if MOST_BACKENDS do not meet them.
     """
     check_pool(pool, config)
     tried: dict[int, Trial] = {}
@@ -65,10 +65,10 @@ def find_backends(
 def _check_promising(summary: Summary) -> None:
     if all(row.keeps is None for row in summary.classes):
         hint = "give a class that is used ttft_p95, tpot_p95 or deadline"
-        raise InvalidRequest("no class that is used promises anything, so one backend is enough", hint=hint)
+        raise InvalidRequest("no class that is used has a target, so one backend is enough", hint=hint)
 
 
 def _hopeless(pool: str, summary: Summary) -> InvalidRequest:
     broken = ", ".join(row.name for row in summary.classes if row.keeps is False)
-    hint = "look at its speed, at other pools and at the targets"
-    return InvalidRequest(f"{MOST_BACKENDS} backends in '{pool}' do not keep the targets of {broken}", hint=hint)
+    hint = "check its speed, the other pools and the targets"
+    return InvalidRequest(f"{MOST_BACKENDS} backends in '{pool}' do not meet the targets of {broken}", hint=hint)

@@ -1,4 +1,4 @@
-"""What a simulated backend is: how fast its model is there, how much KV it holds, how its engine plans."""
+"""Descriptions of simulated backends: the model's speed there, KV, and scheduling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FOR_EVER = 1e6
 class Speed:
     """Seconds of one step of the engine = `step_s` + `token_s` for each token of a prompt + `pair_s` for each position
     that such a token attends to + `sequence_s` for each sequence that decodes + `context_s` for each position of their
-    contexts. A prompt is `way_s` on its way before the engine has it.
+    contexts. A prompt takes `way_s` to reach the engine.
 
     The defaults are Llama-3.1-8B in bfloat16 on one H200, from its rooflines: the weights once a step, 450 TFLOP/s of
     attention, 4.3 TB/s of memory.
@@ -37,14 +37,14 @@ class Speed:
     context_s: float = 131072 / 4.3e12
 
     def seconds(self, shape: StepShape, *, decoding: int) -> float:
-        """How long a step of this `shape` takes in which `decoding` sequences draw their next token."""
+        """Duration of a step of this `shape` in which `decoding` sequences decode."""
         prefill = self.token_s * (shape.tokens - decoding) + self.pair_s * shape.pairs
         return self.step_s + prefill + self.sequence_s * decoding + self.context_s * shape.decode_context
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One backend of a pool: its speed, its KV, and how its engine works.
+    """One backend of a pool: speed, KV, and scheduling.
 
     `ranks`: it plans as our shards do (time for each step, lanes, ranks, preemption); otherwise first come, first
     served with `batch_tokens` of prompts in a step. `tells_load` and `tells_cache`: it reports after each step.
@@ -62,12 +62,12 @@ class Machine:
 
     @property
     def blocks(self) -> int:
-        """How many blocks of KV it has."""
+        """Number of its KV blocks."""
         return self.kv_tokens // BLOCK_TOKENS
 
     @property
     def options(self) -> EngineOptions:
-        """What its engine is told."""
+        """The options of its engine."""
         if self.ranks:
             return EngineOptions(max_running=self.running, step_s=self.step_budget_s)
         return EngineOptions(
@@ -81,7 +81,7 @@ class Machine:
 
 
 OTHERS = Machine(ranks=False, tells_load=False, tells_cache=False)
-"""A backend that is none of our shards, where no profile says otherwise: a server that tells nothing of itself."""
+"""A backend that is not one of our shards, without a profile: a server that reports nothing."""
 
 _MS, _US, _NS = 1e-3, 1e-6, 1e-9
 _SPEEDS = {
@@ -92,7 +92,7 @@ _SPEEDS = {
     "sequence_us": ("sequence_s", _US, "time of each sequence that decodes, in each step"),
     "context_ns": ("context_s", _NS, "time of each position of such a sequence's context, in each step"),
 }
-"""What the file calls a coefficient: the field of Speed, its unit in seconds, and what it means."""
+"""Name of a coefficient in the file -> the field of Speed, its unit in seconds, and its meaning."""
 
 MACHINE = Table(
     {
@@ -110,7 +110,7 @@ PROFILE = Named(MACHINE)
 
 
 def read_profile(path: Path, config: Config) -> dict[str, Machine]:
-    """Pool -> its backends, as the YAML file at `path` describes them; a pool that it leaves out is not there.
+    """Pool -> machine, as the YAML file at `path` describes it; without the pools that the file leaves out.
 
     Raises ConfigError with every mistake, as for an SLA file.
     """
@@ -133,12 +133,12 @@ def read_profile(path: Path, config: Config) -> dict[str, Machine]:
 
 
 def usual_machine(config: Config, pool: str) -> Machine:
-    """One backend of `pool`, where no profile describes it."""
+    """The machine of `pool` without a profile."""
     return Machine() if config.pools[pool].kind == "shard" else OTHERS
 
 
 def machines_of(config: Config, profile: Mapping[str, Machine]) -> dict[str, Machine]:
-    """Every pool of `config` with what one of its backends is."""
+    """Every pool of `config` with its machine."""
     return {name: profile.get(name) or usual_machine(config, name) for name in config.pools}
 
 
@@ -157,7 +157,7 @@ def _machine(field: Field, usual: Machine) -> Machine:
         tells_cache=usual.ranks or section.read("tells_cache", usual.tells_cache),
     )
     if not speed.step_s + speed.token_s > 0:
-        field.complain("takes no time at all (give step_ms or token_us a value above zero)")
+        field.complain("takes no time (give step_ms or token_us a value above zero)")
     if machine.blocks < 1:
         field.find("kv_tokens").complain(f"is less than one block of {BLOCK_TOKENS} tokens")
     if not machine.step_budget_s > 0:

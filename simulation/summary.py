@@ -1,4 +1,4 @@
-"""What a simulation comes to: each class against its targets, each tenant, each pool and backend."""
+"""The results of a simulation: each class with its targets, each tenant, each pool and backend."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from simulation.run import Backend, Run
 
 _REFUSED = {Overloaded.code, NoBackend.code}
 _DEADLINE_QUANTILE = 0.95
-"""Of requests with a deadline, as many are to keep it as of first tokens usually."""
+"""Share of requests with a deadline that should meet it."""
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Quantiles of a time in seconds; nearest rank, so each is one that was seen."""
+    """Quantiles of a time in seconds; nearest rank, so each is an observed value."""
 
     p50: float
     p95: float
@@ -30,11 +30,11 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class ClassRow(msgspec.Struct, frozen=True):
-    """One service class. `refused` for want of room, `limited` by their tenant's limits, `failed` otherwise.
+    """One service class. `refused` for lack of room, `limited` by their tenant's limits, `failed` otherwise.
 
-    `missed` is the share of requests, `limited` ones apart, whose first token did not come within its target or whose
-    answer was not whole by its deadline, refused ones included; `slow` that of answers drawn more slowly than the TPOT
-    target. None where the class promises none. `keeps`: not more than the target's quantile allows.
+    `missed` is the share of requests, without `limited` ones, that missed the TTFT target or the deadline,
+    rejected ones included; `slow` is the share of answers slower than the TPOT
+    target. None if the class has no such target. `keeps`: both are within the target's quantile.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ClassRow(msgspec.Struct, frozen=True):
 
 
 class TenantRow(msgspec.Struct, frozen=True):
-    """One tenant. `spend` is in the units of the file's `cost`, `share` its part of what all spent."""
+    """One tenant. `spend` is in the units of the file's `cost`, `share` its part of all tenants' spend."""
 
     name: str
     requests: int
@@ -70,9 +70,9 @@ class TenantRow(msgspec.Struct, frozen=True):
 
 
 class BackendRow(msgspec.Struct, frozen=True):
-    """One backend, or a pool of so many `backends`. `utilisation`: the share of the time in which a step ran.
+    """One backend, or a pool of `backends` backends. `utilisation`: the share of time with a running step.
 
-    `hit_rate` is the share of prompt tokens that were in the cache, `queue_s` the mean time that its requests had
+    `hit_rate` is the share of prompt tokens that were in the cache, `queue_s` the mean time that its requests
     waited in the router.
     """
 
@@ -90,7 +90,7 @@ class BackendRow(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """One simulation. `steps` are those of `on_miss` that were tried, as (class, step, times)."""
+    """One simulation. `steps` counts the tries of `on_miss`, as (class, step, times)."""
 
     config: str
     requests: int
@@ -105,11 +105,11 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summary_of(run: Run, agreement: Agreement | None = None) -> Summary:
-    """What `run` comes to, and how far it agrees with the log that it replayed, if it did. Pure."""
+    """The results of `run`, and its agreement with the log that it replayed, if it did. Pure."""
     config, calls = run.config, run.calls
     names = [*config.classes, *sorted({call.service_class for call in calls} - config.classes.keys())]
     classes = tuple(_class_row(name, _of(calls, lambda c: c.service_class, name), config) for name in names)
-    backends = tuple(_backend_row(one, calls, run.seconds) for one in run.backends)
+    backends = tuple(_backend_row(backend, calls, run.seconds) for backend in run.backends)
     rows = tuple(row for row in classes if row.requests)
     return Summary(
         config=config.version,
@@ -126,8 +126,8 @@ def summary_of(run: Run, agreement: Agreement | None = None) -> Summary:
 
 
 def spread_of(seconds: Iterable[float | None]) -> Spread | None:
-    """The quantiles of those that are known; None without any."""
-    known = sorted(one for one in seconds if one is not None)
+    """The quantiles of the known values; None without any."""
+    known = sorted(value for value in seconds if value is not None)
     if not known:
         return None
     return Spread(*(round(known[max(0, math.ceil(share * len(known)) - 1)], 6) for share in (0.5, 0.95, 0.99)))
@@ -170,7 +170,7 @@ def _class_row(name: str, calls: Sequence[Call], config: Config) -> ClassRow:
 
 
 def _promises(promised: ServiceClass, missed: float, slow: float, quantile: float) -> Iterable[tuple[float, float]]:
-    """The share that broke each promise, and the share that is to keep it."""
+    """The share that missed each target, and the share that should meet it."""
     if promised.ttft_s is not None or promised.deadline_s is not None:
         yield missed, quantile
     if promised.tpot_s is not None:
@@ -213,16 +213,16 @@ def _spend(calls: Iterable[Call], config: Config) -> float:
 
 
 def _pool_row(pool: str, run: Run) -> BackendRow:
-    members = [one for one in run.backends if one.pool == pool]
+    members = [backend for backend in run.backends if backend.pool == pool]
     calls = [call for call in run.calls if call.pool == pool]
     names = Work.__dataclass_fields__
-    work = Work(**{name: sum(getattr(one.work, name) for one in members) for name in names})
+    work = Work(**{name: sum(getattr(backend.work, name) for backend in members) for name in names})
     return _row(pool, pool, calls, work, backends=len(members), seconds=run.seconds)
 
 
-def _backend_row(one: Backend, calls: Sequence[Call], seconds: float) -> BackendRow:
-    own = [call for call in calls if call.backend == one.name]
-    return _row(one.name, one.pool, own, one.work, backends=1, seconds=seconds)
+def _backend_row(backend: Backend, calls: Sequence[Call], seconds: float) -> BackendRow:
+    own = [call for call in calls if call.backend == backend.name]
+    return _row(backend.name, backend.pool, own, backend.work, backends=1, seconds=seconds)
 
 
 def _row(name: str, pool: str, calls: Sequence[Call], work: Work, *, backends: int, seconds: float) -> BackendRow:

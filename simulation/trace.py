@@ -1,8 +1,8 @@
-"""Traces: one JSON object a line for each request, in Mooncake's format with a few words of ours.
+"""Traces: one JSON object a line for each request, in Mooncake's format with some fields of ours.
 
 Source: kvcache-ai/Mooncake, FAST25-release/traces, and "Mooncake: Trading More Storage for Less Computation" (Qin et
-al., FAST 2025): `timestamp` in milliseconds, `input_length` and `output_length` in tokens, `hash_ids` name the blocks
-of 512 tokens that the prompt begins with.
+al., FAST 2025): `timestamp` in milliseconds, `input_length` and `output_length` in tokens, `hash_ids` name the first
+blocks of 512 tokens of the prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_TOKENS = 100_000_000
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line of a trace. `hash_ids` may be missing: then the prompt is like no other."""
+    """One line of a trace. Without `hash_ids` the prompt is unlike any other."""
 
     timestamp: float
     input_length: int
@@ -39,7 +39,7 @@ def read_trace(path: Path, *, most: int | None = None) -> list[Arrival]:
     """The arrivals in the trace at `path`, in order of time; the first `most` lines of it. Raises InvalidRequest that
     names the line.
     """
-    return sorted(_arrivals(path, _MOST_LINES if most is None else most), key=lambda one: one.at_s)
+    return sorted(_arrivals(path, _MOST_LINES if most is None else most), key=lambda arrival: arrival.at_s)
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer instead of waiting for it: hours pass in milliseconds."""
+"""An event loop with a clock that jumps to the next timer instead of waiting for it: hours pass in milliseconds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 _PATIENCE_S = 60.0
-"""Real seconds that a thread or a socket may take to wake a loop in which nothing else will happen."""
+"""Real seconds that a thread or a socket may take to wake a loop without timers."""
 
 
 class _Jumping(selectors.BaseSelector):
-    """Never sleeps: where the loop would wait for a timer, its clock is moved on by that time."""
+    """Never sleeps: if the loop would wait for a timer, its clock is advanced by that time."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._real, self._loop = selectors.DefaultSelector(), loop
@@ -25,7 +25,7 @@ class _Jumping(selectors.BaseSelector):
             # no timer and nothing ready: only a thread or a socket can wake the loop
             ready = self._real.select(_PATIENCE_S)
             if not ready:
-                raise RuntimeError(f"at {self._loop.now} s everybody waits, and nothing will ever come")
+                raise RuntimeError(f"at {self._loop.now} s every task waits, and no timer is set")
             return ready
         ready = self._real.select(0)
         if not ready and timeout > 0:
@@ -58,10 +58,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, run to its end on a VirtualTimeLoop.
+    """The result of `work`, run to its end on a VirtualTimeLoop.
 
-    What a timer raises ends it too, and is raised: a loop of its own kind would log it, and whoever waits for what the
-    timer should have done would wait for ever. RuntimeError if everybody waits for nobody.
+    An exception in a timer ends the run too, and is raised: a usual loop would log it, and a task that waits for the
+    timer's effect would wait for ever. Raises RuntimeError if every task waits and no timer is set.
     """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(_with_its_timers(work))
@@ -73,7 +73,7 @@ async def _with_its_timers(work: Coroutine[Any, Any, T]) -> T:
     raised: list[BaseException] = []
 
     def hear(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # a handle is a callback's; what tasks raise whom nobody awaits is told as ever
+        # exceptions of callbacks only; those of tasks that are not awaited are logged as usual
         if "handle" not in context or "exception" not in context:
             loop.default_exception_handler(context)
             return

@@ -98,7 +98,7 @@ def test_more_load_or_fewer_backends_is_one_word_away(files: list[str]) -> None:
 def test_the_fewest_backends_are_found_and_each_trial_is_told(files: list[str]) -> None:
     done = output_of(*files, "--find-backends", "own", "--speed", "3")
     assert "in 'own'" in done.output
-    assert "in 'own' keep every target:" in done.output
+    assert "in 'own' meet every target:" in done.output
     told = json.loads(output_of(*files, "--find-backends", "own", "--speed", "3", "--json", "-").stdout)
     assert {trial["count"]: trial["keeps"] for trial in told["trials"]}[told["found"]]
 
@@ -109,7 +109,7 @@ def test_the_fewest_backends_are_found_and_each_trial_is_told(files: list[str]) 
         (("--backends", "onw=2"), "there is no pool 'onw' .did you mean 'own'"),
         (("--tenant", "acm"), "there is no tenant 'acm' .did you mean 'acme'"),
         (("--model", "n"), "there is no model 'n'"),
-        (("--decisions", "x"), "say what comes"),
+        (("--decisions", "x"), "there are no requests to simulate"),
         (("--json", "/nowhere/out"), "cannot write /nowhere/out"),
     ],
 )

@@ -66,7 +66,7 @@ def test_blocks_that_an_engine_has_had_since_before_it_was_heard_say_nothing_aga
         stage.ask(number, cached=320)
     assert stage.judged() == (Trust.UNPROVEN, Doubt.UNREPORTED)
     (report,) = stage.monitor.reports_of("a")
-    assert "before the router heard" in report.reason
+    assert "before the router received" in report.reason
     for number in range(30, 42):
         stage.ask(number, cached=0, told=True)
     assert stage.judged() == (Trust.PROVEN, None)
