@@ -95,7 +95,7 @@ class SimulatedCaller:
         """Do nothing: there are no headers to set."""
 
     def explain(self, index: int, explanation: Explanation) -> None:
-        """Nobody asked."""
+        """Do nothing: the client asks for no explanation."""
 
     async def place(self, index: int, placement: Placement) -> None:  # noqa: ARG002 - there is one prompt
         """Record the backend."""

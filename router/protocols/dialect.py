@@ -34,7 +34,7 @@ class Stream(Protocol):
         ...
 
     def merge(self, first: int, raw: bytes) -> bytes:
-        """A backend's own events for one of several prompts, whose first choice gets number `first`."""
+        """A backend's own events for one of several prompts; its first choice gets number `first`."""
         ...
 
     def end(self, usage: Usage) -> bytes:

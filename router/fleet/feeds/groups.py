@@ -1,4 +1,4 @@
-"""The cache group whose events count. Engines keep one group for each kind of attention of a model."""
+"""Chooses the cache group for the index. Engines keep one group for each kind of attention of a model."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def log_to(console: Console, options: LogOptions) -> None:
         handler = RichHandler(console=console, show_path=False)
         handler.setFormatter(logging.Formatter("%(message)s"))
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, handlers=[handler])
-    # an operator who edits the file wants to see that it took effect
+    # operators want to see that their change of the file took effect
     logging.getLogger("pointsman.config").setLevel(logging.INFO)
 
 

@@ -46,7 +46,7 @@ _START = "0-0"
 _BLOCK_MS = 1000
 _MOST_AT_ONCE = 16
 _OF_SO_MANY = 32
-"""Drains whose mean size gives the number of drains that fit."""
+"""Number of drains for the mean size that bounds how many are kept."""
 
 _KEPT_S = 86400
 """A channel without new events expires after this time."""
