@@ -175,7 +175,7 @@ class CacheKeeper(Protocol):
     """Commands of a backend with Capability.PINS. All of them raise BackendFailed."""
 
     async def pin(self, name: str, keys: Sequence[int], *, domain: str, for_s: float) -> Pinned:
-        """Keep the blocks `keys` of cache `domain`, parents before children, from eviction for so long.
+        """Keep the blocks `keys` of cache `domain`, parents before children, from eviction for `for_s` seconds.
 
         `name` is the pin's, for all routers; pinning it again adds to it and may prolong it.
         """

@@ -57,7 +57,7 @@ def own_fields(request: Request, body: Mapping[str, Any]) -> dict[str, Any]:
         if body.get(name):
             raise InvalidRequest(f"DeepSpeed-MII does not know `{name}`", hint=f"leave `{name}` out", param=name)
     if len(sampling.stop) > 1:
-        raise InvalidRequest("DeepSpeed-MII knows one `stop`", hint="send the most likely one", param="stop")
+        raise InvalidRequest("DeepSpeed-MII takes only one `stop`", hint="send the most likely one", param="stop")
     own: dict[str, Any] = {"max_tokens": request.max_new_tokens, "max_completion_tokens": None, "stream_options": None}
     if sampling.temperature == 0:
         own |= {"temperature": None, "top_k": 1}

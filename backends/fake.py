@@ -1,4 +1,4 @@
-"""A backend that answers from a script: for tests of whatever stands above a backend, ours and other people's."""
+"""A backend that answers from a script, for tests of code that uses backends, in this project and others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Answer:
 
 
 Script = Answer | Sequence[Answer] | Callable[[Request, Prompt], Answer]
-"""The same for all; one after the other, the last one again and again; or by request."""
+"""One Script for all requests; a list, in turn, with the last one repeated; or a function of the request."""
 
 
 @dataclass(slots=True)

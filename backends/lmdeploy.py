@@ -41,7 +41,7 @@ _OF_GENERATE = (
 
 @dataclass(frozen=True, slots=True)
 class LMDeployOptions(OpenAIOptions):
-    """How to talk to LMDeploy. `kv_tokens` is how many tokens its KV cache holds, as its log says at the start."""
+    """Options for LMDeploy. `kv_tokens` is the capacity of its KV cache in tokens, from its log at the start."""
 
     kv_tokens: int | None = None
 
@@ -62,7 +62,7 @@ class LMDeploy(OpenAICompatible):
         await self._take_report("/metrics", partial(load_of, kv_tokens=self._options.kv_tokens))
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """The client's body, or token ids to the native API. Raises InvalidRequest for what that does not know."""
+        """The client's body, or token ids for the native API. Raises InvalidRequest for unknown fields."""
         ids = _token_ids(prompt)
         if ids is None:
             if prompt.path == _TEXT_PATH:
@@ -77,10 +77,10 @@ class LMDeploy(OpenAICompatible):
 
 
 def generate_body(request: Request, token_ids: list[int]) -> dict[str, Any]:
-    """The body of `/generate`. Raises InvalidRequest for what it does not know."""
+    """The body of `/generate`. Raises InvalidRequest for fields that it does not know."""
     sampling = request.sampling
     logprobs = {} if sampling.top_logprobs is None else {"return_logprob": True}
-    # the drawn token's log-probability is all that it tells
+    # it reports only the drawn token's log-probability
     knows = (*_OF_GENERATE, "top_logprobs") if not sampling.top_logprobs else _OF_GENERATE
     refuse_unsupported(sampling, knows, "LMDeploy's /generate, where prompts of token ids go,")
     parameters = {

@@ -59,7 +59,7 @@ def is_deep(value: object) -> bool:
 def check_msgpack(payload: bytes) -> None:
     """Raise TooDeep if MessagePack data has more than MOST_LEVELS levels. Takes 80 ns for each value.
 
-    Data that ends early or is no MessagePack raises nothing here: its decoder refuses it.
+    Data that ends early or is not MessagePack raises nothing here: its decoder rejects it.
     """
     outer: list[int] = []  # for each array and map around the current one: how many of its values follow
     left, at = 1, 0  # values that follow in the current array or map, and where the next one begins

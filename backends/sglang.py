@@ -145,7 +145,7 @@ class SGLang(OpenAICompatible):
         }
 
     def _rid(self, request: Request) -> str:
-        """A name for one generation. All are of one length: /abort_request also stops what its `rid` is a prefix of."""
+        """An id for one generation. All have one length, because /abort_request takes `rid` as a prefix."""
         return hashlib.blake2b(f"{request.id} {next(self._numbers)}".encode(), digest_size=16).hexdigest()
 
     async def _learn_loads(self) -> None:

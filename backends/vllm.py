@@ -49,7 +49,7 @@ _READ = (
     *("messages", "prompt", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
     *("chat_template", "return_token_strs"),
 )
-"""What of a body says how its prompt is read, and is taken by /tokenize."""
+"""Fields of a body that change how its prompt is read, and that /tokenize takes too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class VLLM(OpenAICompatible):
 
     kind = "vllm"
     options_type = VLLMOptions
-    # what an older one's /v1/messages does with a salt is not known before it is asked
+    # whether an older version's /v1/messages uses a salt is unknown until it is asked
     own_paths = OpenAICompatible.own_paths | {"/v1/responses"}
     _echoes = True
     _options: VLLMOptions
@@ -100,7 +100,7 @@ class VLLM(OpenAICompatible):
         return replace(load, active_adapters=self._clients_names(active)) if active else load
 
     async def event_addresses(self) -> tuple[EventAddress, ...]:
-        """What GET /kv_event_sources says, which vLLM 0.32 has; older servers answer 404."""
+        """The answer of GET /kv_event_sources, which vLLM 0.32 has; older servers answer 404."""
         page = await self.client.get("/kv_event_sources")
         if page.status == 404:
             return ()
@@ -148,7 +148,7 @@ class VLLM(OpenAICompatible):
         }
 
     async def _is_new_enough(self) -> bool:
-        """Does it read which rank is to serve? Believed also of a server that does not tell a version of vLLM's."""
+        """Whether it reads the rank in requests. Assumed also of a server without a version in vLLM's format."""
         page = await self.client.get("/version")
         version = _VERSION.search(page.body) if page.status == 200 else None
         return version is None or (int(version[1]), int(version[2])) >= _FIRST_WITH_RANKS
@@ -197,7 +197,7 @@ def loads_of(page: bytes, asked_at: float) -> tuple[Load, ...]:
     capacity = _capacity_tokens(metrics)
     each = None if capacity is None else capacity // max(1, len(engines))
     loads = tuple(_load(metrics, each, asked_at, engine=str(engine)) for engine in engines[:MOST_RANKS])
-    # of several engines each writes over what the others told of their adapters
+    # with several engines each overwrites the adapters that the others reported
     return loads if len(loads) != 1 else (replace(loads[0], active_adapters=_active_adapters(metrics)),)
 
 
@@ -213,7 +213,7 @@ def _load(metrics: Metrics, capacity: int | None, asked_at: float, **labels: str
 
 
 def _active_adapters(metrics: Metrics) -> frozenset[str] | None:
-    """Adapters that have requests, running or waiting; None where the server does not tell."""
+    """Adapters with running or waiting requests; None if the server does not report them."""
     newest = metrics.newest_labels(_LORA)
     if newest is None:
         return None
@@ -228,9 +228,9 @@ def _adapter_slots(metrics: Metrics) -> int | None:
 
 
 def _capacity_tokens(metrics: Metrics) -> int | None:
-    """Tokens of KV that all engines have room for; None if they do not tell.
+    """Capacity of all engines in tokens of KV; None if they do not report it.
 
-    Each engine tells its block size and the number of blocks of all engines together.
+    Each engine reports its block size and the number of blocks of all engines together.
     """
     try:
         sizes = [int(labels["block_size"]) * int(labels["num_gpu_blocks"]) for labels in metrics.labels(_CACHE)]

@@ -237,7 +237,7 @@ class SimulatedEngine:
         scheduler.store(sequence)
         self.work.drawn_tokens += steps
 
-    def _told(self, sequence: Sequence, steps: int) -> Drew:
+    def _drew(self, sequence: Sequence, steps: int) -> Drew:
         is_last = self._left(sequence) <= 0
         drew = Drew(sequence.request.key, sequence.choice, steps, is_last, sequence.request.cached_tokens)
         if is_last:

@@ -25,7 +25,7 @@ from policies.nouns import Capability, Prompt, Request
 class AnthropicOptions(HttpOptions):
     """How to talk to Anthropic.
 
-    `version` is what is sent as `anthropic-version` for clients of other dialects; 2026-10-21 takes no `temperature`,
+    `version` is sent as `anthropic-version` for clients of other dialects; 2026-10-21 takes no `temperature`,
     `top_p` or `top_k`. Models are asked for every `asks_every_s` at most.
     """
 

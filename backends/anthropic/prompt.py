@@ -106,7 +106,7 @@ def _input(arguments: Any) -> Any:
         decoded = decode_json(arguments or "{}")
     except msgspec.MsgspecError:
         decoded = None
-    # a call that was no JSON goes back as Anthropic recommends for one of its own
+    # arguments that are not JSON go back in the form that Anthropic recommends
     return decoded if isinstance(decoded, dict) else {"INVALID_JSON": arguments}
 
 
@@ -130,7 +130,7 @@ def _block(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _source(url: str) -> dict[str, Any]:
-    """Where an image or a file at `url` is, as Anthropic's API says it: by value (RFC 2397), or by address."""
+    """The source of an image or a file at `url` in the shape of Anthropic's API: by value (RFC 2397), or by address."""
     head, comma, data = url.partition(";base64,")
     if head.startswith("data:") and comma:
         return {"type": "base64", "media_type": head.removeprefix("data:"), "data": data}

@@ -70,7 +70,7 @@ class Dialect:
 
 
 class BatchDecoder:
-    """Reads batches of one engine, whatever the version: fields that are not known are left alone.
+    """Reads batches of one engine, in any version: unknown fields are ignored.
 
     An event that cannot be read is skipped and counted; if it reported a removal, everything is cleared
     instead, so that nothing is believed to be there that is not. Events with an unknown tag are counted.
@@ -87,7 +87,7 @@ class BatchDecoder:
         self._map_tag = msgspec.msgpack.Decoder(_MapTag)
 
     def decode(self, payload: bytes) -> Batch:
-        """The events of one message. Raises MalformedEvents if it is no batch at all."""
+        """The events of one message. Raises MalformedEvents if it is not a batch."""
         try:
             if _is_map(payload):
                 named = self._map_batch.decode(payload)

@@ -19,7 +19,7 @@ _MOST_BLOCK_TOKENS = 1 << 20
 
 
 class MalformedEvents(ValueError):
-    """Bytes that are no cache events of this engine. The message says why."""
+    """Bytes that are not cache events of this engine; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The engine holds `hashes` no longer in `tier`; None is in any tier."""
+    """The engine no longer holds `hashes` in `tier`; None: in any tier."""
 
     hashes: tuple[BlockHash, ...]
     tier: str | None = "device"
@@ -122,4 +122,4 @@ def packed(token_ids: Sequence[int]) -> bytes:
     try:
         return struct.pack(f"<{len(token_ids)}I", *token_ids)
     except struct.error as error:
-        raise MalformedEvents(f"a token id is no uint32: {error}") from error
+        raise MalformedEvents(f"a token id is not a uint32: {error}") from error

@@ -44,7 +44,7 @@ class _MapStored(msgspec.Struct, tag="BlockStored"):
 
 
 def decode(payload: bytes) -> Batch:
-    """The events of one message's payload. Raises MalformedEvents if it is no batch."""
+    """The events of one message's payload. Raises MalformedEvents if it is not a batch."""
     return _DECODER.decode(payload)
 
 

@@ -85,7 +85,7 @@ _Data = _StoredData | _RemovedData | _UpdatedData | _CreatedData
 
 
 def decode(body: bytes) -> list[NumberedEvents]:
-    """The events of one drain, in order. Raises MalformedEvents if the body is no list of events."""
+    """The events of one drain, in order. Raises MalformedEvents if the body is not a list of events."""
     try:
         raws = _LIST.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

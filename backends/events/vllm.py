@@ -51,7 +51,7 @@ class _MapStored(msgspec.Struct, tag="BlockStored"):
 
 
 def decode(payload: bytes) -> Batch:
-    """The events of one message's payload. Raises MalformedEvents if it is no batch."""
+    """The events of one message's payload. Raises MalformedEvents if it is not a batch."""
     return _DECODER.decode(payload)
 
 
@@ -80,7 +80,7 @@ def _salt_and_rest(
 ) -> tuple[str | None, tuple[tuple[str, ...], ...]]:
     """The cache salt, and each block's other extra keys; no block has any: ().
 
-    The salt is the last text of a prompt's first block. An image's identifier there may be taken for one: then its
+    The salt is the last text of a prompt's first block. An image's identifier there may be mistaken for it: then its
     blocks are attributed to another domain and match no prompt, which loses a hit and reveals nothing.
     """
     if not event.extra_keys:

@@ -16,7 +16,7 @@ from policies.errors import BackendFailed, BackendRefused, ContextExceeded, Expe
 from policies.nouns import Delta, Usage
 
 _HALF = "\ufffd"
-"""A worker's placeholder for a character of which only the first bytes were drawn."""
+"""A worker's placeholder for a character with only its first bytes generated."""
 
 
 class FastChatAnswer:

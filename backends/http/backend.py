@@ -104,7 +104,7 @@ class HttpBackend(ABC):
         return is_like and self._rank_headers() == other._rank_headers()
 
     def ranks(self) -> Sequence[Self]:
-        """The other ranks of the server, of which this is rank 0: as many as reported their load."""
+        """The other ranks of the server with rank 0: as many as reported their load."""
         while len(self._others) < len(self._loads) - 1:
             self._others.append(self._rank(len(self._others) + 1))
         return self._others[: len(self._loads) - 1]
@@ -126,7 +126,7 @@ class HttpBackend(ABC):
 
     @property
     def _is_ranked(self) -> bool:
-        """Has its server several ranks, so that each request names one?"""
+        """Whether its server has several ranks, so that each request names one of them."""
         return len(self._server._loads) > 1
 
     @property
@@ -135,7 +135,7 @@ class HttpBackend(ABC):
         return self.client.open_requests
 
     def describe(self) -> Description | None:
-        """The models that it was configured with, else those that it named itself; None until either is known."""
+        """The models from its configuration, else those that it reports; None until either is known."""
         if self._first is not None:
             return self._first.describe()
         # asked several times for each request, and changes with probes alone
@@ -151,7 +151,7 @@ class HttpBackend(ABC):
         aliases = self._options.models
         if not (aliases or self._served):
             return None
-        # if the pool names models, it serves these and no others, whatever else the server has
+        # if the pool names models, it serves only these, even if the server has others
         named = frozenset(ours for ours, theirs in aliases.items() if theirs in self._served or not self._served)
         models = named if aliases else self._served
         return Description(
@@ -180,7 +180,7 @@ class HttpBackend(ABC):
             most = self._slots if load.max_requests is None else load.max_requests
         if most == load.max_requests:
             return load
-        # asked for each decision, which compares it with the one before
+        # part of each decision, which compares it with the previous one
         if self._completed[0] is not load or self._completed[1].max_requests != most:
             self._completed = (load, replace(load, max_requests=most))
         return self._completed[1]
@@ -217,7 +217,7 @@ class HttpBackend(ABC):
         await self._take_reports(path, lambda page, asked_at: (read(page, asked_at),), ranks=1)
 
     async def _take_reports(self, path: str, read: Callable[[bytes, float], tuple[Load, ...]], *, ranks: int) -> None:
-        """As `_take_report`, with one Load for each rank. Where the page says nothing, there are so many `ranks`."""
+        """As `_take_report`, with one Load for each rank. `ranks` is their number if the page does not have it."""
         asked_at = self._clock()
         try:
             page = await self.client.get(path)

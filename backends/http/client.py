@@ -58,7 +58,7 @@ class Answer(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """The answer is whole, whatever else the body may hold."""
+        """The answer is complete, even if the body goes on."""
         ...
 
     def feed(self, data: bytes) -> Iterator[Delta]:

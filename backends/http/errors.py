@@ -39,7 +39,7 @@ def error_of(backend: str, status: int, body: bytes, headers: Mapping[str, str])
     message = str(details.get("message") or f"status {status}")[:_MOST_CHARACTERS]
     wait_s = retry_after_s(headers)
     if status == 429 or (status == 503 and wait_s is not None):
-        # a server that says when to come back is well
+        # a server that gives a time to come back is healthy
         return Overloaded(f"{backend} is busy: {message}", retry_after_s=wait_s)
     if status >= 500 or status < 400 or status == 408:
         return BackendFailed(f"{backend} answered {status}: {message}", retry_after_s=wait_s)

@@ -6,9 +6,9 @@ from policies.errors import BackendFailed
 
 
 class FrameDecoder:
-    """Feed it bytes, get whole messages. The last need not end with `separator`: `rest` has it. Empty ones are none.
+    """Takes bytes, returns whole messages. The last need not end with `separator`: `rest` has it.""
 
-    A message is at most `limit_bytes` long.
+    Empty messages are skipped. A message is at most `limit_bytes` long.
     """
 
     def __init__(self, separator: bytes = b"\n", limit_bytes: int = 4 << 20) -> None:

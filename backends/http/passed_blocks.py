@@ -1,4 +1,4 @@
-"""A stream that goes to its client as it came: held until it says something, then let go. Pure but for its memory."""
+"""A stream passed on unchanged: held until it has content, then released. Pure but for its own memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_HELD_BYTES = 64 << 10
 class PassedBlocks(ABC):
     """Fed with a stream, gives its own bytes back in as many Deltas as pieces were fed, then the last one with usage.
 
-    Nothing is passed on before the first event that says something, so that another backend may still be tried. A
+    Nothing is passed on before the first event with content, so that another backend may still be tried. A
     dialect defines the meaning of each event (`_take`); `last_word` names the last one.
     """
 
@@ -65,7 +65,7 @@ class PassedBlocks(ABC):
         """
 
     def _hold(self, block: bytes, pieces: int = 0) -> None:
-        """Hold `block`, which adds so many pieces to the answer."""
+        """Hold `block`, which adds `pieces` to the answer."""
         self._held.append(block)
         if pieces:
             self._pieces += pieces

@@ -52,7 +52,7 @@ class Metrics:
         return max(samples, key=lambda sample: sample.value).labels if samples else None
 
     def labels(self, *names: str) -> list[Mapping[str, str]]:
-        """The labels of each sample, for metrics that say what they know in labels (`..._info`)."""
+        """The labels of each sample, for metrics with values in labels (`..._info`)."""
         return [sample.labels for sample in self._first(names)]
 
     def _values(self, names: tuple[str, ...], labels: Mapping[str, str]) -> list[float]:

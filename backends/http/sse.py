@@ -9,7 +9,7 @@ from typing import NamedTuple
 from policies.errors import BackendFailed
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-# a carriage return at the end counts as a line's end; a newline that follows it begins the next block, and is no line
+# a carriage return at the end counts as a line's end; a newline after it begins the next block, and is not a line
 _BLOCK_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -22,7 +22,7 @@ class Event(NamedTuple):
 
 
 class SseBlocks:
-    """Feed it bytes, get what lies between blank lines, its blank line included: joined, blocks are what was fed.
+    """Takes bytes, returns blocks between blank lines, each with its blank line: joined, they are the input.
 
     A block is at most `limit_bytes` long.
     """
@@ -54,7 +54,7 @@ class SseBlocks:
 
 
 class SseDecoder:
-    """Feed it bytes, get whole events. An event that the end of the stream cuts off is none.
+    """Takes bytes, returns whole events. An event that the end of the stream cuts off is dropped.
 
     What belongs to one event is at most `limit_bytes` long.
     """
@@ -83,7 +83,7 @@ def event_in(block: bytes) -> Event | None:
     if _is_plain(block):
         return Event(block[6:-2])
     data, name = [], ""
-    # it may only stand at the very beginning, where it is no part of a line; elsewhere no line begins with it
+    # it may only stand at the very beginning, outside any line; elsewhere no line begins with it
     for line in _LINE_END.split(block.removeprefix(_BYTE_ORDER_MARK)):
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
@@ -101,12 +101,12 @@ def block_of(data: bytes, name: str = "message") -> bytes:
 
 
 def _is_plain(block: bytes) -> bool:
-    """Is it one line of data and nothing else, as nearly every server writes?"""
+    """Whether it is one line of data and nothing else, as nearly every server writes."""
     return block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block
 
 
 def _cut(waiting: bytes) -> list[bytes]:
-    """Whole blocks, then what is left."""
+    """Whole blocks, then the rest."""
     if b"\r" not in waiting:
         *blocks, rest = waiting.split(b"\n\n")
         return [*(block + b"\n\n" for block in blocks), rest]

@@ -1,4 +1,4 @@
-"""What an engine does not know is refused by name, not left out in silence. Pure."""
+"""Rejects fields that an engine does not know by name, instead of ignoring them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all answers share that come in one piece. Pure but for their own memory."""
+"""The common part of answers in one piece. Pure but for their own memory."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class WholeBody(ABC):
         return iter(())
 
     def end(self) -> Iterator[Delta]:
-        """The answer and its usage. Raises BackendFailed at nonsense, and what an error in it means."""
+        """The answer and its usage. Raises BackendFailed for invalid answers, and the error in the body."""
         deltas = self._read(bytes(self._whole))
         self.is_over = True
         return iter(deltas)
 
     @abstractmethod
     def _read(self, whole: bytes) -> list[Delta]:
-        """What `whole` says. Raises as `end` does."""
+        """The Deltas of `whole`. Raises as `end` does."""

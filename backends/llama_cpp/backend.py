@@ -41,7 +41,7 @@ class LlamaCpp(OpenAICompatible):
     """A llama-server at `url`, with one model; its slots answer in parallel."""
 
     kind = "llama_cpp"
-    # of several choices it tells the tokens of one
+    # with several choices it reports the tokens of one only
     capabilities = frozenset(
         {Capability.TOKEN_IDS, Capability.LOGPROBS, Capability.STRUCTURED_OUTPUT, Capability.MEDIA}
     )
@@ -74,7 +74,7 @@ class LlamaCpp(OpenAICompatible):
             await self._take_report("/slots", load_of_slots)
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """The client's body, or else its token ids to the native API. Raises InvalidRequest for what is not known."""
+        """The client's body, or else its token ids for the native API. Raises InvalidRequest for unknown fields."""
         refuse_unsupported(request.sampling, _KNOWN, "llama.cpp")
         if prompt.body is not None or not prompt.token_ids:
             return super().exchange(request, prompt)
@@ -97,7 +97,7 @@ class LlamaCpp(OpenAICompatible):
         if not wants_texts or not isinstance(tokens, list):
             return Tokenized(ids_in(tokens, self.name))
         pieces = [piece if isinstance(piece, dict) else {} for piece in tokens]
-        # a piece that is no text comes as its bytes
+        # a piece that is not text comes as its bytes
         texts = [piece.get("piece") for piece in pieces]
         strings = [text if isinstance(text, str) else bytes(text or ()).decode(errors="replace") for text in texts]
         return Tokenized(ids_in([piece.get("id") for piece in pieces], self.name), strings)
@@ -114,7 +114,7 @@ class LlamaCpp(OpenAICompatible):
         return {"id_slot": None, **respelt}
 
     async def _learn_endpoints(self) -> Endpoints:
-        """It has no OpenAPI document: what it does not have is not found."""
+        """It has no OpenAPI document: a missing endpoint answers 404."""
         found = []
         for path in (MESSAGES_PATH, RESPONSES_PATH):
             with suppress(BackendFailed):
@@ -142,7 +142,7 @@ class LlamaCpp(OpenAICompatible):
 
 
 def completion_body(request: Request, token_ids: bytes) -> dict[str, Any]:
-    """The body of `/completion`: llama.cpp's names for what the client asked for, and its filters off where unasked."""
+    """The body of `/completion`: llama.cpp's names for the client's fields, and its filters off unless requested."""
     sampling = request.sampling
     body: dict[str, Any] = {
         "prompt": list(unpack_ids(token_ids)),
@@ -171,7 +171,7 @@ def completion_body(request: Request, token_ids: bytes) -> dict[str, Any]:
 
 
 def load_of_slots(page: bytes, asked_at: float) -> Load:
-    """What `/slots` says: how many of them work. Raises BackendFailed at nonsense."""
+    """The number of busy slots in `/slots`. Raises BackendFailed for an invalid page."""
     try:
         slots = msgspec.json.decode(page)
         return Load(

@@ -1,4 +1,4 @@
-"""What Anthropic's API says: a streamed message as Deltas, and its errors. Pure but for its own memory.
+"""Parses answers of Anthropic's API: a streamed message as Deltas, and its errors. Pure but for its own memory.
 
 Source: Anthropic API reference, "Streaming messages", "Errors"; version 2023-06-01.
 """
@@ -62,7 +62,7 @@ class AnthropicAnswer(EventAnswer):
         if kind == "error":
             raise error_in_stream(self._backend, event)
         if kind == "message_start":
-            self.told(event["message"].get("usage") or {})
+            self.add_usage(event["message"].get("usage") or {})
         elif kind == "content_block_start":
             yield from self._begin(event["content_block"])
         elif kind == "content_block_delta":
@@ -72,13 +72,13 @@ class AnthropicAnswer(EventAnswer):
                 yield Delta(message={"thinking_blocks": [dict(block) for block in self._thinking]})
             self._open = ""
         elif kind == "message_delta":
-            self.told(event.get("usage") or {})
+            self.add_usage(event.get("usage") or {})
             reason = event["delta"].get("stop_reason")
             if reason:
                 yield Delta(finish_reason=finish_of(reason), stop=event["delta"].get("stop_sequence"))
         elif kind == "message_stop":
             self.is_over = True
-            yield Delta(usage=self.told({}))
+            yield Delta(usage=self.add_usage({}))
 
     def _begin(self, block: Mapping[str, Any]) -> Iterator[Delta]:
         self._open = block["type"]
@@ -109,11 +109,11 @@ class AnthropicAnswer(EventAnswer):
         elif kind == "signature_delta":
             self._thinking[-1]["signature"] = delta["signature"]
 
-    def told(self, usage: Mapping[str, Any]) -> Usage:
-        """What was used, now that `usage` is told too.
+    def add_usage(self, usage: Mapping[str, Any]) -> Usage:
+        """The usage so far, including the event's `usage`.
 
-        Its counts are of the whole message so far; one that is not told stays what it was. Raises ValueError for what
-        is no count.
+        Its counts are of the whole message so far; a missing count stays as it was. Raises ValueError for a value that
+        is not a count.
         """
         self._usage |= {name: value for name, value in usage.items() if isinstance(value, int)}
         cached = self._usage.get("cache_read_input_tokens", 0)

@@ -1,4 +1,4 @@
-"""Answers of Anthropic's API that go to its own clients as they came: only what accounting needs is read.
+"""Answers of Anthropic's API passed on unchanged to its own clients: only the accounting data is parsed.
 
 Pure but for their own memory.
 """
@@ -69,7 +69,7 @@ class PassedWholeMessage(WholeBody):
             message = msgspec.json.decode(whole)
             if message["type"] == "error":
                 raise error_in_stream(self._backend, message)
-            usage = AnthropicAnswer(self._backend).told(message["usage"])
+            usage = AnthropicAnswer(self._backend).add_usage(message["usage"])
             finish = finish_of(message["stop_reason"])
         except MISSHAPEN as error:
             raise nonsense(self._backend, whole) from error

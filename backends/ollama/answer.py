@@ -1,4 +1,4 @@
-"""What Ollama says: JSON lines of `/api/chat` and `/api/generate` as Deltas, and its errors. Pure but for memory.
+"""Parses Ollama's answers: JSON lines of `/api/chat` and `/api/generate` as Deltas, and errors. Pure but for memory.
 
 Source: Ollama's docs/api.md; docs/streaming ("application/x-ndjson"); docs/errors.
 """
@@ -22,8 +22,8 @@ _FINISHES = {"load": "stop", "unload": "stop", "": "stop"}
 class OllamaAnswer:
     """Fed with the body of a 200. The line with `done` is the last, and has the usage.
 
-    `prompt_tokens` stand in where Ollama tells none. `counted` is the prompt's length if it was counted: where
-    Ollama then tells less than half, as versions do that leave out what was in their cache, the rest was cached.
+    `prompt_tokens` stand in if Ollama reports none. `counted` is the prompt's length if it was counted: if
+    Ollama then reports less than half, as versions do that leave out cached tokens, the rest was cached.
     `one_call`: calls of tools after the first are left out, since Ollama cannot be asked for one at a time.
     """
 
@@ -38,13 +38,13 @@ class OllamaAnswer:
         return f"<OllamaAnswer of {self._backend}: {'over' if self.is_over else 'open'}>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
-        """What `data` adds. Raises BackendFailed at nonsense, and what a line with an error means."""
+        """The Deltas in `data`. Raises BackendFailed for invalid lines, and the error in a line."""
         for line in self._lines.feed(data):
             if not self.is_over:
                 yield from self._hear(line)
 
     def end(self) -> Iterator[Delta]:
-        """What the last line adds if nothing ended it. Raises BackendFailed if the end came too early."""
+        """The Deltas of an unfinished last line. Raises BackendFailed if the answer ended too early."""
         if not self.is_over and (line := self._lines.rest()).strip():
             yield from self._hear(line)
         if not self.is_over:
@@ -107,7 +107,7 @@ def error_of_ollama(backend: str, status: int, body: bytes, headers: Mapping[str
     """The error for an HTTP `status` with its `body` {"error": text}; a full queue is 503 without a time to return."""
     message = details_of(body).get("message")
     inner = details_of(str(message).encode()) if str(message).startswith("{") else {}
-    # what the runner said comes as JSON within JSON
+    # the runner's error comes as JSON within JSON
     text = str(inner.get("message") or message or f"status {status}")
     error = error_of(backend, status, msgspec.json.encode({"error": {"message": text}}), headers)
     if status == 503 and "server busy" in text:
@@ -121,7 +121,7 @@ def _error_in_stream(backend: str, message: str) -> ExpectedError:
 
 
 def _logprobs(entries: Sequence[Mapping[str, Any]]) -> Iterator[TokenLogprob]:
-    """Ollama tells texts of tokens, not their ids."""
+    """Ollama reports texts of tokens, not their ids."""
     for entry in entries:
         top = tuple(_logprobs(entry.get("top_logprobs") or ()))
         yield TokenLogprob(0, str(entry["token"]), float(entry["logprob"]), top)

@@ -125,7 +125,7 @@ class Ollama(HttpBackend):
         return known or self._options.num_ctx or USUAL_NUM_CTX
 
     def _context_of(self, shown: _Shown, loaded: int | None) -> int:
-        """The requested context, at most the model's training context: Ollama loads it with no more than that."""
+        """The requested context, at most the model's training context, which is the most that Ollama loads."""
         wanted = self._options.num_ctx or loaded or shown.num_ctx or USUAL_NUM_CTX
         return min(wanted, shown.trained or wanted)
 
@@ -164,7 +164,7 @@ class Ollama(HttpBackend):
         try:
             return {str(model["name"]): model.get("context_length") for model in reply["models"]}
         except (KeyError, TypeError, AttributeError) as error:
-            raise BackendFailed(f"{self.name} answered nonsense when asked what is loaded") from error
+            raise BackendFailed(f"invalid list of loaded models from {self.name}") from error
 
     async def _show(self, name: str, digest: str) -> _Shown:
         page = await self.client.ask(Post("/api/show", encoded({"model": name})))

@@ -29,7 +29,7 @@ _OF_OPEN_MODELS = (
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "min_tokens"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
 )
-"""Fields of servers of open models; OpenAI refuses bodies that have them, whatever they say."""
+"""Fields of servers of open models; OpenAI rejects bodies that have them, with any value."""
 _HINTS = ("reasoning_content", "reasoning", "thinking_blocks", "cache_control")
 """Members of messages and their parts for other servers."""
 

@@ -38,7 +38,7 @@ def usage_of(usage: Mapping[str, Any]) -> Usage:
     # DeepSeek's and Moonshot's servers say it beside
     beside = next((usage[name] for name in names if usage.get(name) is not None), None)
     cached = beside if details.get("cached_tokens") is None else details["cached_tokens"]
-    # SGLang says it beside
+    # SGLang puts it beside the choices
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens", usage.get("reasoning_tokens"))
     return usage_told(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached, thought)
 

@@ -46,7 +46,7 @@ class OpenAICompatible(HttpBackend):
     kind = "openai_compatible"
     options_type = OpenAIOptions
     _options: OpenAIOptions
-    # such a server refuses unsupported requests by itself
+    # such a server rejects unsupported requests itself
     capabilities = frozenset(Capability) - {Capability.PINS}
     own_paths = frozenset({"/v1/chat/completions", "/v1/completions", *POOLED})
     _passes_on: ClassVar[bool] = True
@@ -127,7 +127,7 @@ class OpenAICompatible(HttpBackend):
         if native is None or not self._passes_on:
             return None
         if native.path in _TEXT_PATHS:
-            # where the server does not repeat the prompt by itself, the router does
+            # if the server does not repeat the prompt itself, the router does
             return native if native.body is prompt.body or self._echoes else None
         fields = (self._endpoints or {}).get(native.path)
         needed = {name for name, value in own.items() if value is not None} - self._dispensable
@@ -143,7 +143,7 @@ class OpenAICompatible(HttpBackend):
         return error_of(backend, status, body, headers)
 
     def _own_fields(self, request: Request) -> Mapping[str, Any]:  # noqa: ARG002 - kinds of this kind look at it
-        """Fields that the router sets, whatever the client sent; one that is None is not sent at all."""
+        """Fields that the router sets, in place of the client's; a field with None is not sent."""
         return {}
 
     async def _learn_models(self) -> None:

@@ -1,4 +1,4 @@
-"""Which of a client's endpoints a server has itself, and which fields they take, as its OpenAPI document says. Pure.
+"""The client endpoints that a server has itself, and the fields that they take, from its OpenAPI document. Pure.
 
 Source: OpenAPI Specification 3.1, "Paths Object", "Request Body Object".
 """

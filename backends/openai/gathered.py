@@ -16,7 +16,7 @@ def merge_message(message: dict[str, Any], piece: Mapping[str, Any]) -> None:
     """Add `piece` of a streamed message to `message`: texts and lists grow, tool calls are matched by their index."""
     for name, value in piece.items():
         if name == "tool_calls" and isinstance(value, list):
-            # SGLang says null in every piece that has none
+            # SGLang sends null in every piece without a value
             calls = message["tool_calls"] = message.get("tool_calls") or []
             for call in value:
                 _merge_call(calls, call)

@@ -61,7 +61,7 @@ class Chunk(msgspec.Struct):
     pieces: Any = 0
     """How many choices it adds to."""
     ends: Any = None
-    """(choice, reason) of those that end in it."""
+        """(choice, reason) of those that end in it."""
 
 
 _CHUNK = msgspec.json.Decoder(Chunk)
@@ -164,7 +164,7 @@ class PassedStream(PassedBlocks):
             changes["usage"] = ABSENT
             if not chunk.choices:
                 return self._let_last_go(content)
-        # of hundreds of chunks one has any
+        # one of hundreds of chunks has any
         last: Sequence[Delta] = () if self._last is None else self._let_last_go()
         shown = _rewritten(content, chunk, changes) if changes else block
         ends = chunk.ends
@@ -194,7 +194,7 @@ class PassedStream(PassedBlocks):
 
 
 class _Last(NamedTuple):
-    """The chunk in which the last choice ended: its event, how many choices it adds to, and which ends it tells."""
+    """The chunk in which the last choice ended: its event, the number of its choices, and their finish reasons."""
 
     block: bytes
     pieces: int

@@ -26,7 +26,7 @@ def post_of(
 ) -> Post:
     """The client's own body with only `model`, `stream` and `stream_options` changed; every other byte, where known.
 
-    `own` fields stand in place of the client's; one that is None is left out whatever the client said. Without a body,
+    `own` fields replace the client's; a field with None is left out. Without a body,
     one is made of the token ids. Raises InvalidRequest if there is neither, or ids are not taken.
     """
     path, body = prompt.path, prompt.body

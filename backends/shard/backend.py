@@ -28,8 +28,8 @@ _MOST_MS = 2**32 - 1
 class ShardBackend:
     """One shard at `address` (host:port).
 
-    `models` maps clients' names of the model to the shard's. `listener` hears what its cache holds, large
-    snapshots in pieces for each of which it takes one of the `turns`; `on_load` hears that it reported its load.
+    `models` maps clients' names of the model to the shard's. `listener` gets its cache events, large
+    snapshots in pieces that each take one of the `turns`; `on_load` is called after each report of load.
     """
 
     kind = "shard"
@@ -149,7 +149,7 @@ class ShardBackend:
         return (await self._link.ask(wire.Command(clear=wire.Clear(domain=domain)))).blocks
 
     async def close(self) -> None:
-        """Detach, which cancels whatever still runs on the shard."""
+        """Detach, which cancels all its requests that still run on the shard."""
         await self._link.close()
 
     def check(self) -> None:

@@ -77,7 +77,7 @@ class Inbox:
         self.open_choices.discard(end.choice)
 
     def fail(self, failure: ExpectedError) -> None:
-        """The next `take` raises `failure`, whatever was heard before: half a step is no answer."""
+        """The next `take` raises `failure` and drops all messages before: half a step is not an answer."""
         if not self.is_over:
             self._failure = failure
         self._filled.set()

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _REQUEST_IDS = 2**32
 
 _KEYS_AT_ONCE = 1000
-"""Keys of cache events that the listener hears in one go: 1 to 3 ms if all are new to the index (busy, 2026-11)."""
+"""Keys of cache events that go to the listener in one go: 1 to 3 ms if all are new to the index (busy, 2026-11)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class _Session:
 class ShardLink:
     """Keeps one Attach stream to `address` and distributes its reports.
 
-    `shard` is what was last attached, `load` its newest report; both outlive the stream. Whenever a stream is lost, the
-    inboxes of all its requests fail at once; when a new one is there, `listener` hears `clear`, then what is held.
-    `on_load` hears the name after each report of load, when what else the report says is known too.
+    `shard` is the last Welcome, `load` the newest report; both outlive the stream. Whenever a stream is lost, the
+    inboxes of all its requests fail at once; when a new one is there, `listener` gets `clear`, then the snapshot.
+    `on_load` gets the name after each report of load, when the rest of the report was processed too.
 
-    A large snapshot is told in pieces, for each of which it takes one of the `turns` that many links may share. The
-    next report is read when all of this one was heard: events stay in order, and what waits is in the stream.
+    A large snapshot is processed in pieces that each take one of the `turns`, which many links may share. The
+    next report is read when all of this one was processed: events stay in order, and the rest waits in the stream.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ShardLink:
         self._lose("it was closed")
 
     async def probe(self) -> None:
-        """Return if the shard is attached and says that it serves. Raises BackendFailed."""
+        """Return if the shard is attached and reports that it serves. Raises BackendFailed."""
         if self._task is not None:
             await self._settled.wait()
         session = self._attached()

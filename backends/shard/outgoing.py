@@ -48,7 +48,7 @@ class Outgoing:
         self._commands.append(command)
 
     def grant(self, request: int, computed_tokens: int) -> None:
-        """The shard has computed so much of a prompt: more of it may be sent."""
+        """The shard has computed `computed_tokens` of a prompt: more of it may be sent."""
         if upload := self._uploads.get(request):
             upload.allowed_bytes = max(upload.allowed_bytes, computed_tokens * TOKEN_BYTES + self._window_bytes)
 

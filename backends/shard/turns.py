@@ -16,6 +16,6 @@ class Turns:
 
     async def take(self) -> None:
         """Return when it is the caller's turn: everything else has run since the last one."""
-        # held across one round of the loop, which is the point of it
+        # held across one round of the loop on purpose
         async with self._next:
             await asyncio.sleep(0)

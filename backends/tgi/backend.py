@@ -45,7 +45,7 @@ class TGIOptions(HttpOptions):
 
 
 class TGI(HttpBackend):
-    """A TGI router at `url`. It has one model, whatever a request calls it, and adapters of it."""
+    """A TGI router at `url`. It has one model, under any name in requests, and adapters of it."""
 
     kind = "tgi"
     options_type = TGIOptions

@@ -55,7 +55,7 @@ class TritonText:
             self._is_guess = False
         self._reason = str(_one(outputs.get("finish_reason") or self._reason))
         self._whole = text if self._is_cumulative else self._whole + text
-        # half a character may become a whole one only where the text is said again
+        # half a character can become a whole one only if the text is repeated in full
         certain = len(self._whole.rstrip(_HALF)) if self._is_cumulative else len(self._whole)
         if certain > self._said:
             self._drawn += 1
@@ -84,7 +84,7 @@ class TritonAnswer(EventAnswer):
         self._text, self._has_begun = TritonText(request, is_cumulative=is_cumulative), False
 
     def end(self) -> Iterator[Delta]:
-        """The end and the usage. Raises BackendFailed if nothing was said at all."""
+        """The end and the usage. Raises BackendFailed if there was no response."""
         self.is_over = self._has_begun
         yield from super().end()
         yield from self._text.finish()
@@ -117,7 +117,7 @@ def is_final(response: kserve.ModelInferResponse) -> bool:
 
 def error_of_triton(backend: str, status: int, body: bytes, headers: Mapping[str, str]) -> ExpectedError:
     """The error for an HTTP `status`; the body of generate_stream is an event also where the first response failed."""
-    # what the cut of a long body left open is no event
+    # the unfinished end of a long body that was cut is not an event
     events = SseDecoder().feed(body + b"\n\n") if body.startswith(b"data:") else ()
     message = str(details_of(events[0].data if events else body).get("message") or "")
     if status in (400, 500, 503) and message:

@@ -87,7 +87,7 @@ class TritonServer(HttpBackend):
             ready = {str(model["name"]) for model in index if model.get("state") == "READY"}
         except (KeyError, TypeError, AttributeError) as error:
             raise BackendFailed(f"{self.name} answered nonsense when asked for its models") from error
-        # one that was loaded anew is in between not ready
+        # a model that is being reloaded is not ready for a moment
         self._signatures = {name: declared for name, declared in self._signatures.items() if name in ready}
         for name in sorted(ready - self._signatures.keys()):
             page = await self.client.get(f"/v2/models/{name}")
@@ -97,7 +97,7 @@ class TritonServer(HttpBackend):
         await self._take_metrics()
 
     def exchange(self, request: Request, prompt: Prompt) -> Exchange:
-        """A text to generate_stream. Raises InvalidRequest for what the model has no input for."""
+        """A text for generate_stream. Raises InvalidRequest for fields without an input of the model."""
         model, inputs, signature = self._inputs(request, prompt)
         number = self._id(request)
         path = f"/v2/models/{model}/generate"
@@ -136,7 +136,7 @@ class TritonServer(HttpBackend):
         return model, inputs_of(request, prompt.body, signature), signature
 
     def _id(self, request: Request) -> str:
-        """A name for one generation."""
+        """An id for one generation."""
         return hashlib.blake2b(f"{request.id} {next(self._numbers)}".encode(), digest_size=16).hexdigest()
 
     async def _take_metrics(self) -> None:
@@ -151,11 +151,11 @@ class TritonServer(HttpBackend):
 
 
 _USUAL = Signature({"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"}, frozenset({"text_output"}))
-"""What any of TensorRT-LLM's text models has, until this one was looked at."""
+"""Inputs that all of TensorRT-LLM's text models have, used until the model's own were read."""
 
 
 def load_of(page: bytes, asked_at: float) -> Load:
-    """What the metrics say: TensorRT-LLM's own, or else how many requests Triton itself holds back."""
+    """The load by its metrics: TensorRT-LLM's own, or else the number of requests in Triton's queue."""
     metrics = Metrics(page, (_REQUESTS, _BLOCKS, _PENDING))
     running, waiting = (metrics.total(_REQUESTS, request_type=kind) for kind in ("scheduled", "waiting"))
     if running is None and waiting is None:

@@ -59,7 +59,7 @@ class TritonStreams:
     ) -> AsyncGenerator[Delta]:
         """The Deltas of one generation; closing the iterator cancels it.
 
-        Raises BackendFailed, BackendRefused, DeadlineExceeded, and what an error message means.
+        Raises BackendFailed, BackendRefused, DeadlineExceeded, and the error in an error message.
         """
         text = TritonText(request, is_cumulative=self._is_cumulative)
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(self._connected())  # type: ignore[no-untyped-call]
@@ -82,7 +82,7 @@ class TritonStreams:
             for delta in text.finish():
                 yield delta
         except TimeoutError as error:
-            raise BackendFailed(f"{self.name} said nothing for {self._options.idle_s:g} s") from error
+            raise BackendFailed(f"{self.name} was silent for {self._options.idle_s:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
         except asyncio.CancelledError as error:
@@ -113,14 +113,14 @@ class TritonStreams:
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{self.name} could not finish before the deadline")
         if code in _REFUSED:
-            # as over HTTP: a wrong key is the pool's, what is forbidden is the client's
+            # as over HTTP: a wrong key is the pool's error, a forbidden request the client's
             kind = BackendFailed if code == grpc.StatusCode.UNAUTHENTICATED else BackendRefused
             return kind(f"{self.name} does not let the router in: {reason}", hint="is the pool's key right?")
         return BackendFailed(f"{self.name} cannot be reached: {reason}", hint=f"is {self.address} up?")
 
 
 def infer_request(model: str, inputs: Mapping[str, Any], signature: Signature, number: str) -> kserve.ModelInferRequest:
-    """`inputs` as tensors of one batch row, asking for a last response that says it is the last."""
+    """`inputs` as tensors of one batch row, with a request for a marked last response."""
     request = kserve.ModelInferRequest(model_name=model, id=number)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     for name, value in inputs.items():

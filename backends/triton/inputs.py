@@ -1,4 +1,4 @@
-"""What a text model on Triton is sent, by the names of the inputs that it declares. Pure.
+"""The inputs for a text model on Triton, by the names that it declares. Pure.
 
 Source: TensorRT-LLM's Triton models (inflight_batcher_llm's ensemble and BLS, llmapi): their config.pbtxt.
 """
@@ -14,7 +14,7 @@ from policies.errors import BackendFailed, InvalidRequest
 from policies.nouns import Request
 
 _LLMAPI = "sampling_param_"
-"""What the llmapi model writes before names of sampling parameters."""
+"""Prefix of the llmapi model for names of sampling parameters."""
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": ("max_tokens", f"{_LLMAPI}max_tokens"),
@@ -32,10 +32,10 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt_tokens": ("return_num_input_tokens",),
     "reason": ("return_finish_reason",),
 }
-"""What is meant -> what models call it."""
+"""Meaning -> possible names of the input."""
 
 _ROUTERS = frozenset({"text_input", "input_ids"}).union(*_NAMES.values())
-"""Inputs that are filled here, whatever a client put beside OpenAI's fields."""
+"""Inputs that are filled here, in place of a client's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Signature:
         return "stop" in self.inputs
 
     def name_of(self, meaning: str) -> str | None:
-        """What this model calls `meaning`; None if it does not know it."""
+        """This model's name for `meaning`; None if it has no such input."""
         return next((name for name in _NAMES[meaning] if name in self.inputs), None)
 
 
@@ -69,13 +69,13 @@ def signature_of(metadata: Any) -> Signature:
         outputs = frozenset(str(tensor["name"]) for tensor in metadata["outputs"])
         return Signature(inputs, outputs, is_batched=ranks.get("text_input", 2) > 1)
     except (KeyError, TypeError) as error:
-        raise BackendFailed("what Triton says of a model is nonsense") from error
+        raise BackendFailed("Triton's description of a model is not valid") from error
 
 
 def inputs_of(request: Request, body: Mapping[str, Any], signature: Signature) -> dict[str, Any]:
     """Input -> value, one or a list. Inputs of the model's own that a client named in its body go along.
 
-    Raises InvalidRequest for what the model has no input for.
+    Raises InvalidRequest for fields without an input of the model.
     """
     text = body.get("prompt")
     if not isinstance(text, str):
@@ -87,7 +87,7 @@ def inputs_of(request: Request, body: Mapping[str, Any], signature: Signature) -
     sampling, own = request.sampling, signature.inputs.keys() - _ROUTERS
     refuse_unknown(body, own, "this model on Triton")
     knows = {meaning for meaning in _NAMES if signature.name_of(meaning)}
-    # greedy is said with top_k
+    # greedy sampling is sent as top_k
     refuse_unsupported(sampling, knows | ({"temperature"} if "top_k" in knows else set()), "this model on Triton")
     is_greedy = sampling.temperature == 0
     given = {

@@ -85,7 +85,7 @@ def test_a_whole_answer_tells_its_usage_as_responses_or_as_messages_do(usage: di
 def test_a_whole_answer_that_is_none_is_a_failure(raw: bytes) -> None:
     answer = WholeAnswer("b0")
     list(answer.feed(raw))
-    with pytest.raises(BackendFailed, match="nonsense"):
+    with pytest.raises(BackendFailed, match="invalid answer"):
         list(answer.end())
 
 

@@ -140,7 +140,7 @@ DEEP = json.loads("[" * 128 + "]" * 128)
         ("/backends/register", {"pool": "own", "address": "http://a:1"}, "must be host:port"),
         ("/backends/register", {"pool": "own", "address": "a:1", "ttl_s": 0}, "ttl_s is 0"),
         ("/backends/register", {"address": "a:1"}, "missing required field `pool`"),
-        ("/backends/register", [], "cannot be understood"),
+        ("/backends/register", [], "cannot be read"),
         ("/backends/register", {"pool": "own", "address": "a:1", "more": DEEP}, "nested more than 128 levels"),
         ("/register_worker", {"worker_name": "http://w:1", "more": DEEP}, "nested more than 128 levels"),
         ("/nodes/add", {"url": "a:1"}, "must be an address like http://host:8000"),
@@ -150,10 +150,10 @@ DEEP = json.loads("[" * 128 + "]" * 128)
         (
             "/register_worker",
             {"worker_name": "http://w:1", "worker_status": {"model_names": "m"}},
-            "not what a FastChat",
+            "not a message of a FastChat",
         ),
         ("/receive_heart_beat", {"queue_length": 1}, "missing required field `worker_name`"),
-        ("/get_worker_address", [], "not what a FastChat worker sends"),
+        ("/get_worker_address", [], "not a message of a FastChat worker"),
     ],
 )
 async def test_what_cannot_be_announced_is_refused_with_the_reason(path: str, body: Any, why: str) -> None:
