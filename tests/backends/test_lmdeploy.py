@@ -56,7 +56,7 @@ async def test_token_ids_go_to_the_native_api(body: dict[str, Any] | None) -> No
         path, sent, _ = server.received[0]
     assert (path, sent["input_ids"]) == ("/generate", [39, 68, 75, 75, 78])
     assert text_of(deltas) == TEXT
-    assert [one.token_id for delta in deltas for one in delta.logprobs] == [ord(letter) for letter in TEXT]
+    assert [logprob.token_id for delta in deltas for logprob in delta.logprobs] == [ord(letter) for letter in TEXT]
     assert deltas[-1].usage == Usage(5, len(TEXT))
 
 

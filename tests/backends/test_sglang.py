@@ -80,7 +80,7 @@ async def test_several_choices_and_log_probabilities_come_back() -> None:
         request = a_request(sampling=Sampling(choices=2, top_logprobs=1), max_new_tokens=3)
         deltas = await everything(backend, request, a_prompt(body=None))
     assert text_of(deltas, 0) == text_of(deltas, 1) == TEXT[:3]
-    assert [one.token for delta in deltas for one in delta.logprobs if delta.choice == 1] == list(TEXT[:3])
+    assert [logprob.token for delta in deltas for logprob in delta.logprobs if delta.choice == 1] == list(TEXT[:3])
     assert {delta.finish_reason for delta in deltas if delta.finish_reason} == {"length"}
     assert deltas[-1].usage == Usage(5, 6, 0)
 

@@ -59,7 +59,7 @@ async def test_nobody_can_swap_the_model_for_all_others_even_with_the_admin_key(
         await everything(backend, a_request(model="other"), Prompt(body={**CHAT, "model": "other"}))
         await everything(backend, a_request(model="ours"), Prompt(body={**CHAT, "model": "ours"}))
         described = backend.describe()
-    assert ([one.body["model"] for one in server.received], server.loads) == (["m", "m"], 0)
+    assert ([request.body["model"] for request in server.received], server.loads) == (["m", "m"], 0)
     assert described is not None
     assert described.models == {"ours"}
 

@@ -72,8 +72,8 @@ async def test_what_the_router_says_is_said_to_readers_of_the_first_of_two_membe
     prompt = a_native_prompt(raw)
     async with a_backend() as (backend, _):
         content = backend.exchange(a_request(domain="acme"), prompt).post.content
-    said = json.loads(content, object_pairs_hook=list)
-    assert [value for member, value in said if member in ("cache_salt", "model")] == ["acme", "m", "m", "acme"]
+    reply = json.loads(content, object_pairs_hook=list)
+    assert [value for member, value in reply if member in ("cache_salt", "model")] == ["acme", "m", "m", "acme"]
 
 
 async def test_the_rank_is_the_priority_where_the_server_knows_priorities() -> None:
@@ -186,7 +186,7 @@ async def test_refusals_have_vllms_words_and_our_errors() -> None:
 
 def ranks_of(backend: VLLM) -> list[str]:
     assert isinstance(backend, Ranked)
-    return [one.name for one in backend.ranks()]
+    return [rank.name for rank in backend.ranks()]
 
 
 @pytest.mark.parametrize("first_engine", [0, 4])

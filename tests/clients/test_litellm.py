@@ -26,13 +26,13 @@ async def test_a_chat_streams_with_calls_of_tools(dialect: str, kind: str) -> No
         asked: dict[str, Any] = {"model": f"{dialect}/{model}", "api_base": base, "api_key": KEY, "max_tokens": 300}
         whole = await litellm.acompletion(messages=MESSAGES, **asked)
         stream = await litellm.acompletion(messages=MESSAGES, tools=TOOLS, stream=True, **asked)
-        said = litellm.stream_chunk_builder([piece async for piece in stream])
+        answer = litellm.stream_chunk_builder([piece async for piece in stream])
     assert whole.choices[0].message.content == TEXT
-    message = said.choices[0].message
+    message = answer.choices[0].message
     assert message.content == TEXT
     (call,) = message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"at": "Köln"})
-    assert said.choices[0].finish_reason == "tool_calls"
+    assert answer.choices[0].finish_reason == "tool_calls"
 
 
 async def test_texts_are_embedded() -> None:

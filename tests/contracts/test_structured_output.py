@@ -33,8 +33,8 @@ def sent(backend: HttpBackend, **fields: object) -> bytes:
 
 @pytest.mark.parametrize("kind", ABLE)
 def test_a_json_schema_reaches_the_server(kind: str) -> None:
-    said = json.loads(sent(ABLE[kind], response_format=WANTED))
-    shape = said.get("response_format") or said.get("format") or said.get("output_config")
+    content = json.loads(sent(ABLE[kind], response_format=WANTED))
+    shape = content.get("response_format") or content.get("format") or content.get("output_config")
     assert "colour_of_the_door" in json.dumps(shape)
 
 

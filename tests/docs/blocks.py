@@ -97,7 +97,7 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
         if fence := _FENCE.fullmatch(line.strip()):
             end = next((n for n in range(at + 1, len(lines)) if lines[n].strip() == fence[1]), len(lines))
             indent = len(line) - len(line.lstrip())
-            text = "".join(one[indent:] + "\n" for one in lines[at + 1 : end])
+            text = "".join(line[indent:] + "\n" for line in lines[at + 1 : end])
             yield checked(Block(page, at + 1, fence[2].strip(), text, mark))
             at, mark = end, Mark()
         elif found := _MARK.fullmatch(line.strip()):

@@ -105,11 +105,11 @@ async def test_anthropics_client_holds_a_conversation_with_a_tool(router: Router
     messages: list[Any] = [{"role": "user", "content": "Weather?"}]
     async with anthropic.AsyncAnthropic(base_url=router.http_url, api_key="client-key", max_retries=0) as client:
         async with client.messages.stream(messages=messages, **asked) as stream:
-            said = await stream.get_final_message()
-        text = "".join(block.text for block in said.content if block.type == "text")
-        (call,) = (block for block in said.content if block.type == "tool_use")
-        assert (text, call.name, call.input, said.stop_reason) == (TEXT, "weather", {"at": "Köln"}, "tool_use")
-        turn = {"role": "assistant", "content": [block.to_dict() for block in said.content]}
+            answer = await stream.get_final_message()
+        text = "".join(block.text for block in answer.content if block.type == "text")
+        (call,) = (block for block in answer.content if block.type == "tool_use")
+        assert (text, call.name, call.input, answer.stop_reason) == (TEXT, "weather", {"at": "Köln"}, "tool_use")
+        turn = {"role": "assistant", "content": [block.to_dict() for block in answer.content]}
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "wet"}
         history: list[Any] = [*messages, turn, {"role": "user", "content": [result]}]
         last = await client.messages.create(messages=history, **asked)
@@ -122,9 +122,9 @@ async def test_the_responses_api_holds_a_conversation_with_a_tool(router: Router
     tools: Any = [{"type": "function", "name": "weather", "strict": True, "parameters": PARAMETERS}]
     async with openai.AsyncOpenAI(base_url=f"{router.http_url}/v1", api_key="client-key", max_retries=0) as client:
         async with client.responses.stream(model="m", input="Weather?", tools=tools) as stream:
-            said = await stream.get_final_response()
-        (call,) = (item for item in said.output if item.type == "function_call")
-        assert (said.output_text, call.name, json.loads(call.arguments)) == (TEXT, "weather", {"at": "Köln"})
+            answer = await stream.get_final_response()
+        (call,) = (item for item in answer.output if item.type == "function_call")
+        assert (answer.output_text, call.name, json.loads(call.arguments)) == (TEXT, "weather", {"at": "Köln"})
         items: list[Any] = [
             {"role": "user", "content": "Weather?"},
             {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments},

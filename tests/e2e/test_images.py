@@ -54,8 +54,8 @@ async def test_an_image_goes_whole_to_a_backend_that_sees_though_shards_serve_th
     server = VLLMServer()
     async with a_router(tmp_path, sees=server) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k") as client:
         for _ in range(3):
-            said = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": QUESTION}])  # type: ignore[misc, list-item]
-            assert said.choices[0].message.content == TEXT
+            answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": QUESTION}])  # type: ignore[misc, list-item]
+            assert answer.choices[0].message.content == TEXT
     chats = [call.body for call in server.received if call.path == "/v1/chat/completions"]
     assert [chat["messages"] for chat in chats] == [[{"role": "user", "content": QUESTION}]] * 3
 
@@ -64,8 +64,8 @@ async def test_anthropics_clients_send_images_to_it_too(tmp_path: Path) -> None:
     server = VLLMServer()
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
     async with a_router(tmp_path, sees=server) as url, anthropic.AsyncAnthropic(base_url=url, api_key="k") as client:
-        said = await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": [block]}])  # type: ignore[list-item, typeddict-item]
-    assert said.content[0].type == "text"
+        answer = await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": [block]}])  # type: ignore[list-item, typeddict-item]
+    assert answer.content[0].type == "text"
     (chat,) = [call.body for call in server.received if call.path == "/v1/chat/completions"]
     assert chat["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": IMAGE["image_url"]["url"]}}]  # type: ignore[index]
 

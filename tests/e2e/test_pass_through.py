@@ -279,9 +279,9 @@ async def test_several_prompts_keep_every_field_of_their_answers_whole_and_strea
     body = {"model": "m", "prompt": ["Hello", "You"], "stop": " the", "max_tokens": 5}
     twice = {"prompt_tokens": 14, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}, "other": None}
     async with a_house(engine, path=TEXT) as house:
-        told = json.loads(await house.answer(json.dumps(body).encode()))
+        content = json.loads(await house.answer(json.dumps(body).encode()))
         second = {**a_text("a", "stop", token_ids=[1]), "index": 1}
-        assert told == {**whole, "choices": [a_text("a", "stop", token_ids=[1]), second], "usage": twice}
+        assert content == {**whole, "choices": [a_text("a", "stop", token_ids=[1]), second], "usage": twice}
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         events = (await house.answer(json.dumps(streamed).encode())).decode().split("\n\n")
     said = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
@@ -324,6 +324,6 @@ async def test_an_echo_alone_of_a_backend_that_knows_none_is_the_prompt() -> Non
 async def test_no_tokens_without_an_echo_are_refused() -> None:
     body = b'{"model":"m","prompt":"Hello","max_tokens":0}'
     async with a_house(Engine(), path=TEXT) as house, house.post(body) as reply:
-        told = await reply.json()
-    assert (reply.status, told["error"]["param"]) == (400, "max_tokens")
-    assert "at least 1" in told["error"]["message"]
+        content = await reply.json()
+    assert (reply.status, content["error"]["param"]) == (400, "max_tokens")
+    assert "at least 1" in content["error"]["message"]

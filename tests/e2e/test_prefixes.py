@@ -48,9 +48,9 @@ class Service:
 
     async def keep(self, text: str, **more: Any) -> Any:
         body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
-        status, told = await self.call("POST", "/v1/prefixes", body)
-        assert status == 200, told
-        return told
+        status, reply = await self.call("POST", "/v1/prefixes", body)
+        assert status == 200, reply
+        return reply
 
     async def ask(self, text: str) -> tuple[str, int]:
         """The backend and the cached tokens of an answer to `text`."""
@@ -58,9 +58,9 @@ class Service:
         headers = {"Authorization": f"Bearer {KEYS[self._tenant]}"}
         url = f"{self.whole.router.http_url}/v1/chat/completions"
         async with self._http.post(url, json=body, headers=headers) as reply:
-            told = await reply.json()
-            assert reply.status == 200, told
-            return reply.headers["x-pointsman-backend"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
+            content = await reply.json()
+            assert reply.status == 200, content
+            return reply.headers["x-pointsman-backend"], content["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     async def flood(self, papers: int = 14) -> None:
         """Other documents, more than every shard has room for."""
@@ -83,19 +83,19 @@ QUESTION = prompt(PAPER.text, PAPER.questions[3].question)
 
 async def test_a_pinned_document_outlives_a_flood_and_goes_once_it_is_deleted() -> None:
     async with a_service() as service:
-        told = await service.keep(PAPER.text, ttl="5m")
-        assert told["state"] == "ready"
-        (place,) = told["backends"]
-        assert place["held_tokens"] == place["pinned_tokens"] == told["tokens"] > 1000
+        prefix = await service.keep(PAPER.text, ttl="5m")
+        assert prefix["state"] == "ready"
+        (place,) = prefix["backends"]
+        assert place["held_tokens"] == place["pinned_tokens"] == prefix["tokens"] > 1000
         await service.flood()
         _, cached = await service.ask(QUESTION)
-        assert cached >= told["tokens"]
+        assert cached >= prefix["tokens"]
         _, listed = await service.call("GET", "/v1/prefixes")
-        assert [one["id"] for one in listed["data"]] == [told["id"]]
-        assert await service.of("labs").call("GET", f"/v1/prefixes/{told['id']}") != (200, told)
-        assert await service.call("DELETE", f"/v1/prefixes/{told['id']}") == (
+        assert [one["id"] for one in listed["data"]] == [prefix["id"]]
+        assert await service.of("labs").call("GET", f"/v1/prefixes/{prefix['id']}") != (200, prefix)
+        assert await service.call("DELETE", f"/v1/prefixes/{prefix['id']}") == (
             200,
-            {"id": told["id"], "object": "prefix", "deleted": True},
+            {"id": prefix["id"], "object": "prefix", "deleted": True},
         )
         await service.flood()
         _, cached = await service.ask(QUESTION)
@@ -104,26 +104,26 @@ async def test_a_pinned_document_outlives_a_flood_and_goes_once_it_is_deleted() 
 
 async def test_a_document_on_two_shards_is_served_by_both() -> None:
     async with a_service(2) as service:
-        told = await service.keep(PAPER.text, shards=2)
-        assert (told["state"], {place["backend"] for place in told["backends"]}) == ("ready", {"own-0", "own-1"})
-        assert all(place["pinned_tokens"] == told["tokens"] for place in told["backends"])
+        prefix = await service.keep(PAPER.text, shards=2)
+        assert (prefix["state"], {place["backend"] for place in prefix["backends"]}) == ("ready", {"own-0", "own-1"})
+        assert all(place["pinned_tokens"] == prefix["tokens"] for place in prefix["backends"])
 
 
 async def test_a_document_moves_on_when_its_shard_is_drained() -> None:
     async with a_service(2) as service:
-        told = await service.keep(PAPER.text)
-        (place,) = told["backends"]
+        prefix = await service.keep(PAPER.text)
+        (place,) = prefix["backends"]
         gateway = service.whole.router.gateway
         gateway.cluster.drain(place["backend"])
         await gateway.prefixes.turn()
         await eventually(lambda: gateway.prefixes.of("acme")[0].state == "ready")
-        _, moved = await service.call("GET", f"/v1/prefixes/{told['id']}")
+        _, moved = await service.call("GET", f"/v1/prefixes/{prefix['id']}")
         (other,) = moved["backends"]
         assert {place["backend"], other["backend"]} == {"own-0", "own-1"}
-        assert other["pinned_tokens"] == told["tokens"]
+        assert other["pinned_tokens"] == prefix["tokens"]
         backend, cached = await service.ask(QUESTION)
         assert backend == other["backend"]
-        assert cached >= told["tokens"]
+        assert cached >= prefix["tokens"]
 
 
 async def test_a_tenants_cache_is_cleared_and_another_keeps_every_hit() -> None:
@@ -135,12 +135,12 @@ async def test_a_tenants_cache_is_cleared_and_another_keeps_every_hit() -> None:
             assert cached > 1000
         other = document(random.Random(43), facts_within(600)).text
         kept = await service.keep(other)
-        _, told = await service.operate("GET", "/admin/prefixes")
-        assert [(one["tenant"], one["id"]) for one in told["prefixes"]] == [("acme", kept["id"])]
-        status, told = await service.operate("DELETE", "/admin/tenants/acme/cache")
-        assert (status, told["complete"], told["domain"], told["tenants"]) == (200, True, "acme", ["acme"])
-        assert told["prefixes"] == [kept["id"]]
-        assert sum(backend["tokens"] for backend in told["backends"]) >= 1600
+        _, reply = await service.operate("GET", "/admin/prefixes")
+        assert [(prefix["tenant"], prefix["id"]) for prefix in reply["prefixes"]] == [("acme", kept["id"])]
+        status, reply = await service.operate("DELETE", "/admin/tenants/acme/cache")
+        assert (status, reply["complete"], reply["domain"], reply["tenants"]) == (200, True, "acme", ["acme"])
+        assert reply["prefixes"] == [kept["id"]]
+        assert sum(backend["tokens"] for backend in reply["backends"]) >= 1600
         assert (await service.call("GET", "/v1/prefixes"))[1]["data"] == []
         _, cached = await service.ask(QUESTION)
         assert cached == 0

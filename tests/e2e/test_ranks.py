@@ -128,7 +128,7 @@ async def a_stage(options: str = "", *, with_events: bool = False) -> AsyncItera
         publishing: list[Publishing] = []
         if with_events:
             publishers, at = await eight_publishers(stack)
-            publishing = [Publishing(one) for one in publishers]
+            publishing = [Publishing(publisher) for publisher in publishers]
             for engine, one in zip(server.engines, publishing, strict=True):
                 engine.cache.tell = one.hear  # type: ignore[assignment]
             options += f"events: 'tcp://127.0.0.1:{at}', events_ranks: '{RANKS}'"

@@ -55,10 +55,10 @@ async def client(whole: Whole) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_a_json_schema_holds(client: openai.AsyncOpenAI) -> None:
-    said = await client.chat.completions.create(
+    answer = await client.chat.completions.create(
         model=MODEL, messages=MESSAGES, response_format=FORMAT, max_tokens=200, temperature=0
     )
-    (choice,) = said.choices
+    (choice,) = answer.choices
     assert choice.finish_reason == "stop"
     jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
 
@@ -76,18 +76,18 @@ async def test_a_streamed_one_holds_too_for_every_choice(client: openai.AsyncOpe
 
 
 async def test_a_pydantic_model_is_parsed(client: openai.AsyncOpenAI) -> None:
-    said = await client.chat.completions.parse(
+    answer = await client.chat.completions.parse(
         model=MODEL, messages=MESSAGES, response_format=Keeper, max_tokens=300, temperature=0
     )
-    assert said.choices[0].message.parsed is not None
-    assert said.choices[0].message.parsed.keeper == "Ada Holm"
+    assert answer.choices[0].message.parsed is not None
+    assert answer.choices[0].message.parsed.keeper == "Ada Holm"
 
 
 async def test_any_object_will_do_for_json_mode(client: openai.AsyncOpenAI) -> None:
-    said = await client.chat.completions.create(
+    answer = await client.chat.completions.create(
         model=MODEL, messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=300, temperature=0
     )
-    (choice,) = said.choices
+    (choice,) = answer.choices
     assert (choice.message.content or "").startswith("{")
     assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content or ""), dict)
 
@@ -109,21 +109,21 @@ async def test_vllms_extensions_hold(client: openai.AsyncOpenAI, extra: dict[str
 
 
 async def test_responses_hold_too(client: openai.AsyncOpenAI) -> None:
-    said = await client.responses.parse(model=MODEL, input=QUESTION, text_format=Keeper, temperature=0)
-    assert said.output_parsed is not None
-    assert 1 <= said.output_parsed.mills <= 9
+    answer = await client.responses.parse(model=MODEL, input=QUESTION, text_format=Keeper, temperature=0)
+    assert answer.output_parsed is not None
+    assert 1 <= answer.output_parsed.mills <= 9
 
 
 async def test_anthropics_output_config_holds(whole: Whole) -> None:
     async with anthropic.AsyncAnthropic(base_url=whole.router.http_url, api_key=KEYS["acme"], max_retries=0) as client:
-        said = await client.messages.create(
+        answer = await client.messages.create(
             model=MODEL,
             max_tokens=600,
             extra_body={"temperature": 0},
             messages=MESSAGES,
             output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
         )
-    (block,) = said.content
+    (block,) = answer.content
     assert block.type == "text"
     jsonschema.validate(json.loads(block.text), SCHEMA)
 
@@ -160,15 +160,15 @@ async def test_grpc_holds_too(whole: Whole) -> None:
     metadata = [("x-api-key", KEYS["acme"])]
     async with grpc.aio.insecure_channel(str(whole.router.grpc_address)) as channel:
         stub = services.InferenceStub(channel)
-        said = await stub.Complete(
+        answer = await stub.Complete(
             wire.GenerateRequest(model=MODEL, chat=chat, response_format_json=json.dumps(FORMAT)), metadata=metadata
         )
-        jsonschema.validate(json.loads(said.answers[0].text), SCHEMA)
-        said = await stub.Complete(
+        jsonschema.validate(json.loads(answer.answers[0].text), SCHEMA)
+        answer = await stub.Complete(
             wire.GenerateRequest(model=MODEL, prompt=QUESTION, structured_outputs_json='{"choice": ["up", "down"]}'),
             metadata=metadata,
         )
-        assert said.answers[0].text in ("up", "down")
+        assert answer.answers[0].text in ("up", "down")
 
 
 TOOLS: list[Any] = [
@@ -194,9 +194,9 @@ async def test_a_call_can_be_forced(with_tools: Whole, choice: Any) -> None:
     base_url = f"{with_tools.router.http_url}/v1"
     async with openai.AsyncOpenAI(base_url=base_url, api_key=KEYS["acme"], max_retries=0) as client:
         asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "seed": 2, "max_tokens": 200}
-        said = await client.chat.completions.create(tool_choice=choice, parallel_tool_calls=False, **asked)
-    assert said.choices[0].finish_reason == "tool_calls"
-    (call,) = said.choices[0].message.tool_calls or ()
+        answer = await client.chat.completions.create(tool_choice=choice, parallel_tool_calls=False, **asked)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    (call,) = answer.choices[0].message.tool_calls or ()
     assert call.type == "function"
     assert call.function.name == "look_up" or choice == "required"
     if call.function.name == "look_up":
@@ -207,14 +207,14 @@ async def test_anthropics_client_can_force_one_too(with_tools: Whole) -> None:
     async with anthropic.AsyncAnthropic(
         base_url=with_tools.router.http_url, api_key=KEYS["acme"], max_retries=0
     ) as client:
-        said = await client.messages.create(
+        answer = await client.messages.create(
             model=MODEL,
             max_tokens=300,
             messages=MESSAGES,
             tools=[{"name": "look_up", "input_schema": SCHEMA}],
             tool_choice={"type": "tool", "name": "look_up"},
         )
-    assert said.stop_reason == "tool_use"
-    (block,) = said.content
+    assert answer.stop_reason == "tool_use"
+    (block,) = answer.content
     assert block.type == "tool_use"
     jsonschema.validate(block.input, SCHEMA)

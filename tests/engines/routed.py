@@ -67,9 +67,9 @@ class Client:
         async with self.http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers) as reply:
             backend = reply.headers.get("x-pointsman-backend", "")
             if not stream:
-                told = await reply.json()
-                assert reply.status == 200, told
-                return Answer(told["choices"][0]["message"]["content"], told["usage"], backend)
+                content = await reply.json()
+                assert reply.status == 200, content
+                return Answer(content["choices"][0]["message"]["content"], content["usage"], backend)
             assert reply.status == 200, await reply.text()
             lines = [line async for line in reply.content if line.startswith(b"data: ")]
         assert lines[-1].strip() == b"data: [DONE]"

@@ -42,12 +42,12 @@ async def test_after_fifty_answers_the_median_error_is_below_five_percent(engine
     inside = 0
     async with a_router(untokenized(vllm)) as (client, router):
         for number, written in enumerate(prompts_that_fit(FIRST + MEASURED, seed=21)):
-            status, told = await client.post("/v1/chat/completions", a_body(written))
-            assert status == 200, told
+            status, reply = await client.post("/v1/chat/completions", a_body(written))
+            assert status == 200, reply
             *_, row = router.operations.board.rows()
             asked = row.asked
             assert asked is not None
-            tokens, likely = told["usage"]["prompt_tokens"], asked.likely_prompt_tokens
+            tokens, likely = reply["usage"]["prompt_tokens"], asked.likely_prompt_tokens
             assert likely is not None, "it was counted"
             assert asked.surely_tokens <= tokens
             if number >= FIRST:
@@ -75,10 +75,10 @@ async def test_the_engine_alone_decides_whether_a_prompt_fits(
         for count in counts:
             body = {"model": NAME, "messages": [{"role": "user", "content": word * count}], "max_tokens": 1}
             expected, theirs = await itself.post("/v1/chat/completions", body)
-            status, told = await client.post("/v1/chat/completions", body)
-            assert status == expected, told
+            status, reply = await client.post("/v1/chat/completions", body)
+            assert status == expected, reply
             if status == 400:
-                assert told["error"]["code"] == "context_length_exceeded"
-                assert str(CONTEXT) in told["error"]["message"], "the engine's own words"
+                assert reply["error"]["code"] == "context_length_exceeded"
+                assert str(CONTEXT) in reply["error"]["message"], "the engine's own words"
                 assert str(CONTEXT) in theirs["error"]["message"]
         router.check()

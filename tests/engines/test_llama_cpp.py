@@ -37,8 +37,8 @@ async def test_a_prompt_longer_than_a_slot_is_refused_and_not_cut(engines: Engin
     llama = engines.llama_server()
     async with a_router({"kind": "llama_cpp", "at": [llama.url], "model": NAME}) as (client, _):
         body = {"model": NAME, "messages": [{"role": "user", "content": "gate " * 4000}]}
-        status, told = await client.post("/v1/chat/completions", body)
-        assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
+        status, reply = await client.post("/v1/chat/completions", body)
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
 
 
 async def test_its_load_and_its_slots_are_read(engines: Engines) -> None:

@@ -76,7 +76,7 @@ def any_of(documents: Sequence[Document], count: int) -> list[Document]:
 
 def hit_rate(engines: list[VLLM], before: list[tuple[float, float]]) -> float:
     """By the engines' own counters, since `before`."""
-    hits, asked = map(sum, zip(*[counted(one) for one in engines], strict=True))
+    hits, asked = map(sum, zip(*[counted(engine) for engine in engines], strict=True))
     hits_before, asked_before = map(sum, zip(*before, strict=True))
     return (hits - hits_before) / (asked - asked_before)
 

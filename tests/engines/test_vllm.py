@@ -66,6 +66,6 @@ async def test_what_it_refuses_reaches_the_client_in_its_own_words(engines: Engi
     (vllm,) = engines.vllm("a")
     async with a_router(pool_of(vllm)) as (client, _):
         body = {"model": "pointsman-reader", "messages": [{"role": "user", "content": "Hello"}], "top_p": 7}
-        status, told = await client.post("/v1/chat/completions", body)
+        status, reply = await client.post("/v1/chat/completions", body)
         assert status == 400
-        assert "top_p" in told["error"]["message"]
+        assert "top_p" in reply["error"]["message"]

@@ -42,7 +42,7 @@ def test_every_metric_is_one_of_the_routers_or_of_the_rules(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
 def test_every_panel_asks_for_one_release_and_none_lies_over_another(path: Path) -> None:
-    assert all('namespace="$namespace",service="$service"' in one for one in expressions(path))
+    assert all('namespace="$namespace",service="$service"' in expression for expression in expressions(path))
     cells = [
         (x, y)
         for panel in panels(path)
@@ -64,7 +64,7 @@ def test_the_chart_carries_them_whole() -> None:
 
 @needs_promtool
 def test_prometheus_understands_every_expression(tmp_path: Path) -> None:
-    written = [one for path in DASHBOARDS for one in expressions(path)]
+    written = [expression for path in DASHBOARDS for expression in expressions(path)]
     for variable, value in VARIABLES.items():
         written = [one.replace(variable, value) for one in written]
     rules = [{"record": f"panel:{number}", "expr": one} for number, one in enumerate(written)]

@@ -94,23 +94,23 @@ def test_every_pointsman_command_is_understood(arguments: list[str]) -> None:
     typer.main.get_command(router_app).commands[command].make_context(command, rest)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("block", [one for one in BLOCKS if "shards" in one], ids=lambda one: ",".join(one))
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "shards" in block], ids=lambda one: ",".join(one))
 def test_the_values_on_the_page_render(block: Values) -> None:
     sla = "" if block["shards"] else "pools: {vllm: {kind: openai_compatible, at: 'http://vllm:8000', model: m}}"
     assert render({**block, **({"sla": sla} if sla else {})}).objects
 
 
 def test_the_pool_on_the_page_is_sound() -> None:
-    (block,) = [one for one in BLOCKS if "pools" in one]
+    (block,) = [block for block in BLOCKS if "pools" in block]
     config = parse(yaml.safe_dump(block), environment={"SHARDS_OWN": "127.0.0.1:7001"})
     assert config.pools["own"].at == ("127.0.0.1:7001",)
 
 
 def test_the_adapter_serves_what_the_autoscaler_asks_for() -> None:
-    (block,) = [one["rules"]["external"][0] for one in BLOCKS if "external" in one.get("rules", {})]
+    (block,) = [block["rules"]["external"][0] for block in BLOCKS if "external" in block.get("rules", {})]
     (pattern,) = re.findall(r'=~"([^"]+)"', block["seriesQuery"])
     metrics = render(VALUE_SETS["scaled by hpa"]).one("HorizontalPodAutoscaler")["spec"]["metrics"]
-    assert all(re.fullmatch(pattern, one["external"]["metric"]["name"]) for one in metrics)
+    assert all(re.fullmatch(pattern, metric["external"]["metric"]["name"]) for metric in metrics)
 
 
 def test_every_alert_is_explained_under_the_anchor_that_its_runbook_names() -> None:

@@ -224,7 +224,7 @@ def test_a_changed_secret_of_the_chart_restarts_routers() -> None:
 
 def test_the_file_is_mounted_so_that_a_changed_configmap_reaches_it() -> None:
     pod = router({})
-    (mount,) = [one for one in container(pod)["volumeMounts"] if one["name"] == "sla"]
+    (mount,) = [volumeMount for volumeMount in container(pod)["volumeMounts"] if volumeMount["name"] == "sla"]
     assert "subPath" not in mount
     assert container(pod)["args"][1] == f"{mount['mountPath']}/sla.yaml"
 
@@ -273,7 +273,9 @@ def test_a_budget_never_keeps_a_node_from_being_drained(name: str) -> None:
 
 def test_pods_of_a_kind_are_spread_over_nodes_and_zones() -> None:
     for pod in pods(render_set("production file")).values():
-        keys = [one["topologyKey"] for one in pod["topologySpreadConstraints"]]
+        keys = [
+            topologySpreadConstraint["topologyKey"] for topologySpreadConstraint in pod["topologySpreadConstraints"]
+        ]
         assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
 
 
@@ -281,7 +283,7 @@ def test_a_gateway_finds_the_picker_where_the_pool_says_it_is() -> None:
     rendered = render(VALUE_SETS["endpoint picker"])
     reference = rendered.one("InferencePool")["spec"]["endpointPickerRef"]
     service = rendered.one("Service", reference["name"])
-    (port,) = (one for one in service["spec"]["ports"] if one["port"] == reference["port"]["number"])
+    (port,) = (port for port in service["spec"]["ports"] if port["port"] == reference["port"]["number"])
     assert port["appProtocol"] == "kubernetes.io/h2c"
     pod = container(pods(rendered)[reference["name"]])
     (named,) = (one for one in pod["ports"] if one["name"] == port["targetPort"])

@@ -139,7 +139,7 @@ def test_hpa_and_keda_scale_by_the_same_three_measures() -> None:
         if r["record"].startswith("pointsman_scaling")
     }
     triggers = render_set("scaled by keda").one("ScaledObject")["spec"]["triggers"]
-    assert [one["external"]["metric"]["name"] for one in hpa["metrics"]] == list(recorded)
+    assert [metric["external"]["metric"]["name"] for metric in hpa["metrics"]] == list(recorded)
     for metric, trigger in zip(hpa["metrics"], triggers, strict=True):
         target = metric["external"]["target"]
         assert target["type"] == trigger["metricType"]

@@ -50,13 +50,13 @@ async def test_a_request_reaches_its_handler_with_all_that_it_says() -> None:
 
     async with a_server(handler) as (_, port):
         headers = ("X-Twice: one", "x-twice:  two ", "Authorization: Bearer k", CLOSE)
-        said = await said_to(port, a_request(*headers, path="/v1/a%20b?c=d&e", body=b"body"))
+        answer = await said_to(port, a_request(*headers, path="/v1/a%20b?c=d&e", body=b"body"))
     (request,) = seen
     assert (request.method, request.path, request.query) == ("POST", "/v1/a b", "c=d&e")
     assert request.headers["authorization"] == request.headers.get("AUTHORIZATION") == "Bearer k"
     assert (request.headers["X-Twice"], "x-none" in request.headers) == ("one, two", False)
     assert (request.content_length, request.peer) == (4, request.peer)
-    head, _, body = said.partition(b"\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
     assert body == b"[body]"
     first, *lines = head.decode().split("\r\n")
     fields = dict(line.split(": ") for line in lines)
@@ -76,11 +76,11 @@ async def test_the_date_is_that_of_the_clock() -> None:
 
 async def test_a_stream_is_chunked_and_the_connection_serves_on() -> None:
     async with a_server(streaming) as (_, port):
-        said = await said_to(port, a_request(method="GET") + a_request(CLOSE, method="GET"))
-    assert statuses(said) == [200, 200]
+        answer = await said_to(port, a_request(method="GET") + a_request(CLOSE, method="GET"))
+    assert statuses(answer) == [200, 200]
     chunks = b"".join(b"9\r\ndata: %d\n\n\r\n" % number for number in range(3)) + b"0\r\n\r\n"
-    assert said.count(b"Transfer-Encoding: chunked\r\n\r\n" + chunks) == 1
-    assert said.endswith(b"Connection: close\r\n\r\n" + chunks)
+    assert answer.count(b"Transfer-Encoding: chunked\r\n\r\n" + chunks) == 1
+    assert answer.endswith(b"Connection: close\r\n\r\n" + chunks)
 
 
 async def test_the_head_of_a_stream_may_go_ahead_of_its_first_piece() -> None:
@@ -114,15 +114,15 @@ async def test_requests_that_were_sent_ahead_are_answered_in_order_one_at_a_time
 
     asked = b"".join(a_request(path=f"/{number}", body=b"abc") for number in range(1, 9))
     async with a_server(handler) as (_, port):
-        said = await said_to(port, asked + a_request(CLOSE, path="/9"))
-    bodies = [answer.partition(b"\r\n\r\n")[2] for answer in said.split(b"HTTP/1.1 ")[1:]]
+        reply = await said_to(port, asked + a_request(CLOSE, path="/9"))
+    bodies = [answer.partition(b"\r\n\r\n")[2] for answer in reply.split(b"HTTP/1.1 ")[1:]]
     assert bodies == [*(b"/%dabc" % number for number in range(1, 9)), b"/9"]
 
 
 async def test_too_many_requests_ahead_are_refused_and_those_before_are_answered() -> None:
     async with a_server(limits=ServerLimits(waiting=4)) as (_, port):
-        said = await said_to(port, a_request(method="GET") * 10)
-    assert statuses(said) == [200] * 4 + [400]
+        answer = await said_to(port, a_request(method="GET") * 10)
+    assert statuses(answer) == [200] * 4 + [400]
 
 
 @pytest.mark.parametrize(
@@ -133,30 +133,32 @@ async def test_a_connection_stays_as_its_client_asks(version: str, headers: tupl
     async with a_server() as (_, port), a_connection(port) as (reader, writer):
         for _ in range(2 if stays else 1):
             writer.write(a_request(*headers, version=version, body=b"x"))
-            said = await reader.readuntil(b"\r\n\r\nx")
-            assert (b"Connection: close" in said) is not stays
-            assert (b"Connection: keep-alive" in said) is (stays and version == "1.0")
+            answer = await reader.readuntil(b"\r\n\r\nx")
+            assert (b"Connection: close" in answer) is not stays
+            assert (b"Connection: keep-alive" in answer) is (stays and version == "1.0")
         if not stays:
             assert await reader.read() == b""
 
 
 async def test_a_stream_to_http_10_ends_with_its_connection() -> None:
     async with a_server(streaming) as (_, port):
-        said = await said_to(port, a_request("Connection: keep-alive", method="GET", version="1.0"))
-    assert b"chunked" not in said
-    assert said.endswith(b"Connection: close\r\n\r\ndata: 0\n\ndata: 1\n\ndata: 2\n\n")
+        answer = await said_to(port, a_request("Connection: keep-alive", method="GET", version="1.0"))
+    assert b"chunked" not in answer
+    assert answer.endswith(b"Connection: close\r\n\r\ndata: 0\n\ndata: 1\n\ndata: 2\n\n")
 
 
 async def test_the_answer_to_head_has_no_body() -> None:
     async with a_server() as (_, port):
-        said = await said_to(port, a_request(method="HEAD", body=b"abc") + a_request(CLOSE, method="GET", body=b"def"))
-    assert statuses(said) == [200, 200]
-    assert said.count(b"Content-Length: 3") == 2
-    assert b"abc" not in said
+        answer = await said_to(
+            port, a_request(method="HEAD", body=b"abc") + a_request(CLOSE, method="GET", body=b"def")
+        )
+    assert statuses(answer) == [200, 200]
+    assert answer.count(b"Content-Length: 3") == 2
+    assert b"abc" not in answer
     async with a_server(streaming) as (_, port):
-        said = await said_to(port, a_request(CLOSE, method="HEAD"))
-    assert said.endswith(b"\r\n\r\n")
-    assert b"data" not in said
+        answer = await said_to(port, a_request(CLOSE, method="HEAD"))
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"data" not in answer
 
 
 async def test_options_reach_a_handler_and_an_answer_may_have_no_content() -> None:
@@ -164,10 +166,10 @@ async def test_options_reach_a_handler_and_an_answer_may_have_no_content() -> No
         return Response(204, b"", {"Allow": "POST", "X-Path": request.path})
 
     async with a_server(handler) as (_, port):
-        said = await said_to(port, a_request(method="OPTIONS", path="*") + a_request(CLOSE, method="OPTIONS"))
-    assert statuses(said) == [204, 204]
-    assert b"Content-Length" not in said
-    assert b"X-Path: *\r\n" in said
+        answer = await said_to(port, a_request(method="OPTIONS", path="*") + a_request(CLOSE, method="OPTIONS"))
+    assert statuses(answer) == [204, 204]
+    assert b"Content-Length" not in answer
+    assert b"X-Path: *\r\n" in answer
 
 
 async def test_headers_may_be_added_to_any_answer_and_the_connection_closed_after_it() -> None:
@@ -177,9 +179,9 @@ async def test_headers_may_be_added_to_any_answer_and_the_connection_closed_afte
         return await streaming(request) if request.path == "/stream" else Response(200, b"x")
 
     async with a_server(handler) as (_, port):
-        said = await said_to(port, a_request(method="GET") + a_request(method="GET", path="/stream"))
-    assert said.count(b"Access-Control-Allow-Origin: *\r\n") == 2
-    assert said.count(b"Connection: close\r\n") == 1
+        answer = await said_to(port, a_request(method="GET") + a_request(method="GET", path="/stream"))
+    assert answer.count(b"Access-Control-Allow-Origin: *\r\n") == 2
+    assert answer.count(b"Connection: close\r\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -198,8 +200,8 @@ async def test_headers_may_be_added_to_any_answer_and_the_connection_closed_afte
 @pytest.mark.parametrize("size", [1 << 20, 700])
 async def test_a_head_has_bounds(raw: bytes, status: int, size: int) -> None:
     async with a_server(limits=ServerLimits(head_bytes=1000, headers=16)) as (_, port):
-        said = await said_to(port, *(raw[at : at + size] for at in range(0, min(len(raw), 20 * size), size)))
-    assert statuses(said) == [status]
+        answer = await said_to(port, *(raw[at : at + size] for at in range(0, min(len(raw), 20 * size), size)))
+    assert statuses(answer) == [status]
 
 
 @pytest.mark.parametrize(
@@ -238,9 +240,9 @@ async def test_an_answer_before_the_body_reaches_a_client_that_still_sends() -> 
         for _ in range(300):
             writer.write(b"x" * 100_000)
             await asyncio.sleep(0)
-        said = await read_all(reader)
-        assert statuses(said) == [401]
-        assert b"Connection: close" in said
+        answer = await read_all(reader)
+        assert statuses(answer) == [401]
+        assert b"Connection: close" in answer
 
 
 async def test_an_answer_to_a_body_that_was_not_read_keeps_the_connection_if_it_came() -> None:
@@ -248,8 +250,8 @@ async def test_an_answer_to_a_body_that_was_not_read_keeps_the_connection_if_it_
         return Response(401, request.path.encode())
 
     async with a_server(handler) as (_, port):
-        said = await said_to(port, a_request(path="/1", body=b"GET /x HTTP/1.1") + a_request(CLOSE, path="/2"))
-    assert statuses(said) == [401, 401]
+        answer = await said_to(port, a_request(path="/1", body=b"GET /x HTTP/1.1") + a_request(CLOSE, path="/2"))
+    assert statuses(answer) == [401, 401]
 
 
 async def test_a_client_that_asks_whether_to_send_its_body_is_told_when_it_is_wanted() -> None:
@@ -274,8 +276,8 @@ async def test_a_client_that_has_closed_its_side_gets_its_answer_if_that_comes_s
     async with a_server(handler, limits) as (_, port), a_connection(port) as (reader, writer):
         writer.write(a_request(body=b"abc") * 2)
         writer.write_eof()
-        said = await read_all(reader)
-        assert statuses(said) == [200, 200]
+        answer = await read_all(reader)
+        assert statuses(answer) == [200, 200]
 
 
 @pytest.mark.parametrize("leaves", ["closes", "closes its side", "breaks off"])
@@ -409,9 +411,9 @@ async def test_a_handler_that_fails_is_a_500_and_the_connection_serves_on(caplog
         return Response(200)
 
     async with a_server(handler) as (_, port):
-        said = await said_to(port, a_request(path="/1") + a_request(CLOSE, path="/2"))
-    assert statuses(said) == [500, 200]
-    assert b"secret" not in said
+        answer = await said_to(port, a_request(path="/1") + a_request(CLOSE, path="/2"))
+    assert statuses(answer) == [500, 200]
+    assert b"secret" not in answer
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
@@ -425,9 +427,9 @@ async def test_a_stream_that_its_handler_leaves_is_broken_off(way: str) -> None:
         return stream if way == "forgets the end" else Response(200, b"y")
 
     async with a_server(handler) as (_, port):
-        said = await said_to(port, a_request(method="GET"))
-    assert not said.endswith(b"0\r\n\r\n")
-    assert statuses(said) in ([200], [])
+        answer = await said_to(port, a_request(method="GET"))
+    assert not answer.endswith(b"0\r\n\r\n")
+    assert statuses(answer) in ([200], [])
 
 
 @pytest.mark.parametrize(
@@ -472,9 +474,9 @@ async def test_a_server_that_closes_lets_requests_end_and_closes_what_is_idle() 
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
         go_on.set()
-        said = await read_all(reader)
-        assert statuses(said) == [200]
-        assert b"Connection: close" in said
+        answer = await read_all(reader)
+        assert statuses(answer) == [200]
+        assert b"Connection: close" in answer
         await closing
 
 
@@ -516,9 +518,9 @@ async def test_it_serves_over_tls(certificate: Path) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting, server_hostname="localhost")
     async with asyncio.timeout(SOON_S):
         writer.write(a_request(body=b"abc" * 100_000) + a_request(CLOSE, body=b"last"))
-        said = await read_all(reader)
-        assert statuses(said) == [200, 200]
-        assert said.endswith(b"last")
+        answer = await read_all(reader)
+        assert statuses(answer) == [200, 200]
+        assert answer.endswith(b"last")
         writer.close()
         await eventually(lambda: server.connections == 0)
         await server.close()

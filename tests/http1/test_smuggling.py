@@ -105,9 +105,9 @@ async def seen_and_said(*pieces: bytes) -> tuple[list[str], bytes]:
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
 async def test_what_is_ambiguous_is_refused(name: str) -> None:
-    seen, said = await seen_and_said(AMBIGUOUS[name] + HIDDEN)
-    assert (seen, statuses(said)) == ([], [400])
-    assert b"Connection: close" in said
+    seen, answer = await seen_and_said(AMBIGUOUS[name] + HIDDEN)
+    assert (seen, statuses(answer)) == ([], [400])
+    assert b"Connection: close" in answer
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
@@ -123,31 +123,33 @@ def test_what_is_ambiguous_is_refused_in_any_pieces(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD_CHUNKS)
 async def test_a_body_in_bad_chunks_is_refused(name: str) -> None:
-    seen, said = await seen_and_said(a_request(CHUNKED, body=BAD_CHUNKS[name]) + HIDDEN)
-    assert (seen, statuses(said)) == ([], [400])
+    seen, answer = await seen_and_said(a_request(CHUNKED, body=BAD_CHUNKS[name]) + HIDDEN)
+    assert (seen, statuses(answer)) == ([], [400])
 
 
 @pytest.mark.parametrize("name", BAD_CHUNKS)
 async def test_a_handler_that_reads_a_body_as_it_comes_is_told_of_bad_chunks(name: str) -> None:
-    seen, said = await seen_and_said(a_request(CHUNKED), BAD_CHUNKS[name] + HIDDEN)
-    assert (seen, statuses(said)) == (["/"], [400])
+    seen, answer = await seen_and_said(a_request(CHUNKED), BAD_CHUNKS[name] + HIDDEN)
+    assert (seen, statuses(answer)) == (["/"], [400])
 
 
 @pytest.mark.parametrize("name", OTHER)
 async def test_other_protocols_are_refused(name: str) -> None:
     raw, status = OTHER[name]
-    seen, said = await seen_and_said(raw)
-    assert (seen, statuses(said)) == ([], [status])
+    seen, answer = await seen_and_said(raw)
+    assert (seen, statuses(answer)) == ([], [status])
 
 
 async def test_requests_before_an_ambiguous_one_are_answered() -> None:
-    seen, said = await seen_and_said(a_request(path="/1") + a_request(path="/2", body=b"x") + AMBIGUOUS["two lengths"])
-    assert (seen, statuses(said)) == (["/1", "/2"], [200, 200, 400])
+    seen, answer = await seen_and_said(
+        a_request(path="/1") + a_request(path="/2", body=b"x") + AMBIGUOUS["two lengths"]
+    )
+    assert (seen, statuses(answer)) == (["/1", "/2"], [200, 200, 400])
 
 
 async def test_what_follows_a_request_that_closes_is_dropped() -> None:
-    seen, said = await seen_and_said(a_request("Connection: close", path="/1") + HIDDEN)
-    assert (seen, statuses(said)) == (["/1"], [200])
+    seen, answer = await seen_and_said(a_request("Connection: close", path="/1") + HIDDEN)
+    assert (seen, statuses(answer)) == (["/1"], [200])
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 5", CHUNKED])
@@ -157,8 +159,8 @@ async def test_an_upgrade_is_not_followed_and_its_request_is_served(framing: str
     asked = a_request("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", framing, path="/1", body=body)
     last = a_request("Connection: close", path="/2", body=b"xyz")
     for pieces in ([asked + asked + last], [(asked + last)[at : at + 3] for at in range(0, len(asked + last), 3)]):
-        seen, said = await seen_and_said(*pieces)
+        seen, answer = await seen_and_said(*pieces)
         assert seen == ["/1"] * (len(seen) - 1) + ["/2"]
-        assert statuses(said) == [200] * len(seen)
-        assert said.count(b"\r\n\r\nabcde") == len(seen) - 1
-        assert said.endswith(b"xyz")
+        assert statuses(answer) == [200] * len(seen)
+        assert answer.count(b"\r\n\r\nabcde") == len(seen) - 1
+        assert answer.endswith(b"xyz")

@@ -32,9 +32,14 @@ def the_explanation(*backends: Any, **what: Any) -> Explanation:
 
 
 def test_each_earlier_rule_says_field_by_field_why_it_did_not_match() -> None:
-    told = the_explanation(a_backend())
-    assert (told.rule, told.service_class, told.ruled_class, told.rank) == (3, "chat", "chat", 0)
-    first, second = told.skipped
+    explanation = the_explanation(a_backend())
+    assert (explanation.rule, explanation.service_class, explanation.ruled_class, explanation.rank) == (
+        3,
+        "chat",
+        "chat",
+        0,
+    )
+    first, second = explanation.skipped
     assert first.mismatches == (
         Mismatch("tenant", ("labs",), "acme"),
         Mismatch("prompt_tokens", (Range(16000), Range(None, 9)), 1000),
@@ -55,32 +60,32 @@ def test_a_rule_that_holds_is_passed_over_only_for_a_class_that_the_tenant_may_n
 
 
 def test_a_priority_that_lowered_the_rank_is_told() -> None:
-    told = the_explanation(a_backend(), priority="night")
-    assert (told.ruled_class, told.service_class, told.rank) == ("chat", "night", 2)
+    explanation = the_explanation(a_backend(), priority="night")
+    assert (explanation.ruled_class, explanation.service_class, explanation.rank) == ("chat", "night", 2)
 
 
 def test_candidates_come_best_first_with_every_score_and_drops_with_their_filter() -> None:
-    told = the_explanation(
+    explanation = the_explanation(
         a_backend("a", held_tokens=0), a_backend("b", held_tokens=800, running=2), a_backend("c", healthy=False)
     )
-    assert told.dropped == {"c": "healthy"}
-    assert [one.backend for one in told.candidates] == ["b", "a"] == [told.chosen, "a"]
-    assert told.candidates[0].scores["cache_overlap"] == 0.8
-    assert (told.candidates[0].running, told.candidates[0].held_tokens) == (2, 800)
-    assert told.weights == {"cache_overlap": 3.0, "balance": 1.0}
-    assert told.counted == ("cache_overlap", "balance")
-    assert told.equals == ("b",)
+    assert explanation.dropped == {"c": "healthy"}
+    assert [candidate.backend for candidate in explanation.candidates] == ["b", "a"] == [explanation.chosen, "a"]
+    assert explanation.candidates[0].scores["cache_overlap"] == 0.8
+    assert (explanation.candidates[0].running, explanation.candidates[0].held_tokens) == (2, 800)
+    assert explanation.weights == {"cache_overlap": 3.0, "balance": 1.0}
+    assert explanation.counted == ("cache_overlap", "balance")
+    assert explanation.equals == ("b",)
 
 
 def test_a_score_that_is_not_known_of_all_is_not_counted_and_equals_are_named() -> None:
-    told = the_explanation(a_backend("a", held_tokens=None), a_backend("b", held_tokens=800))
-    assert told.counted == ("balance",)
-    assert told.equals == ("a", "b")
+    explanation = the_explanation(a_backend("a", held_tokens=None), a_backend("b", held_tokens=800))
+    assert explanation.counted == ("balance",)
+    assert explanation.equals == ("a", "b")
 
 
 def test_where_nobody_is_left_nobody_is_chosen() -> None:
-    told = the_explanation(a_backend(draining=True))
-    assert (told.chosen, told.candidates, told.equals) == (None, (), ())
+    explanation = the_explanation(a_backend(draining=True))
+    assert (explanation.chosen, explanation.candidates, explanation.equals) == (None, (), ())
 
 
 def test_a_tenant_does_not_learn_of_others_from_an_explanation() -> None:
@@ -98,4 +103,4 @@ def test_a_tenant_reads_other_names_of_backends_wherever_they_stand() -> None:
     both = the_explanation(*equal, a_backend("c", draining=True))
     told = without_secrets(both, str.upper)
     assert (told.chosen, told.equals, set(told.dropped)) == (both.chosen and both.chosen.upper(), ("A", "B"), {"C"})
-    assert {one.backend for one in told.candidates} == {"A", "B"}
+    assert {candidate.backend for candidate in told.candidates} == {"A", "B"}

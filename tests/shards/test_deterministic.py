@@ -39,7 +39,7 @@ def ask(driver: Driver, key: str = "it", **more: object) -> None:
 
 
 def said(driver: Driver, key: str = "it") -> list[Drawn]:
-    return [Drawn("it", 0, one.token_ids, one.logprobs) for one in driver.draws if one.key == key]
+    return [Drawn("it", 0, draw.token_ids, draw.logprobs) for draw in driver.draws if draw.key == key]
 
 
 def beside_63_others(driver: Driver) -> None:

@@ -79,7 +79,7 @@ def test_sampler_penalties_and_stop_strings_outlive_a_preemption(host_bytes, at)
         if is_disturbed:
             driver.ask("high", some_tokens(100, 1), new=10)
         driver.run()
-        answers.append([one for one in driver.draws if one.key == "low"])
+        answers.append([draw for draw in driver.draws if draw.key == "low"])
     assert answers[0] == answers[1]
 
 

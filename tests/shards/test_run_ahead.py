@@ -136,7 +136,7 @@ def test_who_wants_the_host_holds_nobody_else_to_another_answer():
     assert together.network.most_due == 0
     together.run()
     assert together.drawn == alone
-    assert [len(one.logprobs) for one in together.draws if one.key == 2] == [1] * 40
+    assert [len(draw.logprobs) for draw in together.draws if draw.key == 2] == [1] * 40
     assert together.network.most_due == 2
 
 

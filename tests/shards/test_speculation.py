@@ -55,7 +55,7 @@ def test_an_answer_that_repeats_takes_fewer_steps_and_is_the_same():
     assert fast.drawn == slow.drawn
     assert fast.drawn["a", 0] == CopyingNetwork(likes=8).answer(a_document(300), 120)
     assert fast.network.calls < slow.network.calls / 3
-    assert max(len(one.token_ids) for one in fast.draws) > 8
+    assert max(len(draw.token_ids) for draw in fast.draws) > 8
     assert drafts(slow) == (0, 0)
 
 
@@ -81,11 +81,11 @@ def test_every_sampling_setting_draws_what_it_draws_without(sampling):
         driver.run()
     assert fast.drawn == slow.drawn
     assert fast.ended == slow.ended
-    assert [one.logprobs for one in slow.draws if one.key == 0] == [
+    assert [draw.logprobs for draw in slow.draws if draw.key == 0] == [
         (logprobs,) if logprobs else ()
-        for one in fast.draws
-        if one.key == 0
-        for logprobs in one.logprobs or [None] * len(one.token_ids)
+        for draw in fast.draws
+        if draw.key == 0
+        for logprobs in draw.logprobs or [None] * len(draw.token_ids)
     ]
     looks_back = {"repetition_penalty", "presence_penalty"} & sampling.keys()
     assert (fast.network.calls == slow.network.calls) == bool(looks_back)

@@ -80,9 +80,9 @@ def test_a_second_file_stands_beside_the_first(files: list[str], tmp_path: Path)
     out = tmp_path / "out.json"
     done = output_of(*files, "--against", str(other), "--json", str(out))
     assert "2 - 1" in done.output
-    told = json.loads(out.read_text())
-    first, second = (run["classes"][0]["ttft_s"]["p95"] for run in told["runs"])
-    assert told["difference"]["chat"]["ttft_p95_s"] == pytest.approx(second - first, abs=1e-5)
+    content = json.loads(out.read_text())
+    first, second = (run["classes"][0]["ttft_s"]["p95"] for run in content["runs"])
+    assert content["difference"]["chat"]["ttft_p95_s"] == pytest.approx(second - first, abs=1e-5)
 
 
 def test_more_load_or_fewer_backends_is_one_word_away(files: list[str]) -> None:
@@ -99,8 +99,8 @@ def test_the_fewest_backends_are_found_and_each_trial_is_told(files: list[str]) 
     done = output_of(*files, "--find-backends", "own", "--speed", "3")
     assert "in 'own'" in done.output
     assert "in 'own' meet every target:" in done.output
-    told = json.loads(output_of(*files, "--find-backends", "own", "--speed", "3", "--json", "-").stdout)
-    assert {trial["count"]: trial["keeps"] for trial in told["trials"]}[told["found"]]
+    content = json.loads(output_of(*files, "--find-backends", "own", "--speed", "3", "--json", "-").stdout)
+    assert {trial["count"]: trial["keeps"] for trial in content["trials"]}[content["found"]]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def a_log(path: Path, config: Config, fleet: Fleet) -> Path:
     """A log of chats and batch jobs, some of which were turned away."""
     chats = arrivals(60, per_second=16.0, tenant="acme", max_new_tokens=64)
     jobs = arrivals(40, per_second=10.0, seed=2, tenant="labs", priority="batch")
-    both = sorted([*chats, *(replace(one, number=100 + one.number) for one in jobs)], key=lambda one: one.at_s)
+    both = sorted([*chats, *(replace(job, number=100 + job.number) for job in jobs)], key=lambda one: one.at_s)
     # the first call is at 0, where the replay begins
     both[0] = replace(both[0], at_s=0.0)
     run_virtually(served_and_logged(config, fleet, ready(config, fleet, both), path))
@@ -84,12 +84,14 @@ def test_a_log_keeps_who_asked_how_much_and_what_began_alike(tmp_path: Path) -> 
     config = a_config(FILE)
     fleet = a_fleet(config, Machine(EVEN))
     log = read_log(a_log(tmp_path / "log", config, fleet))
-    assert {one.tenant for one in log.arrivals} == {"acme", "labs"}
-    assert {one.max_new_tokens for one in log.arrivals if one.tenant == "acme"} == {64}
-    assert {one.new_tokens for one in log.arrivals} == {20}
-    alike = [one for one in log.arrivals if one.chunks and one.tenant == "acme" and one.number % 3 == 0]
+    assert {arrival.tenant for arrival in log.arrivals} == {"acme", "labs"}
+    assert {arrival.max_new_tokens for arrival in log.arrivals if arrival.tenant == "acme"} == {64}
+    assert {arrival.new_tokens for arrival in log.arrivals} == {20}
+    alike = [
+        arrival for arrival in log.arrivals if arrival.chunks and arrival.tenant == "acme" and arrival.number % 3 == 0
+    ]
     assert alike
-    assert all(len(one.chunks) == one.prompt_tokens // CHUNKS for one in log.arrivals)
+    assert all(len(arrival.chunks) == arrival.prompt_tokens // CHUNKS for arrival in log.arrivals)
 
 
 def a_record(**fields: object) -> str:
@@ -117,13 +119,13 @@ def test_an_answer_that_never_came_is_as_long_as_those_of_its_class(tmp_path: Pa
     shed = a_record(request="a", outcome="rejected", code="overloaded")
     lines = (shed, a_record(request="b", completion_tokens=30), a_record(request="c", completion_tokens=51))
     log = read_log(written(tmp_path / "log", *lines))
-    assert [one.new_tokens for one in log.arrivals] == [40, 30, 51]
+    assert [arrival.new_tokens for arrival in log.arrivals] == [40, 30, 51]
     assert log.then["a"] == Then("chat", None)
 
 
 def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
     log = read_log(written(tmp_path / "log", a_record(), a_record(request="s")[:50]))
-    assert [one.id for one in log.arrivals] == ["r"]
+    assert [arrival.id for arrival in log.arrivals] == ["r"]
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ def test_a_worse_rank_waits_for_a_better_one() -> None:
     config = a_config(TWO_CLASSES)
     chats = arrivals(60, per_second=4.0, tenant="acme")
     jobs = [
-        replace(one, number=100 + one.number, priority="batch")
-        for one in arrivals(60, per_second=6.0, seed=2, tenant="acme")
+        replace(arrival, number=100 + arrival.number, priority="batch")
+        for arrival in arrivals(60, per_second=6.0, seed=2, tenant="acme")
     ]
     fleet = a_fleet(config, SMALL)
     run = simulated(config, sorted([*chats, *jobs], key=lambda one: one.at_s), fleet=fleet)
@@ -134,7 +134,8 @@ def test_a_file_that_turns_prompts_away_from_their_prefixes_shows_more_misses() 
     # eight documents, of which each machine has room for six
     documents = [tuple(range(100 * at, 100 * at + 7)) for at in range(8)]
     coming = [
-        replace(one, prompt_tokens=3700, chunks=documents[one.number * 5 % 8]) for one in arrivals(120, per_second=5.0)
+        replace(arrival, prompt_tokens=3700, chunks=documents[arrival.number * 5 % 8])
+        for arrival in arrivals(120, per_second=5.0)
     ]
     fleet = a_fleet(good, Machine(EVEN, kv_tokens=6 * 3700))
     first, second = (summary_of(simulated(config, coming, fleet=fleet)) for config in (good, worse))

@@ -100,9 +100,9 @@ class Envoy:
         await stream.write(self.first({**pseudo, **headers}, is_last=False))
         answer, sent = await self._exchanged_body(stream, body)
         common = answer.request_headers.response if answer.HasField("request_headers") else answer.request_body.response
-        for one in common.header_mutation.set_headers:
-            assert one.append_action == core.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
-            headers[one.header.key] = one.header.raw_value.decode()
+        for set_header in common.header_mutation.set_headers:
+            assert set_header.append_action == core.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+            headers[set_header.header.key] = set_header.header.raw_value.decode()
         for name in common.header_mutation.remove_headers:
             headers.pop(name, None)
         metadata = {key: dict(value) for key, value in dict(answer.dynamic_metadata).items()}
@@ -228,7 +228,9 @@ class _Stream:
         assert answer is not grpc.aio.EOF, "the picker left"
         if answer.HasField("immediate_response"):
             now = answer.immediate_response
-            headers = {one.header.key: one.header.raw_value.decode() for one in now.headers.set_headers}
+            headers = {
+                set_header.header.key: set_header.header.raw_value.decode() for set_header in now.headers.set_headers
+            }
             raise Refused(Reply(now.status.code, headers, now.body))
         return answer
 

@@ -86,7 +86,7 @@ lmdeploy:iteration_tokens_total_bucket{{engine="0",le="1.0",model_name="{self.mo
                     "completion_tokens": len(step.ids),
                     "finish_reason": {"type": step.finish} if step.finish else None,
                     # pairs without text
-                    "output_token_logprobs": [one[:2] for one in logprobs(drawn)]
+                    "output_token_logprobs": [logprob[:2] for logprob in logprobs(drawn)]
                     if body.get("return_logprob")
                     else None,
                 }

@@ -53,7 +53,7 @@ class NameServer(asyncio.DatagramProtocol):
         flags = _IS_ANSWER | _IS_AUTHORITATIVE | code
         head = struct.pack("!HHHHHH", number, flags, 1, len(records), 0, 0)
         # 0xC00C points at the name in the question
-        bodies = (struct.pack("!HHHIH", 0xC00C, kind, _IN, self.ttl_s, len(one)) + one for one in records)
+        bodies = (struct.pack("!HHHIH", 0xC00C, kind, _IN, self.ttl_s, len(record)) + record for record in records)
         return head + question + b"".join(bodies)
 
     def _records(self, name: str, kind: int) -> list[bytes]:

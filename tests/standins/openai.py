@@ -26,7 +26,7 @@ class OpenAIAPI(OpenAIServer):
 
     def refusal(self, body: Mapping[str, Any], prompt_tokens: int) -> web.Response | None:
         unknown = [name for name in body if name not in KNOWN] if "input" not in body else []
-        unknown += [name for one in body.get("messages", ()) for name in one if name not in KNOWN_IN_MESSAGES]
+        unknown += [name for message in body.get("messages", ()) for name in message if name not in KNOWN_IN_MESSAGES]
         if unknown:
             return self.error(400, f"Unrecognized request argument supplied: {unknown[0]}")
         if "messages" in body and "max_tokens" in body:

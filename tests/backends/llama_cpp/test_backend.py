@@ -53,7 +53,7 @@ async def test_token_ids_go_to_the_native_api_which_tells_ids_progress_and_what_
     assert text_of(deltas) == TEXT
     assert [delta.computed_tokens for delta in deltas if delta.computed_tokens is not None] == [2, 5]
     assert [token for delta in deltas for token in delta.token_ids] == [ord(letter) for letter in TEXT]
-    assert [one.top for delta in deltas for one in delta.logprobs] == [()] * len(TEXT)
+    assert [logprob.top for delta in deltas for logprob in delta.logprobs] == [()] * len(TEXT)
     assert deltas[-1].usage == Usage(5, len(TEXT), 2)
 
 

@@ -54,7 +54,7 @@ def test_a_text_is_read_to_its_end_though_no_newline_ends_it(size: int) -> None:
 @pytest.mark.parametrize("apart", [True, False])
 def test_who_wants_one_call_at_a_time_gets_the_first_alone(apart: bool) -> None:
     calls = [{"function": {"name": name, "arguments": {}}} for name in "fgh"]
-    lines = [[one] for one in calls] if apart else [calls]
+    lines = [[call] for call in calls] if apart else [calls]
     said = (a_line(message={"role": "assistant", "content": "", "tool_calls": some}, done=False) for some in lines)
     first, *rest = read(b"".join(said) + the_end(), one_call=True)
     assert first.message is not None

@@ -31,7 +31,7 @@ async def test_a_chat_and_a_text_go_to_the_native_api() -> None:
     async with a_backend(keep_alive="30m") as (backend, server):
         chat = await everything(backend, prompt=Prompt(body=CHAT))
         text = await everything(backend, prompt=Prompt(body={"prompt": "Hello"}, path="/v1/completions"))
-    assert [(one.path, one.body["model"], one.body["keep_alive"]) for one in server.received] == [
+    assert [(request.path, request.body["model"], request.body["keep_alive"]) for request in server.received] == [
         ("/api/chat", "m", "30m"),
         ("/api/generate", "m", "30m"),
     ]
@@ -45,7 +45,7 @@ async def test_every_request_states_the_same_context_so_that_the_model_is_loaded
         for _ in range(3):
             await everything(backend)
             await backend.probe()
-        assert {one.body["options"]["num_ctx"] for one in server.received} == {16384}
+        assert {request.body["options"]["num_ctx"] for request in server.received} == {16384}
         assert server.loads == 1
 
 

@@ -226,7 +226,7 @@ async def test_nothing_is_left_of_clients_that_leave_at_random(seed: int, tmp_pa
             await asyncio.sleep(rng.random() / 100)
             leaving.cancel()
         outcomes = await asyncio.gather(*clients, return_exceptions=True)
-        assert not [one for one in outcomes if isinstance(one, Exception)]
+        assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         backend.check()
         assert backend.open_requests == 0
         await eventually(lambda: not engine.sequences and not server.service.open_requests)

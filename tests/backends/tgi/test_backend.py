@@ -88,7 +88,7 @@ async def test_a_text_goes_to_the_native_api_which_knows_more_of_it() -> None:
         },
     }
     assert text_of(deltas) == TEXT
-    assert all(len(one.top) == 2 for delta in deltas for one in delta.logprobs)
+    assert all(len(logprob.top) == 2 for delta in deltas for logprob in delta.logprobs)
     assert deltas[-1].usage == Usage(5, len(TEXT) + 1)
 
 
@@ -107,8 +107,8 @@ async def test_any_name_means_the_model_but_for_those_of_adapters() -> None:
             await everything(backend, a_request(model=name), Prompt(body=CHAT))
             await everything(backend, a_request(model=name), a_text())
         chats, texts = server.received[::2], server.received[1::2]
-    assert [one.body["model"] for one in chats] == ["tgi", "tgi", "sql-lora"]
-    assert [one.body["parameters"].get("adapter_id") for one in texts] == [None, None, "sql-lora"]
+    assert [chat.body["model"] for chat in chats] == ["tgi", "tgi", "sql-lora"]
+    assert [text.body["parameters"].get("adapter_id") for text in texts] == [None, None, "sql-lora"]
 
 
 @pytest.mark.parametrize(

@@ -206,18 +206,18 @@ def as_chatml(written: Written, count: Count) -> int:
     if written.tools:
         lines = "\n".join(map(json.dumps, written.tools))
         tools = count(f"\n\n# Tools\n\nYou may call one or more functions.\n<tools>\n{lines}\n</tools>\n\nReturn JSON.")
-    return 3 + tools + sum(3 + count(one["role"]) + count(one["content"]) for one in written.messages)
+    return 3 + tools + sum(3 + count(message["role"]) + count(message["content"]) for message in written.messages)
 
 
 def as_llama(written: Written, count: Count) -> int:
     """By a template with a preamble, which prints tools on many lines."""
-    tools = 60 + count("\n\n".join(json.dumps(one, indent=4) for one in written.tools)) if written.tools else 0
-    return 30 + tools + sum(5 + count(one["content"].strip()) for one in written.messages)
+    tools = 60 + count("\n\n".join(json.dumps(tool, indent=4) for tool in written.tools)) if written.tools else 0
+    return 30 + tools + sum(5 + count(message["content"].strip()) for message in written.messages)
 
 
 def without_tools(written: Written, count: Count) -> int:
     """By a template that knows nothing of tools."""
-    return 1 + sum(4 + count(one["content"]) for one in written.messages)
+    return 1 + sum(4 + count(message["content"]) for message in written.messages)
 
 
 def _trained_on() -> list[str]:
@@ -292,7 +292,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], Count], Callable[[Written, Count], int]
 
 def measured_prompt(written: Written) -> Measured:
     """What the router measures of `written`."""
-    texts = [one["content"] for one in written.messages if one["role"] != "assistant"]
-    replies = [one["content"] for one in written.messages if one["role"] == "assistant"]
+    texts = [message["content"] for message in written.messages if message["role"] != "assistant"]
+    replies = [message["content"] for message in written.messages if message["role"] == "assistant"]
     tools = written.tools_json
     return measured(texts, replies=replies, is_chat=True, tools=len(written.tools), tool_bytes=len(tools.encode()))

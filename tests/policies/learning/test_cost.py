@@ -150,11 +150,11 @@ def test_what_it_told_of_itself_is_off_as_that_of_the_others_was() -> None:
     peers = Peers()
     slow, fast = LatencyModel(peers), LatencyModel(peers)
     slow.told(2e-3)
-    told = slow.snapshot()
+    snapshot = slow.snapshot()
     for uncached in (500, 2000, 8000) * 20:
-        slow.observe_ttft(prefill_work(uncached), Ahead(), 3 * told.ttft_s(uncached))
+        slow.observe_ttft(prefill_work(uncached), Ahead(), 3 * snapshot.ttft_s(uncached))
     fast.told(1e-3)
-    assert fast.snapshot().ttft_s(2000) == pytest.approx(1.5 * told.ttft_s(2000), rel=0.1)
+    assert fast.snapshot().ttft_s(2000) == pytest.approx(1.5 * snapshot.ttft_s(2000), rel=0.1)
     assert LatencyModel().snapshot() == TYPICAL
 
 

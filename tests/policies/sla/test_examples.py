@@ -90,7 +90,7 @@ def test_what_follows_a_miss_is_what_the_comments_say() -> None:
     assert "batch" not in mixed.on_miss
     assert saas.on_miss["free"] == (Shed(),)
     assert saas.tenants["globex"].model_limits == {"large": Limits(tokens_per_minute=2_000_000, concurrent=16)}
-    assert [one.floor for one in saas.classes.values()] == [0.0, 0.2, 0.05]
+    assert [service_class.floor for service_class in saas.classes.values()] == [0.0, 0.2, 0.05]
 
 
 def test_every_file_is_tested_and_in_the_list() -> None:

@@ -66,7 +66,7 @@ def test_every_example_fits_the_schema_and_names_it(file: Path) -> None:
     assert (file.parent / link).resolve() == ROOT / "docs/sla.schema.json"
 
 
-@pytest.mark.parametrize("mutation", [one for one in MUTATIONS if one.structural], ids=str)
+@pytest.mark.parametrize("mutation", [mutation for mutation in MUTATIONS if mutation.structural], ids=str)
 def test_a_mistake_of_structure_is_seen_by_an_editor(mutation: Mutation) -> None:
     assert complaints(mutation.text)
 

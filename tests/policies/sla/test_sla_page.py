@@ -47,7 +47,7 @@ def test_the_examples_of_the_page_are_one_sound_file_in_the_order_of_its_section
     parsed = examine(text, source="sla.md", outside=outside_of(text))
     config = parsed.config
     assert parsed.doubts == ()
-    assert [one.split(":")[0] for one in examples] == list(SECTIONS)
+    assert [example.split(":")[0] for example in examples] == list(SECTIONS)
     assert list(config.on_miss) == ["interactive", "long-rag"]
     assert config.tenants["acme"].model_limits["llama-70b"].tokens_per_minute == 1_000_000
     assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == list(SECTIONS)

@@ -63,7 +63,7 @@ async def asked(gateway: Gateway, key: str, document: str = DOCUMENT) -> tuple[L
 def visible(listener: Listener, why: Explanation) -> Any:
     """All that its answer tells a client, but for names and draws between equals."""
     blank = replace(why, request="", tenant="", equals=(), chosen=None, candidates=())
-    rows = [(one.held_tokens, one.scores, one.total) for one in why.candidates]
+    rows = [(candidate.held_tokens, candidate.scores, candidate.total) for candidate in why.candidates]
     return blank, rows, listener.heard[-1].usage
 
 

@@ -147,7 +147,7 @@ async def test_log_and_decision_log_have_all_of_it(tmp_path: Path, caplog: pytes
     assert (status, body["error"]["code"]) == (502, "backend_failed")
     assert json.loads(path.read_text())["error"] == str(FAILURES[0])
     warned, ended = (
-        next(one.getMessage() for one in caplog.records if one.name == name)
+        next(record.getMessage() for record in caplog.records if record.name == name)
         for name in ("pointsman.pipeline", "pointsman.outcome")
     )
     assert str(FAILURES[0]) in warned

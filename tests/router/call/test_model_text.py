@@ -111,9 +111,9 @@ async def test_a_shard_without_a_tokenizer_answers_token_ids_and_says_what_text_
         assert (await client.answer(COMPLETIONS, {"model": MODEL, "prompt": [1, 2, 3]}))[0] == 200
         assert bare.prompts[0].token_ids == pack([1, 2, 3])
         for path, body in ((CHAT, a_chat()), (COMPLETIONS, {"model": MODEL, "prompt": "hello"})):
-            status, told = await client.answer(path, body)
+            status, reply = await client.answer(path, body)
             assert status == 400
-            assert "has no tokenizer, so it reads no text" in told["error"]["message"]
+            assert "has no tokenizer, so it reads no text" in reply["error"]["message"]
     a_checkpoint(tmp_path)
     async with a_router(Bare(), config=with_pool(str(tmp_path))) as router, a_client(router) as client:
         assert (await client.answer(CHAT, a_chat()))[0] == 200

@@ -46,7 +46,7 @@ async def test_rules_see_what_no_backend_holds_and_the_index_is_walked_once() ->
     gateway.cluster.drain("b0")
     await serve(warm, gateway)
     assert [why.service_class for why in cold.why] == ["chat"] * len(cold.why)
-    assert [one.service_class for backend in backends for one in backend.requests].count("batch") == 1
+    assert [request.service_class for backend in backends for request in backend.requests].count("batch") == 1
     assert (warm.why[0].chosen, warm.why[0].service_class) == ("b1", "batch")
     assert warm.why[0].uncached_tokens == request.prompt_tokens - 64 * len(request.block_keys)
     # one for each request, and one for the second try of the first

@@ -80,9 +80,9 @@ def test_an_adapter_is_told_of_where_one_was_asked_for() -> None:
     first, second = TOLD.candidates
     told = replace(TOLD, model="sql", candidates=(replace(first, adapter="ready"), replace(second, adapter="loads")))
     assert "adapter   sql: own-0 has it ready; own-1 has yet to load it" in as_text(told).splitlines()
-    assert [one["adapter"] for one in json.loads(as_json(told))["candidates"]] == ["ready", "loads"]
+    assert [candidate["adapter"] for candidate in json.loads(as_json(told))["candidates"]] == ["ready", "loads"]
     assert "adapter" not in as_text(TOLD)
-    assert not any("adapter" in one for one in json.loads(as_json(TOLD))["candidates"])
+    assert not any("adapter" in candidate for candidate in json.loads(as_json(TOLD))["candidates"])
 
 
 def test_text_of_a_class_without_targets_says_nothing_of_them() -> None:

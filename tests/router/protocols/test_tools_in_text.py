@@ -44,10 +44,10 @@ async def test_the_official_client_gets_tool_calls(is_streamed: bool) -> None:
         if is_streamed:
             async with client.chat.completions.stream(**asked) as stream:
                 await stream.until_done()
-                said = await stream.get_final_completion()
+                answer = await stream.get_final_completion()
         else:
-            said = await client.chat.completions.create(**asked)
-    (choice,) = said.choices
+            answer = await client.chat.completions.create(**asked)
+    (choice,) = answer.choices
     assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")
     (call,) = choice.message.tool_calls or ()
     assert call.type == "function"
@@ -58,22 +58,22 @@ async def test_anthropics_client_gets_them_too() -> None:
     tools: list[Any] = [{"name": "weather", "input_schema": {"type": "object"}}]
     client = anthropic.AsyncAnthropic
     async with a_router(saying(CALL)) as router, client(base_url=router.http_url, api_key=KEY) as caller:
-        said = await caller.messages.create(
+        answer = await caller.messages.create(
             model=MODEL, max_tokens=99, messages=[{"role": "user", "content": "hi"}], tools=tools
         )
-    (block,) = said.content
+    (block,) = answer.content
     assert block.type == "tool_use"
-    assert (block.name, block.input, said.stop_reason) == ("weather", {"at": "Bonn"}, "tool_use")
+    assert (block.name, block.input, answer.stop_reason) == ("weather", {"at": "Bonn"}, "tool_use")
 
 
 async def test_without_tools_the_same_text_is_text() -> None:
     async with a_router(saying(CALL)) as router, official(router.http_url) as client:
-        said = await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
-    assert said.choices[0].message.content == CALL
+        answer = await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+    assert answer.choices[0].message.content == CALL
 
 
 async def test_a_backend_that_was_sent_the_tools_is_left_to_read_its_own_text() -> None:
     asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
     async with a_router(saying(CALL, speaks_tokens=False)) as router, official(router.http_url) as client:
-        said = await client.chat.completions.create(**asked)
-    assert said.choices[0].message.content == CALL
+        answer = await client.chat.completions.create(**asked)
+    assert answer.choices[0].message.content == CALL

@@ -43,7 +43,7 @@ def an_ask(*texts: str, **fields: Any) -> Ask:
 
 
 def counts(tokens: list[Tokens] | None) -> list[int] | None:
-    return None if tokens is None else [one.count for one in tokens]
+    return None if tokens is None else [token.count for token in tokens]
 
 
 async def test_what_was_told_is_remembered_for_its_domain_alone() -> None:

@@ -115,12 +115,12 @@ def test_events_name_the_tier():
     house.leave(2)
     events = house.pool.prefix.drain_events()
     second = next(one.key for one in house.pool.prefix if one.block is not None)
-    assert [one for one in events if one.tier == "device"] == [
+    assert [event for event in events if event.tier == "device"] == [
         CacheEvent(CacheChange.STORED, (first,)),
         CacheEvent(CacheChange.EVICTED, (first,)),
         CacheEvent(CacheChange.STORED, (second,)),
     ]
-    assert [one for one in events if one.tier == "host"] == [CacheEvent(CacheChange.STORED, (first,), "host")]
+    assert [event for event in events if event.tier == "host"] == [CacheEvent(CacheChange.STORED, (first,), "host")]
     assert house.pool.prefix.snapshot() == (
         CacheEvent(CacheChange.STORED, (second,), "device"),
         CacheEvent(CacheChange.STORED, (first,), "host"),

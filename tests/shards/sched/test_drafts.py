@@ -82,5 +82,5 @@ def test_no_other_lengths_give_more_tokens_per_second(seed):
         return tokens / seconds
 
     chosen = draft_lengths(prospects, rows=rows, context_tokens=100 * rows, cost=cost)
-    best = max(map(rate, itertools.product(*(range(one.most + 1) for one in prospects))))
-    assert rate(tuple(chosen.get(one.id, 0) for one in prospects)) == pytest.approx(best)
+    best = max(map(rate, itertools.product(*(range(prospect.most + 1) for prospect in prospects))))
+    assert rate(tuple(chosen.get(prospect.id, 0) for prospect in prospects)) == pytest.approx(best)

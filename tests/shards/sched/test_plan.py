@@ -173,9 +173,15 @@ def test_the_first_short_prompt_is_in_the_next_step_and_no_step_is_longer_than_i
     rng.shuffle(work)
     plan = plan_step(work, cost, LIMITS)
     prompts.sort(key=lambda one: (one.rank, one.arrival))
-    costs = {one.id: cost.marginal_s(prefill_shape(one.computed_tokens, one.ready_tokens)) for one in prompts}
-    short = [one for one in prompts if costs[one.id] <= LIMITS.step_s / 2 and one.ready_tokens <= LIMITS.chunk_tokens]
-    long = [one for one in prompts if one not in short]
+    costs = {
+        prompt.id: cost.marginal_s(prefill_shape(prompt.computed_tokens, prompt.ready_tokens)) for prompt in prompts
+    }
+    short = [
+        prompt
+        for prompt in prompts
+        if costs[prompt.id] <= LIMITS.step_s / 2 and prompt.ready_tokens <= LIMITS.chunk_tokens
+    ]
+    long = [prompt for prompt in prompts if prompt not in short]
     if short:
         assert plan[short[0].id] == short[0].ready_tokens
     decode_s = cost.predict_s(shape_of(decoding, dict.fromkeys([one.id for one in decoding], 1)))

@@ -131,7 +131,7 @@ def test_predictions_reach_the_stream_of_their_request() -> None:
     ((stream, items),) = translate.shares(report).items()
     (message,) = translate.step_reports(items, epoch=1, step=1)
     assert stream == 2
-    assert [(one.request, one.ttft_s) for one in message.predictions] == [(7, 1.5)]
+    assert [(prediction.request, prediction.ttft_s) for prediction in message.predictions] == [(7, 1.5)]
 
 
 def test_each_stream_gets_its_own_share_in_order() -> None:

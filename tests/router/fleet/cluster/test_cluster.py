@@ -159,7 +159,7 @@ async def test_a_backend_that_joins_a_slow_pool_is_believed_to_be_as_slow() -> N
             flight.heard(Delta("x"), clock.now)
     async with cluster:
         await cluster.add(a_backend("b1"))
-        view = {one.name: one for one in cluster.view(clock.now).backends}
+        view = {backend.name: backend for backend in cluster.view(clock.now).backends}
     assert predicted_ttft_s(request, view["b0"]) > 10.0
     assert predicted_ttft_s(request, view["b1"]) == pytest.approx(predicted_ttft_s(request, view["b0"]), rel=0.2)
     assert predicted_ttft_s(request, view["other"]) < 1.0, "other pools are other machines"

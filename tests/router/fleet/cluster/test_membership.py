@@ -114,7 +114,7 @@ def test_who_is_removed_gets_nothing_new_and_ends_what_it_has() -> None:
             cluster.end(flight)
             await removal
             assert closed.is_set()
-            assert [one.name for one in cluster.view(0.0).backends] == ["b0"]
+            assert [backend.name for backend in cluster.view(0.0).backends] == ["b0"]
             assert gone == ["b1"]
             assert "b1" not in cluster
             cluster.check()
@@ -170,7 +170,7 @@ def test_a_backend_that_does_not_close_is_let_go_all_the_same() -> None:
         async with a_cluster(a_mortal("b0")) as cluster:
             await cluster.add(Stuck("b1", "own", models=frozenset({MODEL})))
             await cluster.remove("b1", within_s=0.0)
-            assert [one.name for one in cluster.view(0.0).backends] == ["b0"]
+            assert [backend.name for backend in cluster.view(0.0).backends] == ["b0"]
             cluster.check()
 
     virtually(run)
@@ -274,7 +274,7 @@ def test_joins_leaves_and_deaths_lose_no_request_that_had_not_streamed(seed: int
             assert blowing.exception() is None
             assert storm.events == 120
             gateway.check()
-            assert {one.name for one in gateway.cluster.view(0.0).backends} == set(storm.mortals)
+            assert {backend.name for backend in gateway.cluster.view(0.0).backends} == set(storm.mortals)
             told = gateway.observer.exposition()[0].decode()
             series = {line.split('backend="')[1].split('"')[0] for line in told.splitlines() if 'backend="' in line}
             assert series <= {*storm.mortals, "none"}, "series of backends that are gone are left"
@@ -287,7 +287,7 @@ def test_many_that_die_at_once_cost_a_request_no_try_where_it_never_arrived() ->
         mortals = [a_mortal(f"b{number}") for number in range(9)]
         gateway = build(a_config(), backends=lambda _: mortals, health=HealthRules(probe_every_s=60.0)).gateway
         async with gateway.cluster:
-            await reached(gateway.cluster, *(one.name for one in mortals))
+            await reached(gateway.cluster, *(mortal.name for mortal in mortals))
             for one in mortals[1:]:
                 one.die()
             asker = Asker(0)

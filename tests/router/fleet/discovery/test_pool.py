@@ -32,7 +32,7 @@ class Scene:
 
     def there(self) -> dict[str, str]:
         now = asyncio.get_running_loop().time()
-        return {one.name: "draining" if one.draining else "well" for one in self.cluster.view(now).backends}
+        return {backend.name: "draining" if backend.draining else "well" for backend in self.cluster.view(now).backends}
 
 
 @asynccontextmanager

@@ -89,15 +89,15 @@ async def test_a_list_tells_everything_but_keys(path: Path) -> None:
     async with a_desk(path) as desk:
         made = await desk.issue(name="ci")
         await desk.chat(made["key"])
-        status, told = await desk.call("GET", KEYS)
+        status, reply = await desk.call("GET", KEYS)
         (file_hash,) = desk.router.gateway.config.tenants["acme"].key_hashes
-        issued, written = told["keys"]
+        issued, written = reply["keys"]
     assert (status, written) == (200, {"id": id_of(file_hash), "limits": {}, "from": "file"})
     assert issued["last_used"] >= made["created"]
     rest = {"name": "ci", "created": made["created"], "expires": None, "expired": False, "replaced_by": None}
     rest["limits"] = {}
     assert issued == {"id": made["id"], "last_used": issued["last_used"], "from": "api", **rest}
-    assert not {KEY, made["key"], "sha256"} & set(str(told).split("'"))
+    assert not {KEY, made["key"], "sha256"} & set(str(reply).split("'"))
 
 
 async def test_a_request_that_runs_when_its_key_is_revoked_ends_normally(path: Path) -> None:

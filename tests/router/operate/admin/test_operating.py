@@ -23,7 +23,7 @@ async def test_a_drained_backend_gets_nothing_until_it_is_undrained() -> None:
         )
         for _ in range(3):
             await operator.ask("labs")
-        assert {one.chosen for one in (await operator.snapshot()).decisions} == {"own-1"}
+        assert {decision.chosen for decision in (await operator.snapshot()).decisions} == {"own-1"}
         await operator.call("PATCH", path, {"draining": False})
         await operator.call("PATCH", "/admin/backends/own-1", {"draining": True})
         await operator.ask("labs")
@@ -36,7 +36,7 @@ async def test_a_weight_takes_effect_with_the_next_decision() -> None:
             200,
             {"backend": "own-1", "draining": False, "weight": 2.5},
         )
-        assert [one.weight for one in operator.router.gateway.cluster.view(0.0).backends] == [1.0, 2.5]
+        assert [backend.weight for backend in operator.router.gateway.cluster.view(0.0).backends] == [1.0, 2.5]
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ async def test_a_weight_takes_effect_with_the_next_decision() -> None:
 )
 async def test_a_change_that_makes_no_sense_changes_nothing(name: str, body: Any, message: str) -> None:
     async with an_operator() as operator:
-        status, told = await operator.call("PATCH", f"/admin/backends/{name}", body)
-        assert (status, message in told["error"]["message"]) == (400, True), told
-        assert all(one.weight == 1.0 and not one.draining for one in (await operator.snapshot()).backends)
+        status, reply = await operator.call("PATCH", f"/admin/backends/{name}", body)
+        assert (status, message in reply["error"]["message"]) == (400, True), reply
+        assert all(backend.weight == 1.0 and not backend.draining for backend in (await operator.snapshot()).backends)
 
 
 async def test_a_body_that_is_not_json_is_refused() -> None:
     async with an_operator() as operator:
-        status, told = await operator.call("PATCH", "/admin/backends/own-0", headers={"x": "y"})
-        assert (status, "not JSON" in told["error"]["message"]) == (400, True)
+        status, reply = await operator.call("PATCH", "/admin/backends/own-0", headers={"x": "y"})
+        assert (status, "not JSON" in reply["error"]["message"]) == (400, True)
 
 
 async def test_usage_is_told_per_tenant_and_model_as_json_and_as_a_sheet() -> None:
@@ -70,9 +70,9 @@ async def test_usage_is_told_per_tenant_and_model_as_json_and_as_a_sheet() -> No
         await operator.ask("acme", words=100)
         await operator.ask("acme", words=100)
         await operator.ask("nobody", words=10)
-        _, told = await operator.get("/admin/usage")
+        _, reply = await operator.get("/admin/usage")
         _, sheet = await operator.get("/admin/usage.csv")
-    acme, everyone = told["usage"]
+    acme, everyone = reply["usage"]
     assert (acme["tenant"], acme["model"], acme["requests"], acme["finished"]) == ("acme", "tiny", 2, 2)
     assert (acme["completion_tokens"], acme["cached_tokens"]) == (16, 64)
     assert acme["cost"] == pytest.approx(acme["prompt_tokens"] - 64 + 6.4 + 4 * 16)
@@ -86,16 +86,16 @@ async def test_usage_is_told_per_tenant_and_model_as_json_and_as_a_sheet() -> No
 
 async def test_a_cache_that_cannot_be_cleared_is_said_to_be_there_still() -> None:
     async with an_operator(ScriptedBackend("own-0")) as operator:
-        status, told = await operator.call("DELETE", "/admin/tenants/acme/cache")
-        assert (status, told["complete"], told["tenants"]) == (200, False, ["acme"])
-        assert told["backends"][0]["cleared"] is False
+        status, reply = await operator.call("DELETE", "/admin/tenants/acme/cache")
+        assert (status, reply["complete"], reply["tenants"]) == (200, False, ["acme"])
+        assert reply["backends"][0]["cleared"] is False
         assert await operator.get("/admin/prefixes") == (200, {"prefixes": []})
 
 
 async def test_the_cache_of_a_tenant_that_is_not_there_is_not_cleared() -> None:
     async with an_operator() as operator:
-        status, told = await operator.call("DELETE", "/admin/tenants/acmee/cache")
-        assert (status, told["error"]["param"], "did you mean 'acme'?" in told["error"]["message"]) == (
+        status, reply = await operator.call("DELETE", "/admin/tenants/acmee/cache")
+        assert (status, reply["error"]["param"], "did you mean 'acme'?" in reply["error"]["message"]) == (
             400,
             "tenant",
             True,

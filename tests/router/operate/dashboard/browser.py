@@ -141,11 +141,11 @@ class Page:
         message = {"id": number, "method": method, "params": params}
         await self._socket.send_json({**message, "sessionId": self._session} if self._session else message)
         while True:
-            told = await self._socket.receive_json()
-            self._hear(told)
-            if told.get("id") == number:
-                assert "error" not in told, f"{method}: {told['error']}"
-                return told["result"]
+            content = await self._socket.receive_json()
+            self._hear(content)
+            if content.get("id") == number:
+                assert "error" not in content, f"{method}: {content['error']}"
+                return content["result"]
 
     def _hear(self, told: dict[str, Any]) -> None:
         params = told.get("params", {})

@@ -57,7 +57,7 @@ def test_a_decision_is_followed_to_its_end() -> None:
     answer(telemetry, clock, "other")
     (_, other) = board.rows()
     assert (other.outcome, other.ttft_s, other.usage.cached_tokens, other.ended_at) == ("finished", 0.5, 40, 1001.5)
-    assert [one.request for one in board.rows(since=before)] == ["other"]
+    assert [row.request for row in board.rows(since=before)] == ["other"]
     assert board.row(other.number) is other
     board.check()
 

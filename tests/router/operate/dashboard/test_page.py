@@ -105,7 +105,7 @@ async def test_a_backend_is_drained_weighed_and_dies_before_ones_eyes(browser: s
         await page.until(SHOWN)
         await page.run("document.querySelector('[aria-label=\"drain own-1\"]').click()")
         await page.until("/◐ draining/.test(document.querySelector('#backends').innerText)")
-        assert [one.draining for one in (await operator.snapshot()).backends] == [False, True]
+        assert [backend.draining for backend in (await operator.snapshot()).backends] == [False, True]
         await page.run("document.querySelector('[aria-label=\"undrain own-1\"]').click()")
         await page.until("!/draining/.test(document.querySelector('#backends').innerText)")
         await page.run("document.querySelector('[aria-label=\"weight of own-0\"]').focus()")
@@ -135,7 +135,7 @@ async def test_a_request_is_explained(browser: str) -> None:
         await page.run("document.querySelector('#explain').requestSubmit()")
         await page.until("/✕ prompt_tokens/.test(document.querySelector('#explained').innerText)")
         # the browser itself notes an answer of 400
-        assert [one for one in page.complaints if "400" not in one] == []
+        assert [complaint for complaint in page.complaints if "400" not in complaint] == []
         page.complaints.clear()
 
 
@@ -149,7 +149,7 @@ async def test_the_key_is_asked_for_once_and_not_kept_longer_than_the_tab(browse
         await page.until(SHOWN)
         assert await page.run("sessionStorage.getItem('pointsman-admin-key')") == ADMIN
         assert await page.run("JSON.stringify(localStorage)") == '{"pointsman-theme":"system"}'
-        assert [one for one in page.complaints if "401" not in one] == []
+        assert [complaint for complaint in page.complaints if "401" not in complaint] == []
         page.complaints.clear()
 
 

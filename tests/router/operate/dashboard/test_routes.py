@@ -58,20 +58,20 @@ async def test_a_snapshot_tells_of_classes_tenants_backends_and_decisions() -> N
     async with an_operator(PacedBackend("own-0")) as operator:
         await operator.ask()
         await operator.ask()
-        told = await operator.snapshot()
-    assert [one.name for one in told.classes] == ["interactive", "long-rag", "batch"]
-    first = told.classes[0]
+        shown = await operator.snapshot()
+    assert [service_class.name for service_class in shown.classes] == ["interactive", "long-rag", "batch"]
+    first = shown.classes[0]
     assert (first.ttft.count, first.ttft.target_s, first.outcomes) == (2, 0.25, {"finished": 2})
     assert first.ttft.is_kept is True
-    assert told.classes[1].ttft.is_kept is None
-    acme = told.tenants[0]
+    assert shown.classes[1].ttft.is_kept is None
+    acme = shown.tenants[0]
     assert (acme.name, acme.share, acme.entitled, acme.outcomes) == ("acme", 1.0, 1.0, {"finished": 2})
     assert 0 < acme.cached_tokens < acme.prompt_tokens
     assert acme.budgets["cost"].remaining == 40_000_000 - math.ceil(acme.cost)
-    assert {one.name: one.state for one in told.backends} == {"own-0": "well"}
-    assert [one.outcome for one in told.decisions] == ["finished", "finished"]
-    assert told.decisions[1].cached_tokens == 192
-    assert told.decisions[1].why == "the only candidate"
+    assert {backend.name: backend.state for backend in shown.backends} == {"own-0": "well"}
+    assert [decision.outcome for decision in shown.decisions] == ["finished", "finished"]
+    assert shown.decisions[1].cached_tokens == 192
+    assert shown.decisions[1].why == "the only candidate"
 
 
 async def test_a_snapshot_tells_of_prefixes_that_are_kept_first_of_those_that_are_not_as_they_should_be() -> None:
@@ -79,11 +79,11 @@ async def test_a_snapshot_tells_of_prefixes_that_are_kept_first_of_those_that_ar
         router, http = operator.router, operator.http
         for number, shards in enumerate((5, 1, 2)):
             await keep(router, http, "labs", a_document(number, 200), shards=shards, ttl="1h")
-        told = await operator.snapshot()
-    assert (told.all_prefixes, [one.state for one in told.prefixes]) == (3, ["partial", "ready", "ready"])
-    first, second, _ = told.prefixes
+        shown = await operator.snapshot()
+    assert (shown.all_prefixes, [prefix.state for prefix in shown.prefixes]) == (3, ["partial", "ready", "ready"])
+    first, second, _ = shown.prefixes
     assert "none of 2 backends" in first.message
-    assert [(one.backend, one.pinned_tokens == first.tokens, one.can_pin) for one in first.places] == [
+    assert [(place.backend, place.pinned_tokens == first.tokens, place.can_pin) for place in first.places] == [
         ("own-0", True, True),
         ("own-1", True, True),
     ]
@@ -98,7 +98,7 @@ async def test_only_what_has_changed_is_told_again() -> None:
         assert (await operator.snapshot(before.revision)).decisions == ()
         await operator.ask()
         after = await operator.snapshot(before.revision)
-        assert [one.number for one in after.decisions] == [2]
+        assert [decision.number for decision in after.decisions] == [2]
         assert len((await operator.snapshot(10**9)).decisions) == 2
 
 
@@ -122,8 +122,12 @@ async def test_a_dead_backend_and_a_drained_one_are_told_apart() -> None:
         backends[2].is_well = False
         while operator.router.gateway.cluster.view(0.0).backends[2].healthy:
             await operator.router.gateway.cluster.health_changed()
-        told = await operator.snapshot()
-        assert {one.name: one.state for one in told.backends} == {"own-0": "well", "own-1": "draining", "own-2": "ill"}
+        shown = await operator.snapshot()
+        assert {backend.name: backend.state for backend in shown.backends} == {
+            "own-0": "well",
+            "own-1": "draining",
+            "own-2": "ill",
+        }
         await operator.ask()
         (one,) = (await operator.snapshot()).decisions
         assert (one.chosen, one.why) == ("own-0", "the only candidate; 2 dropped by healthy")
@@ -151,11 +155,11 @@ async def test_why_a_backend_gets_no_requests_is_told() -> None:
 async def test_a_request_is_explained_on_paper_and_with_the_load_of_now() -> None:
     async with an_operator() as operator:
         wanted = {"prompt_tokens": "16k", "tenant": "acme", "held_tokens": {"own-1": "12k"}, "model": "tiny"}
-        status, told = await operator.call("POST", "/admin/explain", {**wanted, "live": True})
-        assert (status, told["service_class"], told["chosen"]) == (200, "long-rag", "own-1")
-        assert told["skipped"][0]["why"] == ["tenant is acme, not archive"]
-        status, told = await operator.call("POST", "/admin/explain", {"prompt_tokens": 10, "tenant": "archive"})
-        assert (status, told["service_class"]) == (200, "batch")
+        status, reply = await operator.call("POST", "/admin/explain", {**wanted, "live": True})
+        assert (status, reply["service_class"], reply["chosen"]) == (200, "long-rag", "own-1")
+        assert reply["skipped"][0]["why"] == ["tenant is acme, not archive"]
+        status, reply = await operator.call("POST", "/admin/explain", {"prompt_tokens": 10, "tenant": "archive"})
+        assert (status, reply["service_class"]) == (200, "batch")
 
 
 @pytest.mark.parametrize(
@@ -173,8 +177,8 @@ async def test_a_request_is_explained_on_paper_and_with_the_load_of_now() -> Non
 )
 async def test_a_description_that_cannot_be_read_is_refused(body: Any, message: str | None) -> None:
     async with an_operator() as operator:
-        status, told = await operator.call("POST", "/admin/explain", body)
-        assert (status, message is None or message in told["error"]["message"]) == (
+        status, reply = await operator.call("POST", "/admin/explain", body)
+        assert (status, message is None or message in reply["error"]["message"]) == (
             200 if message is None else 400,
             True,
         )
@@ -209,9 +213,9 @@ async def test_the_page_loads_nothing_from_elsewhere() -> None:
 async def test_other_pages_in_a_browser_of_this_machine_may_not_operate_a_port_without_keys(headers: Any) -> None:
     async with an_operator() as operator:
         for method, path in (("GET", "/admin/snapshot"), ("PATCH", "/admin/backends/own-0"), ("GET", "/dashboard")):
-            status, told = await operator.call(method, path, {"draining": True}, headers=headers)
-            assert (status, told["error"]["code"]) == (403, "permission_denied")
-        assert not any(one.draining for one in (await operator.snapshot()).backends)
+            status, reply = await operator.call(method, path, {"draining": True}, headers=headers)
+            assert (status, reply["error"]["code"]) == (403, "permission_denied")
+        assert not any(backend.draining for backend in (await operator.snapshot()).backends)
 
 
 async def test_the_page_itself_may() -> None:

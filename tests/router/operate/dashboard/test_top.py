@@ -45,7 +45,7 @@ async def test_what_is_not_reported_or_estimated_is_shown_as_such() -> None:
     async with an_operator(PacedBackend("own-0")) as operator:
         await operator.ask()
         told, (decision,) = await asyncio.to_thread(Source(str(operator.router.admin), None).read)
-    silent = replace(told, backends=tuple(replace(one, hit_share=None) for one in told.backends))
+    silent = replace(told, backends=tuple(replace(backend, hit_share=None) for backend in told.backends))
     console = Console(width=200)
     with console.capture() as captured:
         console.print(frame(silent, [replace(decision, likely_prompt_tokens=(1, 9))], lines=30, width=200))
@@ -87,8 +87,8 @@ async def test_decisions_are_followed_from_frame_to_frame() -> None:
         assert len((await asyncio.to_thread(source.read))[1]) == 1
         await operator.ask()
         told, decisions = await asyncio.to_thread(source.read)
-        assert [one.number for one in decisions] == [2, 1]
-        assert [one.number for one in told.decisions] == [2]
+        assert [decision.number for decision in decisions] == [2, 1]
+        assert [decision.number for decision in told.decisions] == [2]
         assert [one.number for one in (await asyncio.to_thread(source.read))[1]] == [2, 1]
 
 

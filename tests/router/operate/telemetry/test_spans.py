@@ -127,12 +127,12 @@ async def test_a_retry_is_a_sibling_with_a_queue_of_its_own(monkeypatch: pytest.
     attempts = [span for span in collector.named(f"chat {MODEL}") if span.kind == "client"]
     call = collector.one(f"chat {MODEL}", "server")
     assert status == 200
-    assert {one.attributes["pointsman.backend"] for one in attempts} == {"b0", "b1", "b2"}
-    assert [one.attributes["pointsman.attempt"] for one in attempts] == [1, 2, 3]
-    assert [one.is_error for one in attempts] == [True, True, False]
-    assert [one.said for one in attempts] == ["no (is it up?)", "no (is it up?)", ""]
-    assert all(one.parent_id == call.id for one in attempts)
-    assert all(one.attributes["error.type"] == "backend_failed" for one in attempts[:-1])
+    assert {attempt.attributes["pointsman.backend"] for attempt in attempts} == {"b0", "b1", "b2"}
+    assert [attempt.attributes["pointsman.attempt"] for attempt in attempts] == [1, 2, 3]
+    assert [attempt.is_error for attempt in attempts] == [True, True, False]
+    assert [attempt.said for attempt in attempts] == ["no (is it up?)", "no (is it up?)", ""]
+    assert all(attempt.parent_id == call.id for attempt in attempts)
+    assert all(attempt.attributes["error.type"] == "backend_failed" for attempt in attempts[:-1])
     assert len(collector.named("queue")) == len(collector.named("decide")) == 3
     assert not call.is_error
 

@@ -92,8 +92,8 @@ def test_openmetrics_has_the_trace_of_a_first_token_as_an_exemplar() -> None:
     a_sampled_call(telemetry)
     body, content_type = telemetry.exposition("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
-    samples = [one for family in text_string_to_metric_families(body.decode()) for one in family.samples]
-    (exemplar,) = (one.exemplar for one in samples if one.exemplar)
+    samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    (exemplar,) = (sample.exemplar for sample in samples if sample.exemplar)
     assert exemplar.labels == Sampled.ids._asdict()
     assert exemplar.value == pytest.approx(0.3)
 

@@ -277,26 +277,26 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
     async with a_router(backend) as router, official(router.http_url) as client:
         async with client.messages.stream(**a_message(tools=[WEATHER])) as stream:
             kinds = [event.type async for event in stream]
-            said = await stream.get_final_message()
+            answer = await stream.get_final_message()
         results = [
             {"type": "tool_result", "tool_use_id": block.id, "content": "rain"}
-            for block in said.content
+            for block in answer.content
             if block.type == "tool_use"
         ]
         history = [
             {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": [block.to_dict() for block in said.content]},
+            {"role": "assistant", "content": [block.to_dict() for block in answer.content]},
             {"role": "user", "content": results},
         ]
         async with client.messages.stream(**a_message(messages=history, tools=[WEATHER])) as stream:
             text = "".join([piece async for piece in stream.text_stream])
             last = await stream.get_final_message()
-    thinking, words, one, other = said.content
+    thinking, words, one, other = answer.content
     assert (thinking.type, thinking.thinking, thinking.signature) == ("thinking", "Let me look.", "sig")
     assert (words.type, words.text) == ("text", "A moment.")
     assert (one.type, one.id, one.name, one.input) == ("tool_use", "t1", "weather", {"at": "Bonn"})
     assert (other.type, other.id, other.input) == ("tool_use", "t2", {})
-    assert (said.stop_reason, said.usage.output_tokens) == ("tool_use", 9)
+    assert (answer.stop_reason, answer.usage.output_tokens) == ("tool_use", 9)
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
     assert (text, last.stop_reason) == ("It rains.", "end_turn")

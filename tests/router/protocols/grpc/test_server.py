@@ -106,7 +106,7 @@ async def test_tokens_are_counted_and_models_listed() -> None:
         await stub.Complete(chat, metadata=METADATA)
         models = (await stub.ListModels(pb.ListModelsRequest(), metadata=METADATA)).models
     assert counted.tokens == backend.requests[0].prompt_tokens
-    assert [(one.id, one.context_tokens, one.backends) for one in models] == [(MODEL, CONTEXT_TOKENS, 1)]
+    assert [(model.id, model.context_tokens, model.backends) for model in models] == [(MODEL, CONTEXT_TOKENS, 1)]
 
 
 def a_call_to_answer(tool_calls_json: str) -> pb.GenerateRequest:

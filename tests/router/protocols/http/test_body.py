@@ -67,15 +67,15 @@ CHUNKS = (b"5\r\n%s\r\n" % FIRST, b"%x\r\n%s\r\n0\r\n\r\n" % (len(SECOND), SECON
 )
 async def test_what_clients_and_proxies_make_of_a_chat_is_answered(pieces: tuple[bytes, ...]) -> None:
     async with a_router() as router:
-        said = await answered(router, *pieces)
-    assert said.split("\r\n")[0].endswith("200 OK")
-    assert '"content":"ok"' in said
+        answer = await answered(router, *pieces)
+    assert answer.split("\r\n")[0].endswith("200 OK")
+    assert '"content":"ok"' in answer
 
 
 async def test_who_waits_to_be_told_to_go_on_is_told() -> None:
     async with a_router() as router:
-        said = await answered(router, a_post(b"", "Expect: 100-continue", length=len(BODY)), BODY)
-    assert said.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+        answer = await answered(router, a_post(b"", "Expect: 100-continue", length=len(BODY)), BODY)
+    assert answer.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
 
 
 @pytest.mark.parametrize(
@@ -91,45 +91,45 @@ async def test_who_waits_to_be_told_to_go_on_is_told() -> None:
 )
 async def test_what_is_no_json_in_utf_8_is_told_so(body: bytes, words: str) -> None:
     async with a_router() as router:
-        said = await answered(router, a_post(body))
-    assert said.startswith("HTTP/1.1 400")
-    assert words in said
+        answer = await answered(router, a_post(body))
+    assert answer.startswith("HTTP/1.1 400")
+    assert words in answer
 
 
 async def test_a_body_as_deep_as_the_limit_is_answered() -> None:
     async with a_router() as router:
-        said = await answered(router, a_post(a_chat_with(MOST_LEVELS - 1)))
-    assert said.startswith("HTTP/1.1 200")
+        answer = await answered(router, a_post(a_chat_with(MOST_LEVELS - 1)))
+    assert answer.startswith("HTTP/1.1 200")
 
 
 async def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes() -> None:
     async with a_router(config=a_config(max_body_bytes=10_000)) as router:
-        said = await answered(router, a_post(b"", length=10_001))
-    assert said.startswith("HTTP/1.1 413")
-    assert "larger than 10000 bytes" in said
+        answer = await answered(router, a_post(b"", length=10_001))
+    assert answer.startswith("HTTP/1.1 413")
+    assert "larger than 10000 bytes" in answer
 
 
 async def test_a_small_body_that_unpacks_to_a_large_one_is_too_large() -> None:
     async with a_router(config=a_config(max_body_bytes=10_000)) as router:
-        said = await answered(router, a_post(gzip.compress(b" " * 10_000_000), "Content-Encoding: gzip"))
-    assert said.startswith("HTTP/1.1 413")
+        answer = await answered(router, a_post(gzip.compress(b" " * 10_000_000), "Content-Encoding: gzip"))
+    assert answer.startswith("HTTP/1.1 413")
 
 
 async def test_a_body_of_which_nothing_comes_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.start.app._LIMITS", ServerLimits(body_s=0.1))
     async with a_router() as router:
-        said = await answered(router, a_post(BODY[:9], length=len(BODY)))
-    assert said.startswith("HTTP/1.1 400")
-    assert "nothing of the body came for 0.1 s" in said
+        answer = await answered(router, a_post(BODY[:9], length=len(BODY)))
+    assert answer.startswith("HTTP/1.1 400")
+    assert "nothing of the body came for 0.1 s" in answer
 
 
 async def test_a_body_that_comes_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.start.app._LIMITS", ServerLimits(body_s=0.4))
     pieces = [BODY[at : at + 3] for at in range(0, len(BODY), 3)]
     async with a_router() as router:
-        said = await answered(router, a_post(b"", length=len(BODY)), *pieces)
+        answer = await answered(router, a_post(b"", length=len(BODY)), *pieces)
     assert len(pieces) * 0.02 > 0.4, "each piece is sent 20 ms after the one before"
-    assert said.startswith("HTTP/1.1 200")
+    assert answer.startswith("HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("sent", [b"hello\r\n\r\n", b"GET / HTTP/1.1\r\nX-Api-Key: secret\r\nBad Header\r\n\r\n"])
@@ -137,7 +137,9 @@ async def test_what_is_no_http_is_no_error_of_ours(sent: bytes, caplog: pytest.L
     with caplog.at_level(logging.INFO):
         async with a_router() as router:
             assert "400" in await answered(router, sent)
-    told = [(one.levelname, one.getMessage().partition(":")[0]) for one in caplog.records if "http" in one.name]
+    told = [
+        (record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records if "http" in record.name
+    ]
     assert told == [("INFO", "a client sent what is no HTTP")]
     assert "secret" not in caplog.text
 

@@ -67,13 +67,13 @@ async def test_a_chat_is_streamed_piece_by_piece_and_ends_with_usage_and_done() 
     async with a_router(ScriptedBackend(scripts=[an_answer("Hel", "lo")])) as router, a_client(router) as client:
         events = await events_of(client, CHAT, a_chat(stream_options={"include_usage": True}))
     chunks = contents(events)
-    assert [one["choices"][0]["delta"] for one in chunks[:-1]] == [
+    assert [chunk["choices"][0]["delta"] for chunk in chunks[:-1]] == [
         {"role": "assistant", "content": "Hel"},
         {"content": "lo"},
         {},
     ]
     assert chunks[2]["choices"][0]["finish_reason"] == "stop"
-    assert all(one["usage"] is None for one in chunks[:-1])
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == 2
     assert events[-1] == "data: [DONE]"
@@ -110,7 +110,12 @@ async def test_several_prompts_and_choices_become_numbered_choices() -> None:
     async with a_router(backend) as router, a_client(router) as client:
         status, body = await client.answer(COMPLETIONS, {"model": MODEL, "prompt": ["one", "two"], "n": 2})
     assert status == 200
-    assert [(one["index"], one["text"]) for one in body["choices"]] == [(0, "x0"), (1, "x1"), (2, "y0"), (3, "y1")]
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [
+        (0, "x0"),
+        (1, "x1"),
+        (2, "y0"),
+        (3, "y1"),
+    ]
     assert body["usage"]["prompt_tokens"] == 10
     assert len({request.id for request in backend.requests}) == 2
     assert [prompt.body["prompt"] for prompt in backend.prompts if prompt.body] == ["one", "two"]

@@ -101,70 +101,70 @@ def test_no_key_is_remembered_with_what_is_kept() -> None:
 
 async def test_a_prefix_is_kept_listed_shown_and_deleted() -> None:
     async with a_service() as (client, _):
-        status, told = await client.answer(PATH, a_wish(shards=2, ttl="10m"))
-        assert (status, told["object"], told["state"], told["shards"]) == (200, "prefix", "ready", 2)
-        assert told["expires_at"] - told["created"] in (599, 600, 601)
-        tokens = told["tokens"]
-        for place in told["backends"]:
+        status, body = await client.answer(PATH, a_wish(shards=2, ttl="10m"))
+        assert (status, body["object"], body["state"], body["shards"]) == (200, "prefix", "ready", 2)
+        assert body["expires_at"] - body["created"] in (599, 600, 601)
+        tokens = body["tokens"]
+        for place in body["backends"]:
             assert (place["pool"], place["held_tokens"], place["pinned_tokens"]) == ("own", tokens, tokens)
-            assert place["pinned_until"] == told["expires_at"]
+            assert place["pinned_until"] == body["expires_at"]
         async with client.get(PATH) as reply:
-            assert await reply.json() == {"object": "list", "data": [told]}
-        async with client.get(f"{PATH}/{told['id']}") as reply:
-            assert await reply.json() == told
-        async with client.session.delete(f"{client.url}{PATH}/{told['id']}", headers=auth()) as reply:
-            assert await reply.json() == {"id": told["id"], "object": "prefix", "deleted": True}
+            assert await reply.json() == {"object": "list", "data": [body]}
+        async with client.get(f"{PATH}/{body['id']}") as reply:
+            assert await reply.json() == body
+        async with client.session.delete(f"{client.url}{PATH}/{body['id']}", headers=auth()) as reply:
+            assert await reply.json() == {"id": body["id"], "object": "prefix", "deleted": True}
         async with client.get(PATH) as reply:
             assert (await reply.json())["data"] == []
 
 
 async def test_what_follows_the_document_is_a_prompt_that_begins_with_the_prefix() -> None:
     async with a_service() as (client, router):
-        _, told = await client.answer(PATH, a_wish(shards=2))
+        _, reply = await client.answer(PATH, a_wish(shards=2))
         question = [DOCUMENT[0], {"role": "user", "content": f"{TEXT.strip()}\n\nQuestion: who jumps?"}]
         status, _ = await client.answer("/v1/chat/completions", {"model": MODEL, "messages": question})
         assert status == 200
         backends = [router.gateway.cluster.backend(name) for name in ("b0", "b1")]
-        asked = [request for one in backends for request, _ in one.received if request.rank == 0]  # type: ignore[attr-defined]
-        (pinned,) = {keys for one in backends for keys, _ in one.pinned.values()}  # type: ignore[attr-defined]
+        asked = [request for backend in backends for request, _ in backend.received if request.rank == 0]  # type: ignore[attr-defined]
+        (pinned,) = {keys for backend in backends for keys, _ in backend.pinned.values()}  # type: ignore[attr-defined]
         assert asked[0].block_keys[: len(pinned)] == pinned
-        assert len(pinned) * 64 == told["tokens"]
+        assert len(pinned) * 64 == reply["tokens"]
 
 
 async def test_who_does_not_wait_is_answered_at_once() -> None:
     async with a_service() as (client, router):
-        status, told = await client.answer(PATH, a_wish(wait=False))
-        assert (status, told["state"]) == (202, "warming")
+        status, reply = await client.answer(PATH, a_wish(wait=False))
+        assert (status, reply["state"]) == (202, "warming")
         assert await router.gateway.doors.emptied(5)
 
 
 async def test_a_backend_that_cannot_pin_says_so_and_one_that_must_is_not_found() -> None:
     async with a_service(pins=False) as (client, _):
-        status, told = await client.answer(PATH, a_wish())
-        assert (status, told["backends"][0]["pinned_tokens"], told["backends"][0]["pinned_until"]) == (200, 0, None)
-        assert "cannot pin" in told["backends"][0]["message"]
-        status, told = await client.answer(PATH, a_wish(pin=True))
-        assert (status, told["error"]["param"]) == (400, "pin")
-        assert "only pools of kind 'shard' can" in told["error"]["message"]
+        status, reply = await client.answer(PATH, a_wish())
+        assert (status, reply["backends"][0]["pinned_tokens"], reply["backends"][0]["pinned_until"]) == (200, 0, None)
+        assert "cannot pin" in reply["backends"][0]["message"]
+        status, reply = await client.answer(PATH, a_wish(pin=True))
+        assert (status, reply["error"]["param"]) == (400, "pin")
+        assert "only pools of kind 'shard' can" in reply["error"]["message"]
 
 
 async def test_more_than_the_tenant_may_keep_is_refused_with_its_limit() -> None:
     async with a_service() as (client, _):
-        status, told = await client.answer(PATH, a_wish(), key="labs-key")
-        assert (status, told["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert "more than 100, its limit" in told["error"]["message"]
+        status, reply = await client.answer(PATH, a_wish(), key="labs-key")
+        assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "more than 100, its limit" in reply["error"]["message"]
 
 
 async def test_without_a_key_nothing_is_told_and_another_tenants_is_not_there() -> None:
     async with a_service() as (client, _):
-        _, told = await client.answer(PATH, a_wish())
-        for method, path in (("GET", PATH), ("GET", f"{PATH}/{told['id']}"), ("DELETE", f"{PATH}/{told['id']}")):
+        _, body = await client.answer(PATH, a_wish())
+        for method, path in (("GET", PATH), ("GET", f"{PATH}/{body['id']}"), ("DELETE", f"{PATH}/{body['id']}")):
             async with client.session.request(method, client.url + path) as reply:
                 assert reply.status == 401
         async with client.get(PATH, key="labs-key") as reply:
             assert (await reply.json())["data"] == []
         for method in ("GET", "DELETE"):
-            url = f"{client.url}{PATH}/{told['id']}"
+            url = f"{client.url}{PATH}/{body['id']}"
             async with client.session.request(method, url, headers=auth("labs-key")) as reply:
                 answer = await reply.json()
                 assert (reply.status, answer["error"]["code"]) == (404, "prefix_not_found")

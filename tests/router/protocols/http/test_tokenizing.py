@@ -42,7 +42,7 @@ class Engine(ScriptedBackend):
         self.asked.append(body)
         if self.failure is not None:
             raise self.failure
-        text = body["prompt"] if "prompt" in body else "".join(str(one["content"]) for one in body["messages"])
+        text = body["prompt"] if "prompt" in body else "".join(str(message["content"]) for message in body["messages"])
         return Tokenized([ord(letter) for letter in text], list(text)) if self.can_tell else None
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str | None:
@@ -69,8 +69,8 @@ async def test_a_text_and_a_conversation_are_tokenized_by_the_tokenizer_that_is_
         plain = {"prompt": "the lazy dog", "add_special_tokens": False}
         assert (await client.answer("/tokenize", plain))[1]["tokens"] == words.ids[1:]
         chat = {"model": MODEL, "messages": [{"role": "user", "content": "the"}], "add_generation_prompt": False}
-        _, told = await client.answer("/tokenize", chat)
-        assert (a_tokenizer().decode(told["tokens"]), told["token_strs"]) == ("<|user|>the\n", None)
+        _, reply = await client.answer("/tokenize", chat)
+        assert (a_tokenizer().decode(reply["tokens"]), reply["token_strs"]) == ("<|user|>the\n", None)
         assert (await client.answer("/tokenize", {"prompt": ""}))[1]["tokens"] == [0]
         assert await client.answer("/detokenize", {"model": MODEL, "tokens": words.ids}) == (
             200,
@@ -83,8 +83,8 @@ async def test_without_a_tokenizer_a_backend_is_asked() -> None:
     engine = Engine()
     async with a_router(engine, config=with_pool()) as router, a_client(router) as client:
         body = {"prompt": "abc", "return_token_strs": True}
-        _, told = await client.answer("/tokenize", body)
-        assert (told["tokens"], told["token_strs"]) == ([97, 98, 99], ["a", "b", "c"])
+        _, reply = await client.answer("/tokenize", body)
+        assert (reply["tokens"], reply["token_strs"]) == ([97, 98, 99], ["a", "b", "c"])
         assert (await client.answer("/tokenize", {"prompt": ""}))[1]["count"] == 0
         assert await client.answer("/detokenize", {"tokens": [97, 98]}) == (200, {"prompt": "ab"})
         counted = {"model": MODEL, "messages": [{"role": "user", "content": "abcd"}]}
@@ -107,8 +107,8 @@ async def test_what_cannot_be_read_is_refused_with_a_hint(
     path: str, body: dict[str, Any], status: int, says: str
 ) -> None:
     async with a_router() as router, a_client(router) as client:
-        found, told = await client.answer(path, body)
-        assert (found, says in told["error"]["message"]) == (status, True), told
+        found, reply = await client.answer(path, body)
+        assert (found, says in reply["error"]["message"]) == (status, True), reply
         assert (await client.answer(path, body, key="wrong"))[0] == 401
 
 
@@ -123,8 +123,8 @@ async def test_what_cannot_be_read_is_refused_with_a_hint(
 )
 async def test_where_no_backend_tells_the_client_hears_why(engine: ScriptedBackend, status: int, says: str) -> None:
     async with a_router(engine, config=with_pool()) as router, a_client(router) as client:
-        found, told = await client.answer("/tokenize", {"prompt": "abc"})
-    assert (found, says in str(told)) == (status, True), told
+        found, reply = await client.answer("/tokenize", {"prompt": "abc"})
+    assert (found, says in str(reply)) == (status, True), reply
 
 
 async def test_an_engine_is_asked_where_rules_look_at_lengths_and_once_for_each_prompt() -> None:
@@ -134,7 +134,7 @@ async def test_an_engine_is_asked_where_rules_look_at_lengths_and_once_for_each_
             assert (await client.answer(CHAT, a_chat("x" * 150)))[0] == 200
         assert (await client.answer(CHAT, a_chat("é")))[0] == 200
         assert router.gateway.sources.told() == {MODEL: "its engine, which is asked for each prompt"}
-    assert [(one.prompt_tokens, one.service_class) for one in engine.requests] == [
+    assert [(request.prompt_tokens, request.service_class) for request in engine.requests] == [
         (150, "batch"),
         (150, "batch"),
         (1, "chat"),

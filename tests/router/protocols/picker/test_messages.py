@@ -70,8 +70,8 @@ print(json.dumps(found))
 def described(names: list[str]) -> dict[str, Any]:
     """Every field, value and method of the modules `names`; in a process of its own, to be run on Envoy's too."""
     command = [sys.executable, "-c", DESCRIBE, *names]
-    told: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return told
+    content: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return content
 
 
 def test_every_field_has_envoys_own_name_number_and_type() -> None:
@@ -131,7 +131,9 @@ WHERE = Destination(
 def test_header_and_metadata_name_the_same_endpoints_in_the_same_order(ended_by: str, is_duplex: bool) -> None:
     first, *_ = picked(WHERE, b"{}", Modes(is_duplex=is_duplex), ended_by=ended_by)
     common = first.request_headers.response if first.HasField("request_headers") else first.request_body.response
-    said = {one.header.key: one.header.raw_value.decode() for one in common.header_mutation.set_headers}
+    said = {
+        set_header.header.key: set_header.header.raw_value.decode() for set_header in common.header_mutation.set_headers
+    }
     assert said["x-gateway-destination-endpoint"] == "10.0.0.1:80,10.0.0.2:80"
     assert first.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == "10.0.0.1:80,10.0.0.2:80"
     # a header that is set is not removed as well
@@ -167,6 +169,6 @@ def test_to_go_on_is_an_answer_of_the_same_phase_that_changes_nothing(phase: str
 
 def test_an_immediate_answer_is_json_and_keeps_a_status_that_is_not_in_the_subset() -> None:
     answer = immediate(418, b"{}", {"retry-after": "3"}, details="odd").immediate_response
-    headers = {one.header.key: one.header.raw_value for one in answer.headers.set_headers}
+    headers = {set_header.header.key: set_header.header.raw_value for set_header in answer.headers.set_headers}
     assert headers == {"content-type": b"application/json", "retry-after": b"3"}
     assert (answer.status.code, answer.body, answer.details) == (418, b"{}", "odd")

@@ -126,8 +126,8 @@ async def test_what_the_router_says_to_an_engine_is_said_behind_a_gateway_too() 
             assert sent["cache_salt"] == "acme"
             assert not {"kv_transfer_params", "request_id"} & sent.keys()
             twice = b'{"cache_salt":"mine",' + a_chat(cache_salt="acme")[1:]
-            said = json.loads((await chat(envoy, twice)).sent_body, object_pairs_hook=list)
-            assert [value for name, value in said if name == "cache_salt"] == ["acme"]
+            content = json.loads((await chat(envoy, twice)).sent_body, object_pairs_hook=list)
+            assert [value for name, value in content if name == "cache_salt"] == ["acme"]
 
 
 async def test_a_tenants_key_does_not_reach_the_engine_but_the_engines_own_does() -> None:

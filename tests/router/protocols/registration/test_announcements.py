@@ -45,7 +45,7 @@ class Port:
             return reply.status, await reply.json()
 
     def names(self) -> set[str]:
-        return {one.name for one in self.router.gateway.cluster.view(0.0).backends}
+        return {backend.name for backend in self.router.gateway.cluster.view(0.0).backends}
 
     async def until(self, *names: str) -> None:
         async with asyncio.timeout(5):
@@ -158,9 +158,9 @@ DEEP = json.loads("[" * 128 + "]" * 128)
 )
 async def test_what_cannot_be_announced_is_refused_with_the_reason(path: str, body: Any, why: str) -> None:
     async with a_port() as port:
-        status, said = await port(path, body)
+        status, reply = await port(path, body)
         assert status == 400
-        assert why in said["error"]["message"]
+        assert why in reply["error"]["message"]
         assert port.names() == {"fixed-0"}
 
 

@@ -205,10 +205,10 @@ def check(said: Any) -> None:
 
 async def test_the_official_client_reads_a_whole_response() -> None:
     async with a_router(ScriptedBackend(scripts=[a_script()])) as router, official(router.http_url) as client:
-        said = await client.responses.create(**a_body(tools=[WEATHER], top_logprobs=1))
-    check(said)
-    assert said.id.startswith("resp_")
-    assert said.store is False  # type: ignore[attr-defined]
+        answer = await client.responses.create(**a_body(tools=[WEATHER], top_logprobs=1))
+    check(answer)
+    assert answer.id.startswith("resp_")
+    assert answer.store is False  # type: ignore[attr-defined]
 
 
 async def test_the_official_client_streams_a_conversation_with_tool_calls() -> None:
@@ -216,11 +216,11 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
     async with a_router(backend) as router, official(router.http_url) as client:
         async with client.responses.stream(**a_body(tools=[WEATHER], top_logprobs=1)) as stream:
             events = [event async for event in stream]
-            said = await stream.get_final_response()
-        check(said)
-        history: list[Any] = [{"role": "user", "content": "hi"}, *(one.to_dict() for one in said.output)]
-        calls = [one for one in said.output if one.type == "function_call"]
-        history += [{"type": "function_call_output", "call_id": one.call_id, "output": "rain"} for one in calls]
+            answer = await stream.get_final_response()
+        check(answer)
+        history: list[Any] = [{"role": "user", "content": "hi"}, *(one.to_dict() for one in answer.output)]
+        calls = [one for one in answer.output if one.type == "function_call"]
+        history += [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"} for call in calls]
         async with client.responses.stream(model=MODEL, input=history) as stream:
             last = await stream.get_final_response()
     kinds = [event.type for event in events]

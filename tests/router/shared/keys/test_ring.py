@@ -160,7 +160,7 @@ async def test_a_file_that_is_no_book_is_refused_at_the_start_with_every_line(pa
     with pytest.raises(ConfigError) as caught:
         await Ring(FileKeys(str(path))).keys.start()
     problems = caught.value.problems
-    assert [one.partition(": ")[0] for one in problems] == [f"{path}:1", f"{path}:3"]
+    assert [problem.partition(": ")[0] for problem in problems] == [f"{path}:1", f"{path}:3"]
     assert "$.sha256" in problems[0]
     assert caught.value.hint
 

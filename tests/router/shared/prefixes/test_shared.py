@@ -84,7 +84,7 @@ def agree(*routers: Bench) -> bool:
     first, *others = [router.prefixes.of() for router in routers]
     wanted = {(place.backend, prefix.pin) for prefix in first for place in prefix.places}
     pinned = {(name, pin) for name, backend in routers[0].backends.items() for pin in backend.pinned}
-    return all(one == first for one in others) and wanted == pinned and not any(one.is_warming for one in first)
+    return all(other == first for other in others) and wanted == pinned and not any(one.is_warming for one in first)
 
 
 async def test_who_drops_at_one_router_and_asks_at_another_keeps_it(server: RedisServer) -> None:

@@ -75,7 +75,7 @@ class Site:
         return match.expected_blocks if match else 0.0
 
     def elsewhere(self) -> tuple[int, int, int]:
-        (view,) = [one for one in self.cluster.view(self.now()).backends if one.name == "a"]
+        (view,) = [backend for backend in self.cluster.view(self.now()).backends if backend.name == "a"]
         return view.running, view.waiting, view.waiting_tokens
 
 
