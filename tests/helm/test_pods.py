@@ -224,7 +224,7 @@ def test_a_changed_secret_of_the_chart_restarts_routers() -> None:
 
 def test_the_file_is_mounted_so_that_a_changed_configmap_reaches_it() -> None:
     pod = router({})
-    (mount,) = [volumeMount for volumeMount in container(pod)["volumeMounts"] if volumeMount["name"] == "sla"]
+    (mount,) = [mount for mount in container(pod)["volumeMounts"] if mount["name"] == "sla"]
     assert "subPath" not in mount
     assert container(pod)["args"][1] == f"{mount['mountPath']}/sla.yaml"
 
@@ -273,9 +273,7 @@ def test_a_budget_never_keeps_a_node_from_being_drained(name: str) -> None:
 
 def test_pods_of_a_kind_are_spread_over_nodes_and_zones() -> None:
     for pod in pods(render_set("production file")).values():
-        keys = [
-            topologySpreadConstraint["topologyKey"] for topologySpreadConstraint in pod["topologySpreadConstraints"]
-        ]
+        keys = [constraint["topologyKey"] for constraint in pod["topologySpreadConstraints"]]
         assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
 
 
