@@ -41,7 +41,7 @@ def main() -> None:
     alone, listened = Telemetry(), Telemetry()
     listened.listen(Board(time.monotonic, Prices))
     seconds_per_call(alone)
-    without, with_it = (min(seconds_per_call(one) for _ in range(5)) for one in (alone, listened))
+    without, with_it = (min(seconds_per_call(board) for _ in range(5)) for board in (alone, listened))
     times = f"telemetry alone {without * 1e6:.1f} µs a call, with the board {with_it * 1e6:.1f} µs"
     print(f"{times}: {with_it / without:.2f}x")
 

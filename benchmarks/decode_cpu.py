@@ -142,11 +142,11 @@ def report_answers(questions: int) -> None:
     tokenizer, rng = Tokenizer.from_file(str(weights() / "tokenizer.json")), random.Random(7)
     papers = [documents.document(rng, documents.facts_within(600)) for _ in range(questions)]
     asked = [(paper.text, rng.choice(paper.questions)) for paper in papers]
-    prompts = [tokenizer.encode(chat(documents.prompt(text, one.question))).ids for text, one in asked]
+    prompts = [tokenizer.encode(chat(documents.prompt(text, question.question))).ids for text, question in asked]
     texts = {}
     for dtype in ("float32", *DTYPES):
         texts[dtype] = [tokenizer.decode(ids) for ids in answers(Model.load(weights(), dtype=dtype), prompts)]
-        right = sum(one.needle in text for (_, one), text in zip(asked, texts[dtype], strict=True))
+        right = sum(question.needle in text for (_, question), text in zip(asked, texts[dtype], strict=True))
         same = sum(a == b for a, b in zip(texts[dtype], texts["float32"], strict=True))
         print(f"  bundled model, {dtype:9} {right}/{questions} answers right, {same}/{questions} as in float32")
 
@@ -167,8 +167,8 @@ def answers(model: Model, prompts: list[list[int]]) -> list[list[int]]:
         engine.extend(key, np.asarray(ids, dtype="<u4").tobytes())
     drawn: list[list[int]] = [[] for _ in prompts]
     while engine.has_work:
-        for one in engine.step().drawn:
-            drawn[int(str(one.key))] += one.token_ids
+        for step_tokens in engine.step().drawn:
+            drawn[int(str(step_tokens.key))] += step_tokens.token_ids
     return drawn
 
 

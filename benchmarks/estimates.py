@@ -33,7 +33,7 @@ FIRST, MEASURED, ROUNDS = 50, 200, 4
 
 def errors(asked: list[Written], counts: list[int]) -> Iterator[tuple[str, float, bool]]:
     """(kind, relative error, was the count in the interval) of every prompt after the first, in several orders."""
-    sizes = [measured_prompt(one) for one in asked]
+    sizes = [measured_prompt(text) for text in asked]
     for seed in range(ROUNDS):
         order = list(range(len(asked)))
         random.Random(seed).shuffle(order)
@@ -64,7 +64,7 @@ def main() -> None:
     print(f"{'tokenizer':34}{'all':>13}" + "".join(f"{kind:>13}" for kind in KINDS) + "   in interval")
     for name, (made, template) in kinds.items():
         count = made()
-        seen = list(errors(asked, [template(one, count) for one in asked]))
+        seen = list(errors(asked, [template(text, count) for text in asked]))
         columns = [_pair([error for _, error, _ in seen])]
         columns += [_pair([error for kind, error, _ in seen if kind == wanted]) for wanted in KINDS]
         inside = statistics.mean(inside for _, _, inside in seen)
@@ -98,10 +98,10 @@ def _seconds(work: Callable[[], object]) -> float:
 def _tekken(file: Path) -> Count:
     import tiktoken
 
-    told = json.loads(file.read_text())
-    settings = told["config"]
+    content = json.loads(file.read_text())
+    settings = content["config"]
     kept = settings["default_vocab_size"] - settings["default_num_special_tokens"]
-    ranks = {base64.b64decode(one["token_bytes"]): one["rank"] for one in told["vocab"][:kept]}
+    ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in content["vocab"][:kept]}
     encoding = tiktoken.Encoding(file.name, pat_str=settings["pattern"], mergeable_ranks=ranks, special_tokens={})
     return lambda text: len(encoding.encode_ordinary(text))
 

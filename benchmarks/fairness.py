@@ -42,7 +42,8 @@ def tickets(tenants: int) -> Callable[[float], Ticket]:
 
 def fair(waiting: int, tenants: int) -> Callable[[int], float]:
     """Seconds for some rounds of a fair queue with `waiting` tickets."""
-    queue, make, now = FairQueue({one.name: one for one in CLASSES}, {}, 30.0), tickets(tenants), 0.0
+    queue = FairQueue({service_class.name: service_class for service_class in CLASSES}, {}, 30.0)
+    make, now = tickets(tenants), 0.0
     for _ in range(waiting):
         queue.push(make(now), now)
 
@@ -110,9 +111,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(rows))
         return
-    widths = {name: max(len(name), *(len(str(one[name])) for one in rows)) for name in rows[0]}
-    for one in ({name: name for name in widths}, *rows):
-        print("  ".join(str(one[name]).rjust(width) for name, width in widths.items()))
+    widths = {name: max(len(name), *(len(str(row[name])) for row in rows)) for name in rows[0]}
+    for row in ({name: name for name in widths}, *rows):
+        print("  ".join(str(row[name]).rjust(width) for name, width in widths.items()))
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def trace(path: Path, most: int) -> list[Line]:
     lines = []
     with path.open() as file:
         for text, _ in zip(file, range(most), strict=False):
-            one = json.loads(text)
-            ids = np.repeat(np.array(one["hash_ids"], np.uint32), TRACE_BLOCK)[: one["input_length"]]
-            lines.append(Line(one["timestamp"] / 1000, ids.tobytes(), one["output_length"]))
+            entry = json.loads(text)
+            ids = np.repeat(np.array(entry["hash_ids"], np.uint32), TRACE_BLOCK)[: entry["input_length"]]
+            lines.append(Line(entry["timestamp"] / 1000, ids.tobytes(), entry["output_length"]))
     return lines
 
 
@@ -78,7 +78,7 @@ def spread(lines: Sequence[Line], most_blocks: int) -> float:
     caches = [Cache(str(number), most_blocks) for number in range(SHARDS)]
     for number, line in enumerate(lines):
         caches[number % SHARDS].take(block_keys(line.tokens, 0))
-    return sum(one.hit_blocks for one in caches) / sum(one.asked_blocks for one in caches)
+    return sum(cache.hit_blocks for cache in caches) / sum(cache.asked_blocks for cache in caches)
 
 
 async def replay(lines: Sequence[Line], most_blocks: int, kind: str) -> tuple[float, int]:
@@ -100,12 +100,12 @@ async def replay(lines: Sequence[Line], most_blocks: int, kind: str) -> tuple[fl
     async with gateway.cluster:
         for shard in shards:
             await gateway.cluster.probe(shard.name)
-        done = await asyncio.gather(*(ask(*one) for one in enumerate(lines)), return_exceptions=True)
+        done = await asyncio.gather(*(ask(*numbered) for numbered in enumerate(lines)), return_exceptions=True)
     await gateway.tokenizers.close()
-    for failure in [one for one in done if one is not None][:3]:
+    for failure in [result for result in done if result is not None][:3]:
         print("  failed:", repr(failure))
-    hits, asked = sum(one.hit_blocks for one in caches), sum(one.asked_blocks for one in caches)
-    return hits / asked, sum(one is not None for one in done)
+    hits, asked = sum(cache.hit_blocks for cache in caches), sum(cache.asked_blocks for cache in caches)
+    return hits / asked, sum(result is not None for result in done)
 
 
 def main() -> None:

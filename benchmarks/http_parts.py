@@ -254,10 +254,12 @@ async def load(url: str, count: int, at_once: int, *, stream: bool) -> None:
 async def measure(requests: int, streams: int, rounds: int) -> None:
     """All candidates in turns."""
     installed = [
-        one for one in CANDIDATES if all(name == "ours" or importlib.util.find_spec(name) for name in one.split())
+        candidate
+        for candidate in CANDIDATES
+        if all(name == "ours" or importlib.util.find_spec(name) for name in candidate.split())
     ]
     behind, to = await start("backend")
-    running = {one: await start(*one.split(), to) for one in installed}
+    running = {candidate: await start(*candidate.split(), to) for candidate in installed}
     await asyncio.sleep(1)
     shapes = {"short": (requests, 16, False), "streams": (streams, 64, True)}
     seen: dict[tuple[str, str], list[float]] = {}

@@ -105,41 +105,41 @@ class Fleet:
     def step(self) -> None:
         """One store, the evictions that it causes, and each hundredth time a decision."""
         rng = self._rng
-        one = rng.choice(self._engines)
+        engine = rng.choice(self._engines)
         if rng.random() < 1e-4:
-            self._restart(one)
-        if not one.prompts or rng.random() < 0.1:
+            self._restart(engine)
+        if not engine.prompts or rng.random() < 0.1:
             fresh = array("Q", rng.choice(self._popular)) if rng.random() < 0.5 else self._keys(1)
-            one.prompts.append(array("Q", fresh))
+            engine.prompts.append(array("Q", fresh))
         else:
             fresh = self._keys(rng.randrange(1, 9))
-            one.prompts[-1].extend(fresh)
-        one.held += len(fresh)
-        self.events(lambda: self.index.store(one.name, fresh))
-        while one.held > ROOM_BLOCKS:
-            self._evict(one)
+            engine.prompts[-1].extend(fresh)
+        engine.held += len(fresh)
+        self.events(lambda: self.index.store(engine.name, fresh))
+        while engine.held > ROOM_BLOCKS:
+            self._evict(engine)
         if rng.random() < 0.01:
-            prompt = rng.choice(self._popular) + (one.prompts[-1] if rng.random() < 0.5 else self._keys(100))
+            prompt = rng.choice(self._popular) + (engine.prompts[-1] if rng.random() < 0.5 else self._keys(100))
             self.look_ups(lambda: self.index.longest(prompt))
             self.look_ups(lambda: self.index.touch(prompt))
 
-    def _evict(self, one: Engine) -> None:
-        oldest = one.prompts[0]
+    def _evict(self, engine: Engine) -> None:
+        oldest = engine.prompts[0]
         gone = oldest[-8:]
         del oldest[-8:]
         if not oldest:
-            one.prompts.popleft()
-        one.held -= len(gone)
-        self.events(lambda: self.index.evict(one.name, gone[::-1]))
+            engine.prompts.popleft()
+        engine.held -= len(gone)
+        self.events(lambda: self.index.evict(engine.name, gone[::-1]))
 
-    def _restart(self, one: Engine) -> None:
-        one.prompts.clear()
-        one.held, one.lives = 0, one.lives + 1
-        if one.lives % 10:
-            self.events(lambda: self.index.clear(one.name))
+    def _restart(self, engine: Engine) -> None:
+        engine.prompts.clear()
+        engine.held, engine.lives = 0, engine.lives + 1
+        if engine.lives % 10:
+            self.events(lambda: self.index.clear(engine.name))
         else:
-            self.events(lambda: self.index.forget(one.name))
-            one.name = f"{one.name.partition('-')[0]}-{one.lives}"
+            self.events(lambda: self.index.forget(engine.name))
+            engine.name = f"{engine.name.partition('-')[0]}-{engine.lives}"
 
     def _keys(self, blocks: int) -> array[int]:
         return array("Q", [self._rng.getrandbits(64) for _ in range(blocks)])

@@ -164,14 +164,14 @@ class RadixTree:
         return depths
 
 
-def common(one: bytes, other: bytes) -> int:
+def common(first: bytes, second: bytes) -> int:
     """The number of bytes of whole tokens that both begin with."""
-    if one == other:
-        return len(one)
-    low, high = 0, min(len(one), len(other)) // 4
+    if first == second:
+        return len(first)
+    low, high = 0, min(len(first), len(second)) // 4
     while low < high:
         middle = (low + high + 1) // 2
-        if one[4 * low : 4 * middle] == other[4 * low : 4 * middle]:
+        if first[4 * low : 4 * middle] == second[4 * low : 4 * middle]:
             low = middle
         else:
             high = middle - 1
@@ -273,7 +273,7 @@ def look_up(
     """A row for each case, every answer checked."""
     index, table, tree = parts
     names = ("keys known", "with hashing", "dict walked", "by halves", "radix tree", "answer alone")
-    print(f"\n{f'us, P50 and P99, {caches}':32}" + "  ".join(f"{one:>19}" for one in names))
+    print(f"\n{f'us, P50 and P99, {caches}':32}" + "  ".join(f"{name:>19}" for name in names))
     for name, asked in cases.items():
         columns: list[list[float]] = [[] for _ in names]
         for document in asked:

@@ -74,12 +74,12 @@ async def chats(rng: random.Random, ask: Ask) -> None:
     async def chat(seed: int) -> None:
         mine = random.Random(seed)
         about = document(mine, facts_within(400))
-        said: Messages = [system]
+        messages: Messages = [system]
         text = about.text
         for turn in range(8):
-            said.append(user(prompt(text, mine.choice(about.questions).question)))
-            answer = await ask(said, ())
-            said = [*said, {"role": "assistant", "content": answer}]
+            messages.append(user(prompt(text, mine.choice(about.questions).question)))
+            answer = await ask(messages, ())
+            messages = [*messages, {"role": "assistant", "content": answer}]
             about = document(mine, facts_within(100))
             text = f"Page {turn + 2}.\n{about.text}"
 
@@ -93,13 +93,17 @@ async def agents(rng: random.Random, ask: Ask) -> None:
     async def worker(kind: tuple[str, list[dict[str, Any]]], task: str, plan: str, part: int, seed: int) -> str:
         mine = random.Random(seed)
         system, tools = kind
-        said: Messages = [{"role": "system", "content": system}, user(f"{task}\nPlan: {plan}"), user(f"Part {part}.")]
+        messages: Messages = [
+            {"role": "system", "content": system},
+            user(f"{task}\nPlan: {plan}"),
+            user(f"Part {part}."),
+        ]
         for step in range(4):
-            answer = await ask(said, tools)
+            answer = await ask(messages, tools)
             name = tools[mine.randrange(len(tools))]["function"]["name"]
             call = {"name": name, "arguments": json.dumps({"place": f"{part}-{step}", "limit": mine.randrange(100)})}
-            said = [
-                *said,
+            messages = [
+                *messages,
                 {
                     "role": "assistant",
                     "content": answer,
@@ -113,11 +117,11 @@ async def agents(rng: random.Random, ask: Ask) -> None:
         mine = random.Random(seed)
         text = document(mine, facts_within(200)).text
         system, tools = kinds[0]
-        said: Messages = [{"role": "system", "content": system}, user(text)]
-        plan = await ask(said, tools)
+        messages: Messages = [{"role": "system", "content": system}, user(text)]
+        plan = await ask(messages, tools)
         parts = (worker(kinds[1 + part % 2], text, plan, part, mine.getrandbits(32)) for part in range(3))
         results = await asyncio.gather(*parts)
-        await ask([*said, {"role": "assistant", "content": plan}, user("\n".join(results))], tools)
+        await ask([*messages, {"role": "assistant", "content": plan}, user("\n".join(results))], tools)
 
     await alongside(5, (task(rng.getrandbits(32)) for _ in range(28)))
 
@@ -312,8 +316,8 @@ async def of_others(name: str, folder: Path, vllms: Sequence[VLLM], *words: str)
     port, metrics = free_ports(2)
     engines = [each.url for each in vllms]
     command = (program(name), *words, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *engines)
-    told = ("--prometheus-port", str(metrics))
-    router = Program(name, (*command, *told), folder, f"http://127.0.0.1:{port}/readiness", {"PYTHONPATH": ""})
+    flags = ("--prometheus-port", str(metrics))
+    router = Program(name, (*command, *flags), folder, f"http://127.0.0.1:{port}/readiness", {"PYTHONPATH": ""})
     with running(router):
         yield [f"http://127.0.0.1:{port}"]
 

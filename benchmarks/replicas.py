@@ -77,7 +77,7 @@ def conversations(seconds: float) -> list[Turn]:
             tokens += _filled(1000 + number * TURNS + turn, rng.randint(*TURN_BLOCKS))
             turns.append(Turn(at_s, tokens))
             at_s += 2.0 + rng.expovariate(1 / THINK_S)
-    return sorted(one for one in turns if one.at_s < seconds)
+    return sorted(turn for turn in turns if turn.at_s < seconds)
 
 
 def _filled(seed: int, blocks: int) -> bytes:
@@ -110,14 +110,14 @@ async def run(
                 await asyncio.to_thread(getattr(server, act))
 
         acts = (mark(outage[0], "stop"), mark(outage[1], "start"))
-        done = await asyncio.gather(*(ask(*one) for one in enumerate(turns)), *acts, return_exceptions=True)
+        done = await asyncio.gather(*(ask(*numbered) for numbered in enumerate(turns)), *acts, return_exceptions=True)
         hits, asked = _counts(caches)
         took_s, cpu_s = time.monotonic() - real, time.process_time() - cpu
-    for failure in [one for one in done if one is not None][:3]:
+    for failure in [result for result in done if result is not None][:3]:
         print("  failed:", repr(failure))
     (hits_then, asked_then), (hits_later, asked_later) = marks
     during = (hits_later - hits_then) / max(1, asked_later - asked_then)
-    return Run(hits / asked, during, sum(one is not None for one in done), late_s, took_s, cpu_s)
+    return Run(hits / asked, during, sum(result is not None for result in done), late_s, took_s, cpu_s)
 
 
 def _measure(gateway: Gateway, late_s: list[float]) -> None:
@@ -158,7 +158,7 @@ async def _started(
 
 
 def _counts(caches: Sequence[Cache]) -> tuple[int, int]:
-    return sum(one.hit_blocks for one in caches), sum(one.asked_blocks for one in caches)
+    return sum(cache.hit_blocks for cache in caches), sum(cache.asked_blocks for cache in caches)
 
 
 def cases(kinds: Sequence[str], ways: Sequence[str], routers: Sequence[int]) -> Iterator[tuple[str, str, int]]:
@@ -184,9 +184,9 @@ def main() -> None:
             redis = None if way == "unshared" else server
             work = run(turns, count, kind, pace=chosen.pace, server=redis, stop=way == "stopped")
             found, stalled_s = run_steadily(work, counts_stalls=chosen.count_stalls)
-            one = base.setdefault(kind, found)
-            words = f"hit rate {found.rate:6.1%}  {found.rate / one.rate:5.3f} of one router's"
-            during = f"in the middle {found.outage_rate:6.1%}  {found.outage_rate / one.outage_rate:5.3f}"
+            baseline = base.setdefault(kind, found)
+            words = f"hit rate {found.rate:6.1%}  {found.rate / baseline.rate:5.3f} of one router's"
+            during = f"in the middle {found.outage_rate:6.1%}  {found.outage_rate / baseline.outage_rate:5.3f}"
             late = "{:.3f} {:.3f} s".format(*np.quantile(found.late_s or [0.0], (0.5, 0.99)))
             machine = f"stalled {stalled_s / found.took_s:4.0%}  computed {found.cpu_s / found.took_s:4.0%}"
             print(f"{kind:6}  {way:8}  {count} routers  {words}   {during}   {found.failed} failed   ", end="")

@@ -105,8 +105,8 @@ class Simulation:
             self.now_s += elapsed_s
             self.scheduler.observe(step, elapsed_s)
             self.result.steps += 1
-            for one in list(self._drawn(step)):
-                self._note(one)
+            for sequence in list(self._drawn(step)):
+                self._note(sequence)
 
     def _drawn(self, step: Step) -> Iterator[Sequence]:
         for piece in step.pieces:
@@ -115,17 +115,17 @@ class Simulation:
             if piece.draws:
                 yield piece.sequence
 
-    def _note(self, one: Sequence) -> None:
-        kind, arrival = one.request.submission.key  # type: ignore[misc]
-        if one.output and self.now_s > 2.0:
+    def _note(self, sequence: Sequence) -> None:
+        kind, arrival = sequence.request.submission.key  # type: ignore[misc]
+        if sequence.output and self.now_s > 2.0:
             self.result.between.append(self.now_s - self._last_s[arrival])
-        elif not one.output and self.now_s > 2.0:
+        elif not sequence.output and self.now_s > 2.0:
             waited = self.result.long_ttft if kind == "long" else self.result.chat_ttft
-            waited.append(self.now_s - one.request.arrived_s)
+            waited.append(self.now_s - sequence.request.arrived_s)
         self._last_s[arrival] = self.now_s
-        self.scheduler.take(one, arrival % VOCABULARY)
-        if len(one.output) == one.request.submission.max_new_tokens:
-            self.scheduler.finish(one)
+        self.scheduler.take(sequence, arrival % VOCABULARY)
+        if len(sequence.output) == sequence.request.submission.max_new_tokens:
+            self.scheduler.finish(sequence)
             if kind == "chat":
                 self.chat()
 
@@ -175,9 +175,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(rows))
         return
-    widths = {name: max(len(name), *(len(str(one[name])) for one in rows)) for name in rows[0]}
-    for one in ({name: name for name in widths}, *rows):
-        print("  ".join(str(one[name]).rjust(width) for name, width in widths.items()))
+    widths = {name: max(len(name), *(len(str(row[name])) for row in rows)) for name in rows[0]}
+    for row in ({name: name for name in widths}, *rows):
+        print("  ".join(str(row[name]).rjust(width) for name, width in widths.items()))
 
 
 if __name__ == "__main__":

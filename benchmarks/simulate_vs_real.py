@@ -238,44 +238,44 @@ async def measured(url: str, coming: Sequence[Asked]) -> list[Heard]:
     """The observations of clients that send at their times, whatever happens to earlier requests."""
     began, heard = time.perf_counter(), [Heard() for _ in coming]
     # made before, so that it costs no client its time
-    bodies = [body_of(one) for one in coming]
+    bodies = [body_of(request) for request in coming]
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(None)) as session:
 
-        async def ask(one: Asked, body: bytes, told: Heard) -> None:
-            await asyncio.sleep(max(0.0, began + one.at_s - time.perf_counter()))
-            told.late_s = time.perf_counter() - began - one.at_s
+        async def ask(request: Asked, body: bytes, answer: Heard) -> None:
+            await asyncio.sleep(max(0.0, began + request.at_s - time.perf_counter()))
+            answer.late_s = time.perf_counter() - began - request.at_s
             headers = {"content-type": "application/json"}
             async with session.post(f"{url}/v1/completions", data=body, headers=headers) as reply:
                 assert reply.status == 200, await reply.text()
                 async for line in reply.content:
-                    hear(line, told, time.perf_counter() - began - one.at_s)
-            assert told.tokens == one.new_tokens, f"{told} is no answer to {one}"
+                    hear(line, answer, time.perf_counter() - began - request.at_s)
+            assert answer.tokens == request.new_tokens, f"{answer} is no answer to {request}"
 
         async with asyncio.TaskGroup() as group:
-            for one, body, told in zip(coming, bodies, heard, strict=True):
-                group.create_task(ask(one, body, told))
+            for request, body, answer in zip(coming, bodies, heard, strict=True):
+                group.create_task(ask(request, body, answer))
     return heard
 
 
-def body_of(one: Asked) -> bytes:
+def body_of(request: Asked) -> bytes:
     """The request as JSON."""
-    options = {"max_tokens": one.new_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    options = {"max_tokens": request.new_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     options["stream_options"] = {"include_usage": True}
-    return json.dumps({"model": MODEL, "prompt": one.token_ids(), **options}).encode()
+    return json.dumps({"model": MODEL, "prompt": request.token_ids(), **options}).encode()
 
 
-def hear(line: bytes, told: Heard, at_s: float) -> None:
+def hear(line: bytes, answer: Heard, at_s: float) -> None:
     """Process one line of an answer."""
     if not line.startswith(b"data: {"):
         return
     event = json.loads(line[6:])
     if usage := event.get("usage"):
-        told.tokens, told.prompt = usage["completion_tokens"], usage["prompt_tokens"]
-        told.cached = usage["prompt_tokens_details"]["cached_tokens"]
+        answer.tokens, answer.prompt = usage["completion_tokens"], usage["prompt_tokens"]
+        answer.cached = usage["prompt_tokens_details"]["cached_tokens"]
     if event["choices"]:
-        told.first_s = told.first_s or at_s
-        told.last_s = at_s
+        answer.first_s = answer.first_s or at_s
+        answer.last_s = at_s
 
 
 async def learnt(url: str) -> dict[str, float]:
@@ -288,20 +288,20 @@ async def learnt(url: str) -> dict[str, float]:
     return {name: statistics.fmean(values) for name, values in found.items()}
 
 
-def learnt_profile(told: dict[str, float], machine: Machine | None) -> dict[str, float]:
+def learnt_profile(learned: dict[str, float], machine: Machine | None) -> dict[str, float]:
     """A pool's entry in a profile, as docs/capacity.md describes."""
     budget_s = machine.step_budget_s if machine else EngineOptions().step_s
-    own = max(0.1, 1 - told["step_s"] / budget_s)
+    own = max(0.1, 1 - learned["step_s"] / budget_s)
     kv_tokens = machine.kv_tokens if machine else kv_tokens_of_local_shards()
     return {
         "step_budget_ms": 1e3 * budget_s,
         "running": machine.running if machine else EngineOptions().max_running,
-        "way_ms": 1e3 * max(0.0, told["fixed_s"] - told["step_s"]),
-        "step_ms": 1e3 * told["step_s"],
-        "token_us": 1e6 * told["token_s"] * own,
-        "pair_ns": 1e9 * told["pair_s"] * own,
-        "sequence_us": 1e6 * told["sequence_s"],
-        "context_ns": 1e9 * told["context_s"],
+        "way_ms": 1e3 * max(0.0, learned["fixed_s"] - learned["step_s"]),
+        "step_ms": 1e3 * learned["step_s"],
+        "token_us": 1e6 * learned["token_s"] * own,
+        "pair_ns": 1e9 * learned["pair_s"] * own,
+        "sequence_us": 1e6 * learned["sequence_s"],
+        "context_ns": 1e9 * learned["context_s"],
         "kv_tokens": kv_tokens,
         "context_tokens": 4096 if machine else 2560,
     }
@@ -310,7 +310,7 @@ def learnt_profile(told: dict[str, float], machine: Machine | None) -> dict[str,
 def simulated(scene: Scene, profile: Path, coming: Sequence[Asked]) -> tuple[Result, float]:
     """The prediction of `pointsman simulate`, and the share of the time in which shards are busy."""
     trace = scene.folder / "trace.jsonl"
-    trace.write_text("\n".join(one.line() for one in coming))
+    trace.write_text("\n".join(request.line() for request in coming))
     command = [sys.executable, "-m", "router", "simulate", str(scene.file), "--trace", str(trace)]
     done = subprocess.run(
         [*command, "--profile", str(profile), "--json", "-"], cwd=ROOT, stdout=subprocess.PIPE, check=True
@@ -335,11 +335,11 @@ def rate_for(share: float, scene: Scene, profile: Path) -> float:
 def result_of(coming: Sequence[Asked], heard: Sequence[Heard]) -> Result:
     """The clients' observations, summarised as the simulator does."""
     # a trace begins with its first request
-    seconds = max(one.at_s + told.last_s for one, told in zip(coming, heard, strict=True)) - coming[0].at_s
-    ttft = [told.first_s for told in heard]
-    tpot = [(told.last_s - told.first_s) / (told.tokens - 1) for told in heard]
-    hits = sum(told.cached for told in heard) / sum(told.prompt for told in heard)
-    return Result(points(ttft), points(tpot), sum(told.tokens for told in heard) / seconds, hits, len(heard))
+    seconds = max(request.at_s + answer.last_s for request, answer in zip(coming, heard, strict=True)) - coming[0].at_s
+    ttft = [answer.first_s for answer in heard]
+    tpot = [(answer.last_s - answer.first_s) / (answer.tokens - 1) for answer in heard]
+    hits = sum(answer.cached for answer in heard) / sum(answer.prompt for answer in heard)
+    return Result(points(ttft), points(tpot), sum(answer.tokens for answer in heard) / seconds, hits, len(heard))
 
 
 def points(values: Sequence[float]) -> tuple[float, float, float]:
@@ -362,10 +362,12 @@ def show(title: str, seen: Result, predicted: dict[str, Result]) -> None:
     """All figures, and the ratio of each prediction to the measured value."""
     print(f"\n{title}: {seen.requests} requests")
     print(f"{'':14}{'measured':>12}" + "".join(f"{name:>14}{'ratio':>8}" for name in predicted))
-    columns = [[value for _, value, _ in rows(one)] for one in predicted.values()]
+    columns = [[value for _, value, _ in rows(result)] for result in predicted.values()]
     for number, (name, was, unit) in enumerate(rows(seen)):
-        told = "".join(f"{column[number]:>11.1f} {unit:2}{column[number] / max(1e-9, was):>8.2f}" for column in columns)
-        print(f"{name:14}{was:>9.1f} {unit:2}{told}", flush=True)
+        cells = "".join(
+            f"{column[number]:>11.1f} {unit:2}{column[number] / max(1e-9, was):>8.2f}" for column in columns
+        )
+        print(f"{name:14}{was:>9.1f} {unit:2}{cells}", flush=True)
 
 
 def kv_tokens_of_local_shards() -> int:
@@ -380,25 +382,25 @@ async def profiles(scene: Scene, options: argparse.Namespace) -> dict[str, Path]
         # the first requests only teach the router the speed
         await measured(url, asked(options.calm, 20.0, seed=1))
         await measured(url, asked(options.calm, options.seconds, seed=2))
-        told = learnt_profile(await learnt(url), scene.machine())
-    print("learnt:", json.dumps({name: round(value, 3) for name, value in told.items()}), flush=True)
+        profile = learnt_profile(await learnt(url), scene.machine())
+    print("learnt:", json.dumps({name: round(value, 3) for name, value in profile.items()}), flush=True)
     learnt_at = scene.folder / "learnt.yaml"
-    learnt_at.write_text(json.dumps({"own": told}))
+    learnt_at.write_text(json.dumps({"own": profile}))
     return {"learnt": learnt_at} if scene.is_computing else {"given": L4, "learnt": learnt_at}
 
 
 async def compare(scene: Scene, options: argparse.Namespace) -> None:
     """Measure, predict, print."""
     scene.write()
-    told = await profiles(scene, options)
+    paths = await profiles(scene, options)
     for load in options.loads:
-        rate = rate_for(load, scene, next(iter(told.values())))
+        rate = rate_for(load, scene, next(iter(paths.values())))
         for number in range(options.rounds):
             coming = asked(rate, options.seconds, seed=20 + number)
-            predicted = {name: simulated(scene, path, coming) for name, path in told.items()}
+            predicted = {name: simulated(scene, path, coming) for name, path in paths.items()}
             async with up(scene) as url:
                 heard = await measured(url, coming)
-            late_ms = max(one.late_s for one in heard) * 1000
+            late_ms = max(answer.late_s for answer in heard) * 1000
             _, busy = next(iter(predicted.values()))
             title = (
                 f"{rate:.2f} a second, shards {busy:.0%} busy as predicted, clients late by {late_ms:.0f} ms at most"

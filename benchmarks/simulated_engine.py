@@ -79,8 +79,8 @@ def story(count: int, per_second: float, seed: int) -> list[Ask]:
 
 
 def result_of(asks: list[Ask], first: dict[object, float], last: dict[object, float]) -> Result:
-    ttft = [first[one.at_s] - one.at_s for one in asks]
-    return Result(ttft, [(last[one.at_s] - first[one.at_s]) / (ANSWER - 1) for one in asks])
+    ttft = [first[request.at_s] - request.at_s for request in asks]
+    return Result(ttft, [(last[request.at_s] - first[request.at_s]) / (ANSWER - 1) for request in asks])
 
 
 def computed(model: Model, asks: list[Ask]) -> tuple[Result, Speed]:
@@ -104,9 +104,9 @@ def computed(model: Model, asks: list[Ask]) -> tuple[Result, Speed]:
         if not engine.has_work:
             clock.jump_to(coming[0].at_s)
         while coming and coming[0].at_s <= clock():
-            one = coming.pop(0)
-            engine.submit(one.submission)
-            engine.extend(one.at_s, one.tokens)
+            request = coming.pop(0)
+            engine.submit(request.submission)
+            engine.extend(request.at_s, request.tokens)
         began_s = clock()
         report, now_s = engine.step(), clock()
         if seen:
@@ -136,8 +136,8 @@ def simulated(speed: Speed, asks: list[Ask]) -> Result:
         if engine.ends_s is None and not engine.has_requests:
             now_s = max(now_s, coming[0].at_s)
         while coming and coming[0].at_s <= (now_s if engine.ends_s is None else engine.ends_s):
-            one = coming.pop(0)
-            engine.submit(one.submission, one.tokens, new_tokens=ANSWER, now_s=max(now_s, one.at_s))
+            request = coming.pop(0)
+            engine.submit(request.submission, request.tokens, new_tokens=ANSWER, now_s=max(now_s, request.at_s))
         if engine.ends_s is not None:
             now_s = engine.ends_s
             for drew in engine.end():
@@ -170,7 +170,8 @@ def main() -> None:
         real, _ = computed(model, asks)
         ours = simulated(speed, asks)
         rows = {
-            name: [*quantiles(one.ttft), *quantiles(one.tpot)] for name, one in (("real", real), ("simulated", ours))
+            name: [*quantiles(result.ttft), *quantiles(result.tpot)]
+            for name, result in (("real", real), ("simulated", ours))
         }
         for name, row in rows.items():
             print(f"{seed - 1:5}  {name:9}  " + "  ".join(f"{value:7.1f}" for value in row))

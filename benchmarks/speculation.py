@@ -103,8 +103,8 @@ class Scripted:
         ids, positions = batch.token_ids[batch.logit_rows], batch.positions[batch.logit_rows]
         elsewhere = (positions * 7919 + ids * 104729 + 31) % self._range
         goes_on = positions % self._quoted != 0 if self._quoted else torch.zeros_like(positions, dtype=torch.bool)
-        said = torch.where(goes_on, (ids + 1) % self.vocabulary, elsewhere)
-        logits[torch.arange(len(said)), said] = 1e4
+        next_ids = torch.where(goes_on, (ids + 1) % self.vocabulary, elsewhere)
+        logits[torch.arange(len(next_ids)), next_ids] = 1e4
         return logits
 
 
@@ -112,8 +112,8 @@ class Contestant:
     """One engine that lives through all rounds, as a shard does."""
 
     def __init__(self, network: PagedNetwork, work: Workload, *, speculate: str) -> None:
-        told = network if work.quoted is None else Scripted(network, work.quoted, len(work.prompts(0)[0]))
-        model = Model("bench", told)
+        scripted = network if work.quoted is None else Scripted(network, work.quoted, len(work.prompts(0)[0]))
+        model = Model("bench", scripted)
         self.engine = Engine(model, EngineOptions(kv_bytes=2**29, max_running=64, speculate=speculate))
         self.work = work
 
@@ -129,7 +129,7 @@ class Contestant:
         drawn, ends = 0, list[float]()
         while self.engine.has_work:
             report = self.engine.step()
-            drawn += sum(len(one.token_ids) for one in report.drawn)
+            drawn += sum(len(drawn_tokens.token_ids) for drawn_tokens in report.drawn)
             ends += [time.process_time() - started] * len(report.finished)
             self.load = report.load
         assert drawn == len(prompts) * self.work.tokens

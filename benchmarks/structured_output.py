@@ -86,9 +86,9 @@ def guided(compiler: Compiler, grammar: Grammar, vocabulary: int, eos: int, rows
     samplers, plain = [], []
     for seed in range(rows):
         params = SamplingParams(temperature=1.0, grammar=grammar, ignore_eos=True)
-        one = Sampler(params, seed=seed, stop_token_ids=frozenset({eos}), vocabulary=vocabulary)
-        one.guide = compiled.guide()
-        samplers.append(one)
+        sampler = Sampler(params, seed=seed, stop_token_ids=frozenset({eos}), vocabulary=vocabulary)
+        sampler.guide = compiled.guide()
+        samplers.append(sampler)
         plain.append(
             Sampler(SamplingParams(temperature=1.0), seed=seed, stop_token_ids=frozenset(), vocabulary=vocabulary)
         )
@@ -99,16 +99,16 @@ def guided(compiler: Compiler, grammar: Grammar, vocabulary: int, eos: int, rows
         times.append(time.process_time())
         drawn = sample(logits, samplers)
         times.append(time.process_time())
-        for one in samplers:
-            assert one.guide is not None
-            one.guide.allowed()
+        for sampler in samplers:
+            assert sampler.guide is not None
+            sampler.guide.allowed()
         times.append(time.process_time())
-        for one, token in zip(samplers, drawn, strict=True):
+        for sampler, token in zip(samplers, drawn, strict=True):
             assert token is not None
-            one.note(token.token_id)
+            sampler.note(token.token_id)
         times.append(time.process_time())
-        for one in plain:
-            one.drawn += 1
+        for sampler in plain:
+            sampler.drawn += 1
         yield np.diff(times).tolist()
 
 

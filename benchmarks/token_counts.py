@@ -37,8 +37,8 @@ rules: [{rules}]
 server: {{http: "127.0.0.1:0", grpc: off}}
 """
 
-_SAID = "the red crane lifts eleven crates; who signed for gate 42? It's 3.5 km – naïve, über-long, 100 % sure…"
-_WORDS = _SAID.split()
+_SENTENCE = "the red crane lifts eleven crates; who signed for gate 42? It's 3.5 km – naïve, über-long, 100 % sure…"
+_WORDS = _SENTENCE.split()
 _CHINESE = "请根据下面的文件回答问题：北门的管理员是谁？第四十二号仓库存放着什么货物，重量是多少公斤。"
 _CODE = """def f(x: int) -> dict[str, int]:
 \treturn {
@@ -107,16 +107,16 @@ async def counted(router: Router, http: aiohttp.ClientSession, call: Call) -> Co
     tenant = gateway.config.anonymous or next(iter(gateway.config.tenants.values()))
     ask = (chat_ask if call.path == CHAT_PATH else completion_ask)(dict(call.body), {})
     tokens = await tokenize(ask, find_model(ask.model, tenant, gateway), tenant, gateway)
-    assert all(one.token_ids for one in tokens), f"{call.kind}: only estimated"
+    assert all(counts.token_ids for counts in tokens), f"{call.kind}: only estimated"
     async with http.post(router.http_url + call.path, json={**call.body, "return_token_ids": True}) as reply:
-        told = await reply.json()
+        content = await reply.json()
     if reply.status != 200:
-        return Counted(call, sum(one.count for one in tokens), json.dumps(told)[:300], same_ids=False)
-    holders = [told] if call.path == CHAT_PATH else told["choices"]
-    ours = [list(unpack(one.token_ids)) for one in tokens]
+        return Counted(call, sum(counts.count for counts in tokens), json.dumps(content)[:300], same_ids=False)
+    holders = [content] if call.path == CHAT_PATH else content["choices"]
+    ours = [list(unpack(counts.token_ids)) for counts in tokens]
     # an answer that the router asked for as a stream has no ids
-    same = all(one.get("prompt_token_ids", ids) == ids for one, ids in zip(holders, ours, strict=True))
-    return Counted(call, sum(one.count for one in tokens), told["usage"]["prompt_tokens"], same)
+    same = all(counts.get("prompt_token_ids", ids) == ids for counts, ids in zip(holders, ours, strict=True))
+    return Counted(call, sum(counts.count for counts in tokens), content["usage"]["prompt_tokens"], same)
 
 
 def _text(rng: random.Random, words: int = 60) -> str:
@@ -140,10 +140,10 @@ def _with_system(rng: random.Random) -> dict[str, Any]:
 
 
 def _turns(rng: random.Random) -> dict[str, Any]:
-    said: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     for _ in range(rng.randint(1, 6)):
-        said += [_user(_text(rng, 25)), {"role": "assistant", "content": _text(rng, 25) + rng.choice(("", " ", "\n"))}]
-    return {"messages": [*said, _user(_text(rng))]}
+        turns += [_user(_text(rng, 25)), {"role": "assistant", "content": _text(rng, 25) + rng.choice(("", " ", "\n"))}]
+    return {"messages": [*turns, _user(_text(rng))]}
 
 
 def _tools(rng: random.Random) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def _agent(rng: random.Random) -> dict[str, Any]:
     asked = {"role": "assistant", "content": rng.choice((None, "", "Let me see. ")), "tool_calls": [call]}
     if rng.random() < 0.4:
         asked["reasoning_content"] = _text(rng, 10)
-    said = [_user(_text(rng, 20)), asked, {"role": "tool", "tool_call_id": "call_1", "content": result}]
-    return {"messages": said, "tools": _TOOLS[:1]}
+    turns = [_user(_text(rng, 20)), asked, {"role": "tool", "tool_call_id": "call_1", "content": result}]
+    return {"messages": turns, "tools": _TOOLS[:1]}
 
 
 def _chinese(rng: random.Random) -> dict[str, Any]:
@@ -179,8 +179,8 @@ def _parts(rng: random.Random) -> dict[str, Any]:
     parts: list[Any] = [_part(_text(rng, 15)) for _ in range(rng.randint(1, 4))]
     if rng.random() < 0.5:
         parts.append(_part("marked", cache_control={"type": "ephemeral"}))
-    said = [{"role": "system", "content": [_part("Be short."), _part("Be kind.")]}, _user(parts, name="bob")]
-    return {"messages": said}
+    turns = [{"role": "system", "content": [_part("Be short."), _part("Be kind.")]}, _user(parts, name="bob")]
+    return {"messages": turns}
 
 
 def _marks(rng: random.Random) -> dict[str, Any]:
@@ -190,8 +190,8 @@ def _marks(rng: random.Random) -> dict[str, Any]:
 def _continued(rng: random.Random) -> dict[str, Any]:
     last = _text(rng, 8) + rng.choice(("", " ", "\n\n"))
     content = [_part(_text(rng, 4)), _part(last)] if rng.random() < 0.3 else last
-    said = [_user(_text(rng)), {"role": "assistant", "content": content}]
-    return {"messages": said, "continue_final_message": True, "add_generation_prompt": False}
+    turns = [_user(_text(rng)), {"role": "assistant", "content": content}]
+    return {"messages": turns, "continue_final_message": True, "add_generation_prompt": False}
 
 
 def _unopened(rng: random.Random) -> dict[str, Any]:
@@ -248,9 +248,9 @@ _KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 def config_of(url: str, *, tokenizer: str | None = None, chat_template: str | None = None) -> str:
     """An SLA file with one vLLM at `url`; without a tokenizer its rules make the router ask the engine."""
     pool = {"kind": "vllm", "at": url, "model": MODEL, "tokenizer": tokenizer, "chat_template": chat_template}
-    told = json.dumps({name: value for name, value in pool.items() if value is not None})
+    own_pool = json.dumps({name: value for name, value in pool.items() if value is not None})
     rules = "{class: chat}" if tokenizer else '{when: {prompt_tokens: ">= 100"}, class: chat}, {class: chat}'
-    return SLA.format(pool=told, rules=rules)
+    return SLA.format(pool=own_pool, rules=rules)
 
 
 async def _run(options: argparse.Namespace) -> bool:
@@ -262,19 +262,19 @@ async def _run(options: argparse.Namespace) -> bool:
     async with Router(config) as router, aiohttp.ClientSession() as http:
         assert await router.wait_until_reached(20), f"nothing answers at {options.url}"
         for call in calls(options.requests, options.seed):
-            one = await counted(router, http, call)
+            result = await counted(router, http, call)
             kinds[call.kind] += 1
-            tokens += one.ours
-            if not one.is_right:
-                wrong.append(one)
+            tokens += result.ours
+            if not result.is_right:
+                wrong.append(result)
         source = router.gateway.sources.told().get(MODEL, "nothing")
     print(f"tokenizer from {source}")
     for kind, number in kinds.items():
-        bad = sum(one.call.kind == kind for one in wrong)
+        bad = sum(result.call.kind == kind for result in wrong)
         print(f"  {kind:14} {number - bad:4} of {number:4} equal")
     print(f"{sum(kinds.values()) - len(wrong)} of {sum(kinds.values())} counts equal, and all ids; {tokens} tokens")
-    for one in wrong[:10]:
-        print(f"  {one.call.kind}: {one.ours}, the engine {one.theirs}: {json.dumps(one.call.body)[:400]}")
+    for result in wrong[:10]:
+        print(f"  {result.call.kind}: {result.ours}, the engine {result.theirs}: {json.dumps(result.call.body)[:400]}")
     return not wrong
 
 

@@ -66,7 +66,7 @@ def check_engine(report: Report, machine: Machine, _: Sizes, name: str, config: 
         kv_blocks=sum(blocks_for(len(prompt) + new) for prompt in prompts), max_running=rows, step_s=1e6
     )
 
-    def said(prompts: Sequence[Sequence[int]], *, graphs: bool = True, **changes: Any) -> list[list[int | None]]:
+    def answers_to(prompts: Sequence[Sequence[int]], *, graphs: bool = True, **changes: Any) -> list[list[int | None]]:
         network = GpuNetwork.of(config, weights, options=StepOptions(rows=max(8, rows), graphs=graphs))
         engine = Engine(Model(name, network), replace(options, **changes))
         network.steps.cache.data.zero_()
@@ -83,20 +83,20 @@ def check_engine(report: Report, machine: Machine, _: Sizes, name: str, config: 
         Clients(engine).run(jobs, rows)
         return [job.answer for job in jobs]
 
-    first = said(prompts, run_ahead="off")
+    first = answers_to(prompts, run_ahead="off")
     for graphs in (True, False) if machine.is_gpu else (True,):
         for run_ahead in ("off", "on"):
-            answers = said(prompts, graphs=graphs, run_ahead=run_ahead)
+            answers = answers_to(prompts, graphs=graphs, run_ahead=run_ahead)
             label = f"{name}: engine, graphs {graphs}, run_ahead {run_ahead}"
             report.check(label, share_differing(answers, first), 0)
-    together = said(prompts[:6], deterministic=True)
-    alone = said(prompts[:1], deterministic=True, graphs=False)
+    together = answers_to(prompts[:6], deterministic=True)
+    alone = answers_to(prompts[:1], deterministic=True, graphs=False)
     report.check(f"{name}: deterministic engine, alone = beside others", share_differing(alone, together[:1]), 0)
 
 
 def share_differing(some: list[list[int | None]], others: list[list[int | None]]) -> float:
-    pairs = [pair for one, other in zip(some, others, strict=True) for pair in zip(one, other, strict=True)]
-    return sum(one != other for one, other in pairs) / len(pairs)
+    pairs = [pair for answer, other in zip(some, others, strict=True) for pair in zip(answer, other, strict=True)]
+    return sum(token != other for token, other in pairs) / len(pairs)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -64,10 +64,13 @@ def answers(
     starting: list[int] = []
     for row, prompt in enumerate(prompts):
         starting.append(row)
-        if row + 1 == len(prompts) or sum(len(prompts[one]) for one in starting) + len(prompt) > batch_tokens:
-            spans = [Span(one, prompts[one], 0, tables[one], how(one, len(prompts[one]))) for one in starting]
-            for one, token in zip(starting, steps.collect(steps.submit(step_of_spans(spans))), strict=True):
-                drawn[one].append(token)
+        if row + 1 == len(prompts) or sum(len(prompts[number]) for number in starting) + len(prompt) > batch_tokens:
+            spans = [
+                Span(number, prompts[number], 0, tables[number], how(number, len(prompts[number])))
+                for number in starting
+            ]
+            for number, token in zip(starting, steps.collect(steps.submit(step_of_spans(spans))), strict=True):
+                drawn[number].append(token)
             starting = []
 
     due: deque[Ticket] = deque()

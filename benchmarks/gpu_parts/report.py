@@ -128,12 +128,14 @@ class Report:
         """Continue after the contents of the file."""
         if self.file is not None and self.file.exists():
             saved = json.loads(self.file.read_text())
-            self.figures = [Figure(**{k: v for k, v in one.items() if k != "ratio"}) for one in saved["figures"]]
+            self.figures = [
+                Figure(**{k: v for k, v in saved_figure.items() if k != "ratio"}) for saved_figure in saved["figures"]
+            ]
             self.checks, self.errors = saved["checks"], saved["errors"]
             self.skipped, self.tried = saved["skipped"], saved["tried"]
 
     def as_json(self) -> dict[str, Any]:
-        figures = [asdict(one) | {"ratio": one.ratio} for one in self.figures]
+        figures = [asdict(figure) | {"ratio": figure.ratio} for figure in self.figures]
         return {
             "figures": figures,
             "checks": self.checks,

@@ -49,8 +49,8 @@ def decode_attention(report: Report, machine: Machine, sizes: Sizes, name: str, 
             dense = torch.randn(shape, dtype=machine.dtype, device=machine.device)
 
             def by_torch() -> list[torch.Tensor]:
-                one = query[:, :, None]
-                return [scaled_dot_product_attention(one, layer[0], layer[1], enable_gqa=True) for layer in dense]
+                rows = query[:, :, None]
+                return [scaled_dot_product_attention(rows, layer[0], layer[1], enable_gqa=True) for layer in dense]
 
             rate = layers * size / seconds(replayed(by_torch, machine.device), machine.device) / 1e9
             report.add("decode", f"torch's SDPA, contiguous, {label}", rate, floor=machine.copy_gb_s, unit="GB/s")
