@@ -88,7 +88,7 @@ class Kind:
 
 
 def make(kind: str, place: Place, surroundings: Surroundings) -> Backend:
-    """A backend of `kind`, not started. Raises ConfigError for an unknown kind or option, with what was meant."""
+    """A backend of `kind`, not started. Raises ConfigError for an unknown kind or option, with a suggestion."""
     return kind_of(kind).make(place, surroundings)
 
 

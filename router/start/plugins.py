@@ -57,4 +57,4 @@ def _check(before: Mapping[str, Any], after: Mapping[str, Any], kind: str, point
 def _refused(point: EntryPoint, reason: str) -> ConfigError:
     where = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
     message = f"the policies '{point.name}' of {where} cannot be used: {reason}"
-    return ConfigError(message, hint=f"repair or uninstall {point.dist.name}" if point.dist else "")
+    return ConfigError(message, hint=f"fix or uninstall {point.dist.name}" if point.dist else "")

@@ -84,7 +84,7 @@ def test_one_that_cannot_be_used_is_named(install: Installer, name: str, code: s
         installed_catalogue()
     assert f"of plugin_{name} 1.2 cannot be used" in caught.value.message
     assert says in caught.value.message
-    assert caught.value.hint == f"repair or uninstall plugin_{name}"
+    assert caught.value.hint == f"fix or uninstall plugin_{name}"
 
 
 def test_the_command_line_knows_their_words(install: Installer, tmp_path: Path) -> None:
