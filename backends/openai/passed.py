@@ -59,9 +59,9 @@ class Chunk(msgspec.Struct):
     model: Any = None
     # set by Ear; a server may write anything under these names
     pieces: Any = 0
-    """How many choices it adds to."""
+    """Number of choices that it adds to."""
     ends: Any = None
-        """(choice, reason) of those that end in it."""
+    """The (choice, reason) pairs of choices that end in it."""
 
 
 _CHUNK = msgspec.json.Decoder(Chunk)
