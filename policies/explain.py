@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from policies.compose import Policy
 from policies.nouns import BackendView, ClusterView, Decision, Request, ServiceClass
 from policies.on_miss import Step
 from policies.picks import are_equal
-from policies.rules import Facts, Mismatch, Rulebook, Ruling, may_use
-
-_SECRET_FIELDS = ("tenant", "headers.", "metadata.")
+from policies.rules import FACTS, Facts, Mismatch, Rulebook, Ruling, may_use
 
 
 class Explained(Rulebook, Protocol):
@@ -67,7 +65,8 @@ class Explanation:
     `service_class` ranks lower if the caller asked for that. `targets` are its targets in seconds, by their names in
     the file, and `on_miss` its steps if they are missed. `equals` are candidates with the same total as the chosen one.
     `predicted_ttft_s` is the predicted time to first token at the chosen one. If `prompt_tokens` is an estimate,
-    the interval `likely_prompt_tokens` holds nine of ten such prompts.
+    the interval `likely_prompt_tokens` holds nine of ten such prompts. `facts` are the other facts that a rule of the
+    file tests, by name.
     """
 
     request: str
@@ -96,6 +95,7 @@ class Explanation:
     predicted_ttft_s: float | None = None
     likely_prompt_tokens: tuple[int, int] | None = None
     left_out: int = 0
+    facts: Mapping[str, str | int | None] = field(default_factory=dict)
 
 
 def explain(
@@ -132,6 +132,11 @@ def explain(
         predicted_ttft_s=decision.predicted_ttft_s,
         likely_prompt_tokens=request.likely_prompt_tokens,
         left_out=decision.left_out,
+        facts={
+            name: fact.of(facts)
+            for name, fact in FACTS.items()
+            if not fact.basic and any(getattr(rule.when, name) for rule in config.rules)
+        },
     )
 
 
@@ -169,7 +174,7 @@ def without_secrets(explanation: Explanation, shown_name: Callable[[str], str]) 
 
 
 def _without_wanted(mismatch: Mismatch) -> Mismatch:
-    return replace(mismatch, wanted=()) if mismatch.field.startswith(_SECRET_FIELDS) else mismatch
+    return replace(mismatch, wanted=()) if FACTS[mismatch.field.partition(".")[0]].secret else mismatch
 
 
 def _candidates(view: ClusterView, decision: Decision) -> Iterator[Candidate]:

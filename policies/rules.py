@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
 from policies.nouns import ServiceClass, Tenant
 from policies.suggest import did_you_mean
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """The input of the rules. Names in `headers` are lower case; `priority` is the class that the caller asked for;
-    `metadata` is OpenAI's field of that name.
-
-    `uncached_tokens` are the prompt tokens that even the backend with most of the prompt must compute.
-    """
-
-    tenant: Tenant
-    model: str
-    prompt_tokens: int
-    max_new_tokens: int
-    uncached_tokens: int
-    priority: str | None = None
-    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +31,49 @@ class Range:
         return (self.least is None or number >= self.least) and (self.most is None or number <= self.most)
 
 
+class Facts(msgspec.Struct, frozen=True):
+    """The input of the rules. Names in `headers` are lower case; `priority` is the class that the caller asked for;
+    `metadata` is OpenAI's field of that name.
+
+    `uncached_tokens` are the prompt tokens that even the backend with most of the prompt must compute. `stream`: the
+    client reads the answer while it is drawn.
+    """
+
+    tenant: Tenant
+    model: str
+    prompt_tokens: int
+    max_new_tokens: int
+    uncached_tokens: int
+    priority: str | None = None
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact that rules can test: its meaning in the file, its form there, and its value in Facts.
+
+    A `named` fact is a mapping from names to texts; `ignores_case`: its names are compared in lower case. The texts are
+    the names of `known` things in the file, or one of these words, or any. `secret`: tenants are not told which
+    values a rule needs. A fact that is not `basic` is a field of Facts with a default: what-if takes it by its name,
+    and explanations list it.
+    """
+
+    form: Literal["text", "number", "named"]
+    says: str
+    of: Callable[[Facts], Any]
+    known: Literal["tenants", "classes"] | tuple[str, ...] | None = None
+    ignores_case: bool = False
+    secret: bool = False
+    basic: bool = False
+
+
+def _tested(fact: Fact) -> Any:
+    """A field of When that tests `fact`."""
+    return field(default=(), metadata={"fact": fact})
+
+
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """Why a condition does not match: its `field` needs one of `wanted`, and the request has `found`."""
@@ -58,16 +85,84 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """A rule's condition. All fields must match, any entry of one field is enough, an empty field matches."""
+    """A rule's condition. All fields must match, any entry of one field is enough, an empty field matches.
 
-    tenant: tuple[str, ...] = ()
-    model: tuple[str, ...] = ()
-    priority: tuple[str, ...] = ()
-    prompt_tokens: tuple[Range, ...] = ()
-    uncached_tokens: tuple[Range, ...] = ()
-    max_output_tokens: tuple[Range, ...] = ()
-    headers: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    metadata: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    This is the table of all facts: the SLA file, its schema and proofs, explanations and what-if read it.
+    """
+
+    tenant: tuple[str, ...] = _tested(
+        Fact(
+            "text",
+            "the tenant has this name",
+            lambda facts: facts.tenant.name,
+            known="tenants",
+            secret=True,
+            basic=True,
+        )
+    )
+    model: tuple[str, ...] = _tested(
+        Fact("text", "the request names this model", lambda facts: facts.model, basic=True)
+    )
+    priority: tuple[str, ...] = _tested(
+        Fact(
+            "text",
+            "the caller asked for this class (x-pointsman-priority, or the gRPC field)",
+            lambda facts: facts.priority,
+            known="classes",
+            basic=True,
+        )
+    )
+    prompt_tokens: tuple[Range, ...] = _tested(
+        Fact(
+            "number",
+            "the prompt's length is in this range: >= 16k, < 4k, 4k..16k",
+            lambda facts: facts.prompt_tokens,
+            basic=True,
+        )
+    )
+    uncached_tokens: tuple[Range, ...] = _tested(
+        Fact(
+            "number",
+            "the prompt tokens that no backend holds are in this range",
+            lambda facts: facts.uncached_tokens,
+            basic=True,
+        )
+    )
+    max_output_tokens: tuple[Range, ...] = _tested(
+        Fact(
+            "number",
+            "the longest answer that the request allows is in this range",
+            lambda facts: facts.max_new_tokens,
+            basic=True,
+        )
+    )
+    headers: tuple[tuple[str, tuple[str, ...]], ...] = _tested(
+        Fact(
+            "named",
+            "each header named here has this value",
+            lambda facts: facts.headers,
+            ignores_case=True,
+            secret=True,
+            basic=True,
+        )
+    )
+    metadata: tuple[tuple[str, tuple[str, ...]], ...] = _tested(
+        Fact(
+            "named",
+            "each entry of the request's metadata has this value",
+            lambda facts: facts.metadata,
+            secret=True,
+            basic=True,
+        )
+    )
+    stream: tuple[str, ...] = _tested(
+        Fact(
+            "text",
+            "the client reads the answer while it is drawn: true or false",
+            lambda facts: "true" if facts.stream else "false",
+            known=("true", "false"),
+        )
+    )
 
     def holds(self, facts: Facts) -> bool:
         """Does every field match `facts`?"""
@@ -75,27 +170,46 @@ class When:
 
     def mismatches(self, facts: Facts) -> Iterator[Mismatch]:
         """Every field that does not match `facts`, in the order of the reference."""
-        texts = (
-            ("tenant", self.tenant, facts.tenant.name),
-            ("model", self.model, facts.model),
-            ("priority", self.priority, facts.priority),
-        )
-        for field_name, wanted, text in texts:
-            if wanted and text not in wanted:
-                yield Mismatch(field_name, wanted, text)
-        numbers = (
-            ("prompt_tokens", self.prompt_tokens, facts.prompt_tokens),
-            ("uncached_tokens", self.uncached_tokens, facts.uncached_tokens),
-            ("max_output_tokens", self.max_output_tokens, facts.max_new_tokens),
-        )
-        for field_name, spans, number in numbers:
-            if spans and not any(span.holds(number) for span in spans):
-                yield Mismatch(field_name, spans, number)
-        named = (("headers", self.headers, facts.headers), ("metadata", self.metadata, facts.metadata))
-        for field_name, entries, found in named:
-            for name, values in entries:
-                if found.get(name) not in values:
-                    yield Mismatch(f"{field_name}.{name}", values, found.get(name))
+        for name, fact in FACTS.items():
+            wanted = getattr(self, name)
+            if not wanted:
+                continue
+            found = fact.of(facts)
+            if fact.form == "named":
+                for entry, values in wanted:
+                    if found.get(entry) not in values:
+                        yield Mismatch(f"{name}.{entry}", values, found.get(entry))
+            elif fact.form == "number":
+                if not any(span.holds(found) for span in wanted):
+                    yield Mismatch(name, wanted, found)
+            elif found not in wanted:
+                yield Mismatch(name, wanted, found)
+
+
+FACTS: Mapping[str, Fact] = MappingProxyType({each.name: each.metadata["fact"] for each in fields(When)})
+"""All facts by their names in the file, in the order of the reference."""
+
+_STATED = {
+    each.name: each.type for each in msgspec.structs.fields(Facts) if each.name in FACTS and not FACTS[each.name].basic
+}
+"""The types in Facts of the facts that are not basic."""
+
+
+def stated(facts: Facts, given: Mapping[str, object]) -> Facts:
+    """`facts` with the values `given` for facts that are not basic; text is read as numbers and booleans.
+
+    Raises InvalidRequest for an unknown name or a malformed value.
+    """
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in _STATED:
+            hint = did_you_mean(name, _STATED) or f"known: {', '.join(_STATED)}"
+            raise InvalidRequest(f"there is no fact '{name[:80]}' to state", hint=hint, param="facts")
+        try:
+            read[name] = msgspec.convert(value, _STATED[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"the fact '{name}' is malformed: {error}", param="facts") from error
+    return msgspec.structs.replace(facts, **read)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from policies.nouns import Tenant
-from policies.rules import Range, Rule, When, may_use
+from policies.rules import FACTS, Fact, Range, Rule, When, may_use
 
 Box: TypeAlias = tuple[int, ...]
 """Requests by their values in the rules' conditions: per dimension a bit for each piece."""
 
-_TENANT, _MODEL, _PRIORITY, _PROMPT, _UNCACHED = range(5)
+_FIRST = ("tenant", "model", "priority", "prompt_tokens", "uncached_tokens")
+_TENANT, _MODEL, _PRIORITY, _PROMPT, _UNCACHED = range(len(_FIRST))
+"""The facts that a proof knows more of than their values; their dimensions come first."""
 
 _MOST_BOXES = 10_000
 _MOST_CUTS = 300_000
@@ -87,9 +89,8 @@ class Reach:
             Dimension.of("tenant", list(tenants)),
             Dimension.of("model", [*models, *(name for when in whens for name in when.model), None]),
             Dimension.of("priority", [*classes, None]),
-            *(_numbers(name, whens) for name in ("prompt_tokens", "uncached_tokens", "max_output_tokens")),
-            *_texts("headers", whens, lambda when: when.headers),
-            *_texts("metadata", whens, lambda when: when.metadata),
+            *(_numbers(name, whens) for name in ("prompt_tokens", "uncached_tokens")),
+            *(found for name, fact in FACTS.items() if name not in _FIRST for found in _others(name, fact, whens)),
         )
         self._models_of = [self._dimensions[_MODEL].mask(sorted(tenant.models)) for tenant in self._tenants]
         self._asked = [self._box(rule.when) for rule in rules]
@@ -163,8 +164,8 @@ class Reach:
         return ", ".join(filter(None, parts)) or "any"
 
     def _box(self, when: When) -> Box:
-        asked = {f"headers.{name}": values for name, values in when.headers}
-        asked |= {f"metadata.{name}": values for name, values in when.metadata}
+        named = [name for name, fact in FACTS.items() if fact.form == "named"]
+        asked = {f"{name}.{entry}": values for name in named for entry, values in getattr(when, name)}
         return tuple(
             dimension.mask(asked.get(dimension.name, ()) if "." in dimension.name else getattr(when, dimension.name))
             for dimension in self._dimensions
@@ -241,11 +242,17 @@ def _numbers(name: str, whens: Sequence[When]) -> Dimension:
     return Dimension.of(name, [Range(start, end) for start, end in zip(ordered, [*ends, None], strict=True)])
 
 
-def _texts(
-    field: str, whens: Sequence[When], of: Callable[[When], tuple[tuple[str, tuple[str, ...]], ...]]
-) -> Iterator[Dimension]:
-    values: dict[str, list[str | Range | None]] = {}
-    for when in whens:
-        for name, wanted in of(when):
-            values.setdefault(name, []).extend(wanted)
-    return (Dimension.of(f"{field}.{name}", [*found, None]) for name, found in values.items())
+def _others(name: str, fact: Fact, whens: Sequence[When]) -> Iterator[Dimension]:
+    """The dimensions of a fact that the proof knows only the values of."""
+    wanted = [entry for when in whens for entry in getattr(when, name)]
+    if fact.form == "number":
+        yield _numbers(name, whens)
+    elif fact.form == "named":
+        values: dict[str, list[str | Range | None]] = {}
+        for entry, texts in wanted:
+            values.setdefault(entry, []).extend(texts)
+        yield from (Dimension.of(f"{name}.{entry}", [*found, None]) for entry, found in values.items())
+    elif isinstance(fact.known, tuple):
+        yield Dimension.of(name, fact.known)
+    else:
+        yield Dimension.of(name, [*wanted, None])

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from policies.nouns import Tenant
 from policies.quantities import read_range
-from policies.rules import Rule, When, may_use
-from policies.shapes import TEXT, Key, Many, Named, Table
+from policies.rules import FACTS, Fact, Rule, When, may_use
+from policies.shapes import TEXT, Key, Many, Named, Shape, Table
 from policies.sla.fields import Field, Section
 from policies.sla.reach import Reach, TooManyRulesError
 
-WHEN = Table(
-    {
-        "tenant": Key(Many(TEXT), "the tenant has this name"),
-        "model": Key(Many(TEXT), "the request names this model"),
-        "priority": Key(Many(TEXT), "the caller asked for this class (x-pointsman-priority, or the gRPC field)"),
-        "prompt_tokens": Key(Many(read_range), "the prompt's length is in this range: >= 16k, < 4k, 4k..16k"),
-        "uncached_tokens": Key(Many(read_range), "the prompt tokens that no backend holds are in this range"),
-        "max_output_tokens": Key(Many(read_range), "the longest answer that the request allows is in this range"),
-        "headers": Key(Named(Many(TEXT), free=True), "each header named here has this value"),
-        "metadata": Key(Named(Many(TEXT), free=True), "each entry of the request's metadata has this value"),
-    }
-)
+_FORMS: Mapping[str, Shape] = {"text": Many(TEXT), "number": Many(read_range), "named": Named(Many(TEXT), free=True)}
+
+WHEN = Table({name: Key(_FORMS[fact.form], fact.says) for name, fact in FACTS.items()})
 RULE = Table(
     {
         "when": Key(WHEN, "the condition: every key in it must match, of a list any entry; default always"),
@@ -71,19 +63,26 @@ def _read_rule(field: Field, names: Names) -> Rule | None:
 
 
 def _read_when(section: Section, names: Names) -> When:
-    headers = section.get("headers")
-    if headers:
-        _refuse_repeated_headers(headers)
-    return When(
-        tenant=section.some_of("tenant", names.tenants, what="tenant"),
-        model=section.texts("model"),
-        priority=section.some_of("priority", names.classes, what="class"),
-        prompt_tokens=section.read_many("prompt_tokens"),
-        uncached_tokens=section.read_many("uncached_tokens"),
-        max_output_tokens=section.read_many("max_output_tokens"),
-        headers=tuple((name.lower(), values) for name, values in _read_named(headers)),
-        metadata=_read_named(section.get("metadata")),
-    )
+    return When(**{name: _read_wanted(section, name, fact, names) for name, fact in FACTS.items()})
+
+
+def _read_wanted(section: Section, name: str, fact: Fact, names: Names) -> tuple[Any, ...]:
+    if fact.form == "number":
+        return section.read_many(name)
+    if fact.form == "named":
+        return _read_entries(section.get(name), fact)
+    if fact.known == "tenants":
+        return section.some_of(name, names.tenants, what="tenant")
+    if fact.known == "classes":
+        return section.some_of(name, names.classes, what="class")
+    return section.texts(name) if fact.known is None else section.some_of(name, fact.known, what=f"value of {name}")
+
+
+def _read_entries(field: Field | None, fact: Fact) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if field is None or not fact.ignores_case:
+        return _read_named(field)
+    _refuse_repeated_headers(field)
+    return tuple((name.lower(), values) for name, values in _read_named(field))
 
 
 def _read_named(field: Field | None) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -200,6 +200,7 @@ def facts_of(ask: Ask, prompts: Sequence[LookedUp], *, tenant: Tenant, model: Se
         priority=ask.priority,
         headers=ask.headers,
         metadata=ask.metadata,
+        stream=ask.stream,
     )
 
 

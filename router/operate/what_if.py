@@ -12,7 +12,7 @@ from policies.errors import InvalidRequest
 from policies.explain import Explanation, explain
 from policies.learning.cost import prior_of
 from policies.nouns import BackendView, Capability, ClusterView, Request, Tenant
-from policies.rules import Facts, classify
+from policies.rules import Facts, classify, stated
 from policies.sla.config import BUNDLED, Config, PoolSpec
 from policies.suggest import did_you_mean
 from router.fleet.cluster.names import backend_name, found_name
@@ -24,6 +24,7 @@ class WhatIf:
     """A described request. `held_tokens` and `running` are by backend, 0 for backends that are not named.
 
     `tenant` None: the anonymous tenant. `model` None: the first in the file. `headers` have lower-case names.
+    `facts` are values of other facts that rules test, by name; text is read as numbers and booleans.
     """
 
     prompt_tokens: int
@@ -36,6 +37,7 @@ class WhatIf:
     metadata: Mapping[str, str] = field(default_factory=dict)
     held_tokens: Mapping[str, int] = field(default_factory=dict)
     running: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None = None) -> Explanation:
@@ -62,6 +64,7 @@ def explain_on_paper(described: WhatIf, config: Config, live: ClusterView | None
         headers=described.headers,
         metadata=described.metadata,
     )
+    facts = stated(facts, described.facts)
     ruling = classify(facts, config)
     request = Request(
         id="what-if",

@@ -102,6 +102,10 @@ def _value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def _fact(value: str | int | None) -> str:
+    return "-" if value is None else _value(value)
+
+
 def _forbidden(skipped: Skipped) -> list[str]:
     return [f"the tenant may not use class {skipped.service_class}"] if skipped.forbidden else []
 
@@ -117,6 +121,8 @@ def _facts_lines(explanation: Explanation) -> Iterator[str]:
     sizes = f"{_prompt_size(explanation)}, {explanation.uncached_tokens:,} of them in no cache"
     yield f"request   tenant {explanation.tenant}, model {explanation.model}, priority {explanation.priority or '-'}"
     yield f"          {sizes}, answer of at most {explanation.max_output_tokens:,}"
+    if explanation.facts:
+        yield f"          {', '.join(f'{name} {_fact(value)}' for name, value in explanation.facts.items())}"
     yield f"file      version {explanation.config_version}"
 
 

@@ -227,6 +227,12 @@ def explain(
     metadata: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="An entry of the metadata; may be repeated.")
     ] = None,
+    fact: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Another fact that a rule tests, such as stream=true; may be repeated."
+        ),
+    ] = None,
     cached: Annotated[
         list[str] | None, typer.Option(metavar="BACKEND=TOKENS", help="Prompt tokens that a backend holds.")
     ] = None,
@@ -262,6 +268,7 @@ def explain(
             metadata=dict(map(read_pair, metadata or ())),
             held_tokens={name: read_tokens(value) for name, value in map(read_pair, cached or ())},
             running={name: read_tokens(value) for name, value in map(read_pair, load or ())},
+            facts=dict(map(read_pair, fact or ())),
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-LANGUAGES = ("sh", "console", "yaml", "python", "json", "toml", "text")
+LANGUAGES = ("sh", "console", "yaml", "python", "json", "toml", "diff", "text")
 PROGRAMS = ("pointsman", "curl", "make", "pip", "python", "helm", "kubectl", "docker", "git", "export", "cat")
 HOW = "CONTRIBUTING.md, 'Pages that run', says how"
 

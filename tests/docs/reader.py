@@ -36,6 +36,11 @@ _CURL_FOUND_NOBODY = 7
 AT_HAND = ("examples", "helm")
 """Folders of the repository that a page's commands may name."""
 
+CHECKOUT = "pointsman"
+"""The folder in which a reader has a copy of the repository, to change it."""
+
+PACKAGES = ("policies", "router", "backends", "shards", "http1", "simulation", "proto", "tests", "docs", "examples")
+
 _PROGRAM = """#!/bin/sh
 # the pointsman of this checkout; where it would listen at its usual ports, at free ones
 command=$1; shift
@@ -137,8 +142,9 @@ class Desk:
         }
         path = os.pathsep.join([str(self.home / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
         plain = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "HOME": str(self.home), "CURL_HOME": str(self.home)}
-        # the environment that pytest was started with may name another checkout
-        return {**kept, **plain, "PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), str(self.site)])}
+        # the environment of pytest may name another checkout; the one that the reader changes comes first
+        path_to_import = os.pathsep.join(map(str, [self.directory / CHECKOUT, ROOT, self.site]))
+        return {**kept, **plain, "PATH": path, "PYTHONPATH": path_to_import}
 
     def script(self, command: str, *, is_kept: bool = True) -> list[str]:
         """`command` in a shell that begins where the last one ended, with what that one had exported and defined.
@@ -269,6 +275,8 @@ class Reader:
                 json.loads(text)
             case "toml":
                 tomllib.loads(text)
+            case "diff":
+                self._apply(block)
 
     def look_at(self, block: Block) -> None:
         """What can be told of a block that is not run: that it could be."""
@@ -309,6 +317,22 @@ class Reader:
         assert status == exits, f"{block.where}: ended with {status}, not {exits}{hint}:\n{command.text}\n{output}"
         assert not command.shown or shows(command.shown, output), unlike(block, command, output)
 
+    def _apply(self, block: Block) -> None:
+        """Change the reader's copy of the repository, which is where the shell is from now on."""
+        checkout = self._desk.directory / CHECKOUT
+        if not checkout.exists():
+            copy_of_repository(checkout)
+            self._shell(block, Command(f"cd {checkout}"))
+        done = subprocess.run(
+            ["git", "apply", "--recount", "-"],
+            cwd=checkout,
+            input=block.text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{block.where}: the change cannot be applied:\n{done.stderr}"
+
     def _ports_of(self, block: Block) -> Ports:
         return self._up.ports if block.mark.with_up else self._desk.ports
 
@@ -329,6 +353,15 @@ class Reader:
         if block.mark.file:
             # whoever is to save it shall not meet warnings at once
             assert not parsed.doubts, f"{block.where}: {parsed.doubts}"
+
+
+def copy_of_repository(to: Path) -> None:
+    """Copy the packages, the tests, the pages and the settings of the tools to the new folder `to`."""
+    to.mkdir()
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, to / name)
 
 
 def sound(text: str, where: str) -> Parsed:

@@ -1,10 +1,11 @@
 from typing import Any
 
+import msgspec
 import pytest
 
 from policies.errors import InvalidRequest, PermissionDenied, UnknownModel
 from policies.nouns import Tenant
-from policies.rules import Facts, Mismatch, Range, When, classify, yielding
+from policies.rules import FACTS, Facts, Mismatch, Range, When, classify, stated, yielding
 from policies.sla.config import Config
 from policies.sla.parse import parse
 
@@ -93,6 +94,8 @@ def test_a_model_that_the_tenant_may_not_use_is_unknown_to_it() -> None:
         (When(metadata=(("team", ("search", "ads")),)), True),
         (When(metadata=(("team", ("ads",)),)), False),
         (When(metadata=(("x-team", ("ads",)),)), False),
+        (When(stream=("true",)), False),
+        (When(stream=("false",)), True),
     ],
 )
 def test_every_field_must_hold_and_any_entry_will_do(when: When, holds: bool) -> None:
@@ -111,3 +114,26 @@ def test_what_yields_goes_where_it_was_ruled_to_behind_every_class_and_gives_way
     ruling = yielding(classify(facts(prompt_tokens=16000), CONFIG), CONFIG)
     assert (ruling.pools, ruling.policy, ruling.rule) == (None, "least_load", 2)
     assert (ruling.service_class.name, ruling.rank, ruling.service_class.preemptible) == ("night", 3, True)
+
+
+def test_every_fact_that_is_not_basic_can_be_stated() -> None:
+    for name in (name for name, fact in FACTS.items() if not fact.basic):
+        assert name in {each.name for each in msgspec.structs.fields(Facts) if each.default is not msgspec.NODEFAULT}
+
+
+def test_other_facts_are_stated_as_text() -> None:
+    assert [stated(facts(), {"stream": value}).stream for value in ("true", "false", True)] == [True, False, True]
+    assert stated(facts(stream=True), {}).stream
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steam": "true"}, "there is no fact 'steam' to state"),
+        ({"tenant": "labs"}, "there is no fact 'tenant' to state"),
+        ({"stream": "perhaps"}, "the fact 'stream' is malformed"),
+    ],
+)
+def test_a_fact_that_is_stated_wrongly_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        stated(facts(), given)

@@ -99,6 +99,7 @@ def _described(body: Mapping[str, Any]) -> WhatIf:
         metadata={name: str(value) for name, value in _pairs(body, "metadata").items()},
         held_tokens={name: _tokens(value, "held_tokens") for name, value in _pairs(body, "held_tokens").items()},
         running={name: _tokens(value, "running") for name, value in _pairs(body, "running").items()},
+        facts=_pairs(body, "facts"),
     )
 
 

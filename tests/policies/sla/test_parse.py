@@ -219,6 +219,8 @@ MISTAKES = {
     "rules: [{class: standard, when: {prompt_tokens: 5..4}}]": "is empty",
     "rules: [{class: standard, when: {prompt_tokens: '< 0'}}]": "below zero",
     "rules: [{class: standard, when: {tenant: []}}]": "empty list",
+    "rules: [{class: standard}, {class: standard, when: {stream: maybe}}]": "no value of stream 'maybe' (known: ",
+    "rules: [{class: standard, when: {stream: true}}]": "requests that match no rule: stream false",
     "policies: {x: {filter: healty}}": "no filter 'healty' (did you mean 'healthy'?)",
     "policies: {x: {filter: [{has_room: {tokens: some}}]}}": "has_room.tokens: must be a number",
     "policies: {x: {filter: [{has_room: {}, healthy: {}}]}}": "must be one filter",
@@ -243,6 +245,11 @@ def test_each_mistake_has_a_line_and_a_sentence(text: str) -> None:
 def test_a_broken_condition_brings_no_other_complaints() -> None:
     (problem,) = problems("rules:\n  - {when: {tenannt: local}, class: standard}\n  - {class: standard}\n")
     assert "did you mean 'tenant'?" in problem
+
+
+def test_rules_for_every_value_of_a_fact_leave_no_request_without_a_rule() -> None:
+    text = "classes: {a: {}, b: {}}\nrules: [{when: {stream: true}, class: a}, {when: {stream: false}, class: b}]\n"
+    assert len(parse(text).rules) == 2
 
 
 def test_a_rule_behind_one_without_condition_is_reached_by_tenants_who_may_not_use_that_ones_class() -> None:

@@ -7,6 +7,7 @@ from policies.errors import InvalidRequest, UnknownModel
 from policies.explain import Explanation
 from policies.sla.parse import examine, parse
 from router.operate.what_if import WhatIf, explain_on_paper
+from router.protocols.explanations import as_text
 from tests.policies.sla.examples import FILES, outside_of
 
 FILE = """
@@ -97,3 +98,12 @@ def test_metadata_is_described_and_decides() -> None:
     config = parse("classes: {a: {}, b: {}}\nrules: [{when: {metadata: {team: ads}}, class: b}, {class: a}]\n")
     assert explain_on_paper(WhatIf(9, metadata={"team": "ads"}), config).service_class == "b"
     assert explain_on_paper(WhatIf(9, metadata={"team": "art"}), config).service_class == "a"
+
+
+def test_another_fact_is_stated_and_is_shown_if_a_rule_tests_it() -> None:
+    config = parse("classes: {a: {}, b: {}}\nrules: [{when: {stream: true}, class: b}, {class: a}]\n")
+    streamed, whole = explain_on_paper(WhatIf(9, facts={"stream": "true"}), config), explain_on_paper(WhatIf(9), config)
+    assert (streamed.service_class, streamed.facts) == ("b", {"stream": "true"})
+    assert (whole.service_class, whole.facts) == ("a", {"stream": "false"})
+    assert "          stream false\n" in as_text(whole)
+    assert explain_on_paper(WhatIf(9), parse("")).facts == {}
