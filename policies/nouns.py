@@ -9,9 +9,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from policies.learning.cost import TYPICAL, Latency
 
@@ -139,15 +141,18 @@ class Grammar(msgspec.Struct, frozen=True):
 
 class Sampling(msgspec.Struct, frozen=True):
     """Parameters for drawing an answer. The defaults are OpenAI's; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1
-    are off."""
+    are off.
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    Annotated fields are dials: numbers that every client names like this, with the bounds that clients must keep.
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -157,6 +162,20 @@ class Sampling(msgspec.Struct, frozen=True):
     logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     choices: int = 1
     grammar: Grammar | None = None
+
+
+DIALS: Mapping[str, Any] = MappingProxyType(
+    {
+        name: hint
+        for name, hint in get_type_hints(Sampling, include_extras=True).items()
+        if get_origin(hint) is Annotated
+    }
+)
+"""The dials of Sampling by name, with their types and bounds. HTTP, gRPC and adapters read this table."""
+
+_OF_OPENAI = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty"})
+BEYOND_OPENAI = tuple(name for name in DIALS if name not in _OF_OPENAI)
+"""The dials that OpenAI's API does not have, but servers of open models do."""
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
 
 MOST_CHOICES = 128
 """Most choices of one request."""
@@ -29,6 +31,11 @@ class Grammar:
     text: str
 
 
+def _dial(default: float, holds: Callable[[float], bool], must: str) -> Any:
+    """A number among the parameters of a draw: values that do not hold are rejected (NaN holds nowhere)."""
+    return field(default=default, metadata={"holds": holds, "must": must})
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and penalties 1 / 0 / 0 are off.
@@ -37,13 +44,13 @@ class SamplingParams:
     it, and the answer ends only where the grammar allows, or by a stop string, a stop token or its length.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float = _dial(0.0, lambda value: 0 <= value < math.inf, "must be 0 or more")
+    top_p: float = _dial(1.0, lambda value: 0 < value <= 1, "must be above 0 and at most 1")
+    top_k: int = _dial(0, lambda value: value >= 0, "must be 0 (off) or more")
+    min_p: float = _dial(0.0, lambda value: 0 <= value <= 1, "must be between 0 and 1")
+    repetition_penalty: float = _dial(1.0, lambda value: 0 < value < math.inf, "must be above 0")
+    presence_penalty: float = _dial(0.0, math.isfinite, "must be a finite number")
+    frequency_penalty: float = _dial(0.0, math.isfinite, "must be a finite number")
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
@@ -52,6 +59,10 @@ class SamplingParams:
     top_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None
+
+
+DIALS: tuple[Field[Any], ...] = tuple(each for each in fields(SamplingParams) if "holds" in each.metadata)
+"""The numbers among the parameters of a draw; 0 on the wire stands for their defaults."""
 
 
 @dataclass(frozen=True, slots=True)

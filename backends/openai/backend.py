@@ -17,7 +17,7 @@ from backends.http.unsupported import refuse_unsupported
 from backends.openai.compatible import OpenAICompatible, OpenAIOptions
 from backends.openai.endpoints import Endpoints
 from policies.errors import InvalidRequest
-from policies.nouns import Capability, Prompt, Request
+from policies.nouns import BEYOND_OPENAI, Capability, Prompt, Request
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -26,7 +26,7 @@ _KNOWS = (
     *("choices", "grammar"),
 )
 _OF_OPEN_MODELS = (
-    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "min_tokens"),
+    *(*BEYOND_OPENAI, "ignore_eos", "stop_token_ids", "min_tokens"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
 )
 """Fields of servers of open models; OpenAI rejects bodies that have them, with any value."""

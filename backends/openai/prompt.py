@@ -9,7 +9,7 @@ from typing import Any
 from backends.http.client import Post, encoded
 from backends.http.json_members import ABSENT, maybe_twice, with_members, with_more_members
 from policies.errors import InvalidRequest
-from policies.nouns import Native, Prompt, Request, Sampling
+from policies.nouns import BEYOND_OPENAI, Native, Prompt, Request, Sampling
 from shards.wire.translate import unpack_ids
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -93,7 +93,7 @@ def completion_of(request: Request, token_ids: bytes) -> dict[str, Any]:
 
 def _beyond_openai(sampling: Sampling) -> dict[str, Any]:
     default = Sampling()
-    names = ("top_k", "min_p", "repetition_penalty", "ignore_eos")
+    names = (*BEYOND_OPENAI, "ignore_eos")
     extras = {name: value for name in names if (value := getattr(sampling, name)) != getattr(default, name)}
     if sampling.stop_token_ids:
         extras["stop_token_ids"] = list(sampling.stop_token_ids)

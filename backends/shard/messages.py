@@ -13,7 +13,7 @@ from policies.errors import (
     Overloaded,
     Unreached,
 )
-from policies.nouns import Grammar, Prompt, Request, Sampling
+from policies.nouns import DIALS, Grammar, Prompt, Request, Sampling
 from shards.kv.keys import TOKEN_BYTES
 from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 from shards.wire.v1 import shard_pb2 as wire
@@ -56,13 +56,7 @@ def submit_of(request: Request, prompt: Prompt) -> wire.Submit:
 def sampling_of(sampling: Sampling) -> wire.Sampling:
     """`sampling` for the wire. A seed may be any integer; its lowest 64 bits count."""
     return wire.Sampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
+        **{name: getattr(sampling, name) for name in DIALS},
         seed=None if sampling.seed is None else sampling.seed % 2**64,
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,

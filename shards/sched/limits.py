@@ -10,7 +10,7 @@ import numpy as np
 
 from shards.kv.keys import TOKEN_BYTES
 from shards.kv.table import blocks_for
-from shards.nouns import MOST_CHOICES, Cause, Finished, FinishReason, Grammar, SamplingParams, Submission
+from shards.nouns import DIALS, MOST_CHOICES, Cause, Finished, FinishReason, Grammar, SamplingParams, Submission
 from shards.wire.limits import MOST_GRAMMAR_CHARACTERS
 
 MOST_TOP_LOGPROBS = 20
@@ -127,17 +127,7 @@ def peak_blocks(prompt_tokens: int, max_new_tokens: int) -> int:
 
 
 def _number_objections(sampling: SamplingParams) -> Iterator[str]:
-    # written so that NaN fails
-    if not 0 <= sampling.temperature < math.inf:
-        yield f"temperature is {sampling.temperature}; it must be 0 or more"
-    if not 0 < sampling.top_p <= 1:
-        yield f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
-    if sampling.top_k < 0:
-        yield f"top_k is {sampling.top_k}; it must be 0 (off) or more"
-    if not 0 <= sampling.min_p <= 1:
-        yield f"min_p is {sampling.min_p}; it must be between 0 and 1"
-    if not 0 < sampling.repetition_penalty < math.inf:
-        yield f"repetition_penalty is {sampling.repetition_penalty}; it must be above 0"
-    for name in ("presence_penalty", "frequency_penalty"):
-        if not math.isfinite(getattr(sampling, name)):
-            yield f"{name} is not a finite number"
+    for dial in DIALS:
+        value = getattr(sampling, dial.name)
+        if not dial.metadata["holds"](value):
+            yield f"{dial.name} is {value}; it {dial.metadata['must']}"

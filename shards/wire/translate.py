@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shards.nouns import (
+    DIALS,
     CacheChange,
     CacheEvent,
     Cause,
@@ -115,14 +116,9 @@ def submission(submit: wire.Submit, key: Hashable, *, now_s: float) -> Submissio
 
 def sampling_params(sampling: wire.Sampling) -> SamplingParams:
     """The parameters of the draws. A factor that was not set (0 on the wire) is off."""
+    dials: dict[str, Any] = {dial.name: getattr(sampling, dial.name) or dial.default for dial in DIALS}
     return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p or 1.0,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty or 1.0,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
+        **dials,
         seed=sampling.seed if sampling.HasField("seed") else None,
         stop=tuple(sampling.stop),
         stop_token_ids=frozenset(sampling.stop_token_ids),

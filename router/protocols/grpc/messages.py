@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from backends.nesting import decode_json
 from policies.errors import InvalidRequest
-from policies.nouns import Delta, TokenLogprob, Usage
+from policies.nouns import DIALS, Delta, TokenLogprob, Usage
 from router.ask import Ask
 from router.call.caller import Placement
 from router.call.disclosure import shown_name
@@ -21,17 +21,7 @@ from router.protocols.openai.request import chat_ask, completion_ask
 from router.text.token_ids import pack, unpack
 from shards.kv.keys import TOKEN_BYTES
 
-_COPIED = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
+_COPIED = ("max_tokens", *DIALS, "seed")
 
 
 def read_message(raw: bytes, message: Message) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from policies.nouns import DIALS
 
 MOST_CHOICES = 128
 MOST_PROMPTS = 128
 MOST_STOPS = 16
 
-_Penalty = Annotated[float, Meta(ge=-2, le=2)]
-_Share = Annotated[float, Meta(ge=0, le=1)]
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
@@ -42,26 +42,27 @@ class StructuredOutputs(msgspec.Struct):
     structural_tag: Any = None
 
 
-class Common(msgspec.Struct, kw_only=True):
-    """What both endpoints take. `top_k`, `min_p`, `repetition_penalty`, `min_tokens` ... are vLLM's extensions."""
+if TYPE_CHECKING:
+    _Dials = msgspec.Struct
+else:
+    _Dials = msgspec.defstruct("_Dials", [(name, hint | None, None) for name, hint in DIALS.items()], kw_only=True)
+
+
+class Common(_Dials, kw_only=True):
+    """What both endpoints take, beside the dials. `top_k`, `min_p`, `repetition_penalty`, `min_tokens` ... are vLLM's
+    extensions.
+    """
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: _Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: _Share | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
     stop: _Stop | Annotated[list[_Stop], Meta(max_length=MOST_STOPS)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: _Share | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[_TokenId], Meta(max_length=256)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None

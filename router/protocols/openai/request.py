@@ -13,7 +13,7 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from policies.errors import InvalidRequest
-from policies.nouns import Capability, Native, Sampling
+from policies.nouns import DIALS, Capability, Native, Sampling
 from router.ask import Ask, Chat, Reading
 from router.protocols.openai.fields import MOST_PROMPTS, ChatBody, Common, CompletionBody, Message, Part
 from router.protocols.openai.grammars import grammar_in
@@ -28,15 +28,7 @@ COMPLETION_MAX_TOKENS = 16
 """What OpenAI's completions endpoint gives where `max_tokens` is left out."""
 
 _AS_GIVEN = MappingProxyType(
-    {
-        "min_p": "min_p",
-        "repetition_penalty": "repetition_penalty",
-        "presence_penalty": "presence_penalty",
-        "frequency_penalty": "frequency_penalty",
-        "min_tokens": "min_new_tokens",
-        "n": "choices",
-        "ignore_eos": "ignore_eos",
-    }
+    {**{name: name for name in DIALS}, "min_tokens": "min_new_tokens", "n": "choices", "ignore_eos": "ignore_eos"}
 )
 """Fields of a body that mean what a field of Sampling means: the former's name -> the latter's."""
 
@@ -226,12 +218,13 @@ def _sampling(fields: Common, top_logprobs: int | None) -> Sampling:
         value = getattr(fields, name)
         if value is not None:
             given[ours] = value
+    if given.get("top_p") == 0:
+        # an empty nucleus leaves the likeliest token: the same as greedy
+        given["temperature"], given["top_p"] = 0.0, 1.0
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
     stop = fields.stop
     return Sampling(
-        # an empty nucleus leaves the likeliest token: the same as greedy
-        temperature=0.0 if fields.top_p == 0 else 1.0 if fields.temperature is None else fields.temperature,
-        top_p=fields.top_p or 1.0,
-        top_k=max(0, fields.top_k or 0),
         # backends take unsigned seeds
         seed=None if fields.seed is None else fields.seed % 2**64,
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
