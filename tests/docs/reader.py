@@ -323,15 +323,10 @@ class Reader:
         if not checkout.exists():
             copy_of_repository(checkout)
             self._shell(block, Command(f"cd {checkout}"))
-        done = subprocess.run(
-            ["git", "apply", "--recount", "-"],
-            cwd=checkout,
-            input=block.text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{block.where}: the change cannot be applied:\n{done.stderr}"
+        for change in re.split(r"^(?=--- a/)", block.text, flags=re.MULTILINE)[1:]:
+            command = ["git", "apply", "--recount", "-"]
+            done = subprocess.run(command, cwd=checkout, input=change, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{block.where}: the change cannot be applied:\n{done.stderr}"
 
     def _ports_of(self, block: Block) -> Ports:
         return self._up.ports if block.mark.with_up else self._desk.ports
