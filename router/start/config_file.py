@@ -20,7 +20,7 @@ Stamp = tuple[int, int, int]
 """Time of the last change in ns, size in bytes, and inode, which changes if the file is replaced."""
 
 
-class Source(Protocol):
+class SlaSource(Protocol):
     """Where an SLA file comes from."""
 
     def read(self) -> Contents:
@@ -39,7 +39,7 @@ class Contents:
     `doubts` are legal settings that are probably not intended, as `file:line: path: sentence` each.
     """
 
-    source: Source
+    source: SlaSource
     text: str
     config: Config
     stamp: Stamp | None

@@ -21,7 +21,7 @@ from router.fleet.cluster.names import backend_name
 from router.fleet.feeds.health import FeedHealth
 from router.fleet.feeds.options import OVER_ZMQ, FeedSpec, feed_specs, found_specs, is_switched_off, told_specs
 from router.fleet.feeds.relay import MemoryRelay, Relay
-from router.fleet.feeds.sink import EventSink, Source
+from router.fleet.feeds.sink import EventSink, RankCache
 from router.fleet.feeds.tensorrt_llm import TensorRTFeed
 from router.supervise import supervise
 
@@ -55,7 +55,7 @@ class _Tap:
     def __init__(self, sink: EventSink) -> None:
         self._sink, self.is_open = sink, True
 
-    def hear(self, source: Source, event: CacheEvent) -> None:
+    def hear(self, source: RankCache, event: CacheEvent) -> None:
         if self.is_open:
             self._sink.hear(source, event)
 
@@ -199,7 +199,7 @@ class Feeds:
                 "%s publishes cache events at %s", backend, ", ".join(spec.events for spec in specs) or "no place"
             )
 
-    def _silence(self, backend: str) -> list[Source]:
+    def _silence(self, backend: str) -> list[RankCache]:
         """End the feeds of `backend`. Returns its sources."""
         every = self._running.pop(backend, ())
         sources = [health.source for running in every for health in running.feed.health()]

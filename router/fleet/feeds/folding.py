@@ -9,7 +9,7 @@ from backends.events.nouns import CacheEvent, Cleared, Removed, Stored
 from policies.prefix.folding import Changes, Folder
 from policies.prefix.members import TIERS
 from router.fleet.beliefs import Beliefs
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 from router.fleet.prompt_keys import NO_DOMAIN
 from shards.kv.keys import block_keys, root_key
 
@@ -56,13 +56,13 @@ class FoldingSink:
         most_blocks: int = 200_000,
     ) -> None:
         self._beliefs, self._models_of, self._is_domain, self._is_salted = beliefs, models_of, is_domain, is_salted
-        self._caches: dict[Source, _Cache] = {}
+        self._caches: dict[RankCache, _Cache] = {}
         self._most_blocks = most_blocks
 
     def __repr__(self) -> str:
         return f"<FoldingSink of {', '.join(map(str, self._caches)) or 'none'}>"
 
-    def hear(self, source: Source, event: CacheEvent) -> None:
+    def hear(self, source: RankCache, event: CacheEvent) -> None:
         """`source` says `event`."""
         cache = self._caches.get(source) or self._met(source)
         match event:
@@ -81,14 +81,14 @@ class FoldingSink:
         for source in [each for each in self._caches if each.backend == backend]:
             del self._caches[source]
 
-    def _met(self, source: Source) -> _Cache:
+    def _met(self, source: RankCache) -> _Cache:
         name = self._beliefs.joined(source.backend, source.rank)
         cache = self._caches[source] = _Cache(name, {}, self._is_salted(source.backend))
         if not cache.is_salted:
             self._beliefs.tells_salts(name, is_told=False)
         return cache
 
-    def _store(self, source: Source, cache: _Cache, event: Stored) -> None:
+    def _store(self, source: RankCache, cache: _Cache, event: Stored) -> None:
         begins = event.parent is None and bool(event.token_ids)
         if begins and not self._may_be_ours(cache, event.salt):
             return
@@ -121,7 +121,7 @@ class FoldingSink:
             self._beliefs.tells_salts(cache.name, is_told=cache.tells_salts)
         return salt is not None or not cache.tells_salts
 
-    def _folders(self, source: Source, cache: _Cache, adapter: str | None) -> list[tuple[Folder, str]]:
+    def _folders(self, source: RankCache, cache: _Cache, adapter: str | None) -> list[tuple[Folder, str]]:
         """The folders of such blocks, each with the name that is part of their keys."""
         if adapter is not None:
             return [(self._folder(cache, _ADAPTERS), adapter)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 
 _WHILE_UNSURE = 0.9
 _HALF_LIFE_S = 10.0
@@ -53,7 +53,7 @@ class FeedHealth:
     empty without one.
     """
 
-    source: Source
+    source: RankCache
     state: FeedState
     connected: bool
     age_s: float | None

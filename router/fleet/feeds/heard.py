@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from backends.events.nouns import Batch, CacheEvent, Cleared, MalformedEvents
 from router.fleet.feeds.groups import DecidingGroup
 from router.fleet.feeds.health import FeedHealth
-from router.fleet.feeds.sink import EventSink, Source
+from router.fleet.feeds.sink import EventSink, RankCache
 from router.fleet.feeds.tracker import Message, Replay, Tracker
 
 
 class HeardSource:
     """Takes a source's messages and passes events to the sink. The transport sets `trouble` and `is_connected`."""
 
-    def __init__(self, source: Source, sink: EventSink, tracker: Tracker, *, clock: Callable[[], float]) -> None:
+    def __init__(self, source: RankCache, sink: EventSink, tracker: Tracker, *, clock: Callable[[], float]) -> None:
         self.source, self.tracker = source, tracker
         self.is_connected = False
         self.trouble = "not connected yet"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from backends.base import EventAddress
 from policies.errors import ConfigError
 from policies.sla.config import Option, PoolSpec
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 
 FEED_OPTIONS = frozenset({"events", "events_engine", "events_ranks", "events_topic", "replay"})
 """Options of a pool that are for feeds and not for its backends."""
@@ -36,7 +36,7 @@ class FeedSpec:
     `events` and `replay` are ZeroMQ addresses; for TensorRT-LLM `events` is the server's URL.
     """
 
-    source: Source
+    source: RankCache
     engine: str
     events: str
     replay: str | None = None
@@ -68,7 +68,7 @@ def feed_specs(pool: PoolSpec, backends: tuple[str, ...]) -> tuple[FeedSpec, ...
     ranks = 1 if is_polled else _ranks(pool)
     return tuple(
         FeedSpec(
-            Source(backend, rank),
+            RankCache(backend, rank),
             engine,
             _offset(at, rank),
             again and _offset(again, rank),
@@ -111,7 +111,7 @@ def told_specs(backend: str, address: str, published: Iterable[EventAddress]) ->
     """
     host = _host(address)
     return tuple(
-        FeedSpec(Source(backend, each.rank), "vllm", events, _reachable(each.replay, host) if each.replay else None)
+        FeedSpec(RankCache(backend, each.rank), "vllm", events, _reachable(each.replay, host) if each.replay else None)
         for each in published
         if 0 <= each.rank < _MOST_RANKS and (events := _reachable(each.events, host))
     )

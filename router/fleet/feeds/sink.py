@@ -10,7 +10,7 @@ from backends.events.nouns import CacheEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RankCache:
     """One cache: that of a backend's data-parallel `rank`. Its block hashes have no meaning for another cache."""
 
     backend: str
@@ -27,7 +27,7 @@ class EventSink(Protocol):
     the sink never got: a parent that was stored earlier (its children cannot be named), or an evicted block.
     """
 
-    def hear(self, source: Source, event: CacheEvent) -> None:
+    def hear(self, source: RankCache, event: CacheEvent) -> None:
         """`source` says `event`."""
         ...
 

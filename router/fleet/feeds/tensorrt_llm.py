@@ -20,7 +20,7 @@ from router.fleet.feeds.health import FeedHealth
 from router.fleet.feeds.heard import HeardSource
 from router.fleet.feeds.options import FeedSpec
 from router.fleet.feeds.relay import Relay, Relayed, RelayForgot
-from router.fleet.feeds.sink import EventSink, Source
+from router.fleet.feeds.sink import EventSink, RankCache
 from router.fleet.feeds.tracker import Message, Tracker
 
 _PATH = "/kv_cache_events"
@@ -186,7 +186,7 @@ class TensorRTFeed:
 
     def _rank(self, rank: int) -> HeardSource:
         if rank not in self._ranks:
-            source = Source(self._spec.source.backend, rank)
+            source = RankCache(self._spec.source.backend, rank)
             self._ranks[rank] = HeardSource(source, self._sink, Tracker(replays=False), clock=self._clock)
         return self._ranks[rank]
 

@@ -60,7 +60,7 @@ _DECISIONS = (
 )
 
 
-class Source:
+class OperatorsPort:
     """Reads snapshots from a router's admin port at `url`, and collects their decisions."""
 
     def __init__(self, url: str, key: str | None) -> None:
@@ -71,7 +71,7 @@ class Source:
         self._decisions: dict[int, DecisionRow] = {}
 
     def __repr__(self) -> str:
-        return f"<Source {self._url}, {len(self._decisions)} decisions>"
+        return f"<OperatorsPort {self._url}, {len(self._decisions)} decisions>"
 
     def read(self) -> tuple[Snapshot, list[DecisionRow]]:
         """A snapshot, and the newest decisions first. Raises ExpectedError."""
@@ -100,7 +100,7 @@ class Source:
 
 def run(url: str, *, once: bool, every_s: float = 1.0) -> None:
     """Show the state of the router at `url` until Ctrl-C, or one frame. Raises ExpectedError if it cannot be read."""
-    source, console = Source(url, os.environ.get(KEY_VARIABLE)), Console()
+    source, console = OperatorsPort(url, os.environ.get(KEY_VARIABLE)), Console()
     snapshot, decisions = source.read()
     if once:
         console.print(frame(snapshot, decisions, lines=20, width=console.width))

@@ -17,7 +17,7 @@ _Share = Annotated[float, Meta(ge=0, le=1)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 
-class Source(msgspec.Struct):
+class MediaSource(msgspec.Struct):
     """The source of a document or image."""
 
     type: str
@@ -38,7 +38,7 @@ class Block(msgspec.Struct):
     content: str | list[Block] | None = None
     is_error: bool | None = None
     thinking: str | None = None
-    source: Source | str | None = None
+    source: MediaSource | str | None = None
     title: str | None = None
     cache_control: dict[str, Any] | None = None
 

@@ -17,7 +17,7 @@ from backends.messages.answer import MESSAGES_PATH
 from policies.errors import InvalidRequest
 from policies.nouns import Native
 from router.ask import Ask
-from router.protocols.anthropic.fields import Block, CountBody, MessagesBody, Source, ToolChoice, ToolDefinition, Turn
+from router.protocols.anthropic.fields import Block, CountBody, MessagesBody, MediaSource, ToolChoice, ToolDefinition, Turn
 from router.protocols.openai.grammars import said_as
 from router.protocols.openai.request import chat_ask
 from router.protocols.reading import converted, members_beyond
@@ -215,7 +215,7 @@ def _part(block: Block, where: str) -> dict[str, Any]:
 def _media(block: Block) -> dict[str, Any] | None:
     """An image or a file of `block` in OpenAI's dialect; None if it has no such part."""
     source = block.source
-    if not isinstance(source, Source):
+    if not isinstance(source, MediaSource):
         return None
     data = f"data:{source.media_type};base64,{source.data}" if source.type == "base64" and source.data else None
     url = data or (source.url if source.type == "url" else None)

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass, field
 
 from backends.events.nouns import BlockHash, CacheEvent, Cleared, Removed, Stored
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 from tests.router.fleet.feeds.engine import Content
 
 
@@ -18,7 +18,7 @@ class Fold:
     tiers: dict[Content, set[str]] = field(default_factory=dict)
     heard: list[CacheEvent] = field(default_factory=list)
 
-    def hear(self, source: Source, event: CacheEvent) -> None:
+    def hear(self, source: RankCache, event: CacheEvent) -> None:
         self.heard.append(event)
         match event:
             case Cleared():

@@ -16,7 +16,7 @@ from policies.prefix.index import PrefixIndex
 from policies.sla.config import PoolSpec
 from router.fleet.feeds.feeds import Feeds
 from router.fleet.feeds.health import FeedState
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 from shards.kv.keys import block_keys, root_key
 from tests.golden.event_encoders import Clear, Put, vllm_0_26
 from tests.router.fleet.feeds.drained import a_server
@@ -31,9 +31,9 @@ class Indexing:
 
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
-        self.folds: defaultdict[Source, Fold] = defaultdict(Fold)
+        self.folds: defaultdict[RankCache, Fold] = defaultdict(Fold)
 
-    def hear(self, source: Source, event: CacheEvent) -> None:
+    def hear(self, source: RankCache, event: CacheEvent) -> None:
         self.folds[source].hear(source, event)
         self.index.clear(source.backend)
         for salt, tokens in self.folds[source].claims():

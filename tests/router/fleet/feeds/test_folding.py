@@ -15,14 +15,14 @@ from policies.nouns import Delta
 from router.fleet.beliefs import Beliefs
 from router.fleet.cluster.cluster import Cluster
 from router.fleet.feeds.folding import FoldingSink
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 from router.fleet.prompt_keys import PromptKeys
 from shards.kv.keys import block_keys, root_key
 from tests.golden.event_encoders import vllm_0_26
 from tests.policies.builders import a_backend, a_request
 from tests.router.fleet.feeds.engine import Engine
 
-SOURCE = Source("gpu-0")
+SOURCE = RankCache("gpu-0")
 PROMPT = tuple(range(1000, 1000 + 64 * 4))
 
 
@@ -215,8 +215,8 @@ def test_before_a_backend_was_reached_nobody_knows_what_its_model_is_called() ->
 def test_a_hit_at_one_of_two_ranks_is_a_chance_of_one_half() -> None:
     beliefs = some_beliefs()
     sink = a_sink(beliefs)
-    sink.hear(Source("gpu-0", 0), stored())
-    sink.hear(Source("gpu-0", 1), Cleared())
+    sink.hear(RankCache("gpu-0", 0), stored())
+    sink.hear(RankCache("gpu-0", 1), Cleared())
     match = beliefs.longest(PromptKeys(keys_of(PROMPT)))["gpu-0"]
     assert (match.blocks, match.p_hit, match.expected_blocks) == (4, 0.5, 2.0)
 

@@ -15,13 +15,13 @@ import pytest
 from backends.events import sglang, vllm
 from backends.events.nouns import Batch, CacheEvent, MalformedEvents
 from router.fleet.feeds.health import FeedState
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 from router.fleet.feeds.tracker import Message, Replay, Tracker
 from tests.golden.event_encoders import SGLANG, TELLS_SALT, VLLM
 from tests.router.fleet.feeds.engine import Engine, Published
 from tests.router.fleet.feeds.fold import Fold
 
-SOURCE = Source("vllm-0")
+SOURCE = RankCache("vllm-0")
 STEPS = 24
 HISTORIES = 1000
 SHARDS = 4

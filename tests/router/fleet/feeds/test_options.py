@@ -8,7 +8,7 @@ from backends.base import EventAddress
 from policies.errors import ConfigError
 from policies.sla.config import PoolSpec
 from router.fleet.feeds.options import backend_options, feed_specs, told_specs, unheard
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 
 
 def a_pool(*at: str, kind: str = "vllm", **options: Any) -> PoolSpec:
@@ -45,7 +45,7 @@ def test_each_rank_has_the_next_port() -> None:
 def test_tensorrt_llm_is_asked_over_http() -> None:
     pool = a_pool(kind="openai_compatible", events="http://*:8000", events_engine="tensorrt_llm")
     (spec,) = feed_specs(pool, ("gpu-0",))
-    assert (spec.engine, spec.events, spec.source) == ("tensorrt_llm", "http://a:8000", Source("gpu-0"))
+    assert (spec.engine, spec.events, spec.source) == ("tensorrt_llm", "http://a:8000", RankCache("gpu-0"))
 
 
 def test_topic_and_engine_are_read() -> None:
@@ -103,7 +103,7 @@ def test_where_an_engine_says_that_it_publishes_is_heard_at_its_own_host(
 ) -> None:
     specs = told_specs("gpu-0", address, [EventAddress(1, told, "tcp://*:5558")])
     assert [(spec.source, spec.engine, spec.events) for spec in specs] == (
-        [(Source("gpu-0", 1), "vllm", heard)] if heard else []
+        [(RankCache("gpu-0", 1), "vllm", heard)] if heard else []
     )
 
 

@@ -15,7 +15,7 @@ from backends.events.nouns import CacheEvent
 from router.fleet.feeds.health import FeedState
 from router.fleet.feeds.options import FeedSpec
 from router.fleet.feeds.relay import MemoryRelay, Relay
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 from router.fleet.feeds.tensorrt_llm import TensorRTFeed
 from tests.golden.event_encoders import Clear, Drop, Put
 from tests.router.fleet.feeds.drained import Drained, a_server
@@ -31,7 +31,7 @@ CONTENTS = [(None, (1, 2)), (None, (1, 2, 3, 4)), (None, (1, 2, 3, 4, 5, 6))]
 async def a_feed(
     server: Drained, fold: Fold, relay: Relay, *, owner: str = "a", **parts: Any
 ) -> AsyncIterator[TensorRTFeed]:
-    spec = FeedSpec(Source("trt-0"), "tensorrt_llm", server.url)
+    spec = FeedSpec(RankCache("trt-0"), "tensorrt_llm", server.url)
     options: dict[str, Any] = {"poll_s": 0.005, "lease_s": 0.2, "rng": random.Random(3), **parts}
     feed = TensorRTFeed(spec, fold, relay=relay, owner=owner, **options)
     running = asyncio.create_task(feed.run())
@@ -142,11 +142,11 @@ async def test_while_the_engine_does_not_tell_all_routers_believe_what_they_know
 
 async def test_what_goes_wrong_in_hearing_ends_the_feed_for_its_owner_to_begin_it_again() -> None:
     class Broken(Fold):
-        def hear(self, source: Source, event: CacheEvent) -> None:
+        def hear(self, source: RankCache, event: CacheEvent) -> None:
             raise ArithmeticError("a mistake of ours")
 
     async with a_server() as server:
-        spec = FeedSpec(Source("trt-0"), "tensorrt_llm", server.url)
+        spec = FeedSpec(RankCache("trt-0"), "tensorrt_llm", server.url)
         feed = TensorRTFeed(spec, Broken(), relay=a_relay(), owner="a", poll_s=0.005)
         server.tell([Clear(), FIRST])
         with pytest.raises(ArithmeticError):
@@ -214,7 +214,7 @@ async def test_it_ends_although_the_relay_is_away() -> None:
 
     fold = Fold()
     async with a_server() as server:
-        spec = FeedSpec(Source("trt-0"), "tensorrt_llm", server.url)
+        spec = FeedSpec(RankCache("trt-0"), "tensorrt_llm", server.url)
         feed = TensorRTFeed(spec, fold, relay=Leaving(asyncio.get_running_loop().time), owner="a", poll_s=0.005)
         running = asyncio.create_task(feed.run())
         server.tell([Clear(), FIRST])

@@ -4,7 +4,7 @@ import pytest
 
 from backends.events.nouns import Batch, CacheEvent, Cleared, Removed
 from router.fleet.feeds.health import FeedCounts, FeedHealth, FeedState
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 from router.fleet.feeds.tracker import Message, Replay, Tracker
 
 
@@ -297,7 +297,7 @@ def test_a_relay_that_is_away_makes_it_old_and_not_wrong() -> None:
     ],
 )
 def test_the_older_the_less_it_is_believed(state: FeedState, age_s: float | None, confidence: float) -> None:
-    health = FeedHealth(Source("vllm-0"), state, connected=True, age_s=age_s, quiet_s=None, counts=FeedCounts())
+    health = FeedHealth(RankCache("vllm-0"), state, connected=True, age_s=age_s, quiet_s=None, counts=FeedCounts())
     assert health.confidence == pytest.approx(confidence)
 
 

@@ -15,7 +15,7 @@ import zmq.asyncio
 from backends.events import sglang, vllm
 from router.fleet.feeds.health import FeedHealth, FeedState
 from router.fleet.feeds.options import FeedSpec
-from router.fleet.feeds.sink import Source
+from router.fleet.feeds.sink import RankCache
 from router.fleet.feeds.zmq_feed import Patience, ZmqDialect, ZmqFeed
 from tests.golden.event_encoders import SGLANG, VLLM
 from tests.router.fleet.feeds.engine import Engine
@@ -32,7 +32,7 @@ def an_engine(version: str = "vllm-0.26", seed: int = 1, **fields: Any) -> Engin
 
 
 def a_spec(publisher: Publisher, **fields: Any) -> FeedSpec:
-    return replace(FeedSpec(Source("vllm-0"), "vllm", publisher.events, publisher.replay, "kv@"), **fields)
+    return replace(FeedSpec(RankCache("vllm-0"), "vllm", publisher.events, publisher.replay, "kv@"), **fields)
 
 
 @asynccontextmanager
@@ -188,7 +188,7 @@ async def test_something_that_is_no_engine_is_trouble_and_no_crash() -> None:
     server = await asyncio.start_server(speak_http, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        spec = FeedSpec(Source("vllm-0"), "vllm", f"tcp://127.0.0.1:{port}")
+        spec = FeedSpec(RankCache("vllm-0"), "vllm", f"tcp://127.0.0.1:{port}")
         async with a_feed(spec, Fold()) as feed:
             await until(lambda: health(feed).trouble != "not connected yet")
             assert not health(feed).connected
