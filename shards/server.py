@@ -20,7 +20,7 @@ from shards.kv.keys import BLOCK_TOKENS
 from shards.loop import Engine, EngineLoop
 from shards.service import ShardService
 from shards.wire import limits
-from shards.wire.facts import Facts
+from shards.wire.facts import ShardFacts
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
 
@@ -211,13 +211,13 @@ class ShardServer:
             await self._health.set(service, status)
 
 
-def facts_of(engine: ServedEngine, options: ServerOptions) -> Facts:
+def facts_of(engine: ServedEngine, options: ServerOptions) -> ShardFacts:
     """The description of `engine` that routers receive."""
     try:
         release = version("pointsman")
     except PackageNotFoundError:
         release = "unreleased"
-    return Facts(
+    return ShardFacts(
         shard=options.shard,
         model=engine.model.name,
         block_tokens=BLOCK_TOKENS,

@@ -19,7 +19,7 @@ from shards.nouns import CacheEvent, Cause, Load, Pinned, Report
 from shards.wire import limits, translate
 from shards.wire.assets import asset_pieces
 from shards.wire.attachment import Attachment, OpenRequest
-from shards.wire.facts import Facts, Fault
+from shards.wire.facts import ShardFacts, Fault
 from shards.wire.limits import KEY_BYTES
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc
@@ -47,7 +47,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def __init__(
         self,
         loop: EngineLoop,
-        facts: Facts,
+        facts: ShardFacts,
         assets: Path | None,
         *,
         outbox_bytes: int = 16 << 20,

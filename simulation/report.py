@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from policies.quantities import written_seconds
-from simulation.summary import BackendRow, ClassRow, Spread, Summary
+from simulation.summary import BackendSummary, ClassSummary, Spread, Summary
 
 _WIDTH = 150
 """Width of a table that is not shown in a terminal."""
@@ -119,7 +119,7 @@ def _backends(summary: Summary) -> Table:
     return table
 
 
-def _cells(row: BackendRow) -> Iterator[str]:
+def _cells(row: BackendSummary) -> Iterator[str]:
     yield f"{row.requests:,}"
     yield f"{row.utilisation:.0%}"
     yield f"{row.hit_rate:.1%}"
@@ -155,7 +155,7 @@ def _classes_compared(first: Summary, second: Summary) -> Table:
     return table
 
 
-def _measures(row: ClassRow, other: ClassRow) -> Iterator[tuple[str, str, str, str]]:
+def _measures(row: ClassSummary, other: ClassSummary) -> Iterator[tuple[str, str, str, str]]:
     yield "requests", f"{row.requests:,}", f"{other.requests:,}", f"{other.requests - row.requests:+,}"
     for label, quantile in (("TTFT P50", "p50"), ("TTFT P95", "p95"), ("TTFT P99", "p99")):
         yield (label, *_times(_quantile(row.ttft_s, quantile), _quantile(other.ttft_s, quantile)))
@@ -184,7 +184,7 @@ def _pools_compared(first: Summary, second: Summary) -> Table:
     return table
 
 
-def _difference(row: ClassRow, other: ClassRow) -> dict[str, float | None]:
+def _difference(row: ClassSummary, other: ClassSummary) -> dict[str, float | None]:
     def less(left: float | None, right: float | None) -> float | None:
         return None if left is None or right is None else round(right - left, 6)
 
@@ -229,7 +229,7 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def _promise(row: ClassRow) -> str:
+def _promise(row: ClassSummary) -> str:
     if row.ttft_target_s is None and row.deadline_s is not None:
         return f"{_target(row.deadline_s)} whole"
     return _target(row.ttft_target_s)

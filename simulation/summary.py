@@ -29,7 +29,7 @@ class Spread(msgspec.Struct, frozen=True):
     p99: float
 
 
-class ClassRow(msgspec.Struct, frozen=True):
+class ClassSummary(msgspec.Struct, frozen=True):
     """One service class. `refused` for lack of room, `limited` by their tenant's limits, `failed` otherwise.
 
     `missed` is the share of requests, without `limited` ones, that missed the TTFT target or the deadline,
@@ -56,7 +56,7 @@ class ClassRow(msgspec.Struct, frozen=True):
     keeps: bool | None
 
 
-class TenantRow(msgspec.Struct, frozen=True):
+class TenantSummary(msgspec.Struct, frozen=True):
     """One tenant. `spend` is in the units of the file's `cost`, `share` its part of all tenants' spend."""
 
     name: str
@@ -69,7 +69,7 @@ class TenantRow(msgspec.Struct, frozen=True):
     limited: int
 
 
-class BackendRow(msgspec.Struct, frozen=True):
+class BackendSummary(msgspec.Struct, frozen=True):
     """One backend, or a pool of `backends` backends. `utilisation`: the share of time with a running step.
 
     `hit_rate` is the share of prompt tokens that were in the cache, `queue_s` the mean time that its requests
@@ -96,10 +96,10 @@ class Summary(msgspec.Struct, frozen=True):
     requests: int
     seconds: float
     keeps: bool
-    classes: tuple[ClassRow, ...]
-    tenants: tuple[TenantRow, ...]
-    pools: tuple[BackendRow, ...]
-    backends: tuple[BackendRow, ...]
+    classes: tuple[ClassSummary, ...]
+    tenants: tuple[TenantSummary, ...]
+    pools: tuple[BackendSummary, ...]
+    backends: tuple[BackendSummary, ...]
     steps: tuple[tuple[str, str, int], ...]
     agreement: Agreement | None = None
 
@@ -137,7 +137,7 @@ def _of(calls: Iterable[Call], key: Callable[[Call], str], name: str) -> list[Ca
     return [call for call in calls if key(call) == name]
 
 
-def _class_row(name: str, calls: Sequence[Call], config: Config) -> ClassRow:
+def _class_row(name: str, calls: Sequence[Call], config: Config) -> ClassSummary:
     promised = config.classes.get(name, ServiceClass(name, 0))
     refused, limited = _count(calls, _is_refused), _count(calls, _is_limited)
     finished = _count(calls, lambda call: call.outcome is Outcome.FINISHED)
@@ -148,7 +148,7 @@ def _class_row(name: str, calls: Sequence[Call], config: Config) -> ClassRow:
     promises_ttft = promised.ttft_s is not None or promised.deadline_s is not None
     quantile = promised.ttft_quantile if promised.ttft_s is not None else _DEADLINE_QUANTILE
     kept = [share <= 1 - least + 1e-9 for share, least in _promises(promised, missed, slow, quantile)]
-    return ClassRow(
+    return ClassSummary(
         name=name,
         requests=len(calls),
         finished=finished,
@@ -185,7 +185,7 @@ def _missed(call: Call, promised: ServiceClass) -> bool:
     return late or not (is_whole and (call.ended_s or 0.0) - call.arrival.at_s <= promised.deadline_s)
 
 
-def _tenant_rows(calls: Sequence[Call], config: Config) -> tuple[TenantRow, ...]:
+def _tenant_rows(calls: Sequence[Call], config: Config) -> tuple[TenantSummary, ...]:
     names = [name for name in config.tenants if any(call.tenant == name for call in calls)]
     names += sorted({call.tenant for call in calls} - set(names))
     spends = {name: _spend(_of(calls, lambda call: call.tenant, name), config) for name in names}
@@ -194,7 +194,7 @@ def _tenant_rows(calls: Sequence[Call], config: Config) -> tuple[TenantRow, ...]
     for name in names:
         own = _of(calls, lambda call: call.tenant, name)
         rows.append(
-            TenantRow(
+            TenantSummary(
                 name=name,
                 requests=len(own),
                 share=round(spends[name] / whole, 6),
@@ -212,7 +212,7 @@ def _spend(calls: Iterable[Call], config: Config) -> float:
     return sum(charge_of(call.usage, config.prices).cost for call in calls) / 1000
 
 
-def _pool_row(pool: str, run: Run) -> BackendRow:
+def _pool_row(pool: str, run: Run) -> BackendSummary:
     members = [backend for backend in run.backends if backend.pool == pool]
     calls = [call for call in run.calls if call.pool == pool]
     names = Work.__dataclass_fields__
@@ -220,15 +220,15 @@ def _pool_row(pool: str, run: Run) -> BackendRow:
     return _row(pool, pool, calls, work, backends=len(members), seconds=run.seconds)
 
 
-def _backend_row(backend: Backend, calls: Sequence[Call], seconds: float) -> BackendRow:
+def _backend_row(backend: Backend, calls: Sequence[Call], seconds: float) -> BackendSummary:
     own = [call for call in calls if call.backend == backend.name]
     return _row(backend.name, backend.pool, own, backend.work, backends=1, seconds=seconds)
 
 
-def _row(name: str, pool: str, calls: Sequence[Call], work: Work, *, backends: int, seconds: float) -> BackendRow:
+def _row(name: str, pool: str, calls: Sequence[Call], work: Work, *, backends: int, seconds: float) -> BackendSummary:
     waits = [call.placed_s - call.arrival.at_s for call in calls if call.placed_s is not None]
     asked = work.prompt_tokens + work.cached_tokens
-    return BackendRow(
+    return BackendSummary(
         name=name,
         pool=pool,
         backends=backends,

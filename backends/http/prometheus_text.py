@@ -13,7 +13,7 @@ _LABEL = re.compile(rb'([a-zA-Z_]\w*)\s*=\s*"((?:\\.|[^"\\])*)"', re.ASCII)
 _ESCAPED = re.compile(r'\\(["\\n])')
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One line of the page."""
 
     name: str
@@ -29,7 +29,7 @@ class Metrics:
     """
 
     def __init__(self, page: bytes, names: Collection[str]) -> None:
-        self._samples: dict[str, list[Sample]] = {}
+        self._samples: dict[str, list[MetricSample]] = {}
         for sample in _samples(page, {name.encode() for name in names}):
             self._samples.setdefault(sample.name, []).append(sample)
 
@@ -58,7 +58,7 @@ class Metrics:
     def _values(self, names: tuple[str, ...], labels: Mapping[str, str]) -> list[float]:
         return [sample.value for sample in self._first(names) if labels.items() <= sample.labels.items()]
 
-    def _first(self, names: tuple[str, ...]) -> list[Sample]:
+    def _first(self, names: tuple[str, ...]) -> list[MetricSample]:
         return next((self._samples[name] for name in names if name in self._samples), [])
 
 
@@ -67,7 +67,7 @@ def whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _samples(page: bytes, names: Collection[bytes]) -> Iterator[Sample]:
+def _samples(page: bytes, names: Collection[bytes]) -> Iterator[MetricSample]:
     for line in page.split(b"\n"):
         # most of a page are histograms that are not needed
         if _NAME_END.split(line, 1)[0] not in names or (match := _SAMPLE.match(line)) is None:
@@ -78,7 +78,7 @@ def _samples(page: bytes, names: Collection[bytes]) -> Iterator[Sample]:
             continue
         if math.isfinite(value):
             labels = {key.decode(): _unescaped(text) for key, text in _LABEL.findall(match[2] or b"")}
-            yield Sample(match[1].decode(), labels, value)
+            yield MetricSample(match[1].decode(), labels, value)
 
 
 def _unescaped(text: bytes) -> str:

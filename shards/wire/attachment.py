@@ -10,7 +10,7 @@ import grpc
 
 from shards.nouns import CacheEvent, Finished, FinishReason, Load, Submission
 from shards.wire import translate
-from shards.wire.facts import Facts, Fault
+from shards.wire.facts import ShardFacts, Fault
 from shards.wire.outbox import Outbox
 from shards.wire.v1 import shard_pb2 as wire
 
@@ -58,7 +58,7 @@ class Attachment:
         """Have all requests ended, and has everything been sent? A message that is being written is not sent yet."""
         return not (self.requests or self.outbox.queued_bytes or self.is_writing)
 
-    def welcome(self, facts: Facts, snapshot: tuple[CacheEvent, ...]) -> None:
+    def welcome(self, facts: ShardFacts, snapshot: tuple[CacheEvent, ...]) -> None:
         """Queue the first report and the cache's contents; every later step is reported."""
         self._push(wire.StepReport(epoch=self.epoch, welcome=facts.welcome(snapshot)))
         for piece in translate.cache_pieces(snapshot):

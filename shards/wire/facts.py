@@ -9,7 +9,7 @@ from shards.wire.v1 import shard_pb2 as wire
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ShardFacts:
     """A shard's description of itself for a router that attaches."""
 
     shard: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class TargetMeasure:
     """One duration in the window, compared with its class's target: `quantile` of all values within `target_s`.
 
     `at_quantile_s` is the observed value at that quantile; `late` of `count` values exceeded the target. None: no
@@ -37,8 +37,8 @@ class ClassRow:
 
     name: str
     rank: int
-    ttft: Measure
-    tpot: Measure
+    ttft: TargetMeasure
+    tpot: TargetMeasure
     deadline_s: float | None
     waiting: int
     outcomes: Mapping[str, int]

@@ -20,7 +20,7 @@ from router.operate.dashboard.nouns import (
     ClassRow,
     DecisionDetail,
     DecisionRow,
-    Measure,
+    TargetMeasure,
     PlaceRow,
     PrefixRow,
     ScoreRow,
@@ -129,8 +129,8 @@ def _class_row(service_class: ServiceClass, operations: Operations, now: float) 
     )
 
 
-def _measure(seen: Sketch, target_s: float | None, quantile: float) -> Measure:
-    return Measure(
+def _measure(seen: Sketch, target_s: float | None, quantile: float) -> TargetMeasure:
+    return TargetMeasure(
         count=len(seen),
         p50_s=seen.quantile(0.5),
         p95_s=seen.quantile(0.95),

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
-from router.operate.dashboard.nouns import BackendRow, Budget, ClassRow, DecisionRow, Measure, Snapshot, TenantRow
+from router.operate.dashboard.nouns import BackendRow, Budget, ClassRow, DecisionRow, TargetMeasure, Snapshot, TenantRow
 
 KEY_VARIABLE = "POINTSMAN_ADMIN_KEY"
 
@@ -157,7 +157,7 @@ def _class(row: ClassRow) -> Row:
     return row.name, *_measure(row.ttft), *_measure(row.tpot), late, str(row.waiting), _counts(row.outcomes)
 
 
-def _measure(seen: Measure) -> tuple[str, str, str, str]:
+def _measure(seen: TargetMeasure) -> tuple[str, str, str, str]:
     if seen.target_s is None:
         target = "-"
     else:

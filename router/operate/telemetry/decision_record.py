@@ -27,7 +27,7 @@ MOST_DROPPED = 64
 """Most dropped backends kept of one decision."""
 
 
-class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
+class SeenBackend(msgspec.Struct, frozen=True, omit_defaults=True):
     """One backend in the decision's view."""
 
     backend: str
@@ -49,7 +49,7 @@ class Try(msgspec.Struct, frozen=True, omit_defaults=True):
     backend: str | None = None
     predicted_ttft_s: float | None = None
     backends: int = 0
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[SeenBackend, ...] = ()
     scores: tuple[tuple[str, float], ...] = ()
     dropped: tuple[tuple[str, str], ...] = ()
     first_s: float | None = None
@@ -193,8 +193,8 @@ def _try_of(made: Made, arrived_at: float) -> Try:
     )
 
 
-def _seen_of(view: BackendView) -> Seen:
-    return Seen(
+def _seen_of(view: BackendView) -> SeenBackend:
+    return SeenBackend(
         backend=view.name,
         running=view.running,
         waiting=view.waiting,

@@ -21,7 +21,7 @@ class LogOptions:
     verbose: bool = False
 
 
-class Facts:
+class LogFields:
     """Named values as the message of a log record; its text is their JSON."""
 
     __slots__ = ("values",)
@@ -34,7 +34,7 @@ class Facts:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object for each record: time, level, logger, its Facts or message, and a traceback if any."""
+    """One JSON object for each record: time, level, logger, its LogFields or message, and a traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of `record`, without its newline."""
@@ -43,7 +43,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        line |= record.msg.values if isinstance(record.msg, Facts) else {"message": record.getMessage()}
+        line |= record.msg.values if isinstance(record.msg, LogFields) else {"message": record.getMessage()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return _encoded(line)

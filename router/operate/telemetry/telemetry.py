@@ -22,7 +22,7 @@ from router.call.outcome import code_of, outcome_of, why_of
 from router.call.tracing import Answered, PromptTrace, Tracing, Untraced
 from router.operate.telemetry.backend_metrics import BackendMetrics
 from router.operate.telemetry.decision_log import DecisionLog, LoggedPrompt
-from router.operate.telemetry.logs import Facts
+from router.operate.telemetry.logs import LogFields
 from router.operate.telemetry.metrics import Metrics
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
@@ -166,7 +166,7 @@ class Telemetry:
             facts = {"request": request.id, "tenant": request.tenant, "service_class": request.service_class}
             facts["config_version"] = config_version
             sizes = {"prompt_tokens": request.prompt_tokens, "view_age_s": chosen and chosen.reported_s_ago}
-            _decisions.info(Facts({**facts, **sizes, **msgspec.to_builtins(decision)}))
+            _decisions.info(LogFields({**facts, **sizes, **msgspec.to_builtins(decision)}))
 
     def config(self, version: str) -> None:
         """The SLA file of this `version` is in effect now."""
@@ -205,7 +205,7 @@ class Telemetry:
         for what in [difference.what for difference in differences] or ["none"]:
             self._shadow[what].inc()
         if differences and _shadows.isEnabledFor(logging.INFO):
-            _shadows.info(Facts({"request": request.id, "differences": msgspec.to_builtins(differences)}))
+            _shadows.info(LogFields({"request": request.id, "differences": msgspec.to_builtins(differences)}))
 
     def replicas(self, exact: bool, others: int) -> None:
         """Whether this router knows everything that the others reported, and how many others there are."""
@@ -284,4 +284,4 @@ class Telemetry:
             end = {"outcome": outcome.value, "code": code, "seconds": round(now - account.started_at, 6)}
             found = {} if ids is None else ids._asdict()
             found |= {} if (why := why_of(failure)) is None else {"error": why}
-            _outcomes.info(Facts({**facts, **end, **msgspec.to_builtins(usage), **found}))
+            _outcomes.info(LogFields({**facts, **end, **msgspec.to_builtins(usage), **found}))

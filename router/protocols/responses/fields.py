@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 
-class Part(msgspec.Struct):
+class ResponsePart(msgspec.Struct):
     """One part of an item's content."""
 
     type: str
@@ -28,15 +28,15 @@ class Item(msgspec.Struct):
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ResponsePart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
-    summary: list[Part] | None = None
+    output: str | list[ResponsePart] | None = None
+    summary: list[ResponsePart] | None = None
 
 
-class Tool(msgspec.Struct):
+class ResponseTool(msgspec.Struct):
     """One entry of `tools`."""
 
     type: str
@@ -79,7 +79,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
-    tools: list[Tool] | None = None
+    tools: list[ResponseTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: Text | None = None

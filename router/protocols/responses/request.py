@@ -17,7 +17,7 @@ from router.ask import Ask
 from router.protocols.openai.grammars import said_as
 from router.protocols.openai.request import chat_ask
 from router.protocols.reading import converted, members_beyond
-from router.protocols.responses.fields import Format, Item, Part, ResponsesBody, Tool
+from router.protocols.responses.fields import Format, Item, ResponsePart, ResponsesBody, ResponseTool
 
 _HINTS = {
     "model": "GET /v1/models lists the models",
@@ -138,7 +138,7 @@ def _named(item: Item, where: str) -> str:
     return item.call_id
 
 
-def _content(content: str | Sequence[Part] | None, where: str) -> str | list[dict[str, Any]]:
+def _content(content: str | Sequence[ResponsePart] | None, where: str) -> str | list[dict[str, Any]]:
     """One text, or parts in the shape of chats if some are not text."""
     if content is None or isinstance(content, str) or all(_media(part) is None for part in content):
         return _text(content, where)
@@ -146,7 +146,7 @@ def _content(content: str | Sequence[Part] | None, where: str) -> str | list[dic
     return [_media(part) or {"type": "text", "text": _text((part,), where, at)} for at, part in parts]
 
 
-def _media(part: Part) -> dict[str, Any] | None:
+def _media(part: ResponsePart) -> dict[str, Any] | None:
     if part.type == "input_image" and part.image_url:
         detail = {} if part.detail is None else {"detail": part.detail}
         return {"type": "image_url", "image_url": {"url": part.image_url, **detail}}
@@ -155,7 +155,7 @@ def _media(part: Part) -> dict[str, Any] | None:
     return None
 
 
-def _text(content: str | Sequence[Part] | None, where: str, first: int = 0) -> str:
+def _text(content: str | Sequence[ResponsePart] | None, where: str, first: int = 0) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for at, part in enumerate(content, first):
@@ -165,14 +165,14 @@ def _text(content: str | Sequence[Part] | None, where: str, first: int = 0) -> s
     return "".join(_said(part) or "" for part in content)
 
 
-def _said(part: Part) -> str | None:
+def _said(part: ResponsePart) -> str | None:
     """The text of `part`; None if it has none."""
     if part.type == "refusal":
         return part.refusal
     return part.text if part.type in _TEXT_PARTS else None
 
 
-def _tool(tool: Tool, at: int) -> dict[str, Any]:
+def _tool(tool: ResponseTool, at: int) -> dict[str, Any]:
     if tool.type != "function" or not tool.name:
         hint = "only functions that the client runs itself: {'type': 'function', 'name': ..., 'parameters': {...}}"
         what = f"tools[{at}]: tools of type '{tool.type[:40]}' are not supported"

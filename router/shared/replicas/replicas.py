@@ -18,7 +18,7 @@ from router.shared.replicas.news import News, batches, decode, encode
 from router.shared.replicas.peers import Peers
 from router.shared.replicas.scribe import Scribe, Taken
 from router.shared.replicas.shelf import Shelf
-from router.shared.replicas.stream import AT_ONCE, START, Entry, Exchanged, Standing, Stream, earlier, is_after
+from router.shared.replicas.stream import AT_ONCE, START, Entry, Exchanged, StreamState, Stream, earlier, is_after
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.calls import Calls
 from router.supervise import supervise
@@ -210,7 +210,7 @@ class Replicas:
             await self._take_over(there)
         self._is_known = True
 
-    async def _take_over(self, there: Standing) -> None:
+    async def _take_over(self, there: StreamState) -> None:
         taken = await self._scribe.read(there.lacks)
         if taken is not None:
             self._taken, self._is_whole = taken, True

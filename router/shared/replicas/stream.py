@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     payload: bytes
 
 
-class Standing(NamedTuple):
+class StreamState(NamedTuple):
     """State of the stream: numbers of its `oldest` and `newest` entry, START if there is none.
 
     `is_cut`: older entries were dropped.
@@ -55,7 +55,7 @@ class Exchanged(NamedTuple):
 class Stream(Protocol):
     """Carries messages between routers. Every method but `close` may raise StoreFailed."""
 
-    async def state(self) -> Standing:
+    async def state(self) -> StreamState:
         """The present state."""
         ...
 
@@ -77,7 +77,7 @@ class RedisStream:
     def __repr__(self) -> str:
         return f"<RedisStream {self._key}>"
 
-    async def state(self) -> Standing:
+    async def state(self) -> StreamState:
         """See Stream."""
         async with self._line.pipe() as pipe:
             pipe.xrange(self._key, count=1)
@@ -87,7 +87,7 @@ class RedisStream:
             oldest, newest = (end[0][0].decode() if end else START for end in ends)
             _place(oldest), _place(newest)
             # the stream is cut to about this length, never below it
-            return Standing(oldest, newest, length >= self._most)
+            return StreamState(oldest, newest, length >= self._most)
 
     async def exchange(self, payloads: Sequence[bytes], after: str) -> Exchanged:
         """See Stream. One round trip."""

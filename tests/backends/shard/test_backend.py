@@ -28,7 +28,7 @@ from policies.prefix.index import PrefixIndex
 from shards.nouns import CacheChange, CacheEvent, GrammarForm, Submission
 from shards.scripted import ScriptedEngine, ScriptedModel, ScriptedOptions
 from shards.server import ServerOptions, ShardServer
-from shards.wire.facts import Facts
+from shards.wire.facts import ShardFacts
 from shards.wire.limits import PIN_PIECE_KEYS
 from shards.wire.translate import pack_ids
 from shards.wire.v1 import shard_pb2 as wire
@@ -491,7 +491,7 @@ async def test_nobody_attached_is_no_place_for_a_pin(tmp_path: Path) -> None:
             await backend.pin("p", [1], domain="", for_s=1.0)
 
 
-class OlderFacts(Facts):
+class OlderFacts(ShardFacts):
     """What a shard of the time before these commands says of itself."""
 
     def welcome(self, snapshot: tuple[CacheEvent, ...]) -> wire.Welcome:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from router.operate.telemetry.logs import Facts, JsonLines, LogOptions, log_to
+from router.operate.telemetry.logs import LogFields, JsonLines, LogOptions, log_to
 
 
 def a_record(message: object, *args: object, exc_info: Any = None, level: int = logging.INFO) -> logging.LogRecord:
@@ -27,7 +27,7 @@ def test_a_sentence_becomes_an_object_with_time_level_and_logger() -> None:
 
 
 def test_facts_are_fields_of_the_line_and_json_as_text() -> None:
-    record = a_record(Facts({"outcome": "finished", "scores": (("b0", 1.0),)}))
+    record = a_record(LogFields({"outcome": "finished", "scores": (("b0", 1.0),)}))
     line = json.loads(JsonLines().format(record))
     assert (line["outcome"], line["scores"]) == ("finished", [["b0", 1.0]])
     assert "message" not in line
@@ -44,7 +44,7 @@ def test_a_traceback_stays_in_its_line() -> None:
 
 
 def test_what_json_cannot_say_is_said_as_text() -> None:
-    assert json.loads(JsonLines().format(a_record(Facts({"what": complex(1, 2)}))))["what"] == "(1+2j)"
+    assert json.loads(JsonLines().format(a_record(LogFields({"what": complex(1, 2)}))))["what"] == "(1+2j)"
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def a_bare_root() -> Iterator[None]:
 def test_machines_get_json_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     with a_bare_root():
         log_to(Console(file=StringIO()), LogOptions(as_json=True, verbose=True))
-        logging.getLogger("pointsman.outcome").info(Facts({"outcome": "finished"}))
+        logging.getLogger("pointsman.outcome").info(LogFields({"outcome": "finished"}))
     assert json.loads(capsys.readouterr().err)["outcome"] == "finished"
 
 
@@ -70,7 +70,7 @@ def test_people_get_sentences_and_no_decisions_unless_they_ask() -> None:
     out = StringIO()
     with a_bare_root():
         log_to(Console(file=out), LogOptions())
-        logging.getLogger("pointsman.decision").info(Facts({"chosen": "b0"}))
+        logging.getLogger("pointsman.decision").info(LogFields({"chosen": "b0"}))
         logging.getLogger("pointsman.cluster").warning("b0 is away")
     assert "b0 is away" in out.getvalue()
     assert "chosen" not in out.getvalue()
