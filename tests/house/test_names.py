@@ -8,10 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("policies", "shards", "backends", "router", "simulation", "http1")
-SHARED = frozenset(
-    {
-    }
-)
+SHARED = frozenset({})
 """Public class names with several meanings. Remove a name once it has one; never add any.
 
 Most are words that the engine and the router share for their own parts (`Load`, `Grammar`, `Limits`), which never meet
