@@ -262,6 +262,8 @@ class Reader:
         text = block.text
         if block.mark.file:
             path = self._desk.directory / block.mark.file
+            if block.mark.file.startswith(f"{CHECKOUT}/"):
+                self._check_out(block)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self._desk.ports.inward(text))
         match block.language:
@@ -319,14 +321,19 @@ class Reader:
 
     def _apply(self, block: Block) -> None:
         """Change the reader's copy of the repository, which is where the shell is from now on."""
-        checkout = self._desk.directory / CHECKOUT
-        if not checkout.exists():
-            copy_of_repository(checkout)
-            self._shell(block, Command(f"cd {checkout}"))
+        checkout = self._check_out(block)
         for change in re.split(r"^(?=--- a/)", block.text, flags=re.MULTILINE)[1:]:
             command = ["git", "apply", "--recount", "-"]
             done = subprocess.run(command, cwd=checkout, input=change, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{block.where}: the change cannot be applied:\n{done.stderr}"
+
+    def _check_out(self, block: Block) -> Path:
+        """The reader's copy of the repository, made when it is first needed; the shell goes there then."""
+        checkout = self._desk.directory / CHECKOUT
+        if not checkout.exists():
+            copy_of_repository(checkout)
+            self._shell(block, Command(f"cd {checkout}"))
+        return checkout
 
     def _ports_of(self, block: Block) -> Ports:
         return self._up.ports if block.mark.with_up else self._desk.ports
