@@ -19,7 +19,7 @@ from shards.nouns import CacheEvent, Cause, Load, Pinned, Report
 from shards.wire import limits, translate
 from shards.wire.assets import asset_pieces
 from shards.wire.attachment import Attachment, OpenRequest
-from shards.wire.facts import ShardFacts, Fault
+from shards.wire.facts import Fault, ShardFacts
 from shards.wire.limits import KEY_BYTES
 from shards.wire.v1 import shard_pb2 as wire
 from shards.wire.v1 import shard_pb2_grpc

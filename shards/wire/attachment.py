@@ -10,7 +10,7 @@ import grpc
 
 from shards.nouns import CacheEvent, Finished, FinishReason, Load, Submission
 from shards.wire import translate
-from shards.wire.facts import ShardFacts, Fault
+from shards.wire.facts import Fault, ShardFacts
 from shards.wire.outbox import Outbox
 from shards.wire.v1 import shard_pb2 as wire
 

@@ -20,11 +20,11 @@ from router.operate.dashboard.nouns import (
     ClassRow,
     DecisionDetail,
     DecisionRow,
-    TargetMeasure,
     PlaceRow,
     PrefixRow,
     ScoreRow,
     Snapshot,
+    TargetMeasure,
     TenantRow,
 )
 from router.operate.dashboard.why import why

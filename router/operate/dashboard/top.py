@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
-from router.operate.dashboard.nouns import BackendRow, Budget, ClassRow, DecisionRow, TargetMeasure, Snapshot, TenantRow
+from router.operate.dashboard.nouns import BackendRow, Budget, ClassRow, DecisionRow, Snapshot, TargetMeasure, TenantRow
 
 KEY_VARIABLE = "POINTSMAN_ADMIN_KEY"
 

@@ -17,7 +17,15 @@ from backends.messages.answer import MESSAGES_PATH
 from policies.errors import InvalidRequest
 from policies.nouns import Native
 from router.ask import Ask
-from router.protocols.anthropic.fields import Block, CountBody, MessagesBody, MediaSource, ToolChoice, ToolDefinition, Turn
+from router.protocols.anthropic.fields import (
+    Block,
+    CountBody,
+    MediaSource,
+    MessagesBody,
+    ToolChoice,
+    ToolDefinition,
+    Turn,
+)
 from router.protocols.openai.grammars import said_as
 from router.protocols.openai.request import chat_ask
 from router.protocols.reading import converted, members_beyond

@@ -18,7 +18,7 @@ from router.shared.replicas.news import News, batches, decode, encode
 from router.shared.replicas.peers import Peers
 from router.shared.replicas.scribe import Scribe, Taken
 from router.shared.replicas.shelf import Shelf
-from router.shared.replicas.stream import AT_ONCE, START, Entry, Exchanged, StreamState, Stream, earlier, is_after
+from router.shared.replicas.stream import AT_ONCE, START, Entry, Exchanged, Stream, StreamState, earlier, is_after
 from router.shared.store.base import Fault, StoreFailed
 from router.shared.store.calls import Calls
 from router.supervise import supervise

@@ -207,7 +207,9 @@ async def test_dropped_lines_show_in_the_metrics(tmp_path: Path) -> None:
     assert b'pointsman_events_total{event="decision_log_dropped"} 1.0' in telemetry.exposition()[0]
 
 
-@pytest.mark.parametrize(("title", "struct"), [("A line", Record), ("Each of `tries`", Try), ("Each of `seen`", SeenBackend)])
+@pytest.mark.parametrize(
+    ("title", "struct"), [("A line", Record), ("Each of `tries`", Try), ("Each of `seen`", SeenBackend)]
+)
 def test_the_page_names_every_field_and_no_other(title: str, struct: type[msgspec.Struct]) -> None:
     table = PAGE.partition(title)[2].partition("|---")[2].partition("\n\n")[0]
     first_cells = [row.split("|")[1] for row in table.splitlines()[1:]]

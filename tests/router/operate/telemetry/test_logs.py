@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from router.operate.telemetry.logs import LogFields, JsonLines, LogOptions, log_to
+from router.operate.telemetry.logs import JsonLines, LogFields, LogOptions, log_to
 
 
 def a_record(message: object, *args: object, exc_info: Any = None, level: int = logging.INFO) -> logging.LogRecord:
