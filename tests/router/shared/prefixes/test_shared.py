@@ -26,9 +26,17 @@ QUICK = ReplicaOptions(deadline_s=0.2, patience_s=0.5)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
+def running_server() -> Iterator[RedisServer]:
     with a_redis() as server:
         yield server
+
+
+@pytest.fixture
+def server(running_server: RedisServer) -> RedisServer:
+    """A Redis without the news of earlier tests, which are of the same prefix."""
+    with running_server.admin() as admin:
+        admin.flushall()
+    return running_server
 
 
 @asynccontextmanager
