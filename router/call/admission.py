@@ -21,7 +21,7 @@ Tell = Callable[[Standing], None]
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What one call asks for: whose limits bind it (its tenant's first), what to reserve, and what tokens cost."""
+    """What one call asks for: the limits that bind it (its tenant's first), what to reserve, and what tokens cost."""
 
     id: str
     descriptors: tuple[Descriptor, ...]
@@ -30,12 +30,12 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def tenant(self) -> str:
-        """Who pays."""
+        """The tenant that pays."""
         return self.descriptors[0].tenant
 
 
 class Admission:
-    """Says who may run now. Holds the open permits, by descriptor; what may be used in a time is the store's to say."""
+    """Decides which calls may run now. Holds the open permits, by descriptor; the store limits use over time."""
 
     def __init__(self, store: QuotaStore) -> None:
         self.store = store
@@ -61,7 +61,7 @@ class Admission:
         return not self._open
 
     def check(self) -> None:
-        """The counts agree with the open permits; with none open, nobody is counted."""
+        """Assert that the counts agree with the open permits; with none open, all counts are zero."""
         counted = Counter(one.id for permit in self._open for one in permit.claim.descriptors)
         assert counted == self._running, f"{self!r}: counts differ from permits {counted}"
         assert all(permit.outcome is None for permit in self._open), f"{self!r}: a settled permit is still open"
@@ -98,7 +98,7 @@ class Admission:
         self._count(permit, -1)
         self.settled[outcome] += 1
         if permit.reservation is not None:
-            # no store keeps anybody waiting here, so a call that was cancelled settles like any other
+            # no store makes a call wait here, so a call that was cancelled settles like any other
             await self.store.settle(permit.reservation, permit.charge())
 
     def _count(self, permit: Permit, change: int) -> None:
@@ -137,7 +137,7 @@ class Permit:
         )
 
     def charge(self) -> Charge:
-        """What it used, as its tenant pays for it; a call that nobody answered was one request and no tokens."""
+        """What it used, as its tenant pays for it; a call without an answer counts as one request and no tokens."""
         return charge_of(self.usage or Usage(), self.claim.prices)
 
     async def __aenter__(self) -> Permit:

@@ -22,7 +22,7 @@ MOST_TRIES = 3
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A decision and the view that it was made on. `is_free`: it chose a backend, and nobody else is to go first."""
+    """A decision and the view that it was made on. `is_free`: it chose a backend, and no other bid goes first."""
 
     view: ClusterView
     decision: Decision
@@ -30,7 +30,7 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def is_outage(self) -> bool:
-        """Is nobody well who could take it?"""
+        """Is no backend well that could take it?"""
         return is_outage(self.decision)
 
 
@@ -58,14 +58,13 @@ class Bid:
     """One prompt that looks for a backend, with what goes there (`prompt`), what the answer begins with (`echo`), and
     how it may call `tools`.
 
-    `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error where nobody can
-    take it; `sent` hears to which backend it goes, and `ended` how the last of its flights ended, with the backend as
-    it was before. An answer of `new_tokens` is expected. Of `due_at`, when the first
-    token is promised (None: whenever it comes), and `cost_s`, the backend time that it is predicted to take, the first
-    look tells. `way` tells which backends its carrier can reach.
+    `decide` chooses on what is known at that moment, avoiding some backends; `refusal` is the error if no backend can
+    take it; `sent` is called with the backend that gets it, and `ended` with its last flight and the backend's view
+    from before. An answer of `new_tokens` is expected. The first look sets `due_at`, when the first token is promised
+    (None: at any time), and `cost_s`, the predicted backend time. `way` tells which backends its carrier can reach.
 
     The state of its retries is changed here alone: `tries` counts the backends that had it and failed, `failed` are the
-    ones that did not answer it, the first of them at `failed_at`, and `avoiding` are the ones that may not get it.
+    backends that did not answer it, the first of them at `failed_at`, and `avoiding` are those that may not get it.
     """
 
     request: Request

@@ -40,8 +40,8 @@ PAUSE_S = 0.002
 class ModelQueue:
     """What waits for one model: in `fair` their order, with the bids in it, and those of each shape, oldest first.
 
-    `stuck` are shapes that found no room in a walk, `reserved` the backends that somebody waits for who has waited so
-    long that nobody may pass. `passed` are shapes that had a look behind many stuck ones, until all had one.
+    `stuck` are shapes that found no room in a walk. `reserved` are backends for which a bid has waited so long that
+    no other bid may pass it. `passed` are shapes that had a look behind many stuck ones, until all had one.
     `outages` are the shapes that wait for a backend to be well, and since when.
     """
 
@@ -56,8 +56,8 @@ class ModelQueue:
     walk: asyncio.TimerHandle | None = None
 
     def decide(self, bid: Bid, *, all_backends: bool = False) -> tuple[ClusterView, Decision, bool]:
-        """What the policy decides for `bid`, at best for a backend that is reserved for nobody; does it choose one that
-        is?
+        """What the policy decides for `bid`, if possible for a backend that is not reserved, and whether the chosen
+        backend is reserved.
         """
         view, decision = bid.decide(bid.request, bid.avoiding, all_backends=all_backends)
         if decision.chosen is None or decision.chosen not in self.reserved:
@@ -68,7 +68,7 @@ class ModelQueue:
     def in_turn(self, now: float, most: int) -> Iterator[Bid]:
         """`most` of those that wait, in fair order; behind these the oldest of each shape that is not stuck.
 
-        So whoever stands behind a crowd that waits for other room is looked at too. Some may come twice.
+        So a bid behind many that wait for other room is looked at too. Some may come twice.
         """
         for ticket in islice(self.fair.order(now), most):
             yield self.bids[ticket.id]
@@ -87,7 +87,7 @@ class ModelQueue:
         self.shapes.setdefault(bid.shape, {})[bid.request.id] = bid
 
     def leave(self, bid: Bid) -> None:
-        """`bid`, whose ticket has left the queue, waits no longer."""
+        """`bid` waits no longer; its ticket has left the queue."""
         del self.bids[bid.request.id]
         del self.shapes[bid.shape][bid.request.id]
         if not self.shapes[bid.shape]:
@@ -96,10 +96,10 @@ class ModelQueue:
             self.outages.pop(bid.shape, None)
 
     def looked(self, bid: Bid, view: ClusterView, decision: Decision, now: float) -> None:
-        """`bid`, which waits, found at `now` that it has to wait on, for room or for somebody to be well."""
+        """`bid`, which waits, found at `now` that it has to wait on, for room or until a backend is well."""
         if is_outage(decision):
             self.outages.setdefault(bid.shape, now)
-            # nobody works anything off, which says nothing of how fast the queue empties
+            # no backend is well, so this does not show how fast the queue empties
             self.rate.waited(now, 0)
         else:
             self.outages.pop(bid.shape, None)
@@ -113,8 +113,8 @@ class ModelQueue:
 class Dispatcher:
     """A fair queue for each model. A change that may have made room is answered by a walk through the queue, in order.
 
-    Nobody who finds room is kept waiting by somebody of a better rank who finds none, unless that one has waited longer
-    than the ageing time: then nobody behind it may take the room that it waits for, so that small prompts do not starve
+    A bid that finds room does not wait for a bid of a better rank that finds none, unless the latter has waited longer
+    than the ageing time: then no bid behind it may take the room that it waits for, so that small prompts do not starve
     it.
     """
 
@@ -134,19 +134,19 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         waiting = ", ".join(f"{model}: {len(queue.bids)}" for model, queue in self._queues.items())
-        return f"<Dispatcher waiting {waiting or 'nobody'}>"
+        return f"<Dispatcher waiting {waiting or 'nothing'}>"
 
     def look(self, bid: Bid) -> Found:
         """What the policy decides for `bid` now. Raises what its `refusal` says if no backend can take it at all."""
         queue = self._queue(bid)
         found = self._look(queue, bid)
         if queue.walk is not None and found.is_free:
-            # room for those that wait first; what they leave is free now, and nobody is told to wait for nothing
+            # room for those that wait first; what they leave is free now, so no bid waits for nothing
             queue.walk.cancel()
             self._walk(queue)
             found = self._look(queue, bid)
         if queue.walk is not None:
-            # a walk that was cut short has not let everybody have a look
+            # a walk that was cut short has not looked at every bid
             found = replace(found, is_free=False)
         if not found.is_free and found.view.left_out:
             # the time that it waits depends on all backends
@@ -190,13 +190,13 @@ class Dispatcher:
         return waiting.result() if waiting.done() else None
 
     def wait_s(self, bid: Bid, found: Found) -> float:
-        """Seconds that `bid` is expected to wait in the queue if it joined it now; while nobody is well, from when
-        somebody is.
+        """Seconds that `bid` is expected to wait in the queue if it joined it now; while no backend is well, from when
+        one is.
         """
         queue, request = self._queue(bid), bid.request
         ahead_s = queue.fair.ahead_s(request.service_class, request.tenant, self._clock())
         backends = len(would_take(found.view, found.decision))
-        # its own cost stands for what is left of those that run, and after an outage nobody does
+        # its own cost stands for what is left of those that run, and after an outage none runs
         left_s = 0.0 if found.is_outage else bid.cost_s or 0.0
         return (ahead_s + left_s) / queue.rate.per_second(backends)
 
@@ -212,7 +212,7 @@ class Dispatcher:
                 self._walk_soon(queue)
 
     def check(self) -> None:
-        """Every bid that waits has its ticket in the queue; nothing waits that nobody waits for."""
+        """Assert that every bid that waits has its ticket in the queue, and that its caller waits for it."""
         for model, queue in self._queues.items():
             queue.fair.check()
             assert len(queue.fair) == len(queue.bids), f"{self!r}: tickets and bids of {model} differ"
@@ -221,11 +221,11 @@ class Dispatcher:
             assert all(bid.waiting is not None for bid in queue.bids.values()), f"{self!r}: a bid waits for nothing"
 
     def waiting(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """How many prompts wait, by tenant and by class; who is not there has none."""
+        """How many prompts wait, by tenant and by class; tenants and classes without any are left out."""
         return self._by_tenant, self._by_class
 
     def is_idle(self) -> bool:
-        """Does nobody wait, and is everybody who was charged put right?"""
+        """Does no bid wait, and is every charge corrected?"""
         return not any(queue.bids or queue.fair.charged for queue in self._queues.values())
 
     @property
@@ -234,7 +234,7 @@ class Dispatcher:
         return self._cluster.in_flight >= self._config().server.max_concurrent
 
     def _look(self, queue: ModelQueue, bid: Bid, *, all_backends: bool = False) -> Found:
-        """What is decided for `bid`, whoever waits. Raises its `refusal`."""
+        """What is decided for `bid`, whatever waits. Raises its `refusal`."""
         view, decision, is_reserved = queue.decide(bid, all_backends=all_backends)
         if decision.chosen is None and not is_worth_waiting(decision):
             raise bid.refusal(bid.request, view, decision)
@@ -275,12 +275,12 @@ class Dispatcher:
             newest = next((one for one in reversed(queue.bids.values()) if one.request.tenant == fullest), None)
             if newest is not None:
                 self._let_go(queue, newest, full)
-                # it may have been the one that nobody was to pass
+                # it may have been the bid that no other was to pass
                 self._walk_soon(queue)
                 return
 
     async def _through_outages(self, queue: ModelQueue, bid: Bid, waiting: asyncio.Future[Placed]) -> None:
-        """Return once `bid` was placed or let go. Raises its `refusal` when nobody was well for too long."""
+        """Return once `bid` was placed or let go. Raises its `refusal` when no backend was well for too long."""
         while not waiting.done():
             left_s, since = self._config().outage_s, queue.outages.get(bid.shape)
             if since is not None:
@@ -308,7 +308,7 @@ class Dispatcher:
             queue.fair.remove(bid.request.id)
             queue.leave(bid)
             self._count(bid, -1)
-            # it may have been the one that nobody was to pass
+            # it may have been the bid that no other was to pass
             self._walk_soon(queue)
         if not queue.bids:
             queue.rate.emptied(self._clock())
@@ -356,7 +356,7 @@ class Dispatcher:
 
     def _look_around(self, queue: ModelQueue, leaving: dict[Bid, Placed | Exception], *, past: set[Hashable]) -> bool:
         """Let those of no shape in `past` have a look, whose shapes are noted there, and note in `leaving` what becomes
-        of those that go. Is there somebody left who had none?
+        of those that go. Is a bid left that had none?
         """
         failed = 0
         for bid in queue.in_turn(self._clock(), MOST_SEEN):

@@ -66,7 +66,7 @@ from router.fleet.cluster.served_model import ServedModel
 from router.text.tokenize import Tokens
 
 YIELDING = "yielding"
-"""In place of a class, for telemetry: what nobody waits for keeps no promise and breaks none."""
+"""In place of a class, for telemetry: a call without a waiting caller keeps no promise and breaks none."""
 
 _log = logging.getLogger("pointsman.pipeline")
 
@@ -78,7 +78,7 @@ async def serve(
 
     Tries another backend only while the client has seen nothing of that answer. Raises ExpectedError or CallerGone;
     however it ends, the Outcome is counted once and every permit is settled. Without a `carrier` the router itself
-    goes to the backends. `tenant_name` is whose call it is, where that is known already.
+    goes to the backends. `tenant_name` is the call's tenant, where that is known already.
     """
     carrier = carrier or Ourselves()
     with gateway.observer.account(caller.id, caller.trace) as account, outer_edge(gateway.observer):
@@ -107,13 +107,13 @@ async def serve(
 
 @contextmanager
 def outer_edge(observer: Observer) -> Iterator[None]:
-    """Turn what nobody planned for into an ExpectedError that tells the client nothing, and log it whole."""
+    """Turn an unplanned exception into an ExpectedError that tells the client nothing, and log it whole."""
     try:
         yield
     except (ExpectedError, CallerGone):
         raise
     except Exception as error:
-        _log.exception("a request failed in a way that nobody planned for")
+        _log.exception("a request failed by an unplanned exception")
         observer.event("unplanned_failure")
         raise ExpectedError("the router made a mistake", hint="its log says more") from error
 
@@ -203,7 +203,7 @@ class _Call(msgspec.Struct, frozen=True):
                             with trace.queue():
                                 placed = await placer.elsewhere(placed.bid)
                         except (NoBackend, Overloaded):
-                            # what the last one said tells more than that nobody else is left
+                            # the last backend's error tells more than that no other is left
                             raise failure from None
                 finally:
                     self._settle(placed, others)
@@ -233,13 +233,13 @@ class _Call(msgspec.Struct, frozen=True):
     def _settle(self, placed: Placed, others: _Others) -> None:
         """Charge what was used, and put right what the queue charged: nothing where nothing was answered.
 
-        Backends that were tried before are not paid for: nobody has seen anything of theirs.
+        Backends that were tried before are not paid for: the caller has seen nothing of theirs.
         """
         bid, flight, gateway = placed.bid, placed.flight, self.gateway
         actual_s = 0.0
         bid.ended(flight, placed.chosen)
         if flight.answered:
-            # who hung up, or was cut off, is not told: then what was believed to be cached counts as cached
+            # a caller that left gets no usage from the backend: then what was believed to be cached counts as cached
             cached = max(0, bid.request.prompt_tokens - flight.uncached_tokens)
             told = flight.usage or Usage(bid.request.prompt_tokens, flight.drawn_tokens, cached)
             self.permit.spend(told)

@@ -35,23 +35,23 @@ class Placer(msgspec.Struct, frozen=True):
         """A backend for `bid`, where its flight has begun.
 
         While the promise can be kept, that is the first backend that has room; once it cannot, each step is tried in
-        its turn. After the last the bid waits, and takes what it gets. Where nobody is well, or has what it needs, the
-        next step that leads elsewhere is taken at once; without one, being well is waited for like room. Raises
-        Overloaded where a step sheds or the queue is full, and what the bid's `refusal` says if nobody can take it at
-        all, or nobody is well for too long.
+        its turn. After the last step the bid waits for any backend. If no backend is well, or none has what it needs,
+        the next step that leads elsewhere is taken at once; without such a step the bid waits until a backend is well.
+        Raises Overloaded where a step sheds or the queue is full, and the bid's `refusal` if no backend can take it at
+        all, or none is well for too long.
         """
         for at, step in enumerate(self.steps):
             leads_on = any(isinstance(later, Spill | Degrade) for later in self.steps[at:])
             try:
                 found = self.dispatcher.look(bid)
-                nobody_is_there = leads_on and found.is_outage
-                if not nobody_is_there and (placed := await self._in_time(bid, found, step)) is not None:
+                none_is_there = leads_on and found.is_outage
+                if not none_is_there and (placed := await self._in_time(bid, found, step)) is not None:
                     return placed
             except (NoBackend, ContextExceeded):
                 if not leads_on:
                     raise
-                nobody_is_there = True
-            if nobody_is_there and isinstance(step, Spill | Degrade):
+                none_is_there = True
+            if none_is_there and isinstance(step, Spill | Degrade):
                 self._try(step)
             match step:
                 case Spill(pool):
@@ -63,7 +63,7 @@ class Placer(msgspec.Struct, frozen=True):
         return await self.whenever(bid)
 
     async def elsewhere(self, bid: Bid) -> Placed:
-        """The next backend for `bid` after one has failed, however late; a pool to spill to where nobody else is left.
+        """The next backend for `bid` after one has failed, however late; a pool to spill to if no other is left.
 
         Without one the same again, if it is ill by now: once it is well, as long as the promise lets `bid` wait. Raises
         as `place` does.
@@ -88,7 +88,7 @@ class Placer(msgspec.Struct, frozen=True):
     async def whenever(self, bid: Bid) -> Placed:
         """The next backend that has room for `bid`, however late. Raises as `place` does."""
         placed = await self._by(None, bid, self.dispatcher.look(bid))
-        assert placed is not None, "who waits for ever waits until placed"
+        assert placed is not None, "a wait without an end ends with a place"
         return placed
 
     async def _in_time(self, bid: Bid, found: Found, step: Step) -> Placed | None:

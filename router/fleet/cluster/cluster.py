@@ -41,7 +41,7 @@ class Cluster:
 
     A server that turns out to run its model in several data-parallel ranks becomes one backend for each of them. They
     come and go with what the server tells, are probed as one, and share health, draining and weight.
-    `rules` say when a backend is ill; `pool_rules` have others for some pools. Who wants to know what happens listens.
+    `rules` say when a backend is ill; `pool_rules` have others for some pools. Listeners hear what happens.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Cluster:
         except asyncio.CancelledError:
             self._leave(server, False)
             raise
-        # from here on there is no way back: whoever cancels this waits for the end all the same
+        # from here on there is no way back: a caller that cancels this still waits for the end
         closing = asyncio.create_task(self._let_go(server), name=f"closing {name}")
         try:
             await asyncio.shield(closing)
@@ -221,7 +221,7 @@ class Cluster:
     ) -> ClusterView:
         """All backends at `now`. `held` says how much of a prompt's beginning each is believed to hold, in tokens.
 
-        A backend that does not report its cache has None there instead of 0: nobody knows. `rank` and `prompt_tokens`
+        A backend that does not report its cache has None there instead of 0: it is unknown. `rank` and `prompt_tokens`
         are those of the request: what is preemptible for it counts as reclaimable, and worse ranks are not in front of
         it, where backends serve by rank. `model` tells which LoRA adapter has to be ready. `among` names the
         backends of a shortlist: all others are left out.
@@ -328,7 +328,7 @@ class Cluster:
         if self._members.get(name) is member:
             self._listeners.in_flight(member.backend.name, len(member.flights))
             member.tell_learnt(self._listeners)
-        # of one that was removed meanwhile nobody asks what was learnt there, but the router has room for one more
+        # what was learnt of a backend that was removed meanwhile is not needed, but the router has room for one more
         self.changed(name)
 
     @contextmanager
@@ -361,7 +361,7 @@ class Cluster:
         self._unnoted.update(dict.fromkeys(server.ranks))
         for one, report in reports:
             if one.backend.load() != report:
-                # who waits for room may have waited for this report
+                # a bid that waits for room may have waited for this report
                 self.changed(one.backend.name)
         return member.health.may_serve
 
@@ -449,7 +449,7 @@ class Cluster:
                 await self._members[name].backend.close()
         except Exception:  # noqa: BLE001 - whatever a backend does on its way out, it goes
             _log.exception("%s did not close well", name)
-        # whoever was cut off there notices now, and counts against it for the last time
+        # requests that were cut off there end now, and count against it for the last time
         await self._landed(server, CLOSING_S)
         for member in self._ranks(server):
             self._forget(member)

@@ -23,7 +23,7 @@ class Flight:
     `ahead` is the prefill that was in front of it when it was sent, `crowd` the requests there, itself included, and
     `own_crowd` those of this router among them.
     `is_first_try`: no other backend was tried before. `on_first` is called when the first piece of its answer arrives.
-    `is_silent`: it may be answered in one piece, so that nobody sees when its prompt is computed. `began_at`: when it
+    `is_silent`: it may be answered in one piece, so that the end of its prefill is not seen. `began_at`: when it
     began to decode, as far as was seen or is presumed; `whole_tokens`: how many tokens its server says that an answer
     in one piece had, 0 where it does not say. `readiness` is what its backend had to do for its LoRA adapter, if it has
     one; `predicted_ttft_s` includes `adapter_s` for that.
@@ -64,7 +64,7 @@ class Flight:
     @property
     def ttft_s(self) -> float:
         """Seconds from its sending to its first token, which must have been seen."""
-        assert self.first_at is not None, "nobody saw it"
+        assert self.first_at is not None, "it was not seen"
         return self.first_at - self.sent_at
 
     @property
@@ -239,7 +239,7 @@ class Flights:
             self._note_beginning(flight, now)
 
     def presume(self, now: float) -> None:
-        """Whose first token nobody will see counts as decoding from when it was predicted on, if that is past."""
+        """A flight whose first token will not be seen decodes from its predicted time on, if that is past."""
         while self.silent and self.silent[0][0] <= now:
             due_at, _, flight = heapq.heappop(self.silent)
             if flight in self._open and flight.is_waiting:
@@ -292,7 +292,7 @@ class Flights:
             del self._ranks[request.rank]
 
     def seen_by(self, rank: int | None) -> Seen:
-        """What is here as one of `rank` sees it, where ranks are served in order; as None does, who is behind all.
+        """What is here as one of `rank` sees it, where ranks are served in order; None: behind all ranks.
 
         Remembered until it changes.
         """
@@ -349,7 +349,7 @@ class Flights:
         for rank, seen in self._seen.items():
             now = self._look(rank)
             assert seen[1:] == now[1:], f"{self!r}: remembers what is past"
-            assert seen.front.ahead_of(1000) == now.front.ahead_of(1000), f"{self!r}: remembers who is gone"
+            assert seen.front.ahead_of(1000) == now.front.ahead_of(1000), f"{self!r}: remembers flights that are gone"
         assert self._open or not (self._decoding or self._context_tokens), f"{self!r}: decodes though nothing is open"
 
     def _changed(self) -> None:
@@ -375,7 +375,7 @@ class Flights:
         self.waiting_pairs += sign * flight.work.pairs
 
     def _count(self, now: float) -> None:
-        """Add up who has decoded since the last time, with the mean of the contexts then and now."""
+        """Add up the sequences that decoded since the last time, with the mean of the contexts then and now."""
         seconds = max(0.0, now - self._counted_at)
         self._decoding_s += seconds * self._decoding
         self._context_s += seconds * (self._counted_context + self._context_tokens) / 2 if self._decoding else 0.0

@@ -1,4 +1,4 @@
-"""Who hears what happens in a cluster."""
+"""Listeners that hear what happens in a cluster."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class Member:
             if not self.health.was_well and self.health.probes_failed == self.health.rules.failures:
                 # once: it may be away for hours, and operators see the reason of the last probe
                 _log.warning("%s is ill: it was never reached: %s", self.backend.name, self.health.reason)
-        # whoever warms up has room for more each time
+        # a backend that warms up has room for more each time
         self._tell(before, also=self.health.share(now) < 1.0)
 
     def tell_learnt(self, listener: ClusterListener) -> None:
@@ -353,7 +353,7 @@ class Member:
         self.model.observe_ttft(prefill_work(*_computed(flight)), flight.ahead, flight.ttft_s)
 
     def _learn_whole(self, flight: Flight, now: float) -> None:
-        """Nobody saw its first token; how long all of it took tells of both, prompt and answer."""
+        """Its first token was not seen; its whole time is learnt from, for prompt and answer together."""
         steps = max(0.0, flight.whole_tokens / flight.request.sampling.choices - 1)
         uncached, cached = _computed(flight)
         batch, context_tokens = self._company(flight, now)
@@ -389,8 +389,9 @@ class Member:
         return batch * scale, context_tokens * scale
 
     def _was_crowded(self, flight: Flight) -> bool:
-        """Was it sent among so many that a queue which nobody sees may have delayed it? Those of others do not count:
-        where they never leave, nothing would ever be learnt.
+        """Was it sent among so many that an unreported queue may have delayed it?
+
+        Requests of other routers do not count: where those never end, nothing would ever be learnt.
         """
         return self.adaptive_limit is not None and self.limit.is_crowded(flight.own_crowd)
 
