@@ -10,7 +10,11 @@ import numpy as np
 from policies.prefix.cached_hints import Hint
 from policies.prefix.capacity import CapacityModel
 from policies.prefix.match import Match, faded
+from policies.prefix.rungs import Rungs
 from policies.prefix.table import MOST_STAMP, VALUE_BITS, Keys, KeyTable, as_keys
+
+_RUNGS = Rungs(256, 16)
+"""The recorded blocks: all of the first 16,384 tokens, then one of every 1,024."""
 
 _SAMPLES = 8
 """Number of depths of a prompt at which the probability is evaluated."""
@@ -24,8 +28,8 @@ _SURPRISING_P, _SURPRISES = 0.9, 2
 _SLACK_BLOCKS = 2
 """A server counts whole blocks of its own and always computes the last token: a difference up to this is no miss."""
 
-_VECTOR_FROM = 256
-"""Number of keys from which numpy is faster than a loop."""
+_VECTOR_FROM = _RUNGS.each
+"""Number of rungs from which numpy is faster than a loop; fewer are at the depths of their numbers."""
 
 _CLOCK_FROM = 1 << 26
 """Clocks start late enough for the stamps of the longest prompt."""
@@ -60,7 +64,7 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The blocks that were sent to `backend`, or a part of them, for another router.
+    """The recorded blocks that were sent to `backend`, or a part of them, for another router.
 
     `keys` are blocks, each with its age: how many blocks were computed there since it was used. `capacity_blocks` is
     the believed capacity, and nothing was sent there for `idle_s`.
@@ -84,7 +88,7 @@ class Picture:
 
 @dataclass(slots=True)
 class _Cache:
-    """The blocks that were sent to one backend. `clock` counts the blocks that it computed."""
+    """The rungs of the prompts that were sent to one backend. `clock` counts the blocks that it computed."""
 
     table: KeyTable
     capacity: CapacityModel
@@ -92,41 +96,44 @@ class _Cache:
     sent_at: float = 0.0
     surprises: int = 0
 
-    def known(self, keys: Sequence[int]) -> int:
-        """How many of the first blocks were sent: keys are chained, so a known one implies all before it."""
+    def known(self, rungs: Sequence[int]) -> int:
+        """How many of the first rungs were sent: keys are chained, so a known one implies all before it."""
         find = self.table.find
-        if not keys or find(keys[0] or 1) is None:
+        if not rungs or find(rungs[0] or 1) is None:
             return 0
-        low, high = 0, len(keys)
+        low, high = 0, len(rungs)
         while high - low > 1:
             middle = (low + high) // 2
-            if find(keys[middle] or 1) is None:
+            if find(rungs[middle] or 1) is None:
                 high = middle
             else:
                 low = middle
         return high
 
-    def distances(self, keys: Sequence[int], known: int) -> tuple[tuple[int, int], ...]:
-        """(depth, blocks computed since) of some of the first `known` blocks."""
-        depths = sorted({at * (known - 1) // _SAMPLES for at in range(_SAMPLES + 1)}) if known else []
-        places = [(depth, self.table.find(keys[depth] or 1)) for depth in depths]
+    def distances(self, rungs: Sequence[int], known: int) -> tuple[tuple[int, int], ...]:
+        """(depth, blocks computed since) of some of the first `known` rungs."""
+        last = _RUNGS.blocks(known) - 1
+        numbers = sorted({_RUNGS.within(at * last // _SAMPLES + 1) for at in range(_SAMPLES + 1)}) if known else []
+        places = [(_RUNGS.blocks(number) - 1, self.table.find(rungs[number - 1] or 1)) for number in numbers]
         return tuple(
             (depth, self.clock - (self.table.cells[place] >> VALUE_BITS))
             for depth, place in places
             if place is not None
         )
 
-    def note(self, keys: Sequence[int], computed: int) -> None:
-        """Record that the blocks `keys` are the newest; `computed` of them were not there before."""
+    def note(self, rungs: Sequence[int], computed: int) -> None:
+        """Record that the blocks of a prompt with `rungs` are the newest; `computed` of them were not there before."""
         self.clock = min(self.clock + computed, MOST_STAMP)
         # of one prompt the last block is evicted first, as if it had been used before the others
-        if len(keys) < _VECTOR_FROM:
-            for depth, key in enumerate(keys):
+        if len(rungs) < _VECTOR_FROM:
+            for depth, key in enumerate(rungs):
                 place = self.table.claim(key or 1)
                 self.table.cells[place] = (self.clock - depth) << VALUE_BITS | 1
         else:
-            stamps = (self.clock - np.arange(len(keys))).astype(np.uint64)
-            self.table.put_many(as_keys(keys), np.ones(len(keys), np.int64), stamps)
+            depths = np.arange(len(rungs))
+            depths[_RUNGS.each :] += (_RUNGS.every - 1) * (depths[_RUNGS.each :] - _RUNGS.each + 1)
+            stamps = (self.clock - depths).astype(np.uint64)
+            self.table.put_many(as_keys(rungs), np.ones(len(rungs), np.int64), stamps)
 
     def picture(self, backend: str, most_keys: int, now: float) -> Picture:
         """The `most_keys` newest blocks."""
@@ -154,7 +161,8 @@ class _Cache:
 class Residency:
     """Assumes that each backend keeps the blocks it was sent, as an LRU cache with a learned capacity.
 
-    Call `sent` before a prompt is sent; it returns a Guess. Call `observe` with it and the answer's hint.
+    Call `sent` before a prompt is sent; it returns a Guess. Call `observe` with it and the answer's hint. A known
+    length is rounded down to a recorded block; up to 16,384 tokens every block is recorded.
     """
 
     def __init__(self, rules: ResidencyRules = ResidencyRules()) -> None:
@@ -174,14 +182,15 @@ class Residency:
 
         `p_hit` is the expected share of these blocks that is still there. Backends in `but` are left out.
         """
-        matches = {}
+        matches, rungs = {}, _RUNGS.of(keys)
         for name, cache in self._caches.items():
-            known = 0 if but(name) else cache.known(keys)
+            known = 0 if but(name) else cache.known(rungs)
             if known:
-                chances = [cache.capacity.p_hit(distance) for _, distance in cache.distances(keys, known)]
+                chances = [cache.capacity.p_hit(distance) for _, distance in cache.distances(rungs, known)]
                 p_hit = self._faded(cache, now) * sum(chances) / max(1, len(chances))
                 if p_hit >= _LEAST_P:
-                    matches[name] = Match(known, known, float(known), p_hit)
+                    blocks = _RUNGS.blocks(known)
+                    matches[name] = Match(blocks, blocks, float(blocks), p_hit)
         return matches
 
     def sent(self, backend: str, keys: Sequence[int], now: float) -> Guess:
@@ -189,17 +198,18 @@ class Residency:
         cache = self._caches.get(backend)
         if cache is None:
             cache = self._caches[backend] = self._new_cache()
-        known = cache.known(keys)
-        guess = Guess(backend, len(keys), known, cache.distances(keys, known))
+        rungs = _RUNGS.of(keys)
+        known = cache.known(rungs)
+        guess = Guess(backend, len(keys), _RUNGS.blocks(known), cache.distances(rungs, known))
         hits = sum(cache.capacity.p_hit(distance) for _, distance in guess.distances) / max(1, len(guess.distances))
-        cache.note(keys, len(keys) - round(known * hits))
+        cache.note(rungs, len(keys) - round(guess.known * hits))
         cache.sent_at = max(cache.sent_at, now)  # reports of other routers arrive late
         return guess
 
     def known(self, backend: str, keys: Sequence[int]) -> int:
         """How many of the first blocks of a prompt `backend` was sent before, whether or not they are still there."""
         cache = self._caches.get(backend)
-        return 0 if cache is None else cache.known(keys)
+        return 0 if cache is None else _RUNGS.blocks(cache.known(_RUNGS.of(keys)))
 
     def answered(self, backend: str, blocks: int) -> None:
         """Record that `backend` has drawn an answer of so many blocks, which are in its cache too."""

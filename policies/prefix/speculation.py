@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from policies.prefix.index import PrefixIndex
 from policies.prefix.match import Match
+from policies.prefix.rungs import Rungs
 
-_EACH, _EVERY = 16, 16
-"""The first 16 blocks of a prompt are recorded one by one, then every 16th: so a long prompt costs no more than its
-length in kibitokens."""
+_RUNGS = Rungs(16, 16)
+"""So a long prompt costs no more than its length in kibitokens."""
 
 
 class Speculation:
@@ -30,9 +29,9 @@ class Speculation:
 
     def sent(self, backend: str, keys: Sequence[int], now: float) -> tuple[int, ...]:
         """Record that the prompt with blocks `keys` went to `backend`; returns the recorded keys, for `hear`."""
-        noted = _rungs(keys)
+        noted = tuple(_RUNGS.of(keys))
         self.hear(backend, noted, now, sent_at=now)
-        return tuple(noted)
+        return noted
 
     def hear(self, backend: str, noted: Sequence[int], now: float, *, sent_at: float) -> None:
         """Record that another router sent a prompt with these recorded keys to `backend`."""
@@ -45,10 +44,10 @@ class Speculation:
         self._turn(now)
         if not keys:
             return {}
-        rungs, depths = _rungs(keys), dict[str, int]()
+        rungs, depths = _RUNGS.of(keys), dict[str, int]()
         for index in (self._old, self._young):
             for name, match in index.longest(rungs).items():
-                depths[name] = max(depths.get(name, 0), _blocks_below(match.blocks))
+                depths[name] = max(depths.get(name, 0), _RUNGS.blocks(match.blocks))
         return {name: Match(blocks, blocks, float(blocks), self._p_hit) for name, blocks in depths.items()}
 
     def forget(self, backend: str) -> None:
@@ -75,12 +74,3 @@ class Speculation:
         if late_s >= self._lasts_s:
             self._old = self._young if late_s < 2 * self._lasts_s else self._new()
             self._young, self._turned_at = self._new(), now
-
-
-def _rungs(keys: Sequence[int]) -> list[int]:
-    """The recorded keys: few at great depths, and each implies all before it."""
-    return [*keys[:_EACH], *islice(keys, _EACH + _EVERY - 1, None, _EVERY)]
-
-
-def _blocks_below(rungs: int) -> int:
-    return min(rungs, _EACH) + max(0, rungs - _EACH) * _EVERY

@@ -12,12 +12,10 @@ CHUNK_BYTES = 256
 _CHUNK = struct.Struct(f"{CHUNK_BYTES}s")
 
 
-def text_keys(text: str, root: int) -> tuple[int, ...]:
-    """The chained keys of all full chunks of `text` below `root`: equal keys mean, almost certainly, equal prefixes.
+def text_keys(data: bytes, root: int) -> tuple[int, ...]:
+    """The chained keys of all full chunks of a text's UTF-8 `data` below `root`.
 
-    The xxh3-64 of a chunk's bytes, seeded with the key of the chunk before. Lone surrogates, which UTF-8 cannot encode,
-    are hashed as Python passes them.
+    Equal keys mean, almost certainly, equal prefixes: the xxh3-64 of a chunk, seeded with the key of the chunk before.
     """
-    data = text.encode("utf-8", "surrogatepass")
     digest, whole = xxh3_64_intdigest, len(data) - len(data) % CHUNK_BYTES
     return tuple([root := digest(chunk, root) for (chunk,) in _CHUNK.iter_unpack(memoryview(data)[:whole])])

@@ -80,8 +80,9 @@ class Beliefs:
 
     def sent(self, backend: str, prompt: PromptKeys) -> None:
         """`prompt` goes to `backend` now: equal prompts that follow at once should go there too."""
-        # a prefix in use is evicted last from the index, however old its events are
-        self.index.touch(prompt.keys)
+        if prompt.is_exact:
+            # a prefix in use is evicted last from the index, however old its events are
+            self.index.touch(prompt.keys)
         self._tell(Sent(backend, self._speculation.sent(backend, prompt.keys, self._clock())))
         if backend in self._server_of:
             keys = prompt.keys

@@ -40,12 +40,12 @@ def _estimated(given: Input, ask: Ask, root: int, length: TextLength) -> Tokens:
     estimate = length.estimate(prompt)
     if most is not None:
         estimate = _cut(estimate, most)
-    text = _keyed_text(given, tools)
-    chunks = max(1.0, len(text.encode("utf-8", "surrogatepass")) / CHUNK_BYTES)
+    # lone surrogates, which UTF-8 cannot encode, are hashed as Python passes them
+    data = _keyed_text(given, tools).encode("utf-8", "surrogatepass")
     return Tokens(
         estimate.tokens,
-        keys=text_keys(text, root),
-        key_tokens=estimate.tokens / chunks,
+        keys=text_keys(data, root),
+        key_tokens=estimate.tokens / max(1.0, len(data) / CHUNK_BYTES),
         echo=given if ask.echo and isinstance(given, str) else "",
         least=estimate.least,
         likely=(estimate.low, estimate.high),

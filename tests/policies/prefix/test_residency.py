@@ -44,6 +44,35 @@ def test_what_was_sent_is_believed_to_be_there() -> None:
     residency.check()
 
 
+@pytest.mark.parametrize(("shared", "found"), [(255, 255), (256, 256), (271, 256), (272, 272), (3000, 2992)])
+def test_of_long_prompts_few_blocks_are_recorded_and_the_known_length_is_rounded_down(shared: int, found: int) -> None:
+    residency, prompt = Residency(), a_prompt(4096)
+    residency.sent("a", prompt, 0.0)
+    other = prompt[:shared] + a_prompt(500, 1)
+    assert residency.longest(other, 0.0)["a"].blocks == residency.known("a", other) == found
+    guess = residency.sent("a", other, 0.0)
+    assert (guess.blocks, guess.known) == (shared + 500, found)
+    assert {depth for depth, _ in guess.distances} <= {*range(256), *range(271, 4096, 16)}
+    residency.check()
+
+
+@pytest.mark.parametrize("blocks", [200, 2000])
+def test_a_long_prompt_ages_by_its_blocks_and_not_by_its_records(blocks: int) -> None:
+    residency, first = Residency(), a_prompt(10, 1)
+    residency.sent("a", first, 0.0)
+    residency.sent("a", a_prompt(blocks, 2), 0.0)
+    ((_, since), *_) = residency.sent("a", first, 0.0).distances
+    assert since == blocks
+
+
+def test_a_prompt_of_a_megabyte_takes_few_hundred_rows() -> None:
+    residency = Residency()
+    residency.sent("a", a_prompt(4096), 0.0)
+    picture = residency.picture("a", 10_000, 0.0)
+    assert picture is not None
+    assert len(picture) == 256 + 240
+
+
 def test_belief_fades_with_what_came_after_and_with_idle_time() -> None:
     residency, prompt = Residency(ResidencyRules(first_blocks=1000, fresh_s=10, half_life_s=60)), a_prompt(100)
     residency.sent("a", prompt, 0.0)

@@ -85,6 +85,10 @@ def test_a_key_stands_for_as_many_tokens_as_the_model_makes_of_its_text(tokens_e
     assert len(tokens.keys) * tokens.key_tokens <= tokens.count
 
 
+def test_lone_surrogates_have_keys_like_other_text() -> None:
+    assert len(tokens_of("\ud800" * 86).keys) == 1
+
+
 def a_chat_about(image: str, question: str, *, images: int = 1) -> Chat:
     return a_chat(f"\x1dimage_url {image}\x1d" * images + question, media=images)
 
