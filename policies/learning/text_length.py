@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.learning.composition import PARTS, composition
+from policies.learning.sample import ObservationSample
 
 Array = NDArray[np.float64]
 
@@ -76,6 +77,9 @@ _KEPT = 128
 
 _FITS_EACH, _FITS_EVERY = 32, 8
 """The first prompts, this many, are each followed by a fit, later ones every eighth: a fit takes 0.2 ms."""
+
+_LEARNT_PER_S = 50.0
+"""Prompts that are learnt from, all models together, after a burst of `_KEPT`."""
 
 _OUTLIER = 2.5
 """Errors beyond this multiple of the median count less and less (Huber's weight), and at least beyond `_NOISE`."""
@@ -144,23 +148,25 @@ def measured(
 class TextLength:
     """The prompt lengths of one model: the cost of each part, fitted to the newest counted prompts."""
 
-    __slots__ = ("_at", "_costs", "_counts", "_errors", "_parts", "_uncertainty", "learnt")
+    __slots__ = ("_at", "_costs", "_counts", "_errors", "_parts", "_uncertainty", "error", "learnt")
 
     def __init__(self) -> None:
         self.learnt = 0
         self._parts, self._counts = np.zeros((0, len(_NAMES))), np.zeros(0)
         self._errors = np.zeros(0)
+        self.error = _FIRST_ERROR
+        """The typical error of an estimate, as a share, from the errors before each kept prompt was learned."""
         self._at = 0
         self._costs, self._uncertainty = _FIRST.copy(), np.linalg.inv(_PRIOR)
 
     def __repr__(self) -> str:
-        return f"<TextLength after {self.learnt} prompts, {self._error():.1%} off>"
+        return f"<TextLength after {self.learnt} prompts, {self.error:.1%} off>"
 
     def estimate(self, prompt: Measured) -> Estimate:
         """The estimated tokens of `prompt`. 20 us."""
         text = max(1.0, float(prompt.parts @ self._costs))
         shares = prompt.parts * _FIRST / text
-        deviation = math.sqrt(self._error() ** 2 + float(shares @ self._uncertainty @ shares))
+        deviation = math.sqrt(self.error**2 + float(shares @ self._uncertainty @ shares))
         factor = math.exp(min(_WITHIN * deviation, 3.0))
         least, most, media = prompt.least, prompt.most, prompt.media
         likely, low, high = [max(least, min(most, round(length))) for length in (text, text / factor, text * factor)]
@@ -184,6 +190,8 @@ class TextLength:
             self._parts[self._at], self._counts[self._at], self._errors[self._at] = prompt.parts, tokens, error
             self._at = (self._at + 1) % _KEPT
         self.learnt += 1
+        seen, usual = len(self._errors), 1.48 * _median(np.abs(self._errors))
+        self.error = math.sqrt((_FIRST_ERRORS * _FIRST_ERROR**2 + seen * usual**2) / (_FIRST_ERRORS + seen))
         if self.learnt <= _FITS_EACH or self.learnt % _FITS_EVERY == 0:
             self._fit()
 
@@ -192,12 +200,6 @@ class TextLength:
         assert np.isfinite(self._costs).all(), f"{self!r}: a cost is no number"
         assert (self._costs >= 0.0).all(), f"{self!r}: a cost is negative"
         assert len(self._counts) == len(self._parts) == len(self._errors) <= _KEPT, f"{self!r}: remembers too much"
-
-    def _error(self) -> float:
-        """The typical error of an estimate, as a share, from the errors before each kept prompt was learned."""
-        seen = len(self._errors)
-        usual = 1.48 * _median(np.abs(self._errors)) if seen else 0.0
-        return math.sqrt((_FIRST_ERRORS * _FIRST_ERROR**2 + seen * usual**2) / (_FIRST_ERRORS + seen))
 
     def _fit(self) -> None:
         """Ridge regression of relative errors towards the first costs, robust (Huber, Robust Statistics, 1981), with
@@ -219,6 +221,7 @@ class TextLengths:
 
     def __init__(self, most: int = 256) -> None:
         self._most = most
+        self._observed = ObservationSample(per_s=_LEARNT_PER_S, burst=_KEPT)
         self._models: OrderedDict[str, TextLength] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -233,6 +236,11 @@ class TextLengths:
         if len(self._models) > self._most:
             self._models.popitem(last=False)
         return known
+
+    def learn(self, model: str, prompt: Measured, tokens: int, *, now: float) -> None:
+        """Learn at `now` that a backend of `model` counted `tokens` of `prompt`; from a sample at high rates."""
+        if self._observed.takes(now):
+            self.of(model).learn(prompt, tokens)
 
     def check(self) -> None:
         """Assert that each is correct and that there are not too many."""

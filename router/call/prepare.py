@@ -268,7 +268,7 @@ def learn(prompt: LookedUp, model: str, gateway: Gateway, flight: Flight, where:
     if tokens.measured is None or usage is None or usage.is_guess or not usage.prompt_tokens:
         return
     gateway.observer.estimated(model, abs(tokens.count / usage.prompt_tokens - 1.0))
-    gateway.text_lengths.of(prompt.keys.model).learn(tokens.measured, usage.prompt_tokens)
+    gateway.text_lengths.learn(prompt.keys.model, tokens.measured, usage.prompt_tokens, now=gateway.clock())
 
 
 def room(ask: Ask, tokens: Tokens, model: ServedModel) -> int:

@@ -17,6 +17,7 @@ from policies.health import Health, HealthRules
 from policies.learning.adapters import AdapterSlots, Readiness
 from policies.learning.concurrency import AdaptiveLimit, Queue
 from policies.learning.cost import Ahead, Latency, LatencyModel, Peers, Work, prefill_work, prior_of
+from policies.learning.sample import ObservationSample
 from policies.learning.turnover import FadingSum, Turnover
 from policies.nouns import BackendView, Request
 from router.fleet.cluster.flights import Elsewhere, Flight, Flights, Seen
@@ -32,6 +33,9 @@ evicted already, and all new prompts of a wave would go to the cache that had co
 
 _LEAST_STEPS = 4
 """Steps of decoding that say how long a step takes; fewer are mostly the way of their tokens through the network."""
+
+_OBSERVED_PER_S, _OBSERVED_AT_ONCE = 100.0, 400.0
+"""The model of one backend learns from so many first tokens and ends of requests."""
 
 
 @dataclass(eq=False, slots=True)
@@ -64,6 +68,9 @@ class Member:
     peers: Peers | None = None
     """What it has in common with others of its pool and kind; None: it has none."""
     model: LatencyModel = field(init=False)
+    observed: ObservationSample = field(
+        default_factory=lambda: ObservationSample(per_s=_OBSERVED_PER_S, burst=_OBSERVED_AT_ONCE)
+    )
     standing: Standing | None = None
     """What was last known of it whatever the request is."""
     on_predicted: Callable[[str, float, float], None] = lambda *_: None
@@ -196,7 +203,7 @@ class Member:
         self._judge(flight, failure, now)
         if isinstance(failure, Overloaded):
             self.limit.refuse()
-        elif flight.is_first_try and not isinstance(failure, Exception):
+        elif flight.is_first_try and not isinstance(failure, Exception) and self.observed.takes(now):
             self._learn_decode(flight, now)
             if failure is None and flight.whole_tokens:
                 self._learn_whole(flight, now)
@@ -326,8 +333,8 @@ class Member:
         if not flight.is_first_try:
             return
         ttft_s = flight.ttft_s
-        if self._learn_adapter(flight, ttft_s):
-            self.on_predicted(flight.backend, flight.predicted_ttft_s, ttft_s)
+        self.on_predicted(flight.backend, flight.predicted_ttft_s, ttft_s)
+        if self._learn_adapter(flight, ttft_s) or not self.observed.takes(flight.sent_at + ttft_s):
             return
         self.model.judge(flight.predicted_ttft_s, ttft_s)
         if self.adaptive_limit is not None:
@@ -336,7 +343,6 @@ class Member:
             self.limit.observe(ttft_s / idle_s, flight.crowd, self._queue)
         if self._reports_cache and not self._was_crowded(flight):
             self.model.observe_ttft(flight.work, flight.ahead, ttft_s)
-        self.on_predicted(flight.backend, flight.predicted_ttft_s, ttft_s)
 
     def _learn_adapter(self, flight: Flight, ttft_s: float) -> bool:
         """Learn what its backend took for its LoRA adapter. If it took any time, nothing is learnt of prompts."""
