@@ -26,7 +26,7 @@ from router.protocols.anthropic.fields import (
     ToolDefinition,
     Turn,
 )
-from router.protocols.openai.grammars import said_as
+from router.protocols.openai.grammars import from_field
 from router.protocols.openai.request import chat_ask
 from router.protocols.reading import converted, members_beyond
 
@@ -79,7 +79,7 @@ def messages_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     passed = {name: headers[name] for name in _PASSED_HEADERS if name in headers}
     ask = chat_ask(more | _chat(fields) | sampling_fields, headers)
     metadata = {} if "user" not in sampling_fields else {"user_id": sampling_fields["user"]}
-    sampling = said_as("output_config.format", ask.sampling)
+    sampling = from_field("output_config.format", ask.sampling)
     return replace(
         ask,
         natives=(Native(MESSAGES_PATH, body),),

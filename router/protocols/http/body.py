@@ -1,4 +1,4 @@
-"""The bytes of a request's body: decoded, no more than allowed, and not waited for without end."""
+"""Reads the body of a request: decoded, with limits on its length and on the wait for it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from router.call.gateway import Gateway
 async def read_body(http: Request, gateway: Gateway) -> bytes:
     """The body of `http`, without a byte order mark (RFC 8259, section 8.1).
 
-    Raises RequestTooLarge as soon as that is known, InvalidRequest, CallerGone.
+    Raises RequestTooLarge as soon as the limit is passed, InvalidRequest, CallerGone.
     """
     encoding = http.headers.lowered().get("content-encoding", "").strip().lower() or "identity"
     if encoding not in CODINGS:
-        # read as it is, it would be nonsense
         hint = f"send it as {', '.join(CODINGS)}"
-        raise InvalidRequest(f"a body encoded as '{encoding[:40]}' is not read here", hint=hint)
+        raise InvalidRequest(f"the content encoding '{encoding[:40]}' is not supported", hint=hint)
     most_bytes = gateway.config.server.max_body_bytes
     try:
         raw = await http.body(most_bytes)
@@ -31,8 +30,8 @@ async def read_body(http: Request, gateway: Gateway) -> bytes:
         hint = "shorten the prompt, or raise server.max_body"
         raise RequestTooLarge(f"the body is larger than {most_bytes} bytes", hint=hint) from error
     except BodyTimeout as error:
-        hint = "send all that Content-Length or Transfer-Encoding says"
-        raise InvalidRequest(f"the body did not come: {error.reason}", hint=hint) from error
+        hint = "send as many bytes as Content-Length or Transfer-Encoding announces"
+        raise InvalidRequest(f"the body did not arrive: {error.reason}", hint=hint) from error
     except (BadRequest, BadCoding) as error:
         raise InvalidRequest("the body cannot be read", hint="check its encoding headers") from error
     except ClientGone as error:

@@ -1,6 +1,6 @@
-"""Pages of other origins may call, where the file names them: CORS as browsers ask for it.
+"""CORS: browsers may call the router from pages of the origins in `server.cors.origins`.
 
-No cookie is ever read, so no credentials are allowed; keys travel in headers. Source: WHATWG Fetch, section 3.3 "CORS
+No cookie is ever read, so credentials are not allowed; keys travel in headers. Source: WHATWG Fetch, section 3.3 "CORS
 protocol".
 """
 
@@ -15,11 +15,11 @@ ANY = "*"
 
 _METHODS = "GET, HEAD, POST, DELETE"
 _MAX_AGE_S = 600
-"""How long a browser remembers what it was allowed; it may take less."""
+"""How long browsers may cache the answer to a preflight request."""
 
 
 def allow_origin(request: Request, origins: Collection[str]) -> None:
-    """Let the page that sent `request` read its answer, errors and streams too, if it is one of `origins`."""
+    """Add headers to the answer of `request` that let a page of `origins` read it, errors and streams too."""
     if ANY not in origins:
         request.answer_headers["Vary"] = "Origin"
     if (allowed := _allowed(request, origins)) is not None:
@@ -28,25 +28,25 @@ def allow_origin(request: Request, origins: Collection[str]) -> None:
 
 
 def is_preflight(request: Request) -> bool:
-    """Does a browser ask with it whether a page may call?"""
+    """Whether `request` is a browser's preflight request."""
     is_asked = "origin" in request.headers and "access-control-request-method" in request.headers
     return request.method == "OPTIONS" and is_asked
 
 
 def preflight(request: Request, origins: Collection[str]) -> Response:
-    """The answer to a browser that asks whether a page may call. Raises PermissionDenied."""
+    """The answer to a preflight request. Raises PermissionDenied if the page's origin is not one of `origins`."""
     if _allowed(request, origins) is None:
         origin = request.headers["origin"][:200]
-        raise PermissionDenied(f"pages of '{origin}' may not call", hint="server.cors.origins names those that may")
+        raise PermissionDenied(f"pages of '{origin}' may not call", hint="add the origin to server.cors.origins")
     headers = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": str(_MAX_AGE_S)}
-    # a wildcard would not let `authorization` through
-    if asked := request.headers.get("access-control-request-headers"):
-        headers |= {"Access-Control-Allow-Headers": asked, "Vary": "Access-Control-Request-Headers"}
+    # a wildcard does not cover `authorization`
+    if requested := request.headers.get("access-control-request-headers"):
+        headers |= {"Access-Control-Allow-Headers": requested, "Vary": "Access-Control-Request-Headers"}
     return Response(204, headers=headers)
 
 
 def _allowed(request: Request, origins: Collection[str]) -> str | None:
-    """What the answer names as allowed; None for calls of no page, and of pages that may not call."""
+    """The value of Access-Control-Allow-Origin; None without an `Origin` header, or if the origin is not allowed."""
     origin = request.headers.get("origin")
     if origin is None:
         return None

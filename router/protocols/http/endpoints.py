@@ -1,4 +1,4 @@
-"""The HTTP side: paths of OpenAI and Anthropic, health, readiness and metrics."""
+"""The HTTP endpoints: paths of OpenAI and Anthropic, health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from router.protocols.reading import INLINE_BYTES, decode
 from router.protocols.status import retry_after
 
 PROGRESS_EVERY_S = 1.0
-"""A client whose prompt prefills receives a report so often, as SSE comments, which keeps proxies from giving up."""
+"""Time between two progress comments (SSE) to a client during prefill; they keep proxies from timing out."""
 
 Metrics = Callable[[str], tuple[bytes, str]]
-"""From what a client accepts to all metrics, and their content type."""
+"""(the `Accept` header) -> all metrics, and their content type."""
 
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _JSON = {"Content-Type": "application/json"}
@@ -63,8 +63,8 @@ _log = logging.getLogger("pointsman.http")
 
 
 class HttpEndpoints:
-    """Answers the requests of clients of one router: `answer` is a handler of an HttpServer, `refuse` says what a
-    client is sent whose bytes are no request.
+    """Answers the requests to one router: `answer` is the handler of an HttpServer, `refuse` renders the reply to bytes
+    that are not a valid request.
     """
 
     def __init__(self, gateway: Gateway, metrics: Metrics) -> None:
@@ -85,10 +85,10 @@ class HttpEndpoints:
         return f"<HttpEndpoints {self._routes!r}>"
 
     async def answer(self, request: Request) -> Reply:
-        """Answer `request`. Each failure leaves in the shape of its path, or OpenAI's. Raises ClientGone."""
+        """Answer `request`. Errors have the shape of its path's API, or else OpenAI's. Raises ClientGone."""
         gateway = self._gateway
         if not gateway.doors.open:
-            # a router that shuts down: the client is to come back by another connection, to another router
+            # the router shuts down: a new connection takes the client to another router
             request.hang_up = True
         origins = gateway.config.server.cors_origins
         try:
@@ -107,20 +107,20 @@ class HttpEndpoints:
             raise ClientGone("the client has gone") from error
 
     def refuse(self, error: HttpError) -> Response:
-        """The answer to bytes that are no request."""
-        # one line, without the bytes: a port that strangers reach gets many of them, and they may hold a key
-        _log.info("a client sent what is no HTTP: %s", error.reason)
+        """The reply to bytes that are not a valid request."""
+        # one line, without the bytes: a public port gets many of them, and they may hold a key
+        _log.info("a client sent invalid HTTP: %s", error.reason)
         what = InvalidRequest(error.reason, hint="the router reads HTTP/1.1 (RFC 9112)")
         return failure_response(openai_failure(what, error.status), what, headers={})
 
     def _misdirected(self, request: Request, by_method: Mapping[str, Handler] | None) -> Response:
-        """What exists instead, for a path or a method that does not."""
+        """The reply to an unknown path or a wrong method, with the nearest path or the allowed methods."""
         path, method = request.path[:200], request.method[:20]
         headers, status = dict[str, str](), 404
         if by_method is not None:
             methods = sorted({*by_method, *(("HEAD",) if "GET" in by_method else ())})
             headers, status = {"Allow": ", ".join(methods)}, 405
-            what = InvalidRequest(f"{path} does not take {method}", hint=f"it takes {' or '.join(methods)}")
+            what = InvalidRequest(f"{path} does not accept {method}", hint=f"it accepts {' or '.join(methods)}")
         else:
             meant = did_you_mean(path, self._routes)
             what = InvalidRequest(f"there is no {path} here", hint=meant or _ROUTES_HINT)
@@ -177,7 +177,7 @@ class HttpEndpoints:
         states = {name: "ready" if well else "no healthy backend" for name, well in pools}
         report = {"ready": ready, "open": gateway.doors.open, "pools": states}
         if gateway.replicas is not None:
-            # approximate is served all the same: it places a little worse
+            # no condition of readiness: an approximate state only makes placement a little worse
             report["replicas"] = gateway.replicas.state
         return json_response(report, status=200 if ready else 503)
 
@@ -226,20 +226,20 @@ class HttpCaller:
     def _parsed(self, raw: bytes, headers: Mapping[str, str]) -> Ask:
         body = decode(raw)
         ask = self._dialect.parse(body, headers)
-        # what was taken apart is not what the client sent
-        is_one = len(ask.natives) == 1 and ask.natives[0].body is body
-        return replace(ask, natives=(replace(ask.natives[0], raw=raw),)) if is_one else ask
+        # the raw bytes are sent on only if the parsed body is all of them
+        is_whole = len(ask.natives) == 1 and ask.natives[0].body is body
+        return replace(ask, natives=(replace(ask.natives[0], raw=raw),)) if is_whole else ask
 
     def limited(self, standing: Standing) -> None:
-        """Remember what is left, for the headers."""
+        """Keep what is left of the limits for the headers."""
         self._limits = rate_limit_headers(standing)
 
-    def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - headers tell of one prompt
-        """Remember why it goes there, for the headers."""
+    def explain(self, index: int, explanation: Explanation) -> None:  # noqa: ARG002 - headers are about one prompt
+        """Keep the explanation of the choice for the headers."""
         self._explanation = explanation
 
     async def place(self, index: int, placement: Placement) -> None:
-        """Remember where it goes, for the headers."""
+        """Keep the placement for the headers."""
         self._placement = placement
         if self._events is not None:
             self._events.begin(placement.request.prompt_tokens)
@@ -262,11 +262,11 @@ class HttpCaller:
             await self._send(event)
 
     def has_seen(self, index: int) -> bool:
-        """Was a piece of it streamed?"""
+        """Whether a piece of the answer to prompt `index` was sent."""
         return index in self._seen
 
     async def finish(self) -> Reply:
-        """End the answer; what the server is to be given. Raises CallerGone."""
+        """End the answer and return it, for the server. Raises CallerGone."""
         usage = usage_sum(self._usages.values())
         if self._events is None:
             body = self._dialect.whole(self._head, self._answers, usage)
@@ -274,14 +274,14 @@ class HttpCaller:
         return await self._end(self._events.end(usage) if self._ending is None else self._ending)
 
     async def fail(self, error: ExpectedError) -> Reply:
-        """Tell the client of `error`: as a status if none was sent yet, else as the last event of the stream."""
+        """Report `error` to the client: by the status if none was sent yet, else in the last event of the stream."""
         if self._response is None or self._events is None:
             headers = self._headers()
             return failure_response(self._dialect.failure(error), error, headers=headers)
         return await self._end(self._events.fail(error))
 
     def _event(self, choice: int, delta: Delta) -> bytes:
-        """What the client is sent now for one piece; what ends the stream waits until the call is settled."""
+        """The bytes to send now for one piece; the bytes that end the stream wait until the call is settled."""
         assert self._events is not None
         assert self._ask is not None
         if delta.raw is None:
@@ -323,15 +323,15 @@ class HttpCaller:
         return self._response
 
     def _headers(self) -> dict[str, str]:
-        """What every answer tells of the call."""
-        # the second is what Anthropic's clients look for
+        """Headers of every answer, errors too."""
+        # Anthropic's clients read the second
         headers = {"X-Request-Id": self.id, "Request-Id": self.id, **self._limits}
         if self._explanation is not None:
             headers["X-Pointsman-Decision"] = as_header(self._explanation)
         return headers
 
     def _answer_headers(self) -> dict[str, str]:
-        """The same, and where it was answered."""
+        """Headers of a successful answer: also its backend, class and tenant."""
         headers = self._headers()
         if (where := self._placement) is not None:
             headers["X-Pointsman-Backend"] = shown_name(where.backend)
@@ -341,7 +341,7 @@ class HttpCaller:
 
 
 def failure_response(failure: Failure, error: ExpectedError, *, headers: Mapping[str, str]) -> Response:
-    """`failure` as a reply, and when to come back, where `error` says so."""
+    """`failure` as a reply, with `Retry-After` if `error` has a time."""
     all_headers = {**_JSON, **headers}
     if (after := retry_after(error)) is not None:
         all_headers["Retry-After"] = after
@@ -358,7 +358,7 @@ def _shape(request: Request) -> Callable[..., Failure]:
 
 
 def _speaks_anthropic(request: Request) -> bool:
-    """Is it a client of Anthropic's dialect? At paths that are not its own it says so in a header."""
+    """Whether errors and lists go out in Anthropic's shape: at its paths, or by header at paths of no dialect."""
     path = request.path
     is_ours = path.startswith((PREFIXES_PATH, *DIALECTS))
     return path.startswith(MESSAGES_PATH) or ("anthropic-version" in request.headers and not is_ours)

@@ -1,4 +1,4 @@
-"""The models that a caller may use, as clients of OpenAI's and of Anthropic's dialect read them.
+"""The models that a client may use, in OpenAI's and in Anthropic's format.
 
 Source: OpenAI API reference, "Models"; Anthropic API reference, "Models".
 """
@@ -13,7 +13,7 @@ from router.fleet.cluster.served_model import ServedModel
 MODELS_PATH = "/v1/models"
 
 _NEVER = "1970-01-01T00:00:00Z"
-"""When a model was made nobody here knows; it is what Anthropic's API says then."""
+"""Anthropic's value for an unknown release date."""
 
 
 def model_entry(model: ServedModel) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`/v1/prefixes`: have the beginning of prompts computed and kept, see what is kept, let it go."""
+"""`/v1/prefixes`: compute the beginning of prompts and keep it, list what is kept, drop it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OF_ANSWERS = (
     *("max_completion_tokens", "min_tokens", "n", "response_format"),
     *("echo", "logprobs", "suffix", "top_logprobs"),
 )
-"""What would have the prompt go to backends of a certain kind alone, or ask for an answer that nobody reads."""
+"""Fields left out, because they would narrow the backends or ask for output that is not read."""
 
 _OWN_FIELDS = ("shards", "ttl", "pin", "wait")
 _ENGINES = frozenset(
@@ -46,18 +46,18 @@ _ENGINES = frozenset(
         *("parallel_tool_calls", "reasoning_effort"),
     }
 )
-"""Fields of chats that the router does not read, and that engines make the prompt of."""
+"""Fields of chats that the router does not read but that change the prompt in an engine."""
 _HINTS = {
     "model": "GET /v1/models lists the models",
     "messages": "send `messages` as to /v1/chat/completions, or `prompt` as to /v1/completions",
-    "shards": "on how many backends it is to be: from 1 to 64",
-    "ttl": "for how long: 30s, 10m, 2h, or a number of seconds",
-    "pin": "true: only where it can be pinned; without it, pinned where that can be",
+    "shards": "the number of backends: from 1 to 64",
+    "ttl": "how long to keep it: 30s, 10m, 2h, or a number of seconds",
+    "pin": "true: only at backends that can pin; without it, pinned where possible",
 }
 
 
 class PrefixBody(msgspec.Struct, kw_only=True):
-    """What a body has beside the fields of a chat or a text."""
+    """The fields of a body beside those of a chat or a text."""
 
     shards: Annotated[int, Meta(ge=1, le=64)] = 1
     ttl: str | float | int = USUAL_TTL_S
@@ -66,7 +66,7 @@ class PrefixBody(msgspec.Struct, kw_only=True):
 
 
 class Wish(NamedTuple):
-    """What a body asks for."""
+    """A parsed request to keep a prefix. `waits`: the reply comes when it is computed."""
 
     ask: Ask
     shards: int
@@ -75,7 +75,7 @@ class Wish(NamedTuple):
 
 
 def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
-    """What `body` asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    """The Wish in `body`. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, PrefixBody, hints=_HINTS, elsewhere="docs/prefixes.md lists the fields")
     if ("messages" in body) == ("prompt" in body):
         raise InvalidRequest("send either `messages` or `prompt`", hint=_HINTS["messages"], param="messages")
@@ -84,14 +84,14 @@ def wish_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Wish:
     plain |= {"max_tokens": 1, "stream": False}
     for name in _OF_ANSWERS:
         plain.pop(name, None)
-    # the wish is remembered for as long as the prefix is kept, and a key is not to be
+    # the wish is stored as long as the prefix; keys must not be
     kept = {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
     ask = _chat(plain, kept) if "messages" in plain else _text(plain, kept)
     return Wish(as_warm_up(ask, plain, must_pin=bool(fields.pin)), fields.shards, _seconds(fields.ttl), fields.wait)
 
 
 def add_prefixes(routes: Routes, gateway: Gateway, identify: Identify, read: Read) -> None:
-    """Add the calls to `routes`; `identify` says who calls, `read` what the body is."""
+    """Add the calls to `routes`; `identify` finds the tenant, `read` parses the body."""
 
     async def create(http: Request) -> Response:
         tenant = identify(http)
@@ -125,7 +125,7 @@ def _id(http: Request) -> str:
 
 
 def shown(prefix: Prefix, named: Callable[[str], str] = shown_name) -> dict[str, Any]:
-    """`prefix` as clients see it, with backends `named` so. Times are Unix times in whole seconds."""
+    """`prefix` as clients see it; `named` gives the shown name of a backend. Times are Unix times in whole seconds."""
     return {
         "id": prefix.id,
         "object": "prefix",
@@ -141,30 +141,30 @@ def shown(prefix: Prefix, named: Callable[[str], str] = shown_name) -> dict[str,
 
 
 def _shown_place(place: Place, prefix: Prefix, named: Callable[[str], str]) -> dict[str, Any]:
-    told = {"backend": named(place.backend), "pool": place.pool, "held_tokens": place.held_tokens}
-    told |= {"pinned_tokens": place.pinned_tokens}
-    told["pinned_until"] = int(prefix.expires_at) if place.pinned_tokens else None
+    shown_place = {"backend": named(place.backend), "pool": place.pool, "held_tokens": place.held_tokens}
+    shown_place |= {"pinned_tokens": place.pinned_tokens}
+    shown_place["pinned_until"] = int(prefix.expires_at) if place.pinned_tokens else None
     if not place.can_pin:
-        told["message"] = "this backend cannot pin: it keeps what it computed for as long as it likes"
+        shown_place["message"] = "this backend cannot pin: it may evict the prefix at any time"
     elif place.pinned_tokens < place.held_tokens:
-        told["message"] = "there is no room to pin the rest, which may be evicted"
-    return told
+        shown_place["message"] = "there is no room to pin the rest, which may be evicted"
+    return shown_place
 
 
 def _refuse_unknown(body: Mapping[str, Any], kind: type[Common]) -> None:
-    """Raise InvalidRequest for a field that neither `kind` nor this API has: nobody would read it."""
+    """Raise InvalidRequest for a field that neither `kind` nor this API has."""
     known = {*_OWN_FIELDS, *_ENGINES, *kind.__struct_fields__}
     for name, value in body.items():
         if name not in known and value is not None:
             hint = did_you_mean(name, known) or "docs/prefixes.md lists the fields"
-            raise InvalidRequest(f"`{name[:80]}` is no field of this API", hint=hint, param=name[:80])
+            raise InvalidRequest(f"`{name[:80]}` is not a field of this API", hint=hint, param=name[:80])
 
 
 def _chat(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-    """The conversation up to the end of its last message: whatever follows, in that message or after it."""
+    """The Ask of a conversation that stays open: prompts may continue its last message, or add messages."""
     ask = chat_ask(body, headers)
     (chat,) = ask.inputs
-    assert isinstance(chat, Chat), "a chat was read"
+    assert isinstance(chat, Chat), "chat_ask gives chats"
     if not str(chat.messages[-1]["content"]).strip():
         raise InvalidRequest("the last message is empty", hint="end with the document", param="messages")
     return replace(ask, inputs=(replace(chat, opens_answer=False, continues=True),), path=CHAT_PATH)
@@ -173,7 +173,7 @@ def _chat(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
 def _text(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     ask = completion_ask(body, headers)
     if len(ask.inputs) != 1:
-        raise InvalidRequest("a prefix is one prompt", hint="ask once for each", param="prompt")
+        raise InvalidRequest("a prefix is one prompt", hint="send one request for each", param="prompt")
     return replace(ask, path=COMPLETION_PATH)
 
 

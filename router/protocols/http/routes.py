@@ -1,4 +1,4 @@
-"""Which handler answers which method at which path."""
+"""Handlers by method and path."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class _Below(NamedTuple):
 
 
 class Routes:
-    """Handlers by path and method. A path that ends with /* has any one segment in its place, one with /** any number;
-    their handlers read it from the request's path.
+    """Handlers by path and method. A path may end with /* (one more segment) or /** (one or more); handlers read the
+    rest from the request's path.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM serves them: by the model's tokenizer, or by a backend that has it.
+"""`/tokenize` and `/detokenize` as in vLLM, by the model's tokenizer or by a backend that has it.
 
 Source: vLLM documentation, "OpenAI-Compatible Server", "Tokenizer API".
 """
@@ -36,11 +36,11 @@ _HINTS = {
     "model": "GET /v1/models lists the models",
 }
 _JSON = {"Content-Type": "application/json"}
-_ELSEWHERE = "docs/clients.md says which fields there are"
+_ELSEWHERE = "docs/clients.md lists the fields"
 
 
 class TokenizeBody(msgspec.Struct):
-    """`POST /tokenize`, without what says how a prompt is read."""
+    """`POST /tokenize`, without the fields that select how the prompt is read."""
 
     model: str | None = None
     prompt: str | None = None
@@ -56,7 +56,7 @@ class DetokenizeBody(msgspec.Struct):
 
 
 def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: Read) -> None:
-    """Add both calls to `routes`; `identify` says who calls, `read` what the body is."""
+    """Add both calls to `routes`; `identify` finds the tenant, `read` parses the body."""
 
     async def tokens_of(http: Request) -> Response:
         tenant = identify(http)
@@ -65,8 +65,8 @@ def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: R
         model = _model(fields.model, tenant, gateway)
         ids = await _ids(tokenize_ask(fields, body, model.name), model, tenant, gateway)
         texts = await _texts(ids, body, model, gateway) if fields.return_token_strs else None
-        told = {"count": len(ids), "max_model_len": model.context_tokens, "tokens": ids, "token_strs": texts}
-        return Response(200, msgspec.json.encode(told), _JSON)
+        reply = {"count": len(ids), "max_model_len": model.context_tokens, "tokens": ids, "token_strs": texts}
+        return Response(200, msgspec.json.encode(reply), _JSON)
 
     async def text_of(http: Request) -> Response:
         tenant = identify(http)
@@ -80,7 +80,7 @@ def add_tokenizing(routes: Routes, gateway: Gateway, identify: Identify, read: R
 
 
 def tokenize_ask(fields: TokenizeBody, body: Mapping[str, Any], model: str) -> Ask:
-    """What a body of /tokenize asks for. Raises InvalidRequest."""
+    """The Ask of a body of /tokenize. Raises InvalidRequest."""
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequest("send either `messages` or `prompt`", hint=_HINTS["prompt"], param="prompt")
     named = {name: value for name, value in body.items() if name != "truncate_prompt_tokens"} | {"model": model}
@@ -88,7 +88,7 @@ def tokenize_ask(fields: TokenizeBody, body: Mapping[str, Any], model: str) -> A
 
 
 def _model(name: str | None, tenant: Tenant, gateway: Gateway) -> ServedModel:
-    """The model that is named, or the only one that `tenant` may use."""
+    """The model `name`, or without a name the only one that `tenant` may use."""
     if name is None and len(models := gateway.models_for(tenant)) == 1:
         (name,) = models
     if not name:
@@ -106,32 +106,32 @@ async def _ids(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -
 
 
 async def _ids_of_nothing(ask: Ask, model: ServedModel, gateway: Gateway) -> list[int]:
-    """The ids of an empty text, which no backend would answer: special tokens, if any."""
+    """The ids of an empty text: special tokens, if any."""
     if (text := await gateway.sources.text_of(model)) is not None:
         return unpack(b"" if ask.reading.adds_special is False else text.tokenizer.with_ends(b"")).tolist()
-    told = await first_told(readers_of(model, gateway), lambda one: one.tokenize(ask.bodies[0], model=model.name))
-    return [] if told is None else list(told.ids)
+    read = await first_told(readers_of(model, gateway), lambda reader: reader.tokenize(ask.bodies[0], model=model.name))
+    return [] if read is None else list(read.ids)
 
 
 async def _texts(ids: list[int], body: Mapping[str, Any], model: ServedModel, gateway: Gateway) -> list[str] | None:
-    """The text of each of `ids`; None where it is not told."""
+    """The text of each of `ids`; None if neither the tokenizer nor a backend gives it."""
     if (text := await gateway.sources.text_of(model)) is not None:
-        return [text.tokenizer.token_of(one) for one in ids]
-    told = await first_told(readers_of(model, gateway), lambda one: one.tokenize(body, model=model.name))
-    return None if told is None or told.texts is None else list(told.texts)
+        return [text.tokenizer.token_of(token_id) for token_id in ids]
+    read = await first_told(readers_of(model, gateway), lambda reader: reader.tokenize(body, model=model.name))
+    return None if read is None or read.texts is None else list(read.texts)
 
 
 async def _text(ids: list[int], model: ServedModel, gateway: Gateway) -> str:
     if (text := await gateway.sources.text_of(model)) is not None:
         return text.tokenizer.decode(pack(ids))
-    told = await first_told(readers_of(model, gateway), lambda one: one.detokenize(ids, model=model.name))
-    if told is None:
+    decoded = await first_told(readers_of(model, gateway), lambda reader: reader.detokenize(ids, model=model.name))
+    if decoded is None:
         raise _untold(model)
-    return told
+    return decoded
 
 
 def _untold(model: ServedModel) -> InvalidRequest:
     hint = "operators can give its pool a `tokenizer`"
     return InvalidRequest(
-        f"the tokenizer of '{model.name}' is not here, and no backend tells", hint=hint, param="model"
+        f"the router has no tokenizer of '{model.name}', and no backend gives the ids", hint=hint, param="model"
     )

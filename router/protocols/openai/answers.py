@@ -1,4 +1,4 @@
-"""OpenAI's text API, written: Deltas become chunks of a stream or one whole body. Pure; bytes out."""
+"""Renders OpenAI's text API: Deltas become chunks of a stream or one whole body. Pure; returns bytes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DONE = b"data: " + _LAST + b"\n\n"
 
 
 class Shape(Protocol):
-    """The shapes of one endpoint."""
+    """The shapes of one endpoint's answers."""
 
     prefix: str
     chunk_object: str
     whole_object: str
 
     def chunk_choice(self, index: int, delta: Delta, offset: int | None) -> dict[str, Any]:
-        """One choice of a chunk. `offset` counts the characters of this choice before it; None: it is the first."""
+        """One choice of a chunk. `offset`: its characters so far; None in its first chunk."""
         ...
 
     def whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
@@ -62,33 +62,33 @@ def whole_body(shape: Shape, head: Head, answers: Sequence[Answer], usage: Usage
 
 
 def merged_body(shape: Shape, head: Head, answers: Sequence[Answer], usage: Usage, choices: int) -> bytes:
-    """One body of the answers to several prompts, of `choices` each, where backends answered in the dialect: what the
-    first of them says beside choices and usage, all choices in order, and the sum of usage.
+    """The answers to several prompts, `choices` to each, as one body, if backends answered in the dialect: the fields of
+    the first body, all choices in order, and the sum of usage.
     """
     whole: dict[str, Any] = {}
-    said: list[dict[str, Any]] = []
+    merged: list[dict[str, Any]] = []
     for first in range(0, len(answers), choices):
         some = answers[first : first + choices]
         body = next((each.body for each in some if each.body), None)
         if body is None:
             body = whole_body(shape, head, some, Usage())
         part = msgspec.json.decode(body)
-        said += [choice | {"index": first + choice.get("index", 0)} for choice in part.get("choices") or ()]
-        told = _added(whole.get("usage"), part.get("usage"))
-        whole = part | whole | {"usage": told}
+        merged += [choice | {"index": first + choice.get("index", 0)} for choice in part.get("choices") or ()]
+        usages = _added(whole.get("usage"), part.get("usage"))
+        whole = part | whole | {"usage": usages}
     if not all(any(each.body for each in answers[at : at + choices]) for at in range(0, len(answers), choices)):
-        # one of them did not say
+        # a sum over some prompts would look like the sum over all
         whole["usage"] = usage_body(usage)
-    return _encode(whole | {"choices": said})
+    return _encode(whole | {"choices": merged})
 
 
-def _added(one: Any, other: Any) -> Any:
-    """Counts of usage, added up; what is null in one is what it is in the other."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return {name: _added(one.get(name), other.get(name)) for name in {**one, **other}}
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return one + other
-    return other if one is None else one
+def _added(left: Any, right: Any) -> Any:
+    """The sum of two usage objects, member by member; null counts as absent."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return {name: _added(left.get(name), right.get(name)) for name in {**left, **right}}
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        return left + right
+    return right if left is None else left
 
 
 class Chunks:
@@ -97,7 +97,7 @@ class Chunks:
     def __init__(self, shape: Shape, head: Head, *, include_usage: bool) -> None:
         self._shape, self._include_usage = shape, include_usage
         opening = {"id": head.id, "object": shape.chunk_object, "created": head.created, "model": head.model}
-        # what every chunk repeats is encoded once: a chunk costs 1 us instead of 2
+        # all that chunks repeat is encoded once: a chunk costs 1 us instead of 2
         self._before = b"data: " + _encode(opening)[:-1] + b',"choices":['
         self._after = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._offsets: dict[int, int] = {}
@@ -109,14 +109,14 @@ class Chunks:
         return f"<Chunks {self._shape.prefix} of {len(self._offsets)} choices>"
 
     def begin(self, prompt_tokens: int) -> None:
-        """Nothing: usage comes at the end."""
+        """Do nothing: usage comes at the end."""
 
     def progress(self, comment: str) -> bytes:
         """A comment."""
         return sse_comment(comment)
 
     def render(self, index: int, delta: Delta) -> bytes:
-        """The event for one piece of choice `index`; empty if it has nothing that a client would see."""
+        """The event for one piece of choice `index`; empty if it has nothing for the client."""
         if not (delta.text or delta.finish_reason or delta.logprobs or delta.message):
             return b""
         choice = self._shape.chunk_choice(index, delta, self._offsets.get(index))
@@ -124,19 +124,19 @@ class Chunks:
         return self._before + _encode(choice) + self._after
 
     def merge(self, first: int, raw: bytes) -> bytes:
-        """The events `raw` of a backend for one of several prompts, as events of one answer: with one id for all, and
-        choices counted from `first` on. Usage is added up, and comes with the end.
+        """A backend's events `raw` for one of several prompts, as events of one answer: all with one id, and with
+        choices numbered from `first`. Usage is summed up for the end.
         """
         blocks = self._blocks.setdefault(first, SseBlocks())
         return b"".join(self._merged(first, block) for block in blocks.feed(raw))
 
     def _merged(self, first: int, block: bytes) -> bytes:
-        said = data_in(block)
-        if said is None:
+        data = data_in(block)
+        if data is None:
             return block
-        if said == _LAST:
+        if data == _LAST:
             return b""
-        chunk = msgspec.json.decode(said)
+        chunk = msgspec.json.decode(data)
         self._id = chunk.get("id") if self._id is None else self._id
         chunk["id"] = self._id
         if not chunk.get("choices") and chunk.get("usage"):
@@ -174,7 +174,7 @@ class ChatShape:
             piece["content"] = delta.text
         if delta.message:
             piece.update(delta.message)
-        logprobs = {"content": [chat_logprob(one) for one in delta.logprobs]} if delta.logprobs else None
+        logprobs = {"content": [chat_logprob(token) for token in delta.logprobs]} if delta.logprobs else None
         return {"index": index, "delta": piece, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
     def whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class ChatShape:
             message["content"] = None
         for call in message.get("tool_calls") or ():
             call.pop("index", None)
-        logprobs = {"content": [chat_logprob(one) for one in answer.logprobs]} if answer.logprobs else None
+        logprobs = {"content": [chat_logprob(token) for token in answer.logprobs]} if answer.logprobs else None
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
 
@@ -206,23 +206,23 @@ class CompletionShape:
         return {"index": index, "text": answer.text, "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
 
-def chat_logprob(one: TokenLogprob) -> dict[str, Any]:
+def chat_logprob(drawn: TokenLogprob) -> dict[str, Any]:
     """One token of a chat's `logprobs.content`."""
-    return {**_token(one), "top_logprobs": [_token(other) for other in one.top]}
+    return {**_token(drawn), "top_logprobs": [_token(other) for other in drawn.top]}
 
 
-def _token(one: TokenLogprob) -> dict[str, Any]:
-    return {"token": one.token, "logprob": one.logprob, "bytes": list(one.token.encode())}
+def _token(drawn: TokenLogprob) -> dict[str, Any]:
+    return {"token": drawn.token, "logprob": drawn.logprob, "bytes": list(drawn.token.encode())}
 
 
 def _completion_logprobs(drawn: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
     offsets = []
-    for one in drawn:
+    for token in drawn:
         offsets.append(offset)
-        offset += len(one.token)
+        offset += len(token.token)
     return {
-        "tokens": [one.token for one in drawn],
-        "token_logprobs": [one.logprob for one in drawn],
-        "top_logprobs": [{other.token: other.logprob for other in one.top} for one in drawn],
+        "tokens": [token.token for token in drawn],
+        "token_logprobs": [token.logprob for token in drawn],
+        "top_logprobs": [{other.token: other.logprob for other in token.top} for token in drawn],
         "text_offset": offsets,
     }

@@ -20,14 +20,14 @@ Parse = Callable[[Mapping[str, Any], Mapping[str, str]], Ask]
 
 
 class OpenAIDialect:
-    """One endpoint: `read` makes an Ask of its bodies, `shape` knows the shapes of its answers."""
+    """One endpoint: `read` makes an Ask of a body, `shape` gives the shapes of the answers."""
 
     def __init__(self, shape: Shape, read: Parse) -> None:
         self.prefix, self._shape, self._read = shape.prefix, shape, read
         self._choices = 1
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-        """What `body` asks for. Raises InvalidRequest."""
+        """The Ask of `body`. Raises InvalidRequest."""
         ask = self._read(body, headers)
         self._choices = ask.sampling.choices
         return ask
@@ -37,7 +37,7 @@ class OpenAIDialect:
         return Chunks(self._shape, head, include_usage=ask.include_usage)
 
     def whole(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
-        """One object with all choices; the backend's own, where it speaks the dialect."""
+        """One object with all choices; the backend's own bytes if it speaks the dialect."""
         bodies = [answer.body for answer in answers if answer.body]
         if not bodies:
             return whole_body(self._shape, head, answers, usage)
@@ -51,7 +51,7 @@ class OpenAIDialect:
 
 
 def openai_failure(error: ExpectedError, status: int | None = None) -> Failure:
-    """`error` as OpenAI's API answers it, with `status` if it is not its own."""
+    """`error` in the shape of OpenAI's API, with `status` if given."""
     return Failure(status or status_of(error).http, msgspec.json.encode(openai_error(error)))
 
 

@@ -25,14 +25,14 @@ class StreamOptions(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """`response_format`: what an answer must be."""
+    """`response_format`: the shape that an answer must have."""
 
     type: str
     json_schema: Any = None
 
 
 class StructuredOutputs(msgspec.Struct):
-    """`structured_outputs`, vLLM's extension since 0.12; before, its members were fields with `guided_` in front."""
+    """`structured_outputs`, vLLM's extension since 0.12; earlier, its members were fields with the prefix `guided_`."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -49,8 +49,8 @@ else:
 
 
 class Common(_Dials, kw_only=True):
-    """What both endpoints take, beside the dials. `top_k`, `min_p`, `repetition_penalty`, `min_tokens` ... are vLLM's
-    extensions.
+    """The fields of both endpoints, beside DIALS. `top_k`, `min_p`, `repetition_penalty`, `min_tokens` and others are
+    vLLM's extensions.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
@@ -145,7 +145,7 @@ class ChatBody(Common, kw_only=True):
 class CompletionBody(Common, kw_only=True):
     """`POST /v1/completions`."""
 
-    # 0 with `echo`: the prompt alone
+    # 0 with `echo`: return the prompt alone
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     prompt: str | list[Any]
     suffix: str | None = None

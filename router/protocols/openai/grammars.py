@@ -1,4 +1,4 @@
-"""What an answer must be, as OpenAI's dialect and vLLM's extensions of it say that."""
+"""The format that an answer must have, from the fields of OpenAI's dialect and vLLM's extensions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ANY_OBJECT = '{"type":"object"}'
 
 
 def grammar_in(fields: Common) -> Grammar | None:
-    """The grammar that `fields` ask for; None where any answer will do. Raises InvalidRequest if it is several.
+    """The grammar that `fields` ask for; None if any answer will do. Raises InvalidRequest if they ask for several.
 
-    Its text is empty where only a backend that knows more than we do can read it.
+    Its text is empty if only backends can read it.
     """
-    said = list(_all_in(fields))
-    if len(said) > 1:
-        message = f"`{said[0].field}` and `{said[1].field}` both say what the answer must be"
-        raise InvalidRequest(message, hint="say one of them", param=said[1].field)
-    return said[0] if said else None
+    grammars = list(_all_in(fields))
+    if len(grammars) > 1:
+        message = f"`{grammars[0].field}` and `{grammars[1].field}` both fix the answer's format"
+        raise InvalidRequest(message, hint="set one of them", param=grammars[1].field)
+    return grammars[0] if grammars else None
 
 
-def said_as(field: str, sampling: Sampling) -> Sampling:
-    """`sampling`, where `field` of another dialect is what became `response_format`."""
+def from_field(field: str, sampling: Sampling) -> Sampling:
+    """`sampling` with `field` of another dialect, instead of `response_format`, as the origin of its grammar."""
     grammar = sampling.grammar
     if grammar is None or grammar.field != "response_format":
         return sampling
@@ -70,5 +70,5 @@ def _of_vllm(given: StructuredOutputs, prefix: str) -> Iterator[Grammar]:
 
 
 def _written(value: Any) -> str:
-    """`value` as JSON text, its members in their order: answers have them in it too."""
+    """`value` as JSON text with its members in their order, which answers have to follow."""
     return "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()

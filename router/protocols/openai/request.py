@@ -1,6 +1,6 @@
-"""OpenAI's text API, read: a body becomes an Ask, or an InvalidRequest that names the field and what to do.
+"""Parses OpenAI's text API: a body becomes an Ask, or an InvalidRequest that names the field and the remedy.
 
-Strict about the fields that Pointsman understands, tolerant of all others: they stay in the body for backends.
+Fields that Pointsman understands are checked; all others stay in the body for backends.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 
 COMPLETION_MAX_TOKENS = 16
-"""What OpenAI's completions endpoint gives where `max_tokens` is left out."""
+"""Default of `max_tokens` at OpenAI's completions endpoint."""
 
 _AS_GIVEN = MappingProxyType(
     {**{name: name for name in DIALS}, "min_tokens": "min_new_tokens", "n": "choices", "ignore_eos": "ignore_eos"}
 )
-"""Fields of a body that mean what a field of Sampling means: the former's name -> the latter's."""
+"""Name of a field in the body -> name of the equal field of Sampling."""
 
 _HINTS = {
     "model": "GET /v1/models lists the models",
@@ -42,7 +42,7 @@ _HINTS = {
     "stop": "`stop` is one text or a list of at most 16",
     "tools": "a tool is {'type': 'function', 'function': {'name': ..., 'parameters': {...}}}",
     "top_logprobs": "from 0 to 20",
-    "structured_outputs": "say one of `json`, `regex`, `choice`, `grammar` and `json_object`",
+    "structured_outputs": "set one of `json`, `regex`, `choice`, `grammar` and `json_object`",
 }
 TEXT_PARTS = {
     "text": "text",
@@ -54,22 +54,22 @@ TEXT_PARTS = {
 """Parts of a message that are text: type -> the member that holds it."""
 
 _ALONE = 2
-"""So many members has a part that says its text and nothing else."""
+"""Number of members of a part with nothing beside its type and text."""
 
 MEDIA_PARTS = frozenset({"audio_url", "file", "image_url", "input_audio", "video_url"})
-"""Parts of a message that are no text: OpenAI's, and those that vLLM and SGLang add."""
+"""Parts of a message that are not text: OpenAI's, and those that vLLM and SGLang add."""
 
 _PART_MEMBERS = frozenset(
     {*TEXT_PARTS.values(), *MEDIA_PARTS, "type", "uuid", "name", "closed", "data", "prompt_cache_breakpoint"}
     | {"image_pil", "image_embeds", "audio_embeds", "video_embeds"}
 )
-"""Members of parts that engines know themselves; templates see all others."""
+"""Members of parts that engines handle; templates see all others."""
 
 _ELSEWHERE = "see OpenAI's API reference for this field"
 
 
 def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
-    """What a body of /v1/chat/completions asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    """The Ask of a body of /v1/chat/completions. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, ChatBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs`", hint="set `logprobs` to true", param="top_logprobs")
@@ -91,7 +91,7 @@ def chat_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
 
 
 def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
-    """The conversation of `body`, which says `fields`. Raises InvalidRequest."""
+    """The conversation of `body` (parsed: `fields`). Raises InvalidRequest."""
     continues = bool(fields.continue_final_message)
     raws = body["messages"]
     parts = [_parts(message, raw, at) for at, (message, raw) in enumerate(zip(fields.messages, raws, strict=True))]
@@ -113,7 +113,7 @@ def chat_in(fields: ChatBody, body: Mapping[str, Any]) -> Chat:
 
 
 def _more_variables(fields: ChatBody) -> dict[str, Any]:
-    """What a template sees beside `chat_template_kwargs`, by vLLM's names. Effort also says whether to think at all."""
+    """Variables of a template beside `chat_template_kwargs`, by vLLM's names. Effort also switches thinking."""
     variables: dict[str, Any] = {} if fields.documents is None else {"documents": fields.documents}
     if fields.reasoning_effort is not None:
         variables["reasoning_effort"] = fields.reasoning_effort
@@ -123,17 +123,17 @@ def _more_variables(fields: ChatBody) -> dict[str, Any]:
 
 
 def completion_ask(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Ask:
-    """What a body of /v1/completions asks for. `headers` have lower-case names. Raises InvalidRequest."""
+    """The Ask of a body of /v1/completions. `headers` have lower-case names. Raises InvalidRequest."""
     fields = converted(body, CompletionBody, hints=_HINTS, elsewhere=_ELSEWHERE)
     _refuse_unsupported(fields)
     prompts = _prompts(fields.prompt)
     scores_prompt = bool(fields.echo) and fields.logprobs is not None
-    is_one = prompts[0] is fields.prompt
-    natives = [body] if is_one else [{**body, "prompt": prompt} for prompt in prompts]
+    is_single = prompts[0] is fields.prompt
+    natives = [body] if is_single else [{**body, "prompt": prompt} for prompt in prompts]
     echoes = bool(fields.echo) and not scores_prompt
     only_echo = bool(fields.echo) and fields.max_tokens == 0
     sampling = _sampling(fields, fields.logprobs)
-    # the router answers `echo` itself where a backend does not: one that knew it in these would repeat the prompt
+    # for backends without `echo` the router answers it; with the field in the body, others would repeat the prompt too
     bodies = [_without_echo(each) for each in natives] if echoes else natives
     return Ask(
         model=fields.model,
@@ -205,7 +205,7 @@ def _texts_in(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _checked_limit(limit: int | None, fields: Common) -> int | None:
     if limit == 0:
-        hint = "at least 1; 0 with `echo` gives the prompt back"
+        hint = "at least 1; 0 with `echo` returns the prompt"
         raise InvalidRequest("`max_tokens` must be at least 1, got 0", hint=hint, param="max_tokens")
     if limit is not None and (fields.min_tokens or 0) > limit:
         raise InvalidRequest("`min_tokens` is more than `max_tokens`", hint="lower `min_tokens`", param="min_tokens")
@@ -219,7 +219,7 @@ def _sampling(fields: Common, top_logprobs: int | None) -> Sampling:
         if value is not None:
             given[ours] = value
     if given.get("top_p") == 0:
-        # an empty nucleus leaves the likeliest token: the same as greedy
+        # an empty nucleus keeps the likeliest token: the same as greedy
         given["temperature"], given["top_p"] = 0.0, 1.0
     if given.get("top_k") == -1:
         given["top_k"] = 0
@@ -240,12 +240,12 @@ def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
     ids = [key for key in biases if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 2**32)]
     if ids:
         hint = "the keys of `logit_bias` are token ids in decimal"
-        raise InvalidRequest(f"logit_bias: '{ids[0][:40]}' is no token id", hint=hint, param="logit_bias")
+        raise InvalidRequest(f"logit_bias: '{ids[0][:40]}' is not a token id", hint=hint, param="logit_bias")
     return {int(key): bias for key, bias in biases.items()}
 
 
 def _media_in(messages: Sequence[Message]) -> int:
-    """How many parts of `messages` are no text."""
+    """Number of parts of `messages` that are not text."""
     count = 0
     for message in messages:
         if isinstance(message.content, list):
@@ -254,7 +254,7 @@ def _media_in(messages: Sequence[Message]) -> int:
 
 
 def _forced(fields: ChatBody) -> frozenset[str]:
-    """The tools of which one must be called: all, or the one that is named. Raises InvalidRequest if there is none."""
+    """The tools of which one must be called: all, or the named one. Raises InvalidRequest if there is no such tool."""
     if fields.tool_choice is None:
         return frozenset()
     names = frozenset(tool.function.name for tool in fields.tools or ())
@@ -264,12 +264,12 @@ def _forced(fields: ChatBody) -> frozenset[str]:
     name = function.get("name") if isinstance(function, dict) else None
     if name not in names:
         hint = "name one of `tools`"
-        raise InvalidRequest(f"tool_choice: no tool is called {str(name)[:80]!r}", hint=hint, param="tool_choice")
+        raise InvalidRequest(f"tool_choice: there is no tool {str(name)[:80]!r}", hint=hint, param="tool_choice")
     return frozenset({name})
 
 
 def _parts(message: Message, raw: Mapping[str, Any], at: int) -> list[Mapping[str, Any]]:
-    """The content of `raw` as parts of text; a mark, the same for the same bytes, stands in for what is no text."""
+    """The content of `raw` as parts of text; media become marks, equal for equal bytes."""
     where = f"messages[{at}]"
     if message.content is None and not message.tool_calls and message.role in ("system", "developer", "user", "tool"):
         hint = "give it a text"
@@ -285,7 +285,7 @@ def _parts(message: Message, raw: Mapping[str, Any], at: int) -> list[Mapping[st
 
 
 def _part(part: Part | str, raw: Any, param: str) -> Mapping[str, Any] | None:
-    """One part as text, with the members that only its template knows; None where it says nothing."""
+    """One part as text, with the members that only its template reads; None if its text is null."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if part.type in TEXT_PARTS and isinstance(text := raw.get(TEXT_PARTS[part.type]), str | None):
@@ -296,7 +296,7 @@ def _part(part: Part | str, raw: Any, param: str) -> Mapping[str, Any] | None:
         return {"type": "text", "text": f"\x1d{part.type} {digest}\x1d"}
     kinds = ", ".join(sorted(MEDIA_PARTS))
     hint = f"{{'type': 'text', 'text': ...}}, or {{'type': T, T: {{...}}}} with T one of {kinds}"
-    raise InvalidRequest(f"{param}: a part of type '{part.type[:40]}' cannot be read", hint=hint, param=param)
+    raise InvalidRequest(f"{param}: parts of type '{part.type[:40]}' are not supported", hint=hint, param=param)
 
 
 def _refuse_unsupported(fields: CompletionBody) -> None:
@@ -305,16 +305,14 @@ def _refuse_unsupported(fields: CompletionBody) -> None:
 
 
 def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
-    """The prompts in `prompt`: lists of token ids are told from lists of prompts by what they hold."""
+    """The prompts in `prompt`. A list of integers is one prompt of token ids, any other list has several prompts."""
     if isinstance(prompt, str):
         return [prompt]
     kinds = set(map(type, prompt))
     if kinds == {int}:
         return [prompt]
     if not kinds or not kinds <= {str, list}:
-        raise InvalidRequest(
-            "prompt: a list of other things than texts or token ids", hint=_HINTS["prompt"], param="prompt"
-        )
+        raise InvalidRequest("prompt: a list of neither texts nor token ids", hint=_HINTS["prompt"], param="prompt")
     if len(prompt) > MOST_PROMPTS:
         hint = f"send at most {MOST_PROMPTS} prompts in one request"
         raise InvalidRequest(f"prompt: {len(prompt)} prompts are too many", hint=hint, param="prompt")

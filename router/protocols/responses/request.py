@@ -14,7 +14,7 @@ from backends.openai.responses import RESPONSES_PATH
 from policies.errors import InvalidRequest
 from policies.nouns import Native
 from router.ask import Ask
-from router.protocols.openai.grammars import said_as
+from router.protocols.openai.grammars import from_field
 from router.protocols.openai.request import chat_ask
 from router.protocols.reading import converted, members_beyond
 from router.protocols.responses.fields import Format, Item, ResponsePart, ResponsesBody, ResponseTool
@@ -61,7 +61,7 @@ def responses_ask(body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     more = members_beyond(body, ResponsesBody, idle=_IDLE, instead=_INSTEAD)
     ask = chat_ask(more | _chat(fields), headers)
     # metadata are for rules and the response; OpenAI rejects them in a chat that is not stored
-    sampling = said_as("text.format", ask.sampling)
+    sampling = from_field("text.format", ask.sampling)
     return replace(ask, natives=(Native(RESPONSES_PATH, body),), metadata=fields.metadata or {}, sampling=sampling)
 
 

@@ -140,7 +140,7 @@ async def test_what_is_no_http_is_no_error_of_ours(sent: bytes, caplog: pytest.L
     told = [
         (record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records if "http" in record.name
     ]
-    assert told == [("INFO", "a client sent what is no HTTP")]
+    assert told == [("INFO", "a client sent invalid HTTP")]
     assert "secret" not in caplog.text
 
 

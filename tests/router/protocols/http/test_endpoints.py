@@ -427,7 +427,7 @@ async def test_a_wrong_method_is_told_which_are_right() -> None:
     async with a_router() as router, a_client(router) as client:
         async with client.get(CHAT) as reply:
             assert (reply.status, reply.headers["Allow"]) == (405, "POST")
-            assert (await reply.json())["error"]["message"] == f"{CHAT} does not take GET (it takes POST)"
+            assert (await reply.json())["error"]["message"] == f"{CHAT} does not accept GET (it accepts POST)"
         async with client.post("/v1/prefixes/p") as reply:
             assert (reply.status, reply.headers["Allow"]) == (405, "DELETE, GET, HEAD")
 

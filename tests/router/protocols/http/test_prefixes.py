@@ -70,9 +70,9 @@ def test_a_text_or_token_ids_are_kept_as_they_are() -> None:
         ({"ttl": None}, "ttl", "for how long"),
         ({"pin": "yes"}, "pin", "only where it can be pinned"),
         ({"model": ""}, "model", "lists the models"),
-        ({"shard": 2}, "shard", r"`shard` is no field of this API \(did you mean 'shards'\?\)"),
-        ({"kept_by": "me"}, "kept_by", "no field of this API .*lists the fields"),
-        ({"echo": True}, "echo", "no field of this API"),
+        ({"shard": 2}, "shard", r"`shard` is not a field of this API \(did you mean 'shards'\?\)"),
+        ({"kept_by": "me"}, "kept_by", "not a field of this API .*lists the fields"),
+        ({"echo": True}, "echo", "not a field of this API"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_field(fields: dict[str, Any], param: str, words: str) -> None:
