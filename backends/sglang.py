@@ -6,8 +6,8 @@ The router's to say are `extra_key` and `cache_salt` (the tenant's cache domain)
 be fetched from (`bootstrap_*`). What is left in the middle is aborted by closing the connection and, since a proxy
 between may keep that to itself, by `POST /abort_request`.
 
-A server of several data-parallel ranks is told which one is to serve (`routed_dp_rank`, before 0.5.10
-`data_parallel_rank`, and a header for endpoints that do not read these). `/v1/loads` tells how many there are.
+A header or field names the rank of a server with several data-parallel ranks (`routed_dp_rank`, before 0.5.10
+`data_parallel_rank`, and a header for endpoints that do not read these). `/v1/loads` lists the ranks.
 
 Source: SGLang documentation, "SGLang Native APIs", "Server Arguments", "Production Metrics"; its pull requests #19268,
 #19832 and #38729 for ranks.

@@ -95,15 +95,15 @@ class Tabby(OpenAICompatible):
     async def _as_text(self, request: Request, prompt: Prompt, ids: list[int]) -> Prompt:
         """A prompt of text that is `ids` to the server. Raises InvalidRequest if there is none."""
         asked = Post("/v1/token/decode", encoded({"tokens": ids, "decode_special_tokens": True}))
-        text = await self._told(asked, "text")
+        text = await self._field(asked, "text")
         asked = Post("/v1/token/encode", encoded({"text": text, "add_bos_token": False, "encode_special_tokens": True}))
-        if await self._told(asked, "tokens") != ids:
+        if await self._field(asked, "tokens") != ids:
             hint = "send text"
             raise InvalidRequest("TabbyAPI takes text, and no text is these token ids", hint=hint, param="prompt")
         body = prompt.body or completion_of(request, prompt.token_ids)
         return replace(prompt, body={**body, "prompt": text, "add_bos_token": False}, path=_TEXT_PATH, native=None)
 
-    async def _told(self, post: Post, name: str) -> Any:
+    async def _field(self, post: Post, name: str) -> Any:
         page = await self.client.ask(post)
         if 400 <= page.status < 500:
             raise self._error_of(self.name, page.status, page.body, {})

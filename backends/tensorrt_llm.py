@@ -1,8 +1,8 @@
 """TensorRT-LLM's `trtllm-serve`. Written for 1.1 and 1.2.
 
-It speaks OpenAI's dialect, prompts of token ids included, and refuses fields that it does not know; the client is told
-in its own words. `cache_salt` (since 1.1) keeps cache domains apart; `priority` and `disaggregated_params` are
-nothing that a client may say. A closed connection aborts.
+It speaks OpenAI's dialect, prompts of token ids included, and refuses unknown fields; its error goes to the client
+unchanged. `cache_salt` (since 1.1) keeps cache domains apart; clients may not set `priority` and
+`disaggregated_params`. A closed connection aborts.
 
 GET /metrics is JSON and returns each record once, to the first client that asks. With several routers, or a
 collector of one's own, set `drain_metrics` to false; the router's own counts then stand in.

@@ -6,7 +6,7 @@ tokenizer to decode them. Four fields of a request belong to the router, whateve
 `cache_salt` (the tenant's cache domain), `priority`, `request_id`, and `kv_transfer_params`, which would let a client
 have KV fetched from anywhere. A closed connection aborts.
 
-A server of several data-parallel engines is told by a header which one is to serve (since 0.11; older ones choose
+A header names the engine of a server with several data-parallel engines (since 0.11; older ones choose
 themselves). They are counted by the label `engine` of its metrics, and numbered in the order of these: a server that
 runs engines 4 to 7 of 8 calls them 0 to 3 in that header.
 

@@ -267,7 +267,7 @@ async def _run(options: argparse.Namespace) -> bool:
             tokens += result.ours
             if not result.is_right:
                 wrong.append(result)
-        source = router.gateway.sources.told().get(MODEL, "nothing")
+        source = router.gateway.sources.origins().get(MODEL, "nothing")
     print(f"tokenizer from {source}")
     for kind, number in kinds.items():
         bad = sum(result.call.kind == kind for result in wrong)

@@ -55,7 +55,7 @@ class Fact:
     """A fact that rules can test: its meaning in the file, its form there, and its value in Facts.
 
     A `named` fact is a mapping from names to texts; `ignores_case`: its names are compared in lower case. The texts are
-    the names of `known` things in the file, or one of these words, or any. `secret`: tenants are not told which
+    the names of `known` things in the file, or one of these words, or any. `secret`: tenants do not learn which
     values a rule needs. A fact that is not `basic` is a field of Facts with a default: what-if takes it by its name,
     and explanations list it.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from backends.http.frames import FrameDecoder
-from backends.http.nonsense import MISSHAPEN, nonsense, usage_told
+from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, Usage
 
@@ -30,11 +30,11 @@ class FastChatAnswer:
         self.is_over = False
         self._backend = backend
         self._frames = FrameDecoder(b"\0")
-        self._said, self._whole, self._usage = 0, "", Usage(prompt_tokens, is_guess=True)
+        self._sent, self._whole, self._usage = 0, "", Usage(prompt_tokens, is_guess=True)
         self._has_usage = False
 
     def __repr__(self) -> str:
-        return f"<FastChatAnswer of {self._backend}: {self._said} letters, {'over' if self.is_over else 'open'}>"
+        return f"<FastChatAnswer of {self._backend}: {self._sent} letters, {'over' if self.is_over else 'open'}>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
         """The Deltas in `data`. Raises BackendFailed at nonsense, and the error of a frame with an error code."""
@@ -62,7 +62,7 @@ class FastChatAnswer:
         if finish == "abort":
             raise BackendFailed(f"{self._backend} broke the answer off")
         certain = len(self._whole.rstrip(_HALF))
-        if certain > self._said:
+        if certain > self._sent:
             yield Delta(text=self._new(certain))
         if finish:
             yield from self._finish(str(finish))
@@ -73,12 +73,12 @@ class FastChatAnswer:
         yield Delta(usage=self._usage)
 
     def _new(self, end: int) -> str:
-        text, self._said = self._whole[self._said : end], max(self._said, end)
+        text, self._sent = self._whole[self._sent : end], max(self._sent, end)
         return text
 
     def _note_usage(self, usage: Mapping[str, Any] | None) -> None:
         if usage:
-            self._usage = usage_told(usage["prompt_tokens"], usage["completion_tokens"])
+            self._usage = reported_usage(usage["prompt_tokens"], usage["completion_tokens"])
             self._has_usage = True
 
 

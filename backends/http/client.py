@@ -30,7 +30,7 @@ class HttpOptions:
     """How to talk to a server.
 
     `models` maps clients' names of models to the server's; `served` are the names that it serves, if it should not be
-    asked. `max_requests` and `context_tokens` are told to policies where the server does not tell them. `idle_s` is the
+    asked. `max_requests` and `context_tokens` stand in for what the server does not report. `idle_s` is the
     longest silence in an answer.
     """
 

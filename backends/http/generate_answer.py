@@ -13,7 +13,7 @@ import msgspec
 
 from backends.http.errors import error_in_stream, error_of
 from backends.http.event_answer import EventAnswer
-from backends.http.nonsense import not_asked_for, usage_told
+from backends.http.nonsense import not_asked_for, reported_usage
 from policies.errors import BackendFailed, ExpectedError
 from policies.nouns import Delta, TokenLogprob
 
@@ -57,7 +57,7 @@ class GenerateAnswer(EventAnswer):
         if data == _DONE:
             self.is_over = True
             drawn = sum(choice.completion_tokens for choice in self._choices.values())
-            yield Delta(usage=usage_told(self._prompt_tokens, drawn, self._cached_tokens))
+            yield Delta(usage=reported_usage(self._prompt_tokens, drawn, self._cached_tokens))
             return
         chunk = msgspec.json.decode(data)
         if chunk.get("error"):

@@ -26,7 +26,7 @@ def not_asked_for(backend: str, choice: int, asked: int) -> BackendFailed:
     return BackendFailed(f"{backend} gave answer {choice} where {asked} were asked for")
 
 
-def usage_told(prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None) -> Usage:
+def reported_usage(prompt: Any, completion: Any, cached: Any = None, reasoning: Any = None) -> Usage:
     """An engine's counts; None if it does not report one.
 
     Raises TypeError or ValueError for values that are no counts, because tenants are charged by them.

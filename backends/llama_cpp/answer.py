@@ -12,7 +12,7 @@ import msgspec
 
 from backends.http.errors import error_in_stream
 from backends.http.event_answer import EventAnswer
-from backends.http.nonsense import usage_told
+from backends.http.nonsense import reported_usage
 from policies.nouns import Delta, TokenLogprob
 
 _FINISHES = {"limit": "length", "eos": "stop", "word": "stop", "none": "stop"}
@@ -21,7 +21,7 @@ _FINISHES = {"limit": "length", "eos": "stop", "word": "stop", "none": "stop"}
 class LlamaCppAnswer(EventAnswer):
     """Fed with the body of a 200. The event with `stop` is the last: there is no [DONE].
 
-    `wants_tops`: the most likely alternatives of drawn tokens are told beside them.
+    `wants_tops`: drawn tokens come with their most likely alternatives.
     """
 
     last_word = "a stop"
@@ -61,8 +61,8 @@ class LlamaCppAnswer(EventAnswer):
         self.is_over = True
         stop = str(event.get("stop_type") or "none")
         prompt, timings = int(event["tokens_evaluated"]), event.get("timings") or {}
-        # before `cache_n` only the part that was computed is told
+        # before `cache_n`, only the computed part was reported
         cached = timings["cache_n"] if "cache_n" in timings else prompt - int(timings.get("prompt_n", prompt))
-        usage = usage_told(prompt, event["tokens_predicted"], max(0, int(cached)))
+        usage = reported_usage(prompt, event["tokens_predicted"], max(0, int(cached)))
         word = event.get("stopping_word") or None
         return (Delta(finish_reason=_FINISHES.get(stop, stop), stop=word), Delta(usage=usage))

@@ -165,7 +165,7 @@ def completion_body(request: Request, token_ids: bytes) -> dict[str, Any]:
     if sampling.seed is not None:
         body["seed"] = sampling.seed
     if sampling.top_logprobs is not None:
-        # the drawn token's own is told from one on
+        # the drawn token's own probability comes with at least one alternative
         body["n_probs"] = max(1, sampling.top_logprobs)
     return body
 

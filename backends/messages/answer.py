@@ -13,7 +13,7 @@ import msgspec
 
 from backends.http.errors import details_of, error_of, retry_after_s
 from backends.http.event_answer import EventAnswer
-from backends.http.nonsense import usage_told
+from backends.http.nonsense import reported_usage
 from policies.errors import ContextExceeded, ExpectedError, Overloaded
 from policies.nouns import Delta, Usage
 
@@ -118,7 +118,7 @@ class AnthropicAnswer(EventAnswer):
         self._usage |= {name: value for name, value in usage.items() if isinstance(value, int)}
         cached = self._usage.get("cache_read_input_tokens", 0)
         prompt = self._usage.get("input_tokens", 0) + cached + self._usage.get("cache_creation_input_tokens", 0)
-        return usage_told(prompt, self._usage.get("output_tokens"), cached)
+        return reported_usage(prompt, self._usage.get("output_tokens"), cached)
 
 
 def finish_of(stop_reason: str) -> str:
@@ -135,6 +135,6 @@ def error_of_anthropic(backend: str, status: int, body: bytes, headers: Mapping[
 
 
 def error_in_stream(backend: str, event: Mapping[str, Any]) -> ExpectedError:
-    """The error for an error event, when the status line had already said 200."""
+    """The error for an error event behind a status of 200."""
     status = _STATUSES.get(event["error"].get("type"), 500)
     return error_of_anthropic(backend, status, msgspec.json.encode(event), {})

@@ -12,7 +12,7 @@ import msgspec
 
 from backends.http.errors import details_of, error_of
 from backends.http.frames import FrameDecoder
-from backends.http.nonsense import MISSHAPEN, nonsense, usage_told
+from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
 from policies.errors import BackendFailed, ExpectedError, Overloaded
 from policies.nouns import Delta, TokenLogprob, Usage
 
@@ -93,7 +93,7 @@ class OllamaAnswer:
         self.is_over = True
         reason = str(reply.get("done_reason") or "")
         finish = _FINISHES.get(reason, reason)
-        counts = usage_told(reply.get("prompt_eval_count"), reply.get("eval_count"))
+        counts = reported_usage(reply.get("prompt_eval_count"), reply.get("eval_count"))
         prompt = counts.prompt_tokens
         cached = 0
         if self._counted is not None and 2 * prompt < self._counted:

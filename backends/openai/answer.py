@@ -45,11 +45,11 @@ class OpenAIAnswer(EventAnswer):
         self._is_streamed, self._limit_bytes = is_streamed, limit_bytes
         self._whole = bytearray()
         self._usage: Usage | None = None
-        self._prompt_tokens, self._said = request.prompt_tokens, 0
+        self._prompt_tokens, self._pieces = request.prompt_tokens, 0
         self._choices = range(most_choices or request.sampling.choices)
 
     def __repr__(self) -> str:
-        return f"<OpenAIAnswer of {self._backend}: {self._said} pieces, {'over' if self.is_over else 'open'}>"
+        return f"<OpenAIAnswer of {self._backend}: {self._pieces} pieces, {'over' if self.is_over else 'open'}>"
 
     def feed(self, data: bytes) -> Iterator[Delta]:
         """The Deltas in `data`. Raises BackendFailed at nonsense, and the error of an error event."""
@@ -85,12 +85,12 @@ class OpenAIAnswer(EventAnswer):
                 raise BackendFailed(f"{self._backend} broke the answer off ({delta.finish_reason})")
             if delta.choice not in self._choices:
                 raise not_asked_for(self._backend, delta.choice, len(self._choices))
-            self._said += bool(delta.text or delta.message)
+            self._pieces += bool(delta.text or delta.message)
             yield delta
 
     def _close(self) -> Iterator[Delta]:
         self.is_over = True
-        yield Delta(usage=self._usage or Usage(self._prompt_tokens, self._said, is_guess=True))
+        yield Delta(usage=self._usage or Usage(self._prompt_tokens, self._pieces, is_guess=True))
 
 
 def chunk_in(backend: str, data: bytes, error_of: Callable[[str, Any], ExpectedError]) -> dict[str, Any]:

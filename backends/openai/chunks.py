@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.http.nonsense import usage_told
+from backends.http.nonsense import reported_usage
 from policies.nouns import Delta, TokenLogprob, Usage
 
 _ID_MARK = "token_id:"
@@ -40,7 +40,7 @@ def usage_of(usage: Mapping[str, Any]) -> Usage:
     cached = beside if details.get("cached_tokens") is None else details["cached_tokens"]
     # SGLang puts it beside the choices
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens", usage.get("reasoning_tokens"))
-    return usage_told(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached, thought)
+    return reported_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached, thought)
 
 
 def _chat(choice: Mapping[str, Any]) -> Delta:

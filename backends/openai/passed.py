@@ -114,7 +114,7 @@ class Ear:
         return chunk
 
     @property
-    def told_tokens(self) -> int:
+    def reported_tokens(self) -> int:
         """Tokens of the completion, by the server's report; 0 without one."""
         return 0 if self._usage is None else self._usage.completion_tokens
 
@@ -228,7 +228,7 @@ class PassedWhole(WholeBody):
 def _in_one_piece(body: bytes, finishes: list[tuple[int, str]], ear: Ear) -> list[Delta]:
     ends: list[tuple[int, str | None]] = [*finishes] or [(0, None)]
     (choice, finish), *others = ends
-    whole = Delta(body=body, choice=choice, finish_reason=finish, is_whole=True, tokens=ear.told_tokens)
+    whole = Delta(body=body, choice=choice, finish_reason=finish, is_whole=True, tokens=ear.reported_tokens)
     rest = [Delta(choice=other, finish_reason=reason) for other, reason in others]
     return [whole, *rest, Delta(usage=ear.usage())]
 

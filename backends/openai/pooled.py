@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.http.client import Post, encoded
-from backends.http.nonsense import MISSHAPEN, usage_told
+from backends.http.nonsense import MISSHAPEN, reported_usage
 from backends.http.whole_body import WholeBody
 from policies.errors import BackendFailed
 from policies.nouns import Delta, Usage
@@ -56,4 +56,4 @@ class PooledAnswer(WholeBody):
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
     """Servers may report only the total for such calls."""
-    return usage_told(usage.get("prompt_tokens", usage.get("total_tokens")), 0)
+    return reported_usage(usage.get("prompt_tokens", usage.get("total_tokens")), 0)

@@ -12,7 +12,7 @@ import msgspec
 
 from backends.http.errors import error_in_stream
 from backends.http.json_members import with_members
-from backends.http.nonsense import MISSHAPEN, nonsense, usage_told
+from backends.http.nonsense import MISSHAPEN, nonsense, reported_usage
 from backends.http.passed_blocks import PassedBlocks
 from backends.http.sse import block_of
 from backends.http.whole_body import WholeBody
@@ -89,7 +89,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
     """The usage object of Responses as ours. Raises as `usage_of` does."""
     cached = (usage.get("input_tokens_details") or {}).get("cached_tokens")
     thought = (usage.get("output_tokens_details") or {}).get("reasoning_tokens")
-    return usage_told(usage["input_tokens"], usage["output_tokens"], cached, thought)
+    return reported_usage(usage["input_tokens"], usage["output_tokens"], cached, thought)
 
 
 def _renamed(data: bytes, kind: str, shown_model: str) -> bytes:

@@ -136,7 +136,7 @@ class ShardLink:
         try:
             reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=self._options.probe_s)
         except grpc.aio.AioRpcError as error:
-            raise BackendFailed(f"{self.name} does not answer: {_said(error)}") from error
+            raise BackendFailed(f"{self.name} does not answer: {_reason_of(error)}") from error
         except asyncio.CancelledError as error:
             # grpc cancels the calls of a channel that is closed under them; a cancellation of ours goes on
             if _is_being_cancelled():
@@ -210,7 +210,7 @@ class ShardLink:
             try:
                 await self._attach()
             except grpc.aio.AioRpcError as error:
-                self._lose(_said(error))
+                self._lose(_reason_of(error))
             except TimeoutError:
                 self._lose(f"it did not welcome us within {self._options.attach_s:g} s")
             except BackendFailed as error:
@@ -361,5 +361,5 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _said(error: grpc.aio.AioRpcError) -> str:
+def _reason_of(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details()}"

@@ -14,7 +14,7 @@ import msgspec
 from backends.detokenize import StopCutter
 from backends.http.errors import error_of, retry_after_s
 from backends.http.event_answer import EventAnswer
-from backends.http.nonsense import usage_told
+from backends.http.nonsense import reported_usage
 from policies.errors import BackendFailed, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
 from policies.nouns import Delta, TokenLogprob
 
@@ -35,7 +35,7 @@ _SAYS = {
 class TGIAnswer(EventAnswer):
     """Fed with the body of a 200. The event with `details` is the last: there is no [DONE].
 
-    TGI leaves the stop string in its text; here it is cut off. `wants_logprobs`: those of drawn tokens are told.
+    TGI leaves the stop string in its text; here it is cut off. `wants_logprobs`: drawn tokens come with theirs.
     """
 
     last_word = "details"
@@ -66,7 +66,7 @@ class TGIAnswer(EventAnswer):
     def _last(self, details: Mapping[str, Any]) -> tuple[Delta, ...]:
         self.is_over = True
         finish = str(details["finish_reason"])
-        usage = usage_told(details.get("input_length"), details["generated_tokens"])
+        usage = reported_usage(details.get("input_length"), details["generated_tokens"])
         held = self._cutter.flush()
         return (Delta(text=held, finish_reason=_FINISHES.get(finish, finish)), Delta(usage=usage))
 

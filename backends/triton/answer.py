@@ -15,7 +15,7 @@ import msgspec
 from backends.detokenize import StopCutter
 from backends.http.errors import details_of, error_of
 from backends.http.event_answer import EventAnswer
-from backends.http.nonsense import MISSHAPEN, usage_told
+from backends.http.nonsense import MISSHAPEN, reported_usage
 from backends.http.sse import SseDecoder
 from backends.kserve import inference_pb2 as kserve
 from policies.errors import BackendFailed, BackendRefused, ContextExceeded, ExpectedError, InvalidRequest, Overloaded
@@ -44,20 +44,20 @@ class TritonText:
     def __init__(self, request: Request, *, is_cumulative: bool) -> None:
         self._is_cumulative, self._most = is_cumulative, request.max_new_tokens
         self._cutter = StopCutter(request.sampling.stop)
-        self._whole, self._said, self._drawn = "", 0, 0
+        self._whole, self._sent, self._drawn = "", 0, 0
         self._prompt_tokens, self._is_guess, self._reason = request.prompt_tokens, True, ""
 
     def hear(self, outputs: Mapping[str, Any]) -> Iterator[Delta]:
         """The Deltas of one response. Raises KeyError, TypeError or ValueError if it has another shape."""
         text = str(_one(outputs["text_output"]))
         if outputs.get("num_input_tokens") is not None:
-            self._prompt_tokens = usage_told(_one(outputs["num_input_tokens"]), 0).prompt_tokens
+            self._prompt_tokens = reported_usage(_one(outputs["num_input_tokens"]), 0).prompt_tokens
             self._is_guess = False
         self._reason = str(_one(outputs.get("finish_reason") or self._reason))
         self._whole = text if self._is_cumulative else self._whole + text
         # half a character can become a whole one only if the text is repeated in full
         certain = len(self._whole.rstrip(_HALF)) if self._is_cumulative else len(self._whole)
-        if certain > self._said:
+        if certain > self._sent:
             self._drawn += 1
             if piece := self._cutter.push(self._new(certain)):
                 yield Delta(text=piece)
@@ -70,7 +70,7 @@ class TritonText:
         yield Delta(usage=Usage(self._prompt_tokens, self._drawn, is_guess=self._is_guess))
 
     def _new(self, end: int) -> str:
-        text, self._said = self._whole[self._said : end], max(self._said, end)
+        text, self._sent = self._whole[self._sent : end], max(self._sent, end)
         return text
 
 

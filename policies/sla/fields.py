@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _NAME = re.compile(NAME_PATTERN, re.ASCII)
 
-_MOST_TOLD = 100
+_MOST_SHOWN = 100
 """Most mistakes that are printed: a file of nonsense has as many as it has lines."""
 
 
@@ -43,20 +43,20 @@ class Problems:
 
     def lines(self) -> tuple[str, ...]:
         """Mistakes as `file:line: path: sentence`, each once; of very many, the first and a count."""
-        return self._told(self._found)
+        return self._rendered(self._found)
 
     def doubts(self) -> tuple[str, ...]:
         """The doubts, in the same form."""
-        return self._told(self._doubts)
+        return self._rendered(self._doubts)
 
-    def _told(self, noted: Iterable[Problem]) -> tuple[str, ...]:
+    def _rendered(self, noted: Iterable[Problem]) -> tuple[str, ...]:
         ordered = sorted(dict.fromkeys(noted), key=lambda problem: problem[0])
         lines = [
-            f"{self._source}:{line}: {f'{path}: ' if path else ''}{text}" for line, path, text in ordered[:_MOST_TOLD]
+            f"{self._source}:{line}: {f'{path}: ' if path else ''}{text}" for line, path, text in ordered[:_MOST_SHOWN]
         ]
-        if len(ordered) > _MOST_TOLD:
-            last = ordered[_MOST_TOLD][0]
-            lines.append(f"{self._source}:{last}: and {len(ordered) - _MOST_TOLD:,} more from here on")
+        if len(ordered) > _MOST_SHOWN:
+            last = ordered[_MOST_SHOWN][0]
+            lines.append(f"{self._source}:{last}: and {len(ordered) - _MOST_SHOWN:,} more from here on")
         return tuple(lines)
 
 

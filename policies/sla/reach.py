@@ -129,7 +129,7 @@ class Reach:
         if any(rule.when == When() for rule in self._rules):
             return ""
         try:
-            return self._told(self._left([dimension.whole for dimension in self._dimensions], self._asked))
+            return self._described(self._left([dimension.whole for dimension in self._dimensions], self._asked))
         except TooManyRulesError:
             return "too many different conditions to tell which"
 
@@ -142,7 +142,7 @@ class Reach:
         whole[_TENANT] = self._dimensions[_TENANT].mask((tenant,))
         if any(rule.when == When() and whole[_TENANT] & box[_TENANT] for rule, box in self._pairs()):
             return ""
-        return self._told(self._left(whole, self._served))
+        return self._described(self._left(whole, self._served))
 
     def _left(self, whole: Sequence[int], taken: Sequence[Box]) -> list[Box]:
         left = [tuple(whole)]
@@ -150,7 +150,7 @@ class Reach:
             left = self._cut(left, box)
         return left
 
-    def _told(self, left: Sequence[Box]) -> str:
+    def _described(self, left: Sequence[Box]) -> str:
         """One kind of request of the first box: the tenant may use the model, and the prompt is long enough."""
         if not left:
             return ""

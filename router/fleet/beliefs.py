@@ -21,7 +21,7 @@ from router.fleet.prompt_keys import PromptKeys
 class Beliefs:
     """For each backend: blocks in its events, blocks learned from its answers, and for a moment prompts sent to it.
 
-    `tells`: whether a backend reports its cache itself, as our shards do: then nothing is learned. Other
+    `reports`: whether a backend reports its cache itself, as our shards do: then nothing is learned. Other
     engines have feeds. `parity` compares their events with the router's own computation: where both agree, events alone
     count for prompts of token ids; where they differ, learned blocks alone count; before that is known, the better
     of both. Prompts of text match no events, so learned blocks count for them at all backends with or without a feed.
@@ -32,13 +32,13 @@ class Beliefs:
 
     def __init__(
         self,
-        tells: Callable[[str], bool],
+        reports: Callable[[str], bool],
         clock: Callable[[], float],
         is_candidate: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.index = PrefixIndex()
         self.parity = ParityMonitor(clock, holds=self._holds, is_live=self.is_live, is_whole=self.is_whole)
-        self._tells, self._clock, self._is_candidate = tells, clock, is_candidate
+        self._reports, self._clock, self._is_candidate = reports, clock, is_candidate
         self._speculation, self._residency = Speculation(), Residency()
         # of servers with feeds: the name of each rank -> its server, the names of all, those that are live, and
         # those with events for all blocks that they hold
@@ -68,10 +68,10 @@ class Beliefs:
             if self._unsalted and prompt.token_ids:
                 matches = best(matches, self._shared(prompt))
             if self._ranks:
-                prompt.told = matches = self._joined(matches) if self._last_rank else matches
+                prompt.reported = matches = self._joined(matches) if self._last_rank else matches
                 if broken := self.parity.broken(prompt.model):
                     matches = {name: match for name, match in matches.items() if name not in broken}
-            learnt = self._residency.longest(keys, now, but=lambda name: self._is_told(name, prompt.model))
+            learnt = self._residency.longest(keys, now, but=lambda name: self._events_suffice(name, prompt.model))
         else:
             learnt = self._residency.longest(keys, now)
         if self._trust < 1.0:
@@ -89,7 +89,7 @@ class Beliefs:
             if prompt.token_ids and self._hides_salts(backend):
                 keys = prompt.shared
                 self.index.touch(keys)
-            prompt.expected = self.parity.expect(backend, prompt, keys, prompt.told.get(backend))
+            prompt.expected = self.parity.expect(backend, prompt, keys, prompt.reported.get(backend))
 
     def ended(self, prompt: PromptKeys, flight: Flight, seen: BackendView) -> None:
         """Learn from the answer of `flight` how much of `prompt` its backend had, and that it has all of it now.
@@ -98,7 +98,7 @@ class Beliefs:
         no answer.
         """
         backend, expected, prompt.expected = flight.backend, prompt.expected, None
-        if not flight.answered or self._tells(backend):
+        if not flight.answered or self._reports(backend):
             if expected is not None:
                 self.parity.dismiss(backend, expected)
             return
@@ -118,7 +118,7 @@ class Beliefs:
         hint = self._hint(guess, flight, seen, prompt.key_tokens)
         if hint is not None:
             self._residency.observe(guess, hint)
-        if not prompt.is_exact or not self._is_told(backend, prompt.model) or self._hides_salts(backend):
+        if not prompt.is_exact or not self._events_suffice(backend, prompt.model) or self._hides_salts(backend):
             share, weight = hint or (None, 1.0)
             self._tell(Learnt(backend, tuple(keys[:MOST_KEYS]), len(keys), drawn_blocks, share, weight, counts))
 
@@ -140,7 +140,7 @@ class Beliefs:
         match news:
             case Sent():
                 self._speculation.hear(news.backend, news.noted, self._clock(), sent_at=at)
-            case Learnt() if news.keys and not self._tells(news.backend):
+            case Learnt() if news.keys and not self._reports(news.backend):
                 self._hear_learnt(news, at)
             case Lost():
                 self._speculation.forget(news.backend)
@@ -159,7 +159,7 @@ class Beliefs:
 
     def take_over(self, picture: Picture, *, counts: bool) -> None:
         """Take over learned blocks from another router; `counts`: the backend reports cached tokens."""
-        if not self._tells(picture.backend):
+        if not self._reports(picture.backend):
             self._residency.take_over(picture, self._clock())
             if counts:
                 self._exact.add(picture.backend)
@@ -182,12 +182,12 @@ class Beliefs:
         server = self._server_of.get(name, name)
         return server if self._chooses(server) else name
 
-    def tells_salts(self, name: str, *, is_told: bool) -> None:
+    def set_salts(self, name: str, *, are_reported: bool) -> None:
         """Whether events of `name` have the cache salts of prompts, as far as is known.
 
         Without them, blocks may belong to any domain. They count only for domains that sent them there.
         """
-        (self._unsalted.discard if is_told else self._unsalted.add)(name)
+        (self._unsalted.discard if are_reported else self._unsalted.add)(name)
 
     def stored(self, name: str, keys: Sequence[int], tier: str = "device") -> None:
         """Events report that the cache `name` in the index holds the blocks `keys`, parents first."""
@@ -269,9 +269,9 @@ class Beliefs:
         ranks = names.get(server, set())
         return ranks == self._ranks[server] if self._chooses(server) else backend in ranks
 
-    def _is_told(self, backend: str, model: str) -> bool:
+    def _events_suffice(self, backend: str, model: str) -> bool:
         """Whether events alone count for prompts of token ids."""
-        return (backend in self.parity.proven(model) and self.is_live(backend)) or self._tells(backend)
+        return (backend in self.parity.proven(model) and self.is_live(backend)) or self._reports(backend)
 
     def _hides_salts(self, backend: str) -> bool:
         """Whether events of `backend` report blocks without their domain."""
@@ -291,7 +291,7 @@ class Beliefs:
     def _needs_learning(self, backend: str) -> bool:
         if self._hides_salts(backend):
             return True
-        return not self._tells(backend) and not (self.is_live(backend) and not self.parity.needs_learning(backend))
+        return not self._reports(backend) and not (self.is_live(backend) and not self.parity.needs_learning(backend))
 
     def _holds(self, backend: str, key: int) -> bool:
         """Whether `backend` holds the block `key` now by its events, with or without its parents."""

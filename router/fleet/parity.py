@@ -49,14 +49,14 @@ class Expected:
     """The expected values for a prompt's answer.
 
     Once the prompt is computed, its block `last_key` must have been stored; None: the prompt is shorter than a block of
-    the engine. When it was sent, the engine had its first `told_tokens` by its events, and certainly its first
+    the engine. When it was sent, the engine had its first `event_tokens` by its events, and certainly its first
     `held_tokens`, up to the block `held_key`.
     """
 
     last_key: int | None = None
     last: Watched | None = None
     was_there: bool = False
-    told_tokens: int = 0
+    event_tokens: int = 0
     held_key: int | None = None
     held: Watched | None = None
     held_tokens: int = 0
@@ -163,7 +163,7 @@ class ParityMonitor:
             expected.last = watch.begin(expected.last_key, now)
             expected.was_there = match is not None and match.blocks >= depth
         if match is not None:
-            expected.told_tokens = match.blocks * BLOCK_TOKENS
+            expected.event_tokens = match.blocks * BLOCK_TOKENS
         # with several ranks it is unknown which one answers
         if match is not None and match.p_hit == 1.0 and match.device_blocks:
             expected.held_key = keys[match.device_blocks - 1]
@@ -187,7 +187,7 @@ class ParityMonitor:
         if usage is not None and counts_cached:
             self._compare_cached(backend, prompt.model, expected, usage.cached_tokens)
         # without a report of the engine, it may have had any prompt before the feed began
-        may_be_reused = usage is None or not counts_cached or usage.cached_tokens > expected.told_tokens
+        may_be_reused = usage is None or not counts_cached or usage.cached_tokens > expected.event_tokens
         self._compare_last(backend, prompt.model, expected, is_counted_alike=is_equal, may_be_reused=may_be_reused)
         self.dismiss(backend, expected)
 

@@ -24,7 +24,7 @@ class PromptKeys:
     `token_ids` are little-endian uint32, empty if they are not known here. `compares`: its answer can be compared
     with the router's computation; not if the engine is asked to truncate the prompt. Each key stands for `key_tokens`
     of the prompt; for text that is an estimate. `shared_root` is the root key of
-    prompts without a cache domain. `told` are the matches from events
+    prompts without a cache domain. `reported` are the matches from events
     when it was last looked up, and `expected` the values to compare its answer with while it runs.
     """
 
@@ -35,7 +35,7 @@ class PromptKeys:
     shared_root: int = 0
     compares: bool = True
     key_tokens: float = BLOCK_TOKENS
-    told: Mapping[str, Match] = field(default_factory=dict)
+    reported: Mapping[str, Match] = field(default_factory=dict)
     expected: Expected | None = None
     _shared: tuple[int, ...] | None = None
 

@@ -1,1 +1,1 @@
-"""What was said, as the model reads it: chat templates, token ids, calls of tools."""
+"""Prompts as the model reads them: chat templates, token ids, tool calls."""

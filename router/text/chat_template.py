@@ -73,8 +73,8 @@ class ChatTemplate:
 
     @property
     def shows_tools(self) -> bool:
-        """Does the model see the tools that it may call?"""
-        return any("tools" in one.source for one in self._templates.values())
+        """Whether the template shows the model its tools."""
+        return any("tools" in template.source for template in self._templates.values())
 
     def render(self, chat: Chat) -> str:
         """The prompt for `chat`. Raises InvalidRequest if the model has no template or its template objects."""

@@ -44,11 +44,11 @@ def message_of(raw: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Me
 def tool_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The client's tool `raw`."""
     function, deferred = raw["function"], raw.get("defer_loading")
-    said = {name: function.get(name) for name in ("name", "description", "parameters")}
+    described = {name: function.get(name) for name in ("name", "description", "parameters")}
     loading = deferred if function.get("defer_loading") is None else function["defer_loading"]
     more = {"strict": function.get("strict"), "defer_loading": loading}
-    said |= {name: value for name, value in more.items() if value is not None}
-    tool = {"type": raw.get("type", "function"), "function": said}
+    described |= {name: value for name, value in more.items() if value is not None}
+    tool = {"type": raw.get("type", "function"), "function": described}
     return tool if deferred is None else {**tool, "defer_loading": deferred}
 
 
@@ -75,7 +75,7 @@ def seen_by_template(chat: Chat, *, wants_parts: bool, knows_developers: bool) -
 
 
 def _in_parts(message: Message, parts: Sequence[Mapping[str, Any]] | None) -> Message:
-    """`message` with its content as a list; what a tool said stays one text."""
+    """`message` with its content as a list; the result of a tool stays one text."""
     if message["role"] == "tool":
         return message
     alone = [{"type": "text", "text": message["content"]}]

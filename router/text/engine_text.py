@@ -1,7 +1,7 @@
-"""Prompts as an engine itself reads them, for models whose tokenizer is nowhere else.
+"""Prompts as the engine itself tokenizes them, for models without a tokenizer here.
 
-Engines are asked beside the requests that they answer, so that little may be asked of them: what was asked before is
-remembered for its cache domain, large prompts are not sent, and one that is slow or fails is left alone for a while.
+Engines tokenize beside the requests that they answer, so this asks little of them: results are cached for each cache
+domain, large prompts are not sent, and an engine that is slow or fails is not asked for a while.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATIENT_S = 10.0
 PAUSE_S = 10.0
 """How long an engine is not asked after it failed or was slow."""
 
-_Told = TypeVar("_Told")
+_Found = TypeVar("_Found")
 
 READ = (
     *("messages", "prompt", "tools", "tool_choice", "add_generation_prompt", "continue_final_message"),
@@ -65,8 +65,8 @@ class EngineText:
     ) -> list[Tokens] | None:
         """Every input of `ask` as tokens, by the first of `readers` (backend -> itself) that may be asked now.
 
-        None where none can tell, and where it would take too long. One who `is_patient` waits longer, whatever the
-        size, and gets what the engine objects to: raises BackendFailed, InvalidRequest, BackendRefused.
+        None if no engine gives them in time. A caller that `is_patient` waits longer, for prompts of any size, and
+        gets the engine's objections: raises BackendFailed, InvalidRequest, BackendRefused.
         """
         found = []
         for given, body in zip(ask.inputs, ask.bodies, strict=True):
@@ -95,10 +95,10 @@ class EngineText:
             return known
         if not is_patient and size_of(given) > MOST_CHARACTERS:
             return None
-        told = await self._asked(body, model, readers, is_patient=is_patient)
-        if told is None:
+        tokenized = await self._asked(body, model, readers, is_patient=is_patient)
+        if tokenized is None:
             return None
-        ids = pack(told.ids)
+        ids = pack(tokenized.ids)
         self._cache.put(key, text, ids)
         return ids
 
@@ -107,7 +107,7 @@ class EngineText:
     ) -> Tokenized | None:
         """What the first of `readers` that may be asked says of `body`."""
         now = self._clock()
-        name = next((one for one in readers if is_patient or now >= self._not_before.get(one, now)), None)
+        name = next((reader for reader in readers if is_patient or now >= self._not_before.get(reader, now)), None)
         if name is None or (self._asking >= MOST_AT_ONCE and not is_patient):
             return None
         self._asking += 1
@@ -124,24 +124,24 @@ class EngineText:
             self._asking -= 1
 
 
-async def first_told(
-    readers: Mapping[str, TextReader], ask: Callable[[TextReader], Awaitable[_Told | None]]
-) -> _Told | None:
+async def first_reply(
+    readers: Mapping[str, TextReader], ask: Callable[[TextReader], Awaitable[_Found | None]]
+) -> _Found | None:
     """What the first of `readers` answers that can tell; None if none can. Raises what it raises, and BackendFailed
     where it takes longer.
     """
     for reader in readers.values():
-        if (told := await _in_time(ask(reader), PATIENT_S)) is not None:
-            return told
+        if (found := await _in_time(ask(reader), PATIENT_S)) is not None:
+            return found
     return None
 
 
-async def _in_time(answer: Awaitable[_Told], seconds: float) -> _Told:
+async def _in_time(answer: Awaitable[_Found], seconds: float) -> _Found:
     try:
         async with asyncio.timeout(seconds):
             return await answer
     except TimeoutError as error:
-        raise BackendFailed(f"no tokens were told in {seconds:g} s") from error
+        raise BackendFailed(f"no tokens came in {seconds:g} s") from error
 
 
 def _read(given: Input, body: Mapping[str, Any], how: How) -> Mapping[str, Any]:

@@ -62,14 +62,14 @@ def _cut(estimate: Estimate, most: int) -> Estimate:
 def _measured(given: Chat | str, tools: str) -> Measured:
     if isinstance(given, str):
         return measured([given])
-    said: tuple[list[str], list[str]] = ([], [])
+    texts: tuple[list[str], list[str]] = ([], [])
     for message in given.messages:
         calls = message.get("tool_calls")
         text = message["content"] + (msgspec.json.encode(calls).decode() if calls else "")
-        said[message["role"] == "assistant"].append(text)
+        texts[message["role"] == "assistant"].append(text)
     return measured(
-        said[0],
-        replies=said[1],
+        texts[0],
+        replies=texts[1],
         is_chat=True,
         tools=len(given.tools or ()),
         tool_bytes=len(tools.encode()),
@@ -85,8 +85,8 @@ def _keyed_text(given: Chat | str, tools: str) -> str:
     if isinstance(given, str):
         return given
     # what begins alike for prompts that begin alike: tools, then message by message
-    said = [f"{message['role']}\x1f{message['content']}" for message in given.messages]
-    text = "\x1e".join([tools, *said] if tools else said)
+    messages = [f"{message['role']}\x1f{message['content']}" for message in given.messages]
+    text = "\x1e".join([tools, *messages] if tools else messages)
     if not given.media:
         return text
     repeated = min(given.media, MOST_LONG_MEDIA)

@@ -31,17 +31,17 @@ def grammar_of(chat: Chat, tool_format: ToolFormat | None, id_of: Callable[[str]
     return Grammar("rules", rules, FIELD)
 
 
-def with_tools_told(chat: Chat) -> Chat:
-    """`chat` with its tools in a system message, for a model with a template that shows none."""
+def with_tools_listed(chat: Chat) -> Chat:
+    """`chat` with its tools in a system message, for a model with a template that does not show them."""
     tools = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in chat.tools or ())
-    said = f"You may call these functions:\n{tools}"
+    text = f"You may call these functions:\n{tools}"
     first, parts = chat.messages[0], dict(chat.parts)
     if first["role"] != "system":
         later = {at + 1: some for at, some in parts.items()}
-        return replace(chat, messages=[{"role": "system", "content": said}, *chat.messages], parts=later)
+        return replace(chat, messages=[{"role": "system", "content": text}, *chat.messages], parts=later)
     parts.pop(0, None)
-    told = {**first, "content": f"{first['content']}\n\n{said}"}
-    return replace(chat, messages=[told, *chat.messages[1:]], parts=parts)
+    system = {**first, "content": f"{first['content']}\n\n{text}"}
+    return replace(chat, messages=[system, *chat.messages[1:]], parts=parts)
 
 
 def _rules(

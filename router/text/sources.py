@@ -1,8 +1,8 @@
 """Where the tokenizer and the chat template of each model come from: what is configured, a shard, or the engine's own
 checkpoint, in this order.
 
-The files are read in threads and kept; those of a directory are read again when they change. What cannot be read is
-said once in the log, and the next source is used.
+The files are read in threads and kept; those of a directory are read again when they change. A source that cannot be
+read is logged once, and the next source is used.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class Sources:
         self._reading: dict[Place, asyncio.Task[_Read]] = {}
         self._downloads: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, float] = {}
-        self._said: dict[str, str] = {}
+        self._states: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Sources {self._said}>"
+        return f"<Sources {self._states}>"
 
-    def told(self) -> Mapping[str, str]:
-        """Model -> where its tokenizer comes from, in words; only those that were found."""
-        return dict(self._said)
+    def origins(self) -> Mapping[str, str]:
+        """Model -> where its tokenizer comes from, in words; models without a tokenizer are left out."""
+        return dict(self._states)
 
     async def text_of(self, model: Served) -> ModelText | None:
         """How `model` reads text, from the first source that has it; None if none has."""
@@ -126,11 +126,11 @@ class Sources:
         return None
 
     def count_at_engine(self, model: str) -> None:
-        """`model` has no source here, and its engine tells the tokens."""
+        """Note that `model` has no source here: its engine gives the tokens."""
         self._say(model, "its engine, which is asked for each prompt", logging.INFO)
 
     def asks_engine(self, model: Served) -> bool:
-        """May the engines of `model` be asked how it reads text? `tokenizer: none` of one of its pools says no."""
+        """Whether the engines of `model` may be asked to tokenize: not with `tokenizer: none` in one of its pools."""
         for name in model.pools:
             spec = self._pools.get(name)
             if spec is not None and spec.tokenizer == NO_TOKENIZER:
@@ -195,7 +195,7 @@ class Sources:
             del self._reading[place]
 
     async def _fresh(self, place: Place) -> _Read:
-        """What `place` holds now; what is missing is said, and downloaded in the background if it may be."""
+        """The files in `place` now. Missing files are logged, and downloaded in the background if allowed."""
         try:
             read = await asyncio.to_thread(_read_now, place)
         except NoCheckpointError as error:
@@ -210,7 +210,7 @@ class Sources:
         return read
 
     async def _fetch(self, place: Place) -> None:
-        """Download; what came of it is read by the next refresh."""
+        """Download the files of `place`; the next refresh reads them."""
         try:
             directory = await _in_daemon(lambda: self._download(place.name))
             self._read[place] = await asyncio.to_thread(_read_directory, directory)
@@ -222,10 +222,10 @@ class Sources:
 
     def _say(self, about: str, what: str, level: int) -> None:
         """Log `what`, once until it changes."""
-        if self._said.get(about) != what:
-            self._said[about] = what
-            said = "prompts of '%s' are tokenized with the tokenizer from %s" if level == logging.INFO else "'%s': %s"
-            _log.log(level, said, about, what)
+        if self._states.get(about) != what:
+            self._states[about] = what
+            text = "prompts of '%s' are tokenized with the tokenizer from %s" if level == logging.INFO else "'%s': %s"
+            _log.log(level, text, about, what)
 
 
 def _read_now(place: Place) -> _Read:

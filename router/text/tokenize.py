@@ -18,7 +18,7 @@ from policies.nouns import Grammar
 from router.ask import Ask, Chat, Input, Reading
 from router.text.chat_template import ChatTemplate
 from router.text.checkpoint import FILES
-from router.text.forced_calls import grammar_of, with_tools_told
+from router.text.forced_calls import grammar_of, with_tools_listed
 from router.text.text_tokenizer import ChunkCache, TextTokenizer
 from router.text.token_ids import count, unpack
 from router.text.tool_calls import HERMES, ToolSyntax, syntax_of
@@ -91,7 +91,7 @@ class ModelText:
         if isinstance(given, Chat) and given.forced and how.is_sent and tool_format is None:
             # the client asked for a call, and a model that was taught no format can be held to any
             tool_format = HERMES
-            given = given if self.template.shows_tools else with_tools_told(given)
+            given = given if self.template.shows_tools else with_tools_listed(given)
         ids = self._ids(given, how)
         if not ids:
             raise InvalidRequest("the prompt is empty", hint="send at least one token", param="prompt")

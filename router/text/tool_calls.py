@@ -78,7 +78,7 @@ def syntax_of(chat: Chat, tool_format: ToolFormat | None) -> ToolSyntax | None:
 
 
 def heard(backend: Backend, request: Request, prompt: Prompt, syntax: ToolSyntax | None) -> AsyncIterator[Delta]:
-    """What `backend` answers, with tool calls read out of its text where nobody did so before."""
+    """The Deltas of `backend`, with tool calls parsed out of its text unless the backend has parsed them."""
     deltas = backend.generate(request, prompt)
     described = backend.describe()
     if syntax is None or described is None or not described.speaks_tokens:
@@ -110,12 +110,12 @@ class AnswerReader:
         if reader is None:
             reader = self._choices[delta.choice] = CallReader(self._syntax, self._namer(delta.choice))
         finish = delta.finish_reason
-        said = reader.push(delta.text, is_last=finish is not None)
-        if finish is None and not said.calls and said.text == delta.text:
+        parsed = reader.push(delta.text, is_last=finish is not None)
+        if finish is None and not parsed.calls and parsed.text == delta.text:
             return delta
         finish = "tool_calls" if reader.calls and finish == "stop" else finish
-        message = {**(delta.message or {}), "tool_calls": said.calls} if said.calls else delta.message
-        return msgspec.structs.replace(delta, text=said.text, message=message, finish_reason=finish)
+        message = {**(delta.message or {}), "tool_calls": parsed.calls} if parsed.calls else delta.message
+        return msgspec.structs.replace(delta, text=parsed.text, message=message, finish_reason=finish)
 
     def _namer(self, choice: int) -> Callable[[int], str]:
         # nine letters or digits: Mistral's chat templates refuse the ids of any other length
@@ -123,8 +123,10 @@ class AnswerReader:
 
 
 @dataclass(slots=True)
-class Said:
-    """Text, and pieces of calls in the shape of OpenAI's `tool_calls` deltas: at most one for each call."""
+class Parsed:
+    """Text and pieces of calls that later text does not change. Pieces have the shape of OpenAI's `tool_calls` deltas,
+    at most one for each call.
+    """
 
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -153,94 +155,94 @@ class CallReader:
         self._format, self._names, self._id_of = syntax.format, syntax.names, id_of
         self._held, self._body, self._scanned = "", 0, 0
         self._nesting, self._until = _Nesting(), 0
-        self._step: Callable[[Said], bool] = self._begin if syntax.format.is_bare else self._seek
+        self._step: Callable[[Parsed], bool] = self._begin if syntax.format.is_bare else self._seek
         self._is_last = False
 
     def __repr__(self) -> str:
         return f"<CallReader {self.calls} calls, {len(self._held)} characters held>"
 
-    def push(self, text: str, *, is_last: bool = False) -> Said:
+    def push(self, text: str, *, is_last: bool = False) -> Parsed:
         """What is certain once `text` is added; `is_last`: nothing more comes."""
         self._held += text
         self._is_last = is_last
-        said = Said()
-        while self._step(said):
+        parsed = Parsed()
+        while self._step(parsed):
             pass
-        return said
+        return parsed
 
-    # Each step looks at what is held, says what is certain, and returns whether there is more to look at now.
+    # Each step looks at the held text, adds to `parsed` what later text cannot change, and returns whether to go on.
 
-    def _begin(self, said: Said) -> bool:  # noqa: ARG002 - steps are alike
-        """Nothing was said yet: a call may stand here that nothing opens."""
+    def _begin(self, parsed: Parsed) -> bool:  # noqa: ARG002 - steps are alike
+        """No text came before: a call may stand here without an opening mark."""
         if not self._held.strip() and not self._is_last and not self._is_too_long():
             return False
         return self._look_for_call(0) if self._held.lstrip().startswith("{") else self._go(self._seek)
 
-    def _seek(self, said: Said) -> bool:
+    def _seek(self, parsed: Parsed) -> bool:
         """Text, until something opens a call."""
         opens, held = self._format.opens, self._held
         at = held.find(opens)
         if at >= 0:
             before = len(held[:at].rstrip())
-            said.text, self._held = said.text + held[:before], held[before:]
+            parsed.text, self._held = parsed.text + held[:before], held[before:]
             return self._look_for_call(at - before + len(opens))
         certain = len(held) - _overlap(held, opens)
         if self._is_last:
             certain = 0 if self.calls and not held.strip() else len(held)
         elif not self._is_too_long():
             certain = len(held[:certain].rstrip())
-        said.text, self._held = said.text + held[:certain], "" if self._is_last else held[certain:]
+        parsed.text, self._held = parsed.text + held[:certain], "" if self._is_last else held[certain:]
         return False
 
-    def _call(self, said: Said) -> bool:
+    def _call(self, parsed: Parsed) -> bool:
         """What may be a call, from `_body` on."""
         text = self._held[self._body :]
         head = _HEAD.match(text)
         if head is not None:
-            return self._open(said, _unquoted(head[1]), text[head.end() :], depth=1)
+            return self._open(parsed, _unquoted(head[1]), text[head.end() :], depth=1)
         named = _NAMED_HEAD.match(text) if self._format.is_named else None
         if named is not None:
-            return self._open(said, named[1], text[named.end() :], depth=0)
+            return self._open(parsed, named[1], text[named.end() :], depth=0)
         found = _OBJECT.match(text)
         if found is None:
             may_become = _MAY_BECOME_NAMED if self._format.is_named else _SEPARATORS
-            return self._wait(said) if may_become.fullmatch(text) else self._pass_on(said)
+            return self._wait(parsed) if may_become.fullmatch(text) else self._pass_on(parsed)
         end = self._nesting.end_in(text, max(self._scanned, found.end() - 1), until=0)
         self._scanned = len(text)
         if end is None:
-            return self._wait(said)
+            return self._wait(parsed)
         written = _written(text[found.end() - 1 : end])
         if written is None or not self._may_call(written[0]):
-            return self._pass_on(said)
-        self._begin_call(said, written[0])
-        said.argue(self.calls - 1, written[1])
+            return self._pass_on(parsed)
+        self._begin_call(parsed, written[0])
+        parsed.argue(self.calls - 1, written[1])
         self._held = text[end:]
         return self._go(self._after)
 
-    def _open(self, said: Said, name: str | None, rest: str, *, depth: int) -> bool:
-        """Begin a call of `name` whose arguments are what comes next, `depth` objects deep."""
+    def _open(self, parsed: Parsed, name: str | None, rest: str, *, depth: int) -> bool:
+        """Begin a call of `name`; its arguments come next, `depth` objects deep."""
         if name is None or not self._may_call(name):
-            return self._pass_on(said)
-        self._begin_call(said, name)
+            return self._pass_on(parsed)
+        self._begin_call(parsed, name)
         self._held, self._nesting, self._until = rest, _Nesting(depth), depth
         return self._go(self._arguments)
 
-    def _arguments(self, said: Said) -> bool:
+    def _arguments(self, parsed: Parsed) -> bool:
         """Arguments, passed on as they come."""
         end = self._nesting.end_in(self._held, 0, until=self._until)
         piece = self._held if end is None else self._held[:end]
         if piece:
-            said.argue(self.calls - 1, piece)
+            parsed.argue(self.calls - 1, piece)
         self._held = self._held[len(piece) :]
         return end is not None and self._go(self._rest if self._until else self._after)
 
-    def _rest(self, said: Said) -> bool:  # noqa: ARG002
-        """What the object of a call holds behind its arguments, which nobody needs."""
+    def _rest(self, parsed: Parsed) -> bool:  # noqa: ARG002
+        """Skip the members of a call's object behind its arguments."""
         end = self._nesting.end_in(self._held, 0, until=0)
         self._held = "" if end is None else self._held[end:]
         return end is not None and self._go(self._after)
 
-    def _after(self, said: Said) -> bool:  # noqa: ARG002
+    def _after(self, parsed: Parsed) -> bool:  # noqa: ARG002
         """Behind a call: its end, another one, or text."""
         closes, opens = self._format.closes, self._format.opens
         rest = self._held.lstrip() if closes else _BEHIND.sub("", self._held, count=1)
@@ -256,7 +258,7 @@ class CallReader:
         self._held = rest
         return self._look_for_call(0)
 
-    def _go(self, step: Callable[[Said], bool]) -> bool:
+    def _go(self, step: Callable[[Parsed], bool]) -> bool:
         self._step = step
         return True
 
@@ -265,19 +267,19 @@ class CallReader:
         return self._go(self._call)
 
     def _may_call(self, name: str) -> bool:
-        """Is a call of `name` one? Behind its opening any is: who asked will say that there is no such tool."""
+        """Whether `name` is a call's. Behind an opening mark every name is: the client reports an unknown tool."""
         return name in self._names or self._body > 0
 
-    def _wait(self, said: Said) -> bool:
-        return (self._is_last or self._is_too_long()) and self._pass_on(said)
+    def _wait(self, parsed: Parsed) -> bool:
+        return (self._is_last or self._is_too_long()) and self._pass_on(parsed)
 
-    def _pass_on(self, said: Said) -> bool:
+    def _pass_on(self, parsed: Parsed) -> bool:
         """It is no call: what opened it is text, and so may be what follows."""
-        said.text, self._held = said.text + self._held[: self._body], self._held[self._body :]
+        parsed.text, self._held = parsed.text + self._held[: self._body], self._held[self._body :]
         return self._go(self._seek)
 
-    def _begin_call(self, said: Said, name: str) -> None:
-        said.call(self.calls, self._id_of(self.calls), name)
+    def _begin_call(self, parsed: Parsed, name: str) -> None:
+        parsed.call(self.calls, self._id_of(self.calls), name)
         self.calls += 1
 
     def _is_too_long(self) -> bool:

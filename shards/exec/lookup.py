@@ -43,13 +43,13 @@ class PromptIndex:
 
     def find(self, gram: Gram) -> int | None:
         """The position behind the last `gram`; None if there is none, or if another gram took its place."""
-        one, two, three = gram
+        first_token, second_token, third_token = gram
         first, second, third = _FACTORS
-        mixed = (one * first ^ two * second ^ three * third) & 0xFFFFFFFF
+        mixed = (first_token * first ^ second_token * second ^ third_token * third) & 0xFFFFFFFF
         position: int = self._places[mixed >> self._shift]
         # position 0 means an empty place: no gram ends there
-        if position and self.tokens[position - 1] == three:
-            is_alike = self.tokens[position - 2] == two and self.tokens[position - 3] == one
+        if position and self.tokens[position - 1] == third_token:
+            is_alike = self.tokens[position - 2] == second_token and self.tokens[position - 3] == first_token
             return position if is_alike else None
         return None
 

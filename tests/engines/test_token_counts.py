@@ -39,5 +39,5 @@ async def test_the_checkpoint_that_the_engine_names_is_found_without_any_setting
     async with Router(parse(config_of(vllm.url))) as router, aiohttp.ClientSession() as http:
         assert await router.wait_until_reached(20)
         seen = [await counted(router, http, call) for call in calls(18, seed=8)]
-        assert list(router.gateway.sources.told().values()) == [f"its engine's checkpoint {weights()}"]
+        assert list(router.gateway.sources.origins().values()) == [f"its engine's checkpoint {weights()}"]
     assert [one for one in seen if not one.is_right] == []

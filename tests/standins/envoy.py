@@ -56,18 +56,18 @@ class Refused(Exception):
 class Envoy:
     """One listener with the filter. `cut` is the size in which request bodies arrive; `metadata` is that of the route.
 
-    `picked` is set once it knows where to go; it reaches none of `unreachable`. `tells_served`: it reports the endpoint
-    that served. `trailers`: the client sends some; it leaves when it has read this (`leaves_at`).
+    `picked` is set once it knows where to go; it reaches none of `unreachable`. `reports_served`: it reports the
+    endpoint that served. `trailers`: the client sends some; it leaves when it has read this (`leaves_at`).
     `timeout_s` is what the stream to the picker may take.
     """
 
     picker: str
     request_mode: int = DUPLEX
     response_mode: int = DUPLEX
-    tells_modes: bool = True
+    reports_modes: bool = True
     cut: int = 1 << 16
     metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    tells_served: bool = True
+    reports_served: bool = True
     trailers: bool = False
     picked: asyncio.Event = field(default_factory=asyncio.Event)
     unreachable: set[str] = field(default_factory=set)
@@ -167,7 +167,7 @@ class Envoy:
         tried: Sequence[str],
     ) -> Reply:
         """Let the picker hear a response, and give the client what the picker lets pass."""
-        served = {"envoy.lb": {f"{DESTINATION}-served": tried[-1]}} if self.tells_served else {}
+        served = {"envoy.lb": {f"{DESTINATION}-served": tried[-1]}} if self.reports_served else {}
         said = _headers({":status": str(status), **headers})
         await stream.write(
             pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=said), metadata_context=_metadata(served))
@@ -203,7 +203,7 @@ class Envoy:
         return pb.ProcessingRequest(
             request_headers=pb.HttpHeaders(headers=_headers(headers), end_of_stream=is_last),
             metadata_context=_metadata(self.metadata),
-            protocol_config=modes if self.tells_modes else None,
+            protocol_config=modes if self.reports_modes else None,
         )
 
 

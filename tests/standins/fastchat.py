@@ -33,7 +33,7 @@ class FastChatWorker(StandIn):
     conversation: Mapping[str, Any] = field(default_factory=lambda: VICUNA)
     error: tuple[int, str] | None = None
     is_controller: bool = False
-    tells_finish: bool = True
+    reports_finish: bool = True
     waiting: int = 0
 
     def routes(self) -> Iterable[web.RouteDef]:
@@ -82,7 +82,7 @@ class FastChatWorker(StandIn):
                     await self._frame(reply, self._said(text + "\ufffd", prompt, drawn) | {"finish_reason": None})
                 text += piece
                 await self._frame(reply, self._said(text, prompt, drawn) | {"finish_reason": None})
-            reason = self.finish(most) if self.tells_finish else None
+            reason = self.finish(most) if self.reports_finish else None
             await self._frame(reply, self._said(text, prompt, drawn) | {"finish_reason": reason})
         return reply
 

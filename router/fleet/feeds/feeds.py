@@ -19,7 +19,7 @@ from policies.errors import BackendFailed, ConfigError
 from policies.sla.config import PoolSpec
 from router.fleet.cluster.names import backend_name
 from router.fleet.feeds.health import FeedHealth
-from router.fleet.feeds.options import OVER_ZMQ, FeedSpec, feed_specs, found_specs, is_switched_off, told_specs
+from router.fleet.feeds.options import OVER_ZMQ, FeedSpec, feed_specs, found_specs, is_switched_off, published_specs
 from router.fleet.feeds.relay import MemoryRelay, Relay
 from router.fleet.feeds.sink import EventSink, RankCache
 from router.fleet.feeds.tensorrt_llm import TensorRTFeed
@@ -181,7 +181,7 @@ class Feeds:
         while True:
             publisher, address = self._publishers[backend]
             try:
-                specs = told_specs(backend, address, await publisher.event_addresses())
+                specs = published_specs(backend, address, await publisher.event_addresses())
                 break
             except BackendFailed:
                 await self._sleep(pause_s)

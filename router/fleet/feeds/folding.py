@@ -24,15 +24,15 @@ _ADAPTERS = ""
 class _Cache:
     """One source's folders, by the names of its model, and its name in the index.
 
-    Its blocks have `block_tokens` tokens. `is_salted`: it gets cache domains as salts. `tells_salts`: one of its events
-    had a domain of ours as the salt of a prompt.
+    Its blocks have `block_tokens` tokens. `is_salted`: it gets cache domains as salts. `reports_salts`: one of its
+    events had a domain of ours as the salt of a prompt.
     """
 
     name: str
     folders: dict[str, Folder]
     is_salted: bool
     block_tokens: int = 0
-    tells_salts: bool = False
+    reports_salts: bool = False
 
 
 class FoldingSink:
@@ -85,7 +85,7 @@ class FoldingSink:
         name = self._beliefs.joined(source.backend, source.rank)
         cache = self._caches[source] = _Cache(name, {}, self._is_salted(source.backend))
         if not cache.is_salted:
-            self._beliefs.tells_salts(name, is_told=False)
+            self._beliefs.set_salts(name, are_reported=False)
         return cache
 
     def _store(self, source: RankCache, cache: _Cache, event: Stored) -> None:
@@ -116,10 +116,10 @@ class FoldingSink:
         """Whether a prompt with such blocks and this salt can come from this router or from another one like it."""
         if not cache.is_salted:
             return not salt
-        if not cache.tells_salts and (salt is None or self._is_domain(salt)):
-            cache.tells_salts = salt is not None
-            self._beliefs.tells_salts(cache.name, is_told=cache.tells_salts)
-        return salt is not None or not cache.tells_salts
+        if not cache.reports_salts and (salt is None or self._is_domain(salt)):
+            cache.reports_salts = salt is not None
+            self._beliefs.set_salts(cache.name, are_reported=cache.reports_salts)
+        return salt is not None or not cache.reports_salts
 
     def _folders(self, source: RankCache, cache: _Cache, adapter: str | None) -> list[tuple[Folder, str]]:
         """The folders of such blocks, each with the name that is part of their keys."""

@@ -104,7 +104,7 @@ def unheard(pools: Iterable[PoolSpec]) -> list[str]:
     ]
 
 
-def told_specs(backend: str, address: str, published: Iterable[EventAddress]) -> tuple[FeedSpec, ...]:
+def published_specs(backend: str, address: str, published: Iterable[EventAddress]) -> tuple[FeedSpec, ...]:
     """The feeds of a vLLM at `address` that reports itself where its ranks publish.
 
     An address that only the engine's machine can reach is left out if the engine is on another machine than this one.

@@ -21,7 +21,7 @@ _KEYS = "/admin/tenants/{tenant}/keys"
 _USUAL_OVERLAP = "24h"
 _MOST_S = 3650 * 86400.0
 _MOST_NAME = 64
-_TOLD_ONCE = {"Cache-Control": "no-store"}
+_NOT_CACHED = {"Cache-Control": "no-store"}
 
 
 def add_keys(app: web.Application, gateway: Gateway) -> None:
@@ -31,13 +31,13 @@ def add_keys(app: web.Application, gateway: Gateway) -> None:
         tenant, body = _tenant(request, gateway), await _body(request, ("name", "expires", "limits"))
         name, lives_s, limits = _name(body), _seconds(body, "expires"), _limits(body, tenant)
         made = await gateway.keys.issue(tenant.name, name=name, lives_s=lives_s, limits=limits)
-        return json_reply(_told(made, gateway), status=201, headers=_TOLD_ONCE)
+        return json_reply(_new_key_body(made, gateway), status=201, headers=_NOT_CACHED)
 
     async def show(request: web.Request) -> web.Response:
         tenant = _tenant(request, gateway)
         issued = [_shown(key, gateway) for key in gateway.keys.of(tenant.name)]
         written = [
-            {"id": id_of(digest), "limits": _told_limits(tenant.key_limits.get(digest)), "from": "file"}
+            {"id": id_of(digest), "limits": _set_limits(tenant.key_limits.get(digest)), "from": "file"}
             for digest in sorted(tenant.key_hashes)
         ]
         return json_reply({"tenant": tenant.name, "keys": [*issued, *written]})
@@ -48,7 +48,7 @@ def add_keys(app: web.Application, gateway: Gateway) -> None:
         overlap_s, lives_s = _seconds({"overlap": _USUAL_OVERLAP, **body}, "overlap"), _seconds(body, "expires")
         made = await gateway.keys.rotate(tenant.name, old, overlap_s=overlap_s or 0.0, lives_s=lives_s)
         replaced = next((_shown(key, gateway) for key in gateway.keys.of(tenant.name) if key.id == old), None)
-        return json_reply({**_told(made, gateway), "replaces": replaced}, status=201, headers=_TOLD_ONCE)
+        return json_reply({**_new_key_body(made, gateway), "replaces": replaced}, status=201, headers=_NOT_CACHED)
 
     async def revoke(request: web.Request) -> web.Response:
         tenant = _tenant(request, gateway)
@@ -135,13 +135,13 @@ def _limits(body: Mapping[str, Any], tenant: Tenant) -> Limits | None:
     return Limits(**found) if found else None
 
 
-def _told_limits(limits: Limits | None) -> dict[str, int]:
+def _set_limits(limits: Limits | None) -> dict[str, int]:
     """The limits that are set, by their names in the SLA file."""
     values = {key: getattr(limits, name, None) for key, name in LIMIT_FIELDS.items()}
     return {key: most for key, most in values.items() if most is not None}
 
 
-def _told(made: NewKey, gateway: Gateway) -> dict[str, Any]:
+def _new_key_body(made: NewKey, gateway: Gateway) -> dict[str, Any]:
     """The reply to a new key: all of it, with the key itself. No later reply has the key."""
     return {"key": made.text, "tenant": made.kept.tenant, **_shown(made.kept, gateway)}
 
@@ -155,6 +155,6 @@ def _shown(key: IssuedKey, gateway: Gateway) -> dict[str, Any]:
         "expired": key.has_expired(gateway.keys.now()),
         "last_used": gateway.keys.used(key.sha256),
         "replaced_by": key.replaced_by,
-        "limits": _told_limits(key.limits),
+        "limits": _set_limits(key.limits),
         "from": "api",
     }

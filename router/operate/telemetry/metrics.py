@@ -49,7 +49,7 @@ class Series(dict[Labels, T]):
         return made
 
     def forget(self, at: int, value: str) -> None:
-        """Let go of every series whose label number `at` has this `value`."""
+        """Drop every series with this `value` of label number `at`."""
         for labels in tuple(self):
             values = (labels,) if isinstance(labels, str) else labels
             if values[at] == value:

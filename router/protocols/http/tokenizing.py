@@ -21,7 +21,7 @@ from router.fleet.cluster.served_model import ServedModel
 from router.protocols.http.routes import Routes
 from router.protocols.openai.request import chat_ask, completion_ask
 from router.protocols.reading import converted
-from router.text.engine_text import first_told
+from router.text.engine_text import first_reply
 from router.text.token_ids import pack, unpack
 
 TOKENIZE_PATH = "/tokenize"
@@ -101,7 +101,7 @@ async def _ids(ask: Ask, model: ServedModel, tenant: Tenant, gateway: Gateway) -
         return await _ids_of_nothing(ask, model, gateway)
     (tokens,) = await tokenize(ask, model, tenant, gateway, is_asked=True)
     if not tokens.token_ids:
-        raise _untold(model)
+        raise _no_ids(model)
     return unpack(tokens.token_ids).tolist()
 
 
@@ -109,7 +109,9 @@ async def _ids_of_nothing(ask: Ask, model: ServedModel, gateway: Gateway) -> lis
     """The ids of an empty text: special tokens, if any."""
     if (text := await gateway.sources.text_of(model)) is not None:
         return unpack(b"" if ask.reading.adds_special is False else text.tokenizer.with_ends(b"")).tolist()
-    read = await first_told(readers_of(model, gateway), lambda reader: reader.tokenize(ask.bodies[0], model=model.name))
+    read = await first_reply(
+        readers_of(model, gateway), lambda reader: reader.tokenize(ask.bodies[0], model=model.name)
+    )
     return [] if read is None else list(read.ids)
 
 
@@ -117,20 +119,20 @@ async def _texts(ids: list[int], body: Mapping[str, Any], model: ServedModel, ga
     """The text of each of `ids`; None if neither the tokenizer nor a backend gives it."""
     if (text := await gateway.sources.text_of(model)) is not None:
         return [text.tokenizer.token_of(token_id) for token_id in ids]
-    read = await first_told(readers_of(model, gateway), lambda reader: reader.tokenize(body, model=model.name))
+    read = await first_reply(readers_of(model, gateway), lambda reader: reader.tokenize(body, model=model.name))
     return None if read is None or read.texts is None else list(read.texts)
 
 
 async def _text(ids: list[int], model: ServedModel, gateway: Gateway) -> str:
     if (text := await gateway.sources.text_of(model)) is not None:
         return text.tokenizer.decode(pack(ids))
-    decoded = await first_told(readers_of(model, gateway), lambda reader: reader.detokenize(ids, model=model.name))
+    decoded = await first_reply(readers_of(model, gateway), lambda reader: reader.detokenize(ids, model=model.name))
     if decoded is None:
-        raise _untold(model)
+        raise _no_ids(model)
     return decoded
 
 
-def _untold(model: ServedModel) -> InvalidRequest:
+def _no_ids(model: ServedModel) -> InvalidRequest:
     hint = "operators can give its pool a `tokenizer`"
     return InvalidRequest(
         f"the router has no tokenizer of '{model.name}', and no backend gives the ids", hint=hint, param="model"

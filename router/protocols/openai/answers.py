@@ -62,8 +62,8 @@ def whole_body(shape: Shape, head: Head, answers: Sequence[Answer], usage: Usage
 
 
 def merged_body(shape: Shape, head: Head, answers: Sequence[Answer], usage: Usage, choices: int) -> bytes:
-    """The answers to several prompts, `choices` to each, as one body, if backends answered in the dialect: the fields of
-    the first body, all choices in order, and the sum of usage.
+    """The answers to several prompts, `choices` to each, as one body, if backends answered in the dialect: the fields
+    of the first body, all choices in order, and the sum of usage.
     """
     whole: dict[str, Any] = {}
     merged: list[dict[str, Any]] = []

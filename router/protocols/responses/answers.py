@@ -162,7 +162,7 @@ class ResponseStream:
         if delta.text or delta.logprobs:
             text = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield from self._switch("message", {**_MESSAGE, "content": []}, text)
-            logprobs = [chat_logprob(one) for one in delta.logprobs]
+            logprobs = [chat_logprob(token) for token in delta.logprobs]
             self._part["text"] += delta.text
             self._part["logprobs"] += logprobs
             yield self._in_part("response.output_text.delta", delta=delta.text, logprobs=logprobs)

@@ -159,13 +159,13 @@ def _text(content: str | Sequence[ResponsePart] | None, where: str, first: int =
     if content is None or isinstance(content, str):
         return content or ""
     for at, part in enumerate(content, first):
-        if _said(part) is None:
+        if _text_in(part) is None:
             param, hint = f"{where}[{at}]", "input_text, and input_image and input_file by URL or value, are"
             raise InvalidRequest(f"{param}: parts of type '{part.type[:40]}' are not supported", hint=hint, param=param)
-    return "".join(_said(part) or "" for part in content)
+    return "".join(_text_in(part) or "" for part in content)
 
 
-def _said(part: ResponsePart) -> str | None:
+def _text_in(part: ResponsePart) -> str | None:
     """The text of `part`; None if it has none."""
     if part.type == "refusal":
         return part.refusal

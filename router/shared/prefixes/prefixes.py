@@ -128,7 +128,7 @@ class Prefixes:
     def share(self, tell: Callable[[PrefixNews], None], catch_up: Callable[[], Awaitable[None]] | None = None) -> None:
         """Call `tell` with news for other routers; it must be cheap.
 
-        `catch_up` returns when all news told before were written, and all entries written before were read.
+        `catch_up` returns when all earlier news were written, and all entries written before were read.
         """
         self._tell, self._catch_up = tell, catch_up or _alone
 
@@ -153,9 +153,9 @@ class Prefixes:
         room = self._rules.most_mended - sum(charge.task is not None for charge in self._charges.values())
         for key, charge in islice(filter(self._is_broken, self._charges.items()), max(0, room)):
             self._begin(key, charge)
-        due = ((key, charge) for key, charge in self._charges.items() if now - charge.told_at >= self._rules.again_s)
-        for key, charge in islice(due, self._rules.most_told):
-            charge.told_at = now
+        due = ((key, charge) for key, charge in self._charges.items() if now - charge.sent_at >= self._rules.again_s)
+        for key, charge in islice(due, self._rules.most_sent):
+            charge.sent_at = now
             self._tell(self._book[key])
 
     def check(self) -> None:
@@ -181,7 +181,7 @@ class Prefixes:
 
     def _as_seen(self, prefix: Prefix) -> Prefix:
         """`prefix`, reduced to what is left of it if no router maintains it any more."""
-        if prefix.key in self._charges or self._book.silence_s(prefix.key) < self._rules.untold_s:
+        if prefix.key in self._charges or self._book.silence_s(prefix.key) < self._rules.unmaintained_s:
             return prefix
         return msgspec.structs.replace(prefix, places=self._places.left(prefix), is_warming=False, trouble=_UNTENDED)
 
@@ -256,7 +256,7 @@ class Prefixes:
                 # ill for a short time only: it may come back with its blocks, and then its pin must be prolonged
                 were_reached = False
                 continue
-            rest = tuple(one for one in self._book[key].places if one.backend != place.backend)
+            rest = tuple(each for each in self._book[key].places if each.backend != place.backend)
             self._change(key, places=rest if kept is None else (*rest, kept))
         return were_reached
 

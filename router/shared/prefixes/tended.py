@@ -17,12 +17,12 @@ class Tended:
     """A prefix that this router maintains: what to compute, and the task that does so, if one runs now.
 
     `pinned` is the wish that all its pins have got. `under_way` are the backends that the task tries; `failure` is the
-    error that ended it. `told_at` is when it was last repeated to other routers.
+    error that ended it. `sent_at` is when it was last repeated to other routers.
     """
 
     ask: Ask
     keys: tuple[int, ...]
-    told_at: float
+    sent_at: float
     pinned: Wish | None = None
     task: asyncio.Task[None] | None = None
     under_way: set[str] = field(default_factory=set)

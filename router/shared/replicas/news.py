@@ -63,7 +63,7 @@ def decode(payload: bytes) -> Batch:
 
 
 def batches(news: Sequence[tuple[float, News]], traffic: Mapping[str, Traffic] | None, now: float) -> Iterator[Batch]:
-    """`news`, each with the time at which it was told, in batches of about MOST_BYTES; `traffic` in the last one."""
+    """`news`, each with its time, in batches of about MOST_BYTES; `traffic` in the last one."""
     aged: list[tuple[int, News]] = []
     size = 0
     for at, item in news:

@@ -39,7 +39,7 @@ class Peers:
         if traffic is None:
             self._peers[name] = _Peer(at, before)
             return
-        there = {backend: _told(before.get(backend, Elsewhere()), now, at) for backend, now in traffic.items()}
+        there = {backend: _changed(before.get(backend, Elsewhere()), now, at) for backend, now in traffic.items()}
         self._peers[name] = _Peer(at, there)
 
     def together(self, now: float) -> dict[str, Elsewhere]:
@@ -52,7 +52,7 @@ class Peers:
         return sums
 
 
-def _told(before: Elsewhere, traffic: Traffic, at: float) -> Elsewhere:
+def _changed(before: Elsewhere, traffic: Traffic, at: float) -> Elsewhere:
     """The state at a backend after a router reports `traffic` at `at`; `before` was its state until then."""
     was = before.traffic
     # a prompt that joins others does not reset the backend's start

@@ -88,8 +88,8 @@ class Replicas:
         self._on_event, self._on_state, self._on_prefix = on_event, on_state, on_prefix
         self._peers = Peers(silent_s=options.silent_s)
         self._news: deque[tuple[float, News]] = deque()
-        self._told_traffic: dict[str, Traffic] = {}
-        self._told_at = self._heard_all_at = -1e9
+        self._sent_traffic: dict[str, Traffic] = {}
+        self._sent_at = self._heard_all_at = -1e9
         self._after, self._is_known = START, False
         self._is_current = self._is_whole = False
         self._listens_since = clock()
@@ -147,7 +147,7 @@ class Replicas:
         await self._calls.end()
 
     async def catch_up(self) -> None:
-        """Return when all news told before were written, and all entries written before were read.
+        """Return when all earlier news were written, and all entries written before were read.
 
         At once while the stream is away, and after `deadline_s` in any case.
         """
@@ -172,7 +172,7 @@ class Replicas:
             self._lost(failure.fault)
             return False
         if found.unwritten is None:
-            self._forget_told(count)
+            self._drop_sent(count)
         await self._hear(found)
         if found.unwritten is not None:
             self._lost(found.unwritten.fault)
@@ -236,16 +236,16 @@ class Replicas:
         now = self._clock()
         payloads = [encode(batch) for batch in batches(self._news, traffic, now)]
         if traffic is not None:
-            self._told_traffic, self._told_at = traffic, now
+            self._sent_traffic, self._sent_at = traffic, now
         return payloads
 
     def _new_traffic(self) -> dict[str, Traffic] | None:
         """The running requests here, if they changed or were not sent for a while."""
         traffic = self._cluster.traffic()
-        is_due = self._clock() - self._told_at >= self._options.again_s
-        return traffic if is_due or traffic != self._told_traffic else None
+        is_due = self._clock() - self._sent_at >= self._options.again_s
+        return traffic if is_due or traffic != self._sent_traffic else None
 
-    def _forget_told(self, count: int) -> None:
+    def _drop_sent(self, count: int) -> None:
         # the oldest may have been dropped while the others were written
         for _ in range(min(count, len(self._news))):
             self._news.popleft()

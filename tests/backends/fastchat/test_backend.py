@@ -130,7 +130,7 @@ async def test_a_controller_takes_texts_alone() -> None:
 
 
 async def test_a_worker_that_names_no_reason_is_heard_to_its_end() -> None:
-    async with a_backend(FastChatWorker(tells_finish=False)) as (backend, _):
+    async with a_backend(FastChatWorker(reports_finish=False)) as (backend, _):
         assert (await everything(backend, prompt=a_text()))[-2].finish_reason == "stop"
 
 

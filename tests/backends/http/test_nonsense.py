@@ -10,7 +10,7 @@ import pytest
 from backends.fastchat.answer import FastChatAnswer
 from backends.http.client import Answer
 from backends.http.generate_answer import GenerateAnswer
-from backends.http.nonsense import usage_told
+from backends.http.nonsense import reported_usage
 from backends.llama_cpp.answer import LlamaCppAnswer
 from backends.messages.answer import AnthropicAnswer
 from backends.ollama.answer import OllamaAnswer
@@ -84,4 +84,4 @@ def test_counts_and_places_that_cannot_be_are_nonsense(answer: Answer, data: byt
 
 
 def test_what_is_not_told_is_nothing() -> None:
-    assert usage_told(None, 3) == Usage(0, 3, 0)
+    assert reported_usage(None, 3) == Usage(0, 3, 0)

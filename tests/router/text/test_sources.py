@@ -65,7 +65,7 @@ async def test_what_is_configured_goes_before_a_shard_and_that_before_the_engine
     async with sources_of(str(configured)) as sources:
         model = AModel(assets=shard, root=str(root))
         assert mark_of(await sources.text_of(model)) == "configured"
-        assert sources.told() == {MODEL: f"`tokenizer: {configured}`"}
+        assert sources.origins() == {MODEL: f"`tokenizer: {configured}`"}
     async with sources_of() as sources:
         assert mark_of(await sources.text_of(model)) == "shard"
         assert mark_of(await sources.text_of(AModel(root=str(root)))) == "root"
@@ -143,7 +143,7 @@ async def test_a_tokenizer_that_is_broken_is_said_and_the_next_source_is_used(
         a_checkpoint(tmp_path)
         await sources.refresh()
         await sources.text_of(AModel(assets=some_assets()))
-        assert sources.told()[MODEL] == f"`tokenizer: {tmp_path}`"
+        assert sources.origins()[MODEL] == f"`tokenizer: {tmp_path}`"
 
 
 async def test_a_name_of_the_hub_is_downloaded_beside_the_requests(tmp_path: Path) -> None:

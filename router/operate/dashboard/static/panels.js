@@ -117,7 +117,7 @@ export function backends(now, change) {
         [h("strong", {}, backend.name), h("small", {}, backend.rank ? `rank ${backend.rank} of ${backend.server}`
           : `${backend.pool === backend.kind ? backend.kind : `${backend.pool}, ${backend.kind}`}${backend.ranks > 1 ? `, rank 0 of ${backend.ranks}` : ""}`)],
         [sign(backend.state), h("small", {}, backend.draining && backend.state !== "draining" ? "and draining" : ""),
-          backend.trouble ? h("small", { class: "told" }, `for ${seconds(backend.trouble_s)}: ${backend.trouble}`) : ""],
+          backend.trouble ? h("small", { class: "reason" }, `for ${seconds(backend.trouble_s)}: ${backend.trouble}`) : ""],
         [h("span", { class: "meter" }, bar(backend.most ? backend.running / backend.most : 0, { width: 70, bad: backend.waiting > 0 }),
           `${count(backend.running)}${backend.most ? ` of ${count(backend.most)}` : ""}`), h("small", {}, backend.waiting ? `${count(backend.waiting)} wait there` : `${count(backend.in_flight)} of this router`)],
         used === null
@@ -150,7 +150,7 @@ export function prefixes(now) {
     `computed before anybody asks, and pinned where backends can; the bar is what stays of it${more ? ` · ${count(more)} more are not shown` : ""}`;
   const cells = (prefix) => [
     [h("strong", {}, prefix.id), h("small", {}, prefix.model)], prefix.tenant,
-    [sign(prefix.state), h("small", { class: "told" }, prefix.message)], count(prefix.tokens),
+    [sign(prefix.state), h("small", { class: "reason" }, prefix.message)], count(prefix.tokens),
     [h("span", { class: "places" }, prefix.places.length ? prefix.places.map((each) => place(each, prefix.tokens)) : h("span", { class: "dim" }, "nowhere")),
       h("small", {}, prefix.places.length < prefix.shards ? `${prefix.places.length} of ${prefix.shards} backends` : "")],
     lasting(prefix.left_s),

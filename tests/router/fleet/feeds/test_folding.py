@@ -98,7 +98,7 @@ def answer(beliefs: Beliefs, prompt: PromptKeys) -> None:
 def told(beliefs: Beliefs, prompt: PromptKeys) -> dict[str, int]:
     """What events alone say of it."""
     beliefs.longest(prompt)
-    return {name: match.blocks for name, match in prompt.told.items()}
+    return {name: match.blocks for name, match in prompt.reported.items()}
 
 
 def test_of_an_engine_that_tells_no_salts_a_domain_finds_what_it_sent_there_itself_and_no_other_does() -> None:

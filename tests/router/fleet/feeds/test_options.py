@@ -7,7 +7,7 @@ import pytest
 from backends.base import EventAddress
 from policies.errors import ConfigError
 from policies.sla.config import PoolSpec
-from router.fleet.feeds.options import backend_options, feed_specs, told_specs, unheard
+from router.fleet.feeds.options import backend_options, feed_specs, published_specs, unheard
 from router.fleet.feeds.sink import RankCache
 
 
@@ -101,7 +101,7 @@ def test_a_pool_of_another_kind_must_say_whose_events_they_are() -> None:
 def test_where_an_engine_says_that_it_publishes_is_heard_at_its_own_host(
     address: str, told: str, heard: str | None
 ) -> None:
-    specs = told_specs("gpu-0", address, [EventAddress(1, told, "tcp://*:5558")])
+    specs = published_specs("gpu-0", address, [EventAddress(1, told, "tcp://*:5558")])
     assert [(spec.source, spec.engine, spec.events) for spec in specs] == (
         [(RankCache("gpu-0", 1), "vllm", heard)] if heard else []
     )

@@ -133,7 +133,7 @@ async def test_an_engine_is_asked_where_rules_look_at_lengths_and_once_for_each_
         for _ in range(2):
             assert (await client.answer(CHAT, a_chat("x" * 150)))[0] == 200
         assert (await client.answer(CHAT, a_chat("é")))[0] == 200
-        assert router.gateway.sources.told() == {MODEL: "its engine, which is asked for each prompt"}
+        assert router.gateway.sources.origins() == {MODEL: "its engine, which is asked for each prompt"}
     assert [(request.prompt_tokens, request.service_class) for request in engine.requests] == [
         (150, "batch"),
         (150, "batch"),

@@ -60,7 +60,7 @@ async def test_a_request_goes_where_the_picker_says_and_its_answer_comes_back_as
         assert settled(router) == {Outcome.FINISHED: 1}
 
 
-@pytest.mark.parametrize("modes", [{}, {"request_mode": BUFFERED, "response_mode": STREAMED}, {"tells_modes": False}])
+@pytest.mark.parametrize("modes", [{}, {"request_mode": BUFFERED, "response_mode": STREAMED}, {"reports_modes": False}])
 @pytest.mark.parametrize("fields", [{}, {"stream": True, "stream_options": {"include_usage": True}}])
 async def test_usage_is_read_from_the_answer_that_passes_by(modes: dict[str, Any], fields: dict[str, Any]) -> None:
     engine = OpenAIServer(model=MODEL, cached_tokens=3)

@@ -395,7 +395,7 @@ async def test_whoever_is_asked_last_looks_after_it() -> None:
 
 
 async def test_many_are_told_again_a_few_at_a_time() -> None:
-    async with a_bench(most_told=2) as bench:
+    async with a_bench(most_sent=2) as bench:
         names = {f"text {number}": (number,) for number in range(1, 6)}
         bench.warmer.prompts |= names
         ids = {(await bench.keep(name)).id for name in names}
