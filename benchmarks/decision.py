@@ -260,7 +260,9 @@ def compared(bench: Bench, rounds: int) -> Compared:
 
 def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     """The slope of log(seconds) over log(sizes), by least squares."""
-    slope, _ = statistics.linear_regression([math.log(size) for size in sizes], [math.log(one) for one in seconds])
+    slope, _ = statistics.linear_regression(
+        [math.log(size) for size in sizes], [math.log(duration_s) for duration_s in seconds]
+    )
     return slope
 
 
@@ -295,7 +297,7 @@ def report(tokens: int, sizes: Sequence[int], rounds: int) -> None:
 
 
 def integers(text: str) -> list[int]:
-    return [int(one) for one in text.split(",")]
+    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:

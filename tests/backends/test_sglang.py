@@ -188,8 +188,8 @@ async def test_each_rank_is_a_backend_and_the_server_hears_which_one_it_is(body:
     async with a_backend(SGLangServer(ranks=2)) as (backend, server):
         (second,) = backend.ranks()
         assert second.name == "s/1"
-        for one in (backend, second):
-            await everything(one, prompt=a_prompt(body=body))
+        for each in (backend, second):
+            await everything(each, prompt=a_prompt(body=body))
         for rank, seen in enumerate(server.received):
             assert (seen.body["routed_dp_rank"], seen.body["data_parallel_rank"]) == (rank, rank)
             assert seen.headers["x-data-parallel-rank"] == str(rank)

@@ -37,10 +37,10 @@ async def asked(kind: type[HttpBackend], answers: dict[str, Any]) -> AsyncIterat
 
     async def answer(request: web.Request) -> web.Response:
         received.append((request.path, await request.json()))
-        told = answers.get(request.path)
-        if isinstance(told, int) or told is None:
-            return web.json_response({"error": {"message": "no"}}, status=told or 404)
-        return web.json_response(told)
+        answer = answers.get(request.path)
+        if isinstance(answer, int) or answer is None:
+            return web.json_response({"error": {"message": "no"}}, status=answer or 404)
+        return web.json_response(answer)
 
     app = web.Application()
     app.router.add_post("/{path:.*}", answer)
@@ -142,14 +142,14 @@ async def test_tgi_has_a_path_for_chats_and_makes_no_text_of_ids() -> None:
 
 @pytest.mark.parametrize("kind", [VLLM, SGLang, LlamaCpp, TGI])
 @pytest.mark.parametrize(
-    "told",
+    "reply",
     [404, 500, {"tokens": "many"}, {"tokens": [-1]}, {"tokens": [2**40]}, [{"id": None}], ["x"], {"tokens": [True]}],
 )
-async def test_nonsense_and_refusals_are_failures_with_words(kind: type[HttpBackend], told: Any) -> None:
-    async with asked(kind, {"/tokenize": told}) as (backend, _):
+async def test_nonsense_and_refusals_are_failures_with_words(kind: type[HttpBackend], reply: Any) -> None:
+    async with asked(kind, {"/tokenize": reply}) as (backend, _):
         with pytest.raises(ExpectedError) as caught:
             await backend.tokenize({"prompt": "a"}, model="ours")
-    assert isinstance(caught.value, BackendFailed) or told == 404
+    assert isinstance(caught.value, BackendFailed) or reply == 404
 
 
 def test_only_kinds_whose_servers_tell_tokens_are_asked() -> None:

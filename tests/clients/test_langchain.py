@@ -23,14 +23,14 @@ async def test_a_chat_streams_with_calls_of_tools_and_usage(uses_responses: bool
             base_url=f"{url}/v1", api_key=KEY, model=MODEL, stream_usage=True, use_responses_api=uses_responses
         )
         whole = await chat.ainvoke("Hello")
-        said = None
+        answer = None
         async for piece in chat.bind_tools([WEATHER]).astream("Weather?"):
-            said = piece if said is None else said + piece
+            answer = piece if answer is None else answer + piece
     assert whole.text == TEXT
-    assert said is not None
-    assert said.text == TEXT
-    assert [(call["name"], call["args"]) for call in said.tool_calls] == [("weather", {"at": "Köln"})]
-    assert said.usage_metadata["output_tokens"] > 0
+    assert answer is not None
+    assert answer.text == TEXT
+    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("weather", {"at": "Köln"})]
+    assert answer.usage_metadata["output_tokens"] > 0
 
 
 async def test_texts_are_embedded() -> None:
@@ -47,9 +47,9 @@ async def test_anthropics_dialect_streams_with_calls_of_tools(kind: str) -> None
     langchain_anthropic: Any = pytest.importorskip("langchain_anthropic")
     async with a_router(kind) as url:
         chat = langchain_anthropic.ChatAnthropic(base_url=url, api_key=KEY, model="claude", max_tokens=300)
-        said = None
+        answer = None
         async for piece in chat.bind_tools([WEATHER]).astream("Weather?"):
-            said = piece if said is None else said + piece
-    assert said is not None
-    assert said.text == TEXT
-    assert [(call["name"], call["args"]) for call in said.tool_calls] == [("weather", {"at": "Köln"})]
+            answer = piece if answer is None else answer + piece
+    assert answer is not None
+    assert answer.text == TEXT
+    assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("weather", {"at": "Köln"})]

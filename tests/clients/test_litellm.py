@@ -40,7 +40,7 @@ async def test_texts_are_embedded() -> None:
         reply = await litellm.aembedding(
             model="openai/text-embedding-3-small", input=["a", "b"], api_base=f"{url}/v1", api_key=KEY
         )
-    assert [one["embedding"] for one in reply.data] == [[0.0, 0.5], [1.0, 0.5]]
+    assert [entry["embedding"] for entry in reply.data] == [[0.0, 0.5], [1.0, 0.5]]
 
 
 async def test_a_wrong_key_is_litellms_own_error() -> None:

@@ -27,10 +27,10 @@ async def test_a_chat_streams_with_calls_of_tools(kind: str) -> None:
         )
         whole = await model.acomplete("Hello")
         stream = await model.astream_chat_with_tools([tools.FunctionTool.from_defaults(weather)], user_msg="Weather?")
-        said = [piece async for piece in stream]
+        pieces = [piece async for piece in stream]
     assert whole.text == TEXT
-    assert "".join(piece.delta or "" for piece in said) == TEXT
-    calls = model.get_tool_calls_from_response(said[-1])
+    assert "".join(piece.delta or "" for piece in pieces) == TEXT
+    calls = model.get_tool_calls_from_response(pieces[-1])
     assert [(call.tool_name, call.tool_kwargs) for call in calls] == [("weather", {"at": "Köln"})]
 
 

@@ -134,11 +134,14 @@ async def test_after_retry_after_the_same_request_passes_and_not_before(stage: S
 
 
 async def test_what_was_not_used_is_given_back_and_what_was_missing_is_taken(stage: Stage) -> None:
-    one, two = a_reservation("r", TENANT, requests=1, tokens=1000), a_reservation("s", TENANT, requests=1, tokens=10)
-    await stage.reserved(one)
-    await stage.reserved(two)
-    await stage.store.settle(one, Charge(requests=1, tokens=300))
-    await stage.store.settle(two, Charge(requests=1, tokens=200))
+    first, second = (
+        a_reservation("r", TENANT, requests=1, tokens=1000),
+        a_reservation("s", TENANT, requests=1, tokens=10),
+    )
+    await stage.reserved(first)
+    await stage.reserved(second)
+    await stage.store.settle(first, Charge(requests=1, tokens=300))
+    await stage.store.settle(second, Charge(requests=1, tokens=200))
     assert await stage.left() == (58, 5500)
 
 
@@ -220,7 +223,7 @@ async def test_without_limits_everything_is_let_in(stage: Stage) -> None:
 
 async def test_many_at_once_never_get_more_than_there_is(stage: Stage) -> None:
     asked = [a_reservation(str(number), TENANT, requests=1) for number in range(100)]
-    answers = await asyncio.gather(*(stage.store.reserve(one) for one in asked))
+    answers = await asyncio.gather(*(stage.store.reserve(reservation) for reservation in asked))
     assert sum(isinstance(answer, Reservation) for answer in answers) == 60
 
 

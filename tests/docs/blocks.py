@@ -49,17 +49,17 @@ class Mark:
             return cls(not_run=words)
         if kind == "checked by":
             return cls(checked_by=words)
-        said: dict[str, object] = {}
+        options: dict[str, object] = {}
         for word in words.split(", "):
             if word in _FLAGS:
-                said[_FLAGS[word]] = True
+                options[_FLAGS[word]] = True
             elif found := re.fullmatch(r"exits (\d+)", word):
-                said["exits"] = int(found[1])
+                options["exits"] = int(found[1])
             elif found := re.fullmatch(r"file ([\w./-]+)", word):
-                said["file"] = found[1]
+                options["file"] = found[1]
             else:
                 raise PageError(f"there is no mark 'run: {word}'; {HOW}")
-        return cls(**said)  # type: ignore[arg-type]
+        return cls(**options)  # type: ignore[arg-type]
 
 
 _FLAGS = {"stays": "stays", "with up": "with_up", "part": "is_part", "with plugins": "with_plugins"}

@@ -76,9 +76,9 @@ class Ports:
     def choose(cls) -> Ports:
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-            for one in sockets:
-                one.bind(("127.0.0.1", 0))
-            chosen = [str(one.getsockname()[1]) for one in sockets]
+            for listener in sockets:
+                listener.bind(("127.0.0.1", 0))
+            chosen = [str(listener.getsockname()[1]) for listener in sockets]
         return cls(dict(zip(("8080", "8081", "8082"), chosen, strict=True)))
 
     def inward(self, text: str) -> str:
@@ -165,8 +165,8 @@ class Desk:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            said = f"it did not end within {COMMAND_S:.0f} s (if it is not to, write `<!-- run: stays -->`)"
-            return process.returncode, f"{output.decode()}\n{said}"
+            complaint = f"it did not end within {COMMAND_S:.0f} s (if it is not to, write `<!-- run: stays -->`)"
+            return process.returncode, f"{output.decode()}\n{complaint}"
         return process.returncode, ports.outward(output.decode())
 
     def _popen(self, command: list[str], ports: Ports, out: int | BinaryIO) -> subprocess.Popen[bytes]:
@@ -299,8 +299,8 @@ class Reader:
         elif block.mark.stays:
             # the shared one goes on at its ports
             self._desk.ports = self._own_ports
-            said = self._desk.start(self._desk.ports.inward(last.text))
-            assert not last.shown or shows(last.shown, said), unlike(block, last, said)
+            output = self._desk.start(self._desk.ports.inward(last.text))
+            assert not last.shown or shows(last.shown, output), unlike(block, last, output)
         else:
             self._shell(block, last, exits=block.mark.exits)
 

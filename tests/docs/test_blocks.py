@@ -44,7 +44,7 @@ def test_a_block_knows_its_language_its_text_its_line_and_its_mark(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "message"),
     [
         (fenced("", "pointsman up"), "'' is none of sh, console, yaml"),
         (fenced("bash", "pointsman up"), "'bash' is none of"),
@@ -60,10 +60,10 @@ def test_a_block_knows_its_language_its_text_its_line_and_its_mark(tmp_path: Pat
         ("<!-- not run: why -->\n\nSome words.", "the mark above is for a block, and none follows"),
     ],
 )
-def test_a_page_that_nobody_could_run_is_refused_with_what_to_do(tmp_path: Path, part: str, said: str) -> None:
+def test_a_page_that_nobody_could_run_is_refused_with_what_to_do(tmp_path: Path, part: str, message: str) -> None:
     with pytest.raises(PageError) as refused:
         blocks_of(a_page(tmp_path, part))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert str(refused.value).startswith("page.md:")
 
 
@@ -98,8 +98,8 @@ def test_a_shell_goes_on_where_it_was_with_what_was_exported_and_defined(tmp_pat
 def test_ports_are_those_of_each_command_whatever_ran_before(tmp_path: Path) -> None:
     with Desk(tmp_path) as desk:
         for ports in (Ports.choose(), desk.ports):
-            status, said = desk.run(desk.script("echo $HTTP $GRPC $ADMIN"), ports)
-            assert (status, said.split()) == (0, list(ports.free.values()))
+            status, output = desk.run(desk.script("echo $HTTP $GRPC $ADMIN"), ports)
+            assert (status, output.split()) == (0, list(ports.free.values()))
 
 
 def test_a_file_is_there_for_what_follows_and_is_loaded_if_it_is_yaml(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_parts_are_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "message"),
     [
         (fenced("sh", "false"), "ended with 1, not 0"),
         (fenced("sh", "true", "<!-- run: exits 1 -->"), "ended with 0, not 1"),
@@ -130,10 +130,10 @@ def test_parts_are_one_file(tmp_path: Path) -> None:
         (fenced("sh", "false", "<!-- run: stays -->"), "it ended"),
     ],
 )
-def test_what_goes_wrong_is_told_with_its_place(tmp_path: Path, part: str, said: str) -> None:
+def test_what_goes_wrong_is_told_with_its_place(tmp_path: Path, part: str, message: str) -> None:
     with pytest.raises((AssertionError, PageError, SyntaxError)) as failed:
         read(tmp_path, part)
-    assert said in str(failed.value)
+    assert message in str(failed.value)
 
 
 def test_what_another_test_checks_is_left_to_it(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
     with Desk(tmp_path) as desk:
         (desk.directory / "sla.yaml").write_text(FILE)
         (desk.directory / "Qwen3-0.6B").symlink_to(weights())
-        status, said = desk.run(desk.script(explain), desk.ports)
-        assert status == 0, said
-        assert "chosen    own-0" in said
+        status, output = desk.run(desk.script(explain), desk.ports)
+        assert status == 0, output
+        assert "chosen    own-0" in output
         assert "Pointsman serves" in desk.start(own_model)

@@ -39,9 +39,9 @@ server: {{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}}
 
 def says(submission: Submission, prompt: bytes, choice: int) -> tuple[int, ...]:
     """What a model of Hermes' format draws: a call, unless it was told the result of one."""
-    told = "<tool>wet" in a_tokenizer().decode(list(unpack_ids(prompt)))
+    has_result = "<tool>wet" in a_tokenizer().decode(list(unpack_ids(prompt)))
     call = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
-    return ids_of(TEXT + ("" if told else call) + END)
+    return ids_of(TEXT + ("" if has_result else call) + END)
 
 
 @asynccontextmanager
@@ -86,9 +86,9 @@ async def test_openais_client_holds_a_conversation_with_a_tool(router: Router) -
     async with openai.AsyncOpenAI(base_url=f"{router.http_url}/v1", api_key="client-key", max_retries=0) as client:
         async with client.chat.completions.stream(model="m", messages=messages, tools=tools) as stream:
             await stream.until_done()
-            said = (await stream.get_final_completion()).choices[0]
-        assert (said.message.content, said.finish_reason) == (TEXT, "tool_calls")
-        (call,) = said.message.tool_calls or ()
+            choice = (await stream.get_final_completion()).choices[0]
+        assert (choice.message.content, choice.finish_reason) == (TEXT, "tool_calls")
+        (call,) = choice.message.tool_calls or ()
         assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"at": "Köln"})
         called = {"id": call.id, "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
         turn = {"role": "assistant", "content": TEXT, "tool_calls": [called]}

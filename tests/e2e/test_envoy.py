@@ -33,18 +33,18 @@ pytestmark = pytest.mark.skipif(ENVOY is None, reason="there is no envoy: `make 
 
 
 def a_free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager
 async def an_envoy(ports: dict[int, int], folder: Path, **instead: str) -> AsyncIterator[str]:
     """Envoy with the example's file, on other ports; where its clients find it."""
     text = FILE.read_text()
-    for one, other in {**{f"port_value: {a}": f"port_value: {b}" for a, b in ports.items()}, **instead}.items():
-        assert one in text
-        text = text.replace(one, other)
+    for before, after in {**{f"port_value: {a}": f"port_value: {b}" for a, b in ports.items()}, **instead}.items():
+        assert before in text
+        text = text.replace(before, after)
     file = folder / "envoy.yaml"
     file.write_text(text)
     assert ENVOY is not None
@@ -74,14 +74,14 @@ async def listening(port: int) -> None:
 @asynccontextmanager
 async def a_setup(tmp_path: Path, *engines: VLLMServer, **options: Any) -> AsyncIterator[tuple[Any, Router]]:
     """Envoy and a router in front of two `engines`, which run already; what posts a body to it."""
-    one, two = engines
+    first, second = engines
     async with aiohttp.ClientSession() as http:
         backends = [
             VLLM(f"b{at}", each.url, pool="own", options=VLLMOptions(**options)) for at, each in enumerate(engines)
         ]
         async with picking(backends, a_picker_config()) as (_, router):
             assert router.picker is not None
-            ports = {8000: a_free_port(), 8101: port_of(one), 8102: port_of(two), 9002: router.picker.port}
+            ports = {8000: a_free_port(), 8101: port_of(first), 8102: port_of(second), 9002: router.picker.port}
             async with an_envoy(ports, tmp_path) as url:
 
                 def post(body: bytes, key: str = KEY) -> Any:
@@ -97,8 +97,8 @@ def port_of(engine: VLLMServer) -> int:
 
 async def test_answers_refusals_waits_and_goodbyes_pass_a_real_envoy(tmp_path: Path) -> None:
     engines = VLLMServer(model=MODEL, delay_s=0.02), VLLMServer(model=MODEL, delay_s=0.02)
-    one, two = engines
-    async with running(one), running(two), a_setup(tmp_path, one, two, max_requests=1) as (post, router):
+    first, second = engines
+    async with running(first), running(second), a_setup(tmp_path, first, second, max_requests=1) as (post, router):
         streamed = a_chat(stream=True, stream_options={"include_usage": True})
 
         async def whole(body: bytes, key: str = KEY) -> tuple[int, str, bytes]:

@@ -94,8 +94,8 @@ async def a_fleet() -> AsyncIterator[Fleet]:
         places = {"OWN": shard.address, "LLAMA": urls["llama"], "DESK": urls["desk"], "TGI": urls["tgi"]}
         router = await stack.enter_async_context(Router(parse(SLA, environment=places)))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        said = {"url": urls["lm"], "status": {"models": ["m"]}}
-        async with http.post(f"http://{router.admin}/nodes/add", json=said) as reply:
+        announcement = {"url": urls["lm"], "status": {"models": ["m"]}}
+        async with http.post(f"http://{router.admin}/nodes/add", json=announcement) as reply:
             assert reply.status == 200
         async with asyncio.timeout(30):
             while not (router.gateway.is_ready() and len(router.gateway.cluster.pools_ready()) == 5):

@@ -284,10 +284,10 @@ async def test_several_prompts_keep_every_field_of_their_answers_whole_and_strea
         assert content == {**whole, "choices": [a_text("a", "stop", token_ids=[1]), second], "usage": twice}
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         events = (await house.answer(json.dumps(streamed).encode())).decode().split("\n\n")
-    said = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-    assert sorted(each["choices"][0]["index"] for each in said[:-1]) == [0, 1]
-    assert all(each == {**chunk, "choices": each["choices"]} for each in said[:-1])
-    assert said[-1] == {**last, "usage": twice}
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert sorted(each["choices"][0]["index"] for each in chunks[:-1]) == [0, 1]
+    assert all(each == {**chunk, "choices": each["choices"]} for each in chunks[:-1])
+    assert chunks[-1] == {**last, "usage": twice}
     assert events[-2:] == ["data: [DONE]", ""]
     assert {json.loads(raw)["prompt"] for raw, _ in engine.received} == {"Hello", "You"}
 

@@ -91,7 +91,7 @@ async def test_a_pinned_document_outlives_a_flood_and_goes_once_it_is_deleted() 
         _, cached = await service.ask(QUESTION)
         assert cached >= prefix["tokens"]
         _, listed = await service.call("GET", "/v1/prefixes")
-        assert [one["id"] for one in listed["data"]] == [prefix["id"]]
+        assert [entry["id"] for entry in listed["data"]] == [prefix["id"]]
         assert await service.of("labs").call("GET", f"/v1/prefixes/{prefix['id']}") != (200, prefix)
         assert await service.call("DELETE", f"/v1/prefixes/{prefix['id']}") == (
             200,
@@ -129,9 +129,9 @@ async def test_a_document_moves_on_when_its_shard_is_drained() -> None:
 async def test_a_tenants_cache_is_cleared_and_another_keeps_every_hit() -> None:
     async with a_service() as service:
         labs = service.of("labs")
-        for one in (service, labs):
-            await one.ask(QUESTION)
-            _, cached = await one.ask(QUESTION)
+        for tenant in (service, labs):
+            await tenant.ask(QUESTION)
+            _, cached = await tenant.ask(QUESTION)
             assert cached > 1000
         other = document(random.Random(43), facts_within(600)).text
         kept = await service.keep(other)
@@ -165,9 +165,9 @@ async def test_what_the_page_shows_is_what_happens(tmp_path: Path) -> None:
         for shown, real in addresses.items():
             script = script.replace(shown, str(real))
         shell = await asyncio.create_subprocess_exec("bash", "-c", script, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
-        said, _ = await shell.communicate()
+        output, _ = await shell.communicate()
         assert shell.returncode == 0
-        kept, usage, _, state, deleted, cleared = several(said.decode())
+        kept, usage, _, state, deleted, cleared = several(output.decode())
         shown = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
         times = {"created": shown["created"], "expires_at": shown["expires_at"]}
         assert {**kept, "backends": len(kept["backends"]), **times} == {**shown, "backends": 2}

@@ -58,11 +58,11 @@ async def conversations(ask: Ask, rng: random.Random, count: int) -> None:
     system = some_text(rng, 400)
 
     async def one() -> None:
-        said = system
+        messages = system
         for _ in range(12):
-            said += some_text(rng, 100)
-            await ask(said)
-            said += VLLMServer.text[:4] + some_text(rng, 20)
+            messages += some_text(rng, 100)
+            await ask(messages)
+            messages += VLLMServer.text[:4] + some_text(rng, 20)
 
     await in_parallel([one for _ in range(count // 12)])
 
@@ -85,8 +85,8 @@ class Publishing:
     sent: int = 0
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def hear(self, told: list[Told]) -> None:
-        message = Published(self.sent, vllm_0_26(1_700_000_000.0 + self.sent, told, 0), 0.0, frozenset())
+    def hear(self, events: list[Told]) -> None:
+        message = Published(self.sent, vllm_0_26(1_700_000_000.0 + self.sent, events, 0), 0.0, frozenset())
         self.sent += 1
         self.tasks.append(asyncio.create_task(self.publisher.send(message)))
 

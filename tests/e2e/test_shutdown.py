@@ -94,10 +94,10 @@ class Clients:
     model: str = "m"
     most: int = 16
 
-    async def call(self, dialect: str, told: Call | None = None) -> Call:
-        told = told or Call(dialect)
-        await {CHAT: self._chat, MESSAGES: self._messages, GRPC: self._generate}[dialect](told)
-        return told
+    async def call(self, dialect: str, record: Call | None = None) -> Call:
+        record = record or Call(dialect)
+        await {CHAT: self._chat, MESSAGES: self._messages, GRPC: self._generate}[dialect](record)
+        return record
 
     @asynccontextmanager
     async def under_way(self, count: int) -> AsyncIterator[list[asyncio.Task[Call]]]:
@@ -120,46 +120,46 @@ class Clients:
             await asyncio.sleep(0.03)
         return await asyncio.gather(*tasks)
 
-    async def _chat(self, told: Call) -> None:
+    async def _chat(self, record: Call) -> None:
         body = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True, "max_tokens": self.most}
-        async for line in self._lines("/v1/chat/completions", body, told):
+        async for line in self._lines("/v1/chat/completions", body, record):
             if line == "[DONE]":
-                told.is_closed_well = True
+                record.is_closed_well = True
                 continue
             event = json.loads(line)
-            told.error = told.error or event.get("error", {}).get("message", "")
+            record.error = record.error or event.get("error", {}).get("message", "")
             for choice in event.get("choices", ()):
-                told.finish = told.finish or choice["finish_reason"]
+                record.finish = record.finish or choice["finish_reason"]
                 if choice["delta"].get("content"):
-                    told.began.set()
+                    record.began.set()
 
-    async def _messages(self, told: Call) -> None:
+    async def _messages(self, record: Call) -> None:
         body = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True, "max_tokens": self.most}
-        async for line in self._lines("/v1/messages", body, told):
+        async for line in self._lines("/v1/messages", body, record):
             event = json.loads(line)
-            told.error = told.error or event.get("error", {}).get("message", "")
-            told.finish = told.finish or event.get("delta", {}).get("stop_reason")
-            told.is_closed_well |= event["type"] == "message_stop"
+            record.error = record.error or event.get("error", {}).get("message", "")
+            record.finish = record.finish or event.get("delta", {}).get("stop_reason")
+            record.is_closed_well |= event["type"] == "message_stop"
             if event["type"] == "content_block_delta":
-                told.began.set()
+                record.began.set()
 
-    async def _lines(self, path: str, body: dict[str, Any], told: Call) -> AsyncIterator[str]:
+    async def _lines(self, path: str, body: dict[str, Any], record: Call) -> AsyncIterator[str]:
         sent = {"model": self.model, "stream": True, **body}
         try:
             async with aiohttp.ClientSession() as http, http.post(self.http_url + path, json=sent) as reply:
-                told.status, told.retry_after = reply.status, reply.headers.get("Retry-After")
-                told.backend = reply.headers.get("X-Pointsman-Backend", "")
+                record.status, record.retry_after = reply.status, reply.headers.get("Retry-After")
+                record.backend = reply.headers.get("X-Pointsman-Backend", "")
                 if reply.status != 200:
-                    told.error = (await reply.json())["error"]["message"]
+                    record.error = (await reply.json())["error"]["message"]
                     return
                 async for line in reply.content:
                     if line.startswith(b"data: "):
                         yield line[6:].decode().strip()
         except aiohttp.ClientConnectionError:
             # also where the listener closes over a connection of which nobody has read yet
-            told.is_refused = told.status == 0
+            record.is_refused = record.status == 0
 
-    async def _generate(self, told: Call) -> None:
+    async def _generate(self, record: Call) -> None:
         messages = pb.Messages(messages=[pb.Message(role="user", content="Hello")])
         asked = pb.GenerateRequest(model=self.model, chat=messages)
         asked.sampling.max_tokens, asked.sampling.ignore_eos = self.most, True
@@ -167,16 +167,16 @@ class Clients:
             stub: Any = InferenceStub(channel)  # type: ignore[no-untyped-call]
             try:
                 async for reply in stub.Generate(asked):
-                    told.backend = reply.placement.backend or told.backend
-                    told.finish = reply.finish_reason or told.finish
+                    record.backend = reply.placement.backend or record.backend
+                    record.finish = reply.finish_reason or record.finish
                     if reply.text:
-                        told.began.set()
-                told.is_closed_well = True
+                        record.began.set()
+                record.is_closed_well = True
             except grpc.aio.AioRpcError as error:
-                told.status, told.error = error.code(), error.details() or ""
+                record.status, record.error = error.code(), error.details() or ""
                 trailing = dict(error.trailing_metadata() or ())
-                told.retry_after = trailing.get("retry-after")
-                told.is_refused = "pointsman-code" not in trailing
+                record.retry_after = trailing.get("retry-after")
+                record.is_refused = "pointsman-code" not in trailing
 
 
 @contextmanager
@@ -264,9 +264,9 @@ async def test_a_router_answers_whom_it_let_in_and_sends_the_others_away_in_thei
 async def test_whoever_outlasts_the_grace_of_several_processes_is_told_so(tmp_path: Path) -> None:
     async with served(tmp_path, "500ms", "--processes", "2") as router, router.clients.under_way(6) as calls:
         router.process.send_signal(signal.SIGTERM)
-        told = await asyncio.gather(*calls)
-        assert [call for call in told if not call.is_cut_and_told] == []
-        assert {call.status for call in told} == {200, grpc.StatusCode.UNAVAILABLE}
+        records = await asyncio.gather(*calls)
+        assert [call for call in records if not call.is_cut_and_told] == []
+        assert {call.status for call in records} == {200, grpc.StatusCode.UNAVAILABLE}
         assert await ended(router.process, 0.5 + CHART_SPARES_S) == 0
         assert router.backend.open_requests == 0
 
@@ -285,9 +285,9 @@ async def test_a_shard_that_ends_loses_nothing_and_one_in_a_hurry_says_what_it_b
             async with clients.under_way(18) as calls:
                 first.send_signal(signal.SIGTERM)
                 others = await clients.keep_calling(lambda: first.poll() is not None)
-            told = [call.result() for call in calls]
-            assert {call.backend for call in told} == {"own-0", "own-1"}
-            assert [call for call in (*told, *others) if not call.is_whole] == []
+            records = [call.result() for call in calls]
+            assert {call.backend for call in records} == {"own-0", "own-1"}
+            assert [call for call in (*records, *others) if not call.is_whole] == []
             assert await ended(first, 20) == 0
             clients = Clients(router.http_url, str(router.grpc_address), MODEL, most=800)
             async with clients.under_way(6) as calls:

@@ -51,11 +51,11 @@ class Reply:
         if not self.events:
             return dict(_leaves(self.body, ""))
         texts, kinds = _taken_apart(self.events)
-        told: dict[str, Any] = dict(_leaves(texts, "pieces"))
-        for at, (name, said) in enumerate(kinds):
-            told[f"events[{at}]"] = name
-            told.update(_leaves(said, f"events[{at}]"))
-        return told
+        content: dict[str, Any] = dict(_leaves(texts, "pieces"))
+        for at, (name, body) in enumerate(kinds):
+            content[f"events[{at}]"] = name
+            content.update(_leaves(body, f"events[{at}]"))
+        return content
 
 
 async def ask(http: aiohttp.ClientSession, url: str, path: str, body: Any, **headers: str) -> Reply:
@@ -64,10 +64,10 @@ async def ask(http: aiohttp.ClientSession, url: str, path: str, body: Any, **hea
     method, data = ("GET", None) if body is None else ("POST", sent)
     async with http.request(method, url + path, data=data, headers={**JSON, **headers}) as reply:
         raw = await reply.read()
-        told = {name.lower(): value for name, value in reply.headers.items()}
+        lowered = {name.lower(): value for name, value in reply.headers.items()}
         if reply.content_type == "text/event-stream":
-            return Reply(reply.status, told, events=[*_events(raw)])
-        return Reply(reply.status, told, body=json.loads(raw))
+            return Reply(reply.status, lowered, events=[*_events(raw)])
+        return Reply(reply.status, lowered, body=json.loads(raw))
 
 
 def differences(path: str, direct: Reply, routed: Reply, allowed: Sequence[Difference]) -> list[str]:
@@ -77,11 +77,13 @@ def differences(path: str, direct: Reply, routed: Reply, allowed: Sequence[Diffe
         found.append(f"status: {direct.status} directly, {routed.status} through the router")
     ours, theirs = routed.fields(), direct.fields()
     for field in sorted(ours.keys() | theirs.keys()):
-        one, other = theirs.get(field, "(absent)"), ours.get(field, "(absent)")
-        same = one == other or (_is_number(one) and _is_number(other) and abs(one - other) < 1e-3)
+        theirs_value, other = theirs.get(field, "(absent)"), ours.get(field, "(absent)")
+        same = theirs_value == other or (
+            _is_number(theirs_value) and _is_number(other) and abs(theirs_value - other) < 1e-3
+        )
         general = re.sub(r"\[\d+\]", "[]", field).removeprefix("events[].")
         if not same and not any(each.covers(path, general) for each in allowed):
-            found.append(f"{field}: {one!r} directly, {other!r} through the router")
+            found.append(f"{field}: {theirs_value!r} directly, {other!r} through the router")
     return found
 
 
@@ -134,10 +136,10 @@ def _taken_apart(events: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], lis
     grown: dict[str, Any] = {}
     kinds: list[tuple[str, Any]] = []
     choice = None
-    for name, said in sorted(events, key=lambda event: _choice_of(event[1])):
-        rest = _without_pieces(said, f"{_choice_of(said)}", grown, is_piece=_is_piece(said))
-        same = isinstance(said, dict) and said.get("choices") and _choice_of(said) == choice
-        choice = _choice_of(said) if isinstance(said, dict) and said.get("choices") else None
+    for name, body in sorted(events, key=lambda event: _choice_of(event[1])):
+        rest = _without_pieces(body, f"{_choice_of(body)}", grown, is_piece=_is_piece(body))
+        same = isinstance(body, dict) and body.get("choices") and _choice_of(body) == choice
+        choice = _choice_of(body) if isinstance(body, dict) and body.get("choices") else None
         if same:
             kinds[-1] = (name, _merged(kinds[-1][1], rest))
         elif not kinds or kinds[-1] != (name, rest):
@@ -145,35 +147,35 @@ def _taken_apart(events: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], lis
     return grown, kinds
 
 
-def _merged(one: Any, other: Any) -> Any:
+def _merged(left: Any, right: Any) -> Any:
     """Both events as one: all members, with the later value where it is not null or empty."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return {name: _merged(one.get(name), other.get(name)) for name in {**one, **other}}
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [_merged(*pair) for pair in zip(one, other, strict=True)]
-    return one if other in (None, "") else other
+    if isinstance(left, dict) and isinstance(right, dict):
+        return {name: _merged(left.get(name), right.get(name)) for name in {**left, **right}}
+    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        return [_merged(*pair) for pair in zip(left, right, strict=True)]
+    return left if right in (None, "") else right
 
 
-def _choice_of(said: Any) -> int:
+def _choice_of(event: Any) -> int:
     """The choice of a chunk; those without one come last, and events that have none stay where they are."""
-    if not isinstance(said, dict) or "choices" not in said:
-        return 1 << 20 if said == "[DONE]" else 0
-    return int(said["choices"][0]["index"]) if said["choices"] else 1 << 19
+    if not isinstance(event, dict) or "choices" not in event:
+        return 1 << 20 if event == "[DONE]" else 0
+    return int(event["choices"][0]["index"]) if event["choices"] else 1 << 19
 
 
-def _is_piece(said: Any) -> bool:
-    kind = said.get("type", "") if isinstance(said, dict) else ""
-    return isinstance(said, dict) and ("choices" in said or (kind.endswith("delta") and kind != "message_delta"))
+def _is_piece(event: Any) -> bool:
+    kind = event.get("type", "") if isinstance(event, dict) else ""
+    return isinstance(event, dict) and ("choices" in event or (kind.endswith("delta") and kind != "message_delta"))
 
 
-def _without_pieces(said: Any, at: str, grown: dict[str, Any], *, is_piece: bool) -> Any:
-    if isinstance(said, list):
-        return [_without_pieces(one, at, grown, is_piece=is_piece) for one in said]
-    if not isinstance(said, dict):
-        return said
+def _without_pieces(event: Any, at: str, grown: dict[str, Any], *, is_piece: bool) -> Any:
+    if isinstance(event, list):
+        return [_without_pieces(item, at, grown, is_piece=is_piece) for item in event]
+    if not isinstance(event, dict):
+        return event
     rest: dict[str, Any] = {}
-    for name, value in said.items():
-        if name == "sequence_number" or (name == "usage" and said.get("choices")):
+    for name, value in event.items():
+        if name == "sequence_number" or (name == "usage" and event.get("choices")):
             # numbers of events, and usage so far, depend on the cuts
             rest[name] = "(a number)" if value is not None else None
         elif is_piece and name in _PIECES and isinstance(value, str | list) and value:

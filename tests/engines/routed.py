@@ -59,8 +59,8 @@ class Client:
 
     async def chat(self, messages: str | Sequence[Mapping[str, Any]], *, stream: bool = False, **more: Any) -> Answer:
         """Ask greedily, whole or streamed; `messages` may be one user's text."""
-        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-        body: dict[str, Any] = {"model": NAME, "messages": said, "max_tokens": 48, "temperature": 0, **more}
+        chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        body: dict[str, Any] = {"model": NAME, "messages": chat, "max_tokens": 48, "temperature": 0, **more}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         headers = {"authorization": f"Bearer {KEY}"}
@@ -93,10 +93,10 @@ async def a_router(pool: Mapping[str, Any], sla: str = SLA) -> AsyncIterator[tup
 
 def pool_of(*engines: VLLM, **options: Any) -> dict[str, Any]:
     """A pool of vLLM; with feeds where the engines publish events."""
-    told: dict[str, Any] = {"kind": "vllm", "at": [each.url for each in engines], "model": NAME}
+    pool: dict[str, Any] = {"kind": "vllm", "at": [each.url for each in engines], "model": NAME}
     if all(each.events for each in engines):
         options = {"events": [each.events for each in engines], "replay": [each.replay for each in engines]} | options
-    return {**told, "options": options} if options else told
+    return {**pool, "options": options} if options else pool
 
 
 def a_document(seed: int, tokens: int = 700) -> Document:

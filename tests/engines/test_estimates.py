@@ -54,7 +54,7 @@ async def test_after_fifty_answers_the_median_error_is_below_five_percent(engine
                 errors.append((written.kind, abs(asked.prompt_tokens / tokens - 1.0)))
                 inside += likely[0] <= tokens <= likely[1]
         router.check()
-    found = {kind: [error for one, error in errors if one == kind] for kind, _ in errors}
+    found = {kind: [error for name, error in errors if name == kind] for kind, _ in errors}
     print(*(f"{kind} {statistics.median(some):.1%} of {len(some)}" for kind, some in sorted(found.items())), sep=", ")
     print(f"all {statistics.median(error for _, error in errors):.1%}, in interval {inside / MEASURED:.0%}")
     assert statistics.median(error for _, error in errors) < 0.05

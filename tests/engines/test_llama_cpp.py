@@ -22,12 +22,12 @@ async def test_a_conversation_goes_through_and_its_second_turn_finds_the_first_o
     async with a_router({"kind": "llama_cpp", "at": [llama.url], "model": NAME}) as (client, router):
         about = a_document(10 + stream)
         first, second = about.questions[:2]
-        said = [{"role": "user", "content": prompt(about.text, first.question)}]
-        answer = await client.chat(said, stream=stream)
+        messages = [{"role": "user", "content": prompt(about.text, first.question)}]
+        answer = await client.chat(messages, stream=stream)
         assert first.needle in answer.text
         assert not stream or answer.pieces > 1
-        said += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": second.question}]
-        again = await client.chat(said, stream=stream)
+        messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": second.question}]
+        again = await client.chat(messages, stream=stream)
         assert second.needle in again.text
         assert again.cached_tokens >= answer.usage["prompt_tokens"] - 1
         router.check()

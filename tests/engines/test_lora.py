@@ -92,8 +92,8 @@ async def test_an_adapter_that_no_backend_has_is_loaded_by_one_that_can_and_stay
         assert backend == "engines-0"
 
         def is_listed() -> bool:
-            told = router.gateway.cluster.backend("engines-0").describe()
-            return told is not None and told.adapters == {"poem"} and not told.loadable
+            description = router.gateway.cluster.backend("engines-0").describe()
+            return description is not None and description.adapters == {"poem"} and not description.loadable
 
         await eventually(is_listed)
 

@@ -94,15 +94,15 @@ async def test_a_long_prompt_is_known_to_be_cached_while_the_feed_is_believed_al
         # the first answer brings the first event, and with it the size of the engine's blocks
         for seed in range(20, 26):
             await ask(client, [a_document(seed, tokens=200)])
-            await eventually(lambda: [one.state for one in router.gateway.feeds.health()] == [FeedState.LIVE])
+            await eventually(lambda: [feed.state for feed in router.gateway.feeds.health()] == [FeedState.LIVE])
             await eventually(lambda: beliefs.is_live("engines-0"))
         await within(10, lambda: trust_in(router) == {"engines-0": Trust.PROVEN})
         answer = await client.chat(text, max_tokens=4)
         assert answer.usage["prompt_tokens"] > 2000
         assert answer.cached_tokens == 0
         # what was just sent is believed for a moment too: this is what events tell
-        told = beliefs.index.longest(keys_of(router).keys)
-        assert [match.blocks for match in told.values()] == [answer.usage["prompt_tokens"] // BLOCK_TOKENS]
+        matches = beliefs.index.longest(keys_of(router).keys)
+        assert [match.blocks for match in matches.values()] == [answer.usage["prompt_tokens"] // BLOCK_TOKENS]
         again = await client.chat(text, max_tokens=4)
         assert again.cached_tokens >= answer.usage["prompt_tokens"] - 64
         router.check()
@@ -138,7 +138,9 @@ async def test_of_what_an_engine_has_cached_since_before_it_was_heard_nothing_is
         await within(10, lambda: beliefs.is_live("engines-0"))
         await ask(client, old, at_once=1)
         # blocks get 3 s to be told of
-        await within(10, lambda: [one.doubt for one in beliefs.parity.reports_of("engines-0")] == [Doubt.UNREPORTED])
+        await within(
+            10, lambda: [report.doubt for report in beliefs.parity.reports_of("engines-0")] == [Doubt.UNREPORTED]
+        )
         assert trust_in(router) == {"engines-0": Trust.UNPROVEN}
         vllm.forget_prefixes()
         await ask(client, [*old, *(a_document(seed, tokens=200) for seed in range(51, 63))], at_once=1)
@@ -211,7 +213,7 @@ async def test_of_a_vllm_that_was_killed_and_started_again_under_load_nothing_ol
         await within(60, router.gateway.is_ready)
         # once connected, the feed asks for what it missed, which the engine answers within 0.1 s
         heard = (FeedState.LIVE, FeedState.EMPTY)
-        await within(60, lambda: all(one.connected and one.state in heard for one in router.gateway.feeds.health()))
+        await within(60, lambda: all(feed.connected and feed.state in heard for feed in router.gateway.feeds.health()))
         old = [keys for keys in prompts if "engines-0" in beliefs.index.longest(keys)]
         assert not old or pair[0].metric("vllm:prefix_cache_queries_total") > 0, "the new process was asked nothing"
         async with aiohttp.ClientSession() as http:
@@ -220,7 +222,7 @@ async def test_of_a_vllm_that_was_killed_and_started_again_under_load_nothing_ol
                 # what is believed of it, and what it really has
                 text = prompt(about.text, "Which is it?")
                 answer = await client.chat(text, max_tokens=1)
-                told = beliefs.index.longest(keys_of(router).keys).get("engines-0")
+                match = beliefs.index.longest(keys_of(router).keys).get("engines-0")
                 real = await direct.chat(text, max_tokens=1, cache_salt="acme")
-                assert (told.blocks * BLOCK_TOKENS if told else 0) <= real.cached_tokens + 64, answer
+                assert (match.blocks * BLOCK_TOKENS if match else 0) <= real.cached_tokens + 64, answer
         router.check()

@@ -30,8 +30,8 @@ async def test_every_prompt_is_counted_and_read_as_the_engine_does(engines: Engi
     async with Router(config) as router, aiohttp.ClientSession() as http:
         assert await router.wait_until_reached(20)
         seen = [await counted(router, http, call) for call in calls(54, seed=7)]
-    assert [one for one in seen if not one.is_right] == []
-    assert len({one.call.kind for one in seen}) == 18
+    assert [compared for compared in seen if not compared.is_right] == []
+    assert len({compared.call.kind for compared in seen}) == 18
 
 
 async def test_the_checkpoint_that_the_engine_names_is_found_without_any_setting(engines: Engines) -> None:
@@ -40,4 +40,4 @@ async def test_the_checkpoint_that_the_engine_names_is_found_without_any_setting
         assert await router.wait_until_reached(20)
         seen = [await counted(router, http, call) for call in calls(18, seed=8)]
         assert list(router.gateway.sources.origins().values()) == [f"its engine's checkpoint {weights()}"]
-    assert [one for one in seen if not one.is_right] == []
+    assert [compared for compared in seen if not compared.is_right] == []

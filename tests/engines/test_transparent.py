@@ -235,8 +235,8 @@ async def test_a_model_is_listed_in_the_engines_shape(engines: Engines) -> None:
 
 def test_the_page_for_clients_has_every_difference_and_no_other() -> None:
     rows = re.findall(r"^\| (\S+) \| `([^`]+)` \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
-    told = {(where.strip("`"), field, reason) for where, field, reason in rows}
+    documented = {(where.strip("`"), field, reason) for where, field, reason in rows}
     meant = {(each.where.replace("*", "every"), each.field, each.reason) for each in DIFFERENCES}
     meant |= {("llama.cpp", each.field, each.reason) for each in LLAMA_CPP[len(DIFFERENCES) :]}
     meant |= {("headers", name, reason) for name, reason in HEADERS.items()}
-    assert told == meant
+    assert documented == meant

@@ -23,13 +23,13 @@ def feed_state(router: Router) -> list[FeedState]:
 async def a_conversation(client: Client, seed: int, *, stream: bool) -> None:
     about = a_document(seed)
     first, second = about.questions[:2]
-    said = [{"role": "user", "content": prompt(about.text, first.question)}]
-    answer = await client.chat(said, stream=stream)
+    messages = [{"role": "user", "content": prompt(about.text, first.question)}]
+    answer = await client.chat(messages, stream=stream)
     assert first.needle in answer.text
     assert answer.cached_tokens == 0
     assert not stream or answer.pieces > 1
-    said += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": second.question}]
-    again = await client.chat(said, stream=stream)
+    messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": second.question}]
+    again = await client.chat(messages, stream=stream)
     assert second.needle in again.text
     # all full blocks of the first turn
     assert again.cached_tokens >= answer.usage["prompt_tokens"] // 32 * 32

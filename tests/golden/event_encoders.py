@@ -256,23 +256,23 @@ def vllm_0_23(ts: float, told: Sequence[Told], rank: int) -> bytes:
     return _pack(_Batch3(ts, events, rank))
 
 
-def _vllm_maps(told: Sequence[Told], stored: type[_MapStored]) -> list[Any]:
+def _vllm_maps(events: Sequence[Told], stored: type[_MapStored]) -> list[Any]:
     return [
         stored(*_base(e), e.medium, e.lora, _vllm_keys(e), e.group, e.kind, e.window)
         if isinstance(e, Put)
         else _MapRemoved(list(e.hashes), e.medium, e.group)
         if isinstance(e, Drop)
         else _MapCleared()
-        for e in told
+        for e in events
     ]
 
 
-def vllm_0_26(ts: float, told: Sequence[Told], rank: int) -> bytes:
-    return _pack(_Batch3(ts, _vllm_maps(told, _MapStored), rank))
+def vllm_0_26(ts: float, events: Sequence[Told], rank: int) -> bytes:
+    return _pack(_Batch3(ts, _vllm_maps(events, _MapStored), rank))
 
 
-def vllm_map_batch(ts: float, told: Sequence[Told], rank: int) -> bytes:
-    return _pack(_MapBatch(ts, _vllm_maps(told, _MapStored), rank))
+def vllm_map_batch(ts: float, events: Sequence[Told], rank: int) -> bytes:
+    return _pack(_MapBatch(ts, _vllm_maps(events, _MapStored), rank))
 
 
 def vllm_future(ts: float, told: Sequence[Told], rank: int) -> bytes:
@@ -284,12 +284,12 @@ def vllm_future(ts: float, told: Sequence[Told], rank: int) -> bytes:
     return _pack({"ts": ts, "events": [transferred, *events], "data_parallel_rank": rank, "schema": {"v": 9}})
 
 
-def sglang_0_4(ts: float, told: Sequence[Told], rank: int) -> bytes:
-    return vllm_0_9(ts, told, rank)
+def sglang_0_4(ts: float, events: Sequence[Told], rank: int) -> bytes:
+    return vllm_0_9(ts, events, rank)
 
 
-def sglang_0_5_9(ts: float, told: Sequence[Told], rank: int) -> bytes:
-    return vllm_0_11(ts, told, rank)
+def sglang_0_5_9(ts: float, events: Sequence[Told], rank: int) -> bytes:
+    return vllm_0_11(ts, events, rank)
 
 
 def sglang_0_5_18(ts: float, told: Sequence[Told], rank: int) -> bytes:
@@ -329,19 +329,19 @@ def tensorrt_llm(told: Sequence[Told], *, first_id: int, rank: int | None = None
     return json.dumps(events).encode()
 
 
-def e_window(told: Told) -> int | None:
-    return told.window if isinstance(told, Put) else told.group if isinstance(told, Drop) else None
+def e_window(event: Told) -> int | None:
+    return event.window if isinstance(event, Put) else event.group if isinstance(event, Drop) else None
 
 
-def _trt_data(told: Told) -> dict[str, Any]:
-    if isinstance(told, Drop):
-        return {"type": "removed", "block_hashes": list(told.hashes)}
-    if isinstance(told, Clear):
+def _trt_data(event: Told) -> dict[str, Any]:
+    if isinstance(event, Drop):
+        return {"type": "removed", "block_hashes": list(event.hashes)}
+    if isinstance(event, Clear):
         return {"type": "created", "num_blocks_per_cache_level": [64, 0]}
     return {
         "type": "stored",
-        "parent_hash": told.parent,
-        "blocks": [_trt_block(told, n) for n in range(len(told.hashes))],
+        "parent_hash": event.parent,
+        "blocks": [_trt_block(event, n) for n in range(len(event.hashes))],
     }
 
 

@@ -66,8 +66,8 @@ def test_the_chart_carries_them_whole() -> None:
 def test_prometheus_understands_every_expression(tmp_path: Path) -> None:
     written = [expression for path in DASHBOARDS for expression in expressions(path)]
     for variable, value in VARIABLES.items():
-        written = [one.replace(variable, value) for one in written]
-    rules = [{"record": f"panel:{number}", "expr": one} for number, one in enumerate(written)]
+        written = [query.replace(variable, value) for query in written]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(written)]
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "dashboards", "rules": rules}]}))
     command = [str(shutil.which("promtool")), "check", "rules", str(file)]

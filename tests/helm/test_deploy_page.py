@@ -79,10 +79,12 @@ def test_every_image_is_built_from_a_file_that_is_there(arguments: list[str]) ->
 @pytest.mark.parametrize("arguments", commands("kubectl"), ids=" ".join)
 def test_every_object_that_kubectl_names_is_in_the_release(arguments: list[str]) -> None:
     assert arguments[:2] == ["-n", NAMESPACE]
-    names = {f"{one['kind'].lower()}/{one['metadata']['name']}" for one in render().objects}
+    names = {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in render().objects}
     assert {word for word in arguments if re.fullmatch(r"(deployment|service|statefulset)/.+", word)} <= names
     pods = [
-        one["spec"]["template"]["metadata"]["labels"] for one in render().objects if "template" in one.get("spec", {})
+        each["spec"]["template"]["metadata"]["labels"]
+        for each in render().objects
+        if "template" in each.get("spec", {})
     ]
     for name, _, value in (given.partition("=") for option, given in pairwise(arguments) if option == "-l"):
         assert value in [labels.get(name) for labels in pods], f"no pod has the label {name}={value}"

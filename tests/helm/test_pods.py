@@ -100,9 +100,9 @@ def test_a_policy_lets_routers_reach_shards_and_redis_and_nobody_else() -> None:
         assert spec["egress"] == []
 
 
-@pytest.mark.parametrize(("said", "drain_s"), [("", 30), ("12s", 12), ("1.5m", 90), ("2500ms", 3), ("1h", 3600)])
-def test_a_router_may_drain_as_long_as_its_file_says(said: str, drain_s: int) -> None:
-    file = ELSEWHERE + (f"server: {{drain: {said}}}\n" if said else "")
+@pytest.mark.parametrize(("drain", "drain_s"), [("", 30), ("12s", 12), ("1.5m", 90), ("2500ms", 3), ("1h", 3600)])
+def test_a_router_may_drain_as_long_as_its_file_says(drain: str, drain_s: int) -> None:
+    file = ELSEWHERE + (f"server: {{drain: {drain}}}\n" if drain else "")
     pod = router({"sla": file, "shards": []})
     pause = container(pod)["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] == pause + drain_s + 10
@@ -163,7 +163,10 @@ def test_what_a_pool_says_goes_before_the_defaults_even_if_it_is_nothing() -> No
 
 def test_each_address_is_the_stable_name_of_a_shard_on_the_port_that_it_listens_on() -> None:
     rendered = render({"sla": SLA, "shards": [OWN, {"name": "large", "replicas": 3}], "secrets": {"envFrom": ["k"]}})
-    variables = {one["name"]: one.get("value") for one in container(pods(rendered)["prod-pointsman-router"])["env"]}
+    variables = {
+        variable["name"]: variable.get("value")
+        for variable in container(pods(rendered)["prod-pointsman-router"])["env"]
+    }
     for name, count in (("own", 2), ("large", 3)):
         stateful, service = (rendered.one(kind, f"shard-{name}") for kind in ("StatefulSet", "Service"))
         assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
@@ -218,8 +221,8 @@ def test_what_needs_a_restart_gets_one(changed: str) -> None:
 
 
 def test_a_changed_secret_of_the_chart_restarts_routers() -> None:
-    one, other = ({"secrets": {"env": {"KEY": value}}} for value in ("a", "b"))
-    assert annotations(ELSEWHERE, **one) != annotations(ELSEWHERE, **other)
+    first, second = ({"secrets": {"env": {"KEY": value}}} for value in ("a", "b"))
+    assert annotations(ELSEWHERE, **first) != annotations(ELSEWHERE, **second)
 
 
 def test_the_file_is_mounted_so_that_a_changed_configmap_reaches_it() -> None:
@@ -258,10 +261,12 @@ def test_secrets_come_as_variables_and_as_files() -> None:
 def test_routers_are_told_where_redis_is(redis: Values, secret: str, url: str | None) -> None:
     rendered = render({"redis": redis})
     (variable,) = [
-        one for one in container(pods(rendered)["prod-pointsman-router"])["env"] if one["name"] == "REDIS_URL"
+        variable
+        for variable in container(pods(rendered)["prod-pointsman-router"])["env"]
+        if variable["name"] == "REDIS_URL"
     ]
     assert variable["valueFrom"] == {"secretKeyRef": {"name": secret, "key": "url"}}
-    assert [one["stringData"]["url"] for one in rendered.all("Secret", "redis")] == ([url] if url else [])
+    assert [secret["stringData"]["url"] for secret in rendered.all("Secret", "redis")] == ([url] if url else [])
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -284,7 +289,7 @@ def test_a_gateway_finds_the_picker_where_the_pool_says_it_is() -> None:
     (port,) = (port for port in service["spec"]["ports"] if port["port"] == reference["port"]["number"])
     assert port["appProtocol"] == "kubernetes.io/h2c"
     pod = container(pods(rendered)[reference["name"]])
-    (named,) = (one for one in pod["ports"] if one["name"] == port["targetPort"])
+    (named,) = (named_port for named_port in pod["ports"] if named_port["name"] == port["targetPort"])
     assert f"--picker=0.0.0.0:{named['containerPort']}" in pod["args"]
     (clients, _) = rendered.one("NetworkPolicy", "router")["spec"]["ingress"]
     assert {"port": port["targetPort"], "protocol": "TCP"} in clients["ports"]

@@ -121,10 +121,15 @@ def metrics_in(expression: str) -> set[str]:
 def test_every_metric_that_rules_and_triggers_name_is_one_of_the_routers(name: str) -> None:
     rendered = render_set(name)
     rules = [
-        rule["expr"] for one in rendered.all("PrometheusRule") for g in one["spec"]["groups"] for rule in g["rules"]
+        rule["expr"]
+        for resource in rendered.all("PrometheusRule")
+        for g in resource["spec"]["groups"]
+        for rule in g["rules"]
     ]
     queries = [
-        trigger["metadata"]["query"] for one in rendered.all("ScaledObject") for trigger in one["spec"]["triggers"]
+        trigger["metadata"]["query"]
+        for resource in rendered.all("ScaledObject")
+        for trigger in resource["spec"]["triggers"]
     ]
     named = set().union(*map(metrics_in, (*rules, *queries)))
     assert named
@@ -284,8 +289,8 @@ STORIES = {
 
 def test_every_alert_fires_in_some_story() -> None:
     rules = groups(VALUE_SETS["monitored"])
-    told = {labels["alertname"] for story in STORIES.values() for labels in story.firing}
-    assert told == {rule["alert"] for rule in (*rules["promises"], *rules["parts"])}
+    tested = {labels["alertname"] for story in STORIES.values() for labels in story.firing}
+    assert tested == {rule["alert"] for rule in (*rules["promises"], *rules["parts"])}
 
 
 def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:

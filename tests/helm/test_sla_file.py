@@ -19,7 +19,9 @@ AWKWARD = 'pools: {own: {at: "${env:SHARDS_OWN}"}}   \n# ü, {{ .Values }} and a
 def environment_of(rendered: Rendered) -> dict[str, str]:
     """What a router finds in its environment; Secrets that are not the chart's hold `given`."""
     (name,) = (name for name in pods(rendered) if name.endswith("-router"))
-    variables = {one["name"]: one.get("value", "given") for one in container(pods(rendered)[name]).get("env", ())}
+    variables = {
+        variable["name"]: variable.get("value", "given") for variable in container(pods(rendered)[name]).get("env", ())
+    }
     own = [secret["stringData"] for secret in rendered.all("Secret", "-router")]
     return {"LABS_KEY": "given", **variables, **(own[0] if own else {})}
 

@@ -108,7 +108,7 @@ def test_options_of_shards_are_those_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (
             {"shards": [{"name": "large"}]},
@@ -123,8 +123,8 @@ def test_options_of_shards_are_those_of_the_command() -> None:
         ({"shards": [{"name": "own", "autoscaling": {"by": "keda"}}]}, "prometheusUrl is needed to scale by keda"),
     ],
 )
-def test_values_that_contradict_each_other_are_refused(values: Values, said: str) -> None:
-    with pytest.raises(Exception, match=said):
+def test_values_that_contradict_each_other_are_refused(values: Values, message: str) -> None:
+    with pytest.raises(Exception, match=message):
         render(values)
 
 

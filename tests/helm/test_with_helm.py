@@ -30,5 +30,9 @@ def test_helm_makes_the_same_objects(name: str, tmp_path: Path) -> None:
     values.write_text(yaml.safe_dump(VALUE_SETS[name]))
     helm("lint", "--strict", str(CHART), "-f", str(values))
     made = helm("template", RELEASE, str(CHART), "-n", NAMESPACE, "-f", str(values), "--kube-version", "1.32")
-    objects = {f"{one['kind']} {one['metadata']['name']}": one for one in yaml.safe_load_all(made) if one}
+    objects = {
+        f"{resource['kind']} {resource['metadata']['name']}": resource
+        for resource in yaml.safe_load_all(made)
+        if resource
+    }
     assert objects == render_set(name).by_name()

@@ -183,9 +183,9 @@ async def test_requests_at_once_have_connections_of_their_own_and_answers_are_no
 
         async def one(name: int) -> None:
             for number in range(30):
-                said = b"%d-%d " % (name, number) * (number * name)
-                async with await client.request("POST", "/", {}, said) as answer:
-                    assert await answer.body(1 << 20) == said
+                body = b"%d-%d " % (name, number) * (number * name)
+                async with await client.request("POST", "/", {}, body) as answer:
+                    assert await answer.body(1 << 20) == body
 
         await asyncio.gather(*(one(name) for name in range(1, 17)))
         assert "4 idle" in repr(client)

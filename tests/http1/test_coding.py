@@ -12,7 +12,7 @@ from http1.errors import BodyTooLarge
 SAID = bytes(random.Random(1).choices(b"abc", k=20_000))
 
 
-def encoded(coding: str, said: bytes = SAID) -> bytes:
+def encoded(coding: str, body: bytes = SAID) -> bytes:
     raw_deflate = zlib.compressobj(wbits=-15)
     encoders = {
         "identity": bytes,
@@ -20,7 +20,7 @@ def encoded(coding: str, said: bytes = SAID) -> bytes:
         "deflate": zlib.compress,
         "deflate without zlib's wrapper": lambda data: raw_deflate.compress(data) + raw_deflate.flush(),
     }
-    return encoders[coding](said)
+    return encoders[coding](body)
 
 
 @pytest.mark.parametrize("coding", [*CODINGS, "deflate without zlib's wrapper"])
@@ -28,9 +28,9 @@ def encoded(coding: str, said: bytes = SAID) -> bytes:
 def test_a_body_is_decoded_in_any_pieces(coding: str, size: int) -> None:
     name = coding.partition(" ")[0]
     body, decoder = encoded(coding), Decoder(name, len(SAID))
-    said = b"".join(decoder.feed(body[at : at + size]) for at in range(0, len(body), size))
+    decoded_body = b"".join(decoder.feed(body[at : at + size]) for at in range(0, len(body), size))
     decoder.end()
-    assert said == SAID == decoded(body, name, len(SAID))
+    assert decoded_body == SAID == decoded(body, name, len(SAID))
 
 
 @pytest.mark.parametrize("coding", CODINGS)

@@ -99,12 +99,21 @@ def understood(*pieces: bytes) -> list[object]:
     """What the parser makes of `pieces`: requests with their bodies, and the refusal."""
     requests = parsed(*pieces)
     seen: list[object] = []
-    for one in requests.waiting:
-        if isinstance(one, HttpError):
-            seen.append(one.status)
+    for request in requests.waiting:
+        if isinstance(request, HttpError):
+            seen.append(request.status)
         else:
-            body = b"".join(one.incoming._pieces)
-            seen.append((one.method, one.target, one.headers.raw, body, one.incoming.is_ended, one.keeps_alive))
+            body = b"".join(request.incoming._pieces)
+            seen.append(
+                (
+                    request.method,
+                    request.target,
+                    request.headers.raw,
+                    body,
+                    request.incoming.is_ended,
+                    request.keeps_alive,
+                )
+            )
     return [*seen, requests.is_deaf]
 
 
@@ -114,7 +123,7 @@ def test_what_is_understood_does_not_depend_on_how_it_was_cut() -> None:
     for _ in range(4000):
         raw = mutated(rng, REQUESTS)
         whole = understood(raw)
-        accepted += sum(isinstance(one, tuple) for one in whole)
+        accepted += sum(isinstance(message, tuple) for message in whole)
         refused += whole[-1] is True
         for pieces in (in_pieces(rng, raw), [raw[at : at + 1] for at in range(len(raw))]):
             assert understood(*pieces) == whole, raw
@@ -128,9 +137,9 @@ def test_no_mutation_of_an_unsound_request_hides_a_second_body_length() -> None:
     rng = random.Random(2)
     for _ in range(4000):
         raw = mutated(rng, UNSOUND)
-        for one in parsed(raw).waiting:
-            if isinstance(one, Request):
-                fields = one.headers
+        for request in parsed(raw).waiting:
+            if isinstance(request, Request):
+                fields = request.headers
                 assert not ("content-length" in fields and "transfer-encoding" in fields), raw
                 assert fields.get("transfer-encoding", "chunked").lower() == "chunked", raw
                 assert fields.get("content-length", "0").isdigit(), raw

@@ -89,8 +89,8 @@ def test_where_nobody_is_left_nobody_is_chosen() -> None:
 
 
 def test_a_tenant_does_not_learn_of_others_from_an_explanation() -> None:
-    told = without_secrets(the_explanation(a_backend()), str.upper)
-    assert [mismatch.wanted for one in told.skipped for mismatch in one.mismatches] == [
+    explanation = without_secrets(the_explanation(a_backend()), str.upper)
+    assert [mismatch.wanted for rule in explanation.skipped for mismatch in rule.mismatches] == [
         (),
         (Range(16000), Range(None, 9)),
         (Range(1000, 1999),),
@@ -101,6 +101,10 @@ def test_a_tenant_does_not_learn_of_others_from_an_explanation() -> None:
 def test_a_tenant_reads_other_names_of_backends_wherever_they_stand() -> None:
     equal = a_backend("a", held_tokens=None), a_backend("b", held_tokens=800)
     both = the_explanation(*equal, a_backend("c", draining=True))
-    told = without_secrets(both, str.upper)
-    assert (told.chosen, told.equals, set(told.dropped)) == (both.chosen and both.chosen.upper(), ("A", "B"), {"C"})
-    assert {candidate.backend for candidate in told.candidates} == {"A", "B"}
+    explanation = without_secrets(both, str.upper)
+    assert (explanation.chosen, explanation.equals, set(explanation.dropped)) == (
+        both.chosen and both.chosen.upper(),
+        ("A", "B"),
+        {"C"},
+    )
+    assert {candidate.backend for candidate in explanation.candidates} == {"A", "B"}

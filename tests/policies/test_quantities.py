@@ -59,7 +59,7 @@ def test_readers_raise_nothing_but_value_error(text: str, reader: Callable[[str]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         (0.0, "1 ms"),
         (0.0004, "1 ms"),
@@ -75,8 +75,8 @@ def test_readers_raise_nothing_but_value_error(text: str, reader: Callable[[str]
         (86_399.0, "24 h"),
     ],
 )
-def test_times_are_told_in_units_that_help_and_never_as_nothing(seconds: float, told: str) -> None:
-    assert quantities.told_seconds(seconds) == told
+def test_times_are_told_in_units_that_help_and_never_as_nothing(seconds: float, text: str) -> None:
+    assert quantities.told_seconds(seconds) == text
 
 
 @given(st.floats(0, 1e9))

@@ -71,9 +71,9 @@ def test_thrift_gives_new_prompts_to_the_cache_that_turns_over_more_slowly() -> 
 
 
 def test_thrift_counts_caches_as_equal_where_not_all_sizes_are_known() -> None:
-    told = a_backend(latency=SPEED, fresh_tokens=5000.0, cache_tokens=1_000_000)
+    reporting = a_backend(latency=SPEED, fresh_tokens=5000.0, cache_tokens=1_000_000)
     silent = a_backend(latency=SPEED, fresh_tokens=3000.0)
-    more, less = scores.cache_thrift()(a_request(prompt_tokens=1000), [told, silent])
+    more, less = scores.cache_thrift()(a_request(prompt_tokens=1000), [reporting, silent])
     assert more is not None
     assert less is not None
     assert less > more
@@ -142,10 +142,10 @@ def test_a_session_stays_and_who_leaves_moves_only_its_own() -> None:
 def test_without_a_session_the_first_block_of_a_tenants_prompt_decides() -> None:
     backends = [a_backend(f"b{number}") for number in range(50)]
     session = scores.session()
-    one = session(a_request(id="r1", block_keys=(7, 8)), backends)
-    assert one == session(a_request(id="r2", block_keys=(7, 9)), backends)
-    assert one != session(a_request(block_keys=(6, 8)), backends)
-    assert one != session(a_request(block_keys=(7, 8), tenant="labs"), backends)
+    first = session(a_request(id="r1", block_keys=(7, 8)), backends)
+    assert first == session(a_request(id="r2", block_keys=(7, 9)), backends)
+    assert first != session(a_request(block_keys=(6, 8)), backends)
+    assert first != session(a_request(block_keys=(7, 8), tenant="labs"), backends)
 
 
 BACKENDS = st.lists(

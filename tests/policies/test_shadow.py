@@ -49,7 +49,7 @@ def test_class_pools_policy_and_backend_are_compared() -> None:
 
 def test_which_of_equal_backends_was_drawn_is_no_difference() -> None:
     shadow = FIRST + "policies: {flat: {score: {cache_overlap: 1}}}\nrules: [{class: chat, policy: flat}]"
-    assert [one.what for one in told(shadow)] == ["pools", "policy"]
+    assert [difference.what for difference in told(shadow)] == ["pools", "policy"]
 
 
 def test_a_request_that_the_shadow_refuses_is_told_with_the_reason() -> None:

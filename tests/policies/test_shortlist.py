@@ -99,8 +99,8 @@ def test_backends_to_avoid_are_no_candidates() -> None:
 
 def test_of_several_kinds_the_ones_with_least_to_do_come_first() -> None:
     fleet = a_fleet()
-    mixed = [a_backend(one.name, waiting_tokens=one.waiting_tokens, context_tokens=None if at % 2 else 64_000)
-             for at, one in enumerate(fleet)]  # fmt: skip
+    mixed = [a_backend(backend.name, waiting_tokens=backend.waiting_tokens, context_tokens=None if at % 2 else 64_000)
+             for at, backend in enumerate(fleet)]  # fmt: skip
     assert names(a_shortlist(*mixed))[:IDLEST] == [f"b{number}" for number in range(IDLEST)]
 
 
@@ -130,9 +130,11 @@ def test_what_was_noted_last_counts(seed: int) -> None:
             )
             shortlist.note(noted[name])
         shortlist.check()
-    able = {name: one for name, one in noted.items() if one.healthy}
+    able = {name: backend for name, backend in noted.items() if backend.healthy}
     assert len(shortlist) == len(able) > LARGE
     idlest = names(shortlist)[:IDLEST]
-    roomy = [one for one in able.values() if one.max_requests is None or one.running < one.max_requests]
-    least = sorted(one.waiting_tokens for one in roomy)[:IDLEST]
+    roomy = [
+        backend for backend in able.values() if backend.max_requests is None or backend.running < backend.max_requests
+    ]
+    least = sorted(backend.waiting_tokens for backend in roomy)[:IDLEST]
     assert [able[name].waiting_tokens for name in idlest] == least

@@ -75,8 +75,8 @@ def test_a_backend_that_never_said_what_it_serves_gets_nothing_whatever_the_poli
 def test_backends_that_only_lack_room_would_take_it_and_where_there_are_none_those_that_lack_health() -> None:
     view = a_cluster(a_backend("a"), a_backend("b"), a_backend("c"))
     roomless = dropped(a="has_room", b="healthy", c="under_limit")
-    assert [one.name for one in would_take(view, roomless)] == ["a", "c"]
+    assert [backend.name for backend in would_take(view, roomless)] == ["a", "c"]
     chosen = Decision("a", "default", dropped=(("b", "healthy"),))
-    assert [one.name for one in would_take(view, chosen)] == ["a", "c"]
-    assert [one.name for one in would_take(view, dropped(a="healthy", b="avoided", c="healthy"))] == ["a", "c"]
+    assert [backend.name for backend in would_take(view, chosen)] == ["a", "c"]
+    assert [backend.name for backend in would_take(view, dropped(a="healthy", b="avoided", c="healthy"))] == ["a", "c"]
     assert would_take(view, dropped(a="avoided", b="in_pools", c="serves_model")) == []

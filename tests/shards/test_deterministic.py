@@ -145,8 +145,8 @@ def test_any_engine_says_the_same_up_to_rounding(model: Path, alone: dict[bool, 
     play, options = SCENES[scene]
     driver = a_driver(model, **options)
     play(driver)
-    for one, other in zip(said(driver), alone[False], strict=True):
-        assert one.token_ids == other.token_ids
-        ours, theirs = dict(one.logprobs[0].top), dict(other.logprobs[0].top)
+    for together_answer, alone_answer in zip(said(driver), alone[False], strict=True):
+        assert together_answer.token_ids == alone_answer.token_ids
+        ours, theirs = dict(together_answer.logprobs[0].top), dict(alone_answer.logprobs[0].top)
         for token in ours.keys() & theirs.keys():
             assert ours[token] == pytest.approx(theirs[token], abs=1e-4)

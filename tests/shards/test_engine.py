@@ -544,9 +544,9 @@ class VastHostNetwork(FakeNetwork):
         return super().host_memory(slots)
 
 
-@pytest.mark.parametrize(("network", "told"), [(VastNetwork(), "the pool"), (VastHostNetwork(), "the host tier")])
-def test_memory_that_the_system_does_not_have_is_refused_by_name(network, told):
-    with pytest.raises(NotEnoughMemory, match=f"GiB of KV.*give {told} less"):
+@pytest.mark.parametrize(("network", "message"), [(VastNetwork(), "the pool"), (VastHostNetwork(), "the host tier")])
+def test_memory_that_the_system_does_not_have_is_refused_by_name(network, message):
+    with pytest.raises(NotEnoughMemory, match=f"GiB of KV.*give {message} less"):
         Driver(network, host_bytes=10**6)
 
 

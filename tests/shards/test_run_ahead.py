@@ -274,7 +274,7 @@ def test_blocks_are_there_although_ends_are_seen_a_step_late(seed):
                 else:
                     scheduler.store(piece.sequence)
         due = step.pieces
-        assert not any(one.request.preemptions for one in everybody)
+        assert not any(sequence.request.preemptions for sequence in everybody)
         scheduler.check()
     assert len(everybody) > 20
 
@@ -340,12 +340,20 @@ def test_in_a_random_life_everybody_says_what_it_would_have_said_alone(seed):
         roll, known = rng.random(), list(asked)
         if roll < 0.09 or not known:
             key = len(asked)
-            one = asked[key] = a_request(rng, key)
+            request = asked[key] = a_request(rng, key)
             late = {"deadline_s": driver.clock.now_s + 20.0} if rng.random() < 0.1 else {}
-            driver.open(key, len(one.prompt), one.new, rank=rng.randint(0, 3), domain=one.domain, **one.more, **late)
-            cut = rng.randint(0, len(one.prompt))
-            driver.engine.extend(key, packed(one.prompt[:cut]))
-            driver.engine.extend(key, packed(one.prompt[cut:]))
+            driver.open(
+                key,
+                len(request.prompt),
+                request.new,
+                rank=rng.randint(0, 3),
+                domain=request.domain,
+                **request.more,
+                **late,
+            )
+            cut = rng.randint(0, len(request.prompt))
+            driver.engine.extend(key, packed(request.prompt[:cut]))
+            driver.engine.extend(key, packed(request.prompt[cut:]))
         elif roll < 0.13:
             driver.engine.cancel(rng.choice(known))
         elif roll < 0.17:
@@ -365,8 +373,8 @@ def test_in_a_random_life_everybody_says_what_it_would_have_said_alone(seed):
         driver.clock.now_s += 0.1
         step()
     allowed: set[int] = set()
-    for key, one in asked.items():
-        finished, answer, alone = driver.ended[key, 0], driver.drawn[key, 0], one.alone()
+    for key, request in asked.items():
+        finished, answer, alone = driver.ended[key, 0], driver.drawn[key, 0], request.alone()
         whole = alone.drawn["it", 0]
         assert finished.output_tokens == len(answer)
         # the last token of an answer that ended by itself is never computed; of one that was cut off it may have been
@@ -376,7 +384,7 @@ def test_in_a_random_life_everybody_says_what_it_would_have_said_alone(seed):
             computed = answer
         else:
             assert (answer, finished.reason, finished.stop) == (whole, *reason_of(alone))
-        allowed |= set(block_keys(packed(one.prompt + computed), root_key("m", one.domain)))
+        allowed |= set(block_keys(packed(request.prompt + computed), root_key("m", request.domain)))
     assert stored <= allowed
     assert driver.network.most_due == 2
     driver.step()

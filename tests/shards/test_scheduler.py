@@ -23,22 +23,22 @@ def a_scheduler(blocks: int = 20, **options: object) -> Scheduler:
 def enter(scheduler: Scheduler, arrival: int, tokens: int, *, new: int = 10, rank: int = 0, lag: int = 0) -> Sequence:
     request = Request(Submission(arrival, tokens, new, rank=rank))
     request.prompt += packed(some_tokens(tokens, arrival))
-    one = Sequence(request, 0, arrival=arrival, table=BlockTable(scheduler.pool, ""), lag=lag)
-    scheduler.roster.enter(one)
-    return one
+    sequence = Sequence(request, 0, arrival=arrival, table=BlockTable(scheduler.pool, ""), lag=lag)
+    scheduler.roster.enter(sequence)
+    return sequence
 
 
 def advance(scheduler: Scheduler, *, check: bool = True) -> None:
     """One step whose network draws token 1, always."""
     step = scheduler.next_step(0.0)
     for piece in step.pieces:
-        one = piece.sequence
+        sequence = piece.sequence
         scheduler.advance(piece)
-        scheduler.store(one)
+        scheduler.store(sequence)
         if piece.draws:
-            scheduler.take(one, 1)
-            if len(one.output) == one.request.submission.max_new_tokens:
-                scheduler.finish(one)
+            scheduler.take(sequence, 1)
+            if len(sequence.output) == sequence.request.submission.max_new_tokens:
+                scheduler.finish(sequence)
     if check:
         scheduler.check()
 
@@ -73,16 +73,16 @@ def test_more_are_admitted_than_the_sum_of_all_peaks_allows():
 
 def test_who_is_out_of_blocks_for_a_reason_from_outside_waits_and_nobody_else_pays():
     scheduler = a_scheduler(blocks=4)
-    one = enter(scheduler, 1, 128, new=40)
+    first = enter(scheduler, 1, 128, new=40)
     advance(scheduler)
     taken = scheduler.pool.take(scheduler.pool.available)
     step = scheduler.next_step(0.0)
     assert step.pieces == ()
-    assert one.arrival in scheduler.roster.waiting
+    assert first.arrival in scheduler.roster.waiting
     scheduler.pool.release(taken)
     for _ in range(60):
         advance(scheduler)
-    assert len(one.output) == 40
+    assert len(first.output) == 40
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -99,12 +99,12 @@ def test_whoever_runs_never_lacks_a_block_however_slowly_others_prefill(seed):
         advance(scheduler)
         if scheduler.roster.running.keys() <= had:
             assert scheduler._room().peak_blocks <= peak
-    for one in everybody:
-        one.request.is_paused = False
+    for sequence in everybody:
+        sequence.request.is_paused = False
     while scheduler.roster.requests:
         advance(scheduler, check=False)
     # all ranks are equal, so nobody gave way to a better one
-    assert not any(one.request.preemptions for one in everybody)
+    assert not any(sequence.request.preemptions for sequence in everybody)
 
 
 @pytest.mark.parametrize(

@@ -87,19 +87,19 @@ async def test_many_requests_share_one_report_per_step() -> None:
 
 
 async def test_requests_with_equal_numbers_on_two_streams_do_not_mix() -> None:
-    async with a_shard() as server, a_router(server) as one, a_router(server) as other:
-        await one.ask(1, [10])
-        await other.ask(1, [20])
-        await one.until_finished(1)
-        await other.until_finished(1)
-        assert [t for report in one.reports for t in unpack_ids(report.tokens.token_ids)] == [11, 12, 13]
-        assert [t for report in other.reports for t in unpack_ids(report.tokens.token_ids)] == [21, 22, 23]
+    async with a_shard() as server, a_router(server) as first, a_router(server) as second:
+        await first.ask(1, [10])
+        await second.ask(1, [20])
+        await first.until_finished(1)
+        await second.until_finished(1)
+        assert [t for report in first.reports for t in unpack_ids(report.tokens.token_ids)] == [11, 12, 13]
+        assert [t for report in second.reports for t in unpack_ids(report.tokens.token_ids)] == [21, 22, 23]
 
 
 async def test_cache_events_reach_every_router_and_later_ones_get_a_snapshot() -> None:
-    async with a_shard() as server, a_router(server) as one, a_router(server) as other:
-        await one.ask(1, list(range(130)))
-        event = (await other.until(lambda report: bool(report.cache))).cache[0]
+    async with a_shard() as server, a_router(server) as first, a_router(server) as second:
+        await first.ask(1, list(range(130)))
+        event = (await second.until(lambda report: bool(report.cache))).cache[0]
         assert event.kind == wire.CacheEvent.STORED
         assert len(unpack_keys(event.keys)) == 2
         async with a_router(server, greeted=False) as late:
@@ -456,8 +456,8 @@ async def test_a_cleared_domain_is_answered_and_told_to_every_router() -> None:
         await router.say(clear=wire.Clear(call=1, domain="acme"))
         report = await router.until(lambda report: bool(report.answers))
         assert list(report.answers) == [wire.CacheAnswer(call=1, blocks=2)]
-        for one in (router, other):
-            gone = await one.until(
+        for each in (router, other):
+            gone = await each.until(
                 lambda report: bool(report.cache) and report.cache[0].kind == wire.CacheEvent.EVICTED
             )
             assert unpack_keys(gone.cache[0].keys) == (1, 2)

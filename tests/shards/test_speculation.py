@@ -160,9 +160,9 @@ def test_a_draft_takes_no_block():
     crossed = 0
     while driver.engine.has_work:
         driver.step()
-        for one in driver.engine._roster.running.values():
-            assert len(one.table) == -(-one.computed_tokens // BLOCK_TOKENS)
-            crossed += one.computed_tokens % BLOCK_TOKENS == 0
+        for sequence in driver.engine._roster.running.values():
+            assert len(sequence.table) == -(-sequence.computed_tokens // BLOCK_TOKENS)
+            crossed += sequence.computed_tokens % BLOCK_TOKENS == 0
     assert crossed > 0
 
 

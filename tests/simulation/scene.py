@@ -66,7 +66,7 @@ def simulated(config: Config, coming: Iterable[Arrival], *, fleet: Fleet | None 
 def ready(config: Config, fleet: Fleet, coming: Iterable[Arrival]) -> list[Arrival]:
     """`coming` with its tenants and models."""
     models: Sequence[str] = fleet.models(config)
-    return [settled(one, config, models, usual_of(config, models)) for one in coming]
+    return [settled(arrival, config, models, usual_of(config, models)) for arrival in coming]
 
 
 def written(path: Path, *lines: str) -> Path:

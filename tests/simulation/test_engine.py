@@ -182,7 +182,7 @@ def test_where_drawing_takes_no_time_an_answer_is_there_with_its_prompt() -> Non
     now_s, drawn = 0.0, 0
     while engine.has_requests:
         now_s = engine.begin(now_s) or now_s
-        drawn += sum(one.tokens for one in engine.end())
+        drawn += sum(answer.tokens for answer in engine.end())
     assert (drawn, round(now_s, 6)) == (50, 0.1)
 
 

@@ -49,10 +49,10 @@ async def served_and_logged(config: Config, fleet: Fleet, coming: list[Arrival],
         backend.on_load = gateway.cluster.changed  # type: ignore[attr-defined]
         await gateway.cluster.probe(backend.name)
 
-    async def ask(one: Arrival) -> None:
-        await asyncio.sleep(one.at_s)
+    async def ask(arrival: Arrival) -> None:
+        await asyncio.sleep(arrival.at_s)
         with suppress(ExpectedError):
-            await serve(SimulatedCaller(f"call-{one.number}", one.tenant, Call(one), clock), gateway)
+            await serve(SimulatedCaller(f"call-{arrival.number}", arrival.tenant, Call(arrival), clock), gateway)
 
     await asyncio.gather(*map(ask, coming))
     decisions.close()
@@ -63,7 +63,7 @@ def a_log(path: Path, config: Config, fleet: Fleet) -> Path:
     """A log of chats and batch jobs, some of which were turned away."""
     chats = arrivals(60, per_second=16.0, tenant="acme", max_new_tokens=64)
     jobs = arrivals(40, per_second=10.0, seed=2, tenant="labs", priority="batch")
-    both = sorted([*chats, *(replace(job, number=100 + job.number) for job in jobs)], key=lambda one: one.at_s)
+    both = sorted([*chats, *(replace(job, number=100 + job.number) for job in jobs)], key=lambda arrival: arrival.at_s)
     # the first call is at 0, where the replay begins
     both[0] = replace(both[0], at_s=0.0)
     run_virtually(served_and_logged(config, fleet, ready(config, fleet, both), path))
@@ -74,10 +74,10 @@ def test_the_same_file_and_cluster_decide_as_they_did_when_it_was_logged(tmp_pat
     config = a_config(FILE)
     fleet = a_fleet(config, Machine(EVEN, kv_tokens=32_768, running=6))
     log = read_log(a_log(tmp_path / "log", config, fleet))
-    told = agreement(simulated(config, sped_up(log.arrivals, 1.0), fleet=fleet).calls, log.then)
-    assert told.requests == 100
+    found = agreement(simulated(config, sped_up(log.arrivals, 1.0), fleet=fleet).calls, log.then)
+    assert found.requests == 100
     assert len({then.backend for then in log.then.values()}) == 3, "two backends, and none for those who were shed"
-    assert (told.same_class, told.same_backend) == (100, 100)
+    assert (found.same_class, found.same_backend) == (100, 100)
 
 
 def test_a_log_keeps_who_asked_how_much_and_what_began_alike(tmp_path: Path) -> None:

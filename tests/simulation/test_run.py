@@ -41,10 +41,10 @@ def test_every_arrival_ends_exactly_once(sizes: list[tuple[int, int]], seed: int
         )
         for number, (prompt, new) in enumerate(sizes)
     ]
-    coming.sort(key=lambda one: one.at_s)
+    coming.sort(key=lambda arrival: arrival.at_s)
     # whoever is lost, ends twice or leaves a block behind fails the checks that end every simulation
     run = simulated(config, coming, fleet=a_fleet(config, SMALL))
-    assert [call.arrival.number for call in run.calls] == [one.number for one in coming]
+    assert [call.arrival.number for call in run.calls] == [arrival.number for arrival in coming]
     assert all(call.outcome is not None for call in run.calls)
     for call in run.calls:
         if call.outcome is Outcome.FINISHED:
@@ -78,7 +78,7 @@ def test_what_waits_at_one_server_waits_as_long_as_in_an_m_d_1_queue() -> None:
     expected = [0.0]
     for before, after in pairwise(coming):
         expected.append(max(0.0, expected[-1] + service_s - (after.at_s - before.at_s)))
-    assert waits == [pytest.approx(one, abs=0.1) for one in expected]
+    assert waits == [pytest.approx(wait_s, abs=0.1) for wait_s in expected]
     # Pollaczek and Khinchine: Poisson arrivals and equal services of D wait D rho / (2 (1 - rho)) on average, and a
     # thousand of them come within a quarter of that
     assert sum(waits) / count == pytest.approx(service_s * rho / (2 * (1 - rho)), rel=0.25)
@@ -121,7 +121,7 @@ def test_a_worse_rank_waits_for_a_better_one() -> None:
         for arrival in arrivals(60, per_second=6.0, seed=2, tenant="acme")
     ]
     fleet = a_fleet(config, SMALL)
-    run = simulated(config, sorted([*chats, *jobs], key=lambda one: one.at_s), fleet=fleet)
+    run = simulated(config, sorted([*chats, *jobs], key=lambda arrival: arrival.at_s), fleet=fleet)
     chat, batch = summary_of(run).classes
     assert chat.ttft_s is not None
     assert batch.ttft_s is not None

@@ -34,8 +34,8 @@ def test_who_is_none_of_our_shards_plans_by_tokens_and_tells_nothing_unless_the_
     config = a_config(POOLS)
     assert machines_of(config, {})["far"] == OTHERS
     assert OTHERS.options.step.batch_tokens == 8192
-    told = read_profile(written(tmp_path / "p", "far: {tells_cache: true}"), config)
-    assert told["far"].tells_cache
+    machines = read_profile(written(tmp_path / "p", "far: {tells_cache: true}"), config)
+    assert machines["far"].tells_cache
 
 
 @pytest.mark.parametrize(

@@ -16,22 +16,28 @@ LINE = '{"timestamp": 2500, "input_length": 1030, "output_length": 20, "hash_ids
 
 
 def test_a_line_of_mooncakes_trace_is_an_arrival(tmp_path: Path) -> None:
-    (one,) = read_trace(written(tmp_path / "t", LINE))
-    assert (one.at_s, one.prompt_tokens, one.new_tokens, one.chunks, one.line) == (2.5, 1030, 20, (4, 5, 6), 1)
+    (arrival,) = read_trace(written(tmp_path / "t", LINE))
+    assert (arrival.at_s, arrival.prompt_tokens, arrival.new_tokens, arrival.chunks, arrival.line) == (
+        2.5,
+        1030,
+        20,
+        (4, 5, 6),
+        1,
+    )
 
 
 def test_lines_come_in_the_order_of_their_times_and_only_as_many_as_asked_for(tmp_path: Path) -> None:
     early = LINE.replace("2500", "100")
     path = written(tmp_path / "t", LINE, "", early, LINE)
-    assert [one.line for one in read_trace(path)] == [3, 1, 4]
-    assert [one.line for one in read_trace(path, most=1)] == [1]
+    assert [arrival.line for arrival in read_trace(path)] == [3, 1, 4]
+    assert [arrival.line for arrival in read_trace(path, most=1)] == [1]
 
 
 def test_words_of_ours_say_who_asks_for_what(tmp_path: Path) -> None:
     more = '"tenant": "acme", "priority": "batch", "model": "m", "session": "s", "headers": {"X-Team": "ads"}}'
-    (one,) = read_trace(written(tmp_path / "t", LINE[:-1] + ", " + more))
-    assert (one.tenant, one.priority, one.model, one.session) == ("acme", "batch", "m", "s")
-    assert one.headers == {"x-team": "ads"}
+    (arrival,) = read_trace(written(tmp_path / "t", LINE[:-1] + ", " + more))
+    assert (arrival.tenant, arrival.priority, arrival.model, arrival.session) == ("acme", "batch", "m", "s")
+    assert arrival.headers == {"x-team": "ads"}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,7 @@ def test_prompts_are_alike_as_far_as_their_chunks_are() -> None:
 
 def test_twice_the_speed_is_half_the_time_and_begins_at_once() -> None:
     coming = [Arrival(0, 10.0, 1, 1), Arrival(1, 14.0, 1, 1)]
-    assert [one.at_s for one in sped_up(coming, 2.0)] == [0.0, 2.0]
+    assert [arrival.at_s for arrival in sped_up(coming, 2.0)] == [0.0, 2.0]
 
 
 @pytest.mark.parametrize(("last_s", "speed"), [(1e15, 1.0), (1.0, 1e-300), (1.0, 5e-324)])

@@ -51,15 +51,15 @@ class BlockCache:
             self.held[key] = None
             self.held.move_to_end(key)
         gone = [self.held.popitem(last=False)[0] for _ in range(len(self.held) - self.blocks)]
-        told: list[Told] = [Drop(tuple(gone))] if gone else []
+        events: list[Told] = [Drop(tuple(gone))] if gone else []
         if found < len(keys):
             begin, end = found * self.block_size, len(keys) * self.block_size
             parent = keys[found - 1] if found else None
             new = tuple(keys[found:])
             put = Put(new, parent, tuple(tokens[begin:end]), self.block_size, lora=adapter or None, salt=salt or None)
-            told.append(put)
-        if told:
-            self.tell(told)
+            events.append(put)
+        if events:
+            self.tell(events)
 
     def _keys(self, tokens: Sequence[int], salt: str, adapter: str) -> list[bytes]:
         key = hashlib.blake2b(f"{salt}\0{adapter}".encode(), digest_size=16).digest()

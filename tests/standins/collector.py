@@ -115,7 +115,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 def _value(value: common.AnyValue) -> Any:
     kind = value.WhichOneof("value")
     if kind == "array_value":
-        return [_value(one) for one in value.array_value.values]
+        return [_value(item) for item in value.array_value.values]
     return getattr(value, kind) if kind else None
 
 

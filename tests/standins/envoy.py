@@ -168,13 +168,13 @@ class Envoy:
     ) -> Reply:
         """Let the picker hear a response, and give the client what the picker lets pass."""
         served = {"envoy.lb": {f"{DESTINATION}-served": tried[-1]}} if self.reports_served else {}
-        said = _headers({":status": str(status), **headers})
+        head = _headers({":status": str(status), **headers})
         await stream.write(
-            pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=said), metadata_context=_metadata(served))
+            pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=head), metadata_context=_metadata(served))
         )
         answer = await stream.read()
         added = answer.response_headers.response.header_mutation.set_headers
-        got = {**headers, **{one.header.key: one.header.raw_value.decode() for one in added}}
+        got = {**headers, **{added_header.header.key: added_header.header.raw_value.decode() for added_header in added}}
         body = b""
         async for piece in pieces:
             body += await self._passed(stream, piece, is_last=False)
@@ -186,11 +186,11 @@ class Envoy:
 
     async def _passed(self, stream: _Stream, piece: bytes, *, is_last: bool) -> bytes:
         await stream.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=piece, end_of_stream=is_last)))
-        said = (await stream.read()).response_body.response
+        response = (await stream.read()).response_body.response
         if self.response_mode != DUPLEX:
-            assert not said.HasField("body_mutation")
+            assert not response.HasField("body_mutation")
             return piece
-        streamed = said.body_mutation.streamed_response
+        streamed = response.body_mutation.streamed_response
         assert streamed.end_of_stream == is_last
         return bytes(streamed.body)
 

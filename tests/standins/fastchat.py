@@ -91,8 +91,8 @@ class FastChatWorker(StandIn):
         prompt = str((await request.json())["prompt"])
         return prompt.removeprefix("A chat. USER: ").removesuffix(" ASSISTANT:")
 
-    async def _frame(self, reply: web.StreamResponse, said: Mapping[str, Any]) -> None:
-        await self.write(reply, json.dumps(said).encode() + b"\0")
+    async def _frame(self, reply: web.StreamResponse, frame: Mapping[str, Any]) -> None:
+        await self.write(reply, json.dumps(frame).encode() + b"\0")
 
     def _said(self, text: str, prompt: int, drawn: int) -> dict[str, Any]:
         usage = {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}

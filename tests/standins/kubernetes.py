@@ -47,20 +47,20 @@ class KubernetesApi:
     _history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     _told: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def put(self, one: dict[str, Any]) -> None:
-        name = one["metadata"]["name"]
+    def put(self, resource: dict[str, Any]) -> None:
+        name = resource["metadata"]["name"]
         kind = "MODIFIED" if name in self.slices else "ADDED"
-        self.slices[name] = one
-        self.tell(kind, one)
+        self.slices[name] = resource
+        self.tell(kind, resource)
 
     def delete(self, name: str) -> None:
         self.tell("DELETED", self.slices.pop(name))
 
-    def tell(self, kind: str, one: dict[str, Any]) -> None:
+    def tell(self, kind: str, resource: dict[str, Any]) -> None:
         """Let all watches hear this, as the next version."""
         self.version += 1
-        metadata = {**one.get("metadata", {}), "resourceVersion": str(self.version)}
-        self._history.append((self.version, {"type": kind, "object": {**one, "metadata": metadata}}))
+        metadata = {**resource.get("metadata", {}), "resourceVersion": str(self.version)}
+        self._history.append((self.version, {"type": kind, "object": {**resource, "metadata": metadata}}))
         self._wake()
 
     def say(self, event: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ class KubernetesApi:
             return reply
         at = sum(1 for before, _ in self._history if before <= version)
         while True:
-            told = self._told
+            events = self._told
             for _, event in self._history[at:]:
                 at += 1
                 if not event:
@@ -113,13 +113,13 @@ class KubernetesApi:
                 # lines come in whatever pieces the network makes of them
                 for half in (line[: len(line) // 2], line[len(line) // 2 :]):
                     await reply.write(half)
-            await told.wait()
+            await events.wait()
 
 
 @asynccontextmanager
 async def a_kubernetes_api(*slices: dict[str, Any], **what: Any) -> AsyncIterator[KubernetesApi]:
     """One that listens on a port of 127.0.0.1."""
-    api = KubernetesApi({one["metadata"]["name"]: one for one in slices}, **what)
+    api = KubernetesApi({each["metadata"]["name"]: each for each in slices}, **what)
     app = web.Application()
     app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", api.handle)
     server = TestServer(app)

@@ -74,9 +74,9 @@ llamacpp:requests_deferred {self.waiting}
         return web.json_response({"error": error}, status=status, headers=headers)
 
     def too_long(self, tokens: int) -> web.Response:
-        told = f"request ({tokens} tokens) exceeds the available context size ({self.context_tokens} tokens)"
+        message = f"request ({tokens} tokens) exceeds the available context size ({self.context_tokens} tokens)"
         sizes = {"n_prompt_tokens": tokens, "n_ctx": self.context_tokens}
-        error = {"code": 400, "message": f"{told}, try increasing it", "type": "exceed_context_size_error", **sizes}
+        error = {"code": 400, "message": f"{message}, try increasing it", "type": "exceed_context_size_error", **sizes}
         return web.json_response({"error": error}, status=400)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
@@ -121,8 +121,8 @@ llamacpp:requests_deferred {self.waiting}
     def _probabilities(self, body: Mapping[str, Any], token: int) -> dict[str, Any]:
         if not body.get("n_probs"):
             return {}
-        told = {"id": token, "token": chr(token), "bytes": list(chr(token).encode()), "logprob": -0.5}
-        return {"completion_probabilities": [told | {"top_logprobs": [told] * body["n_probs"]}]}
+        entry = {"id": token, "token": chr(token), "bytes": list(chr(token).encode()), "logprob": -0.5}
+        return {"completion_probabilities": [entry | {"top_logprobs": [entry] * body["n_probs"]}]}
 
 
 if __name__ == "__main__":

@@ -74,13 +74,13 @@ lmdeploy:iteration_tokens_total_bucket{{engine="0",le="1.0",model_name="{self.mo
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await self.seen(request)
-        prompt, said = len(body["input_ids"]), 0
+        prompt, sent = len(body["input_ids"]), 0
         if prompt > self.context_tokens:
             return self.too_long(prompt)
         with self.generating():
             reply = await self.begin(request)
             async for step in steps(self, body["max_tokens"]):
-                drawn = step.ids[said:]
+                drawn = step.ids[sent:]
                 meta = {
                     "prompt_tokens": prompt,
                     "completion_tokens": len(step.ids),
@@ -90,8 +90,8 @@ lmdeploy:iteration_tokens_total_bucket{{engine="0",le="1.0",model_name="{self.mo
                     if body.get("return_logprob")
                     else None,
                 }
-                await self.write(reply, event({"text": step.text[said:], "output_ids": drawn, "meta_info": meta}))
-                said = len(step.ids)
+                await self.write(reply, event({"text": step.text[sent:], "output_ids": drawn, "meta_info": meta}))
+                sent = len(step.ids)
             await self.write(reply, b"data: [DONE]\n\n")
         return reply
 

@@ -99,8 +99,8 @@ class OllamaServer(StandIn):
         num_ctx = self._load(name, options.get("num_ctx"))
         if prompt > num_ctx:
             if body.get("truncate") is False:
-                told = f"request ({prompt} tokens) exceeds the available context size ({num_ctx} tokens)"
-                return self.error(400, json.dumps({"error": {"code": 400, "message": told}}))
+                message = f"request ({prompt} tokens) exceeds the available context size ({num_ctx} tokens)"
+                return self.error(400, json.dumps({"error": {"code": 400, "message": message}}))
             prompt = num_ctx
         with self.generating():
             if body.get("stream") is False:
@@ -140,25 +140,25 @@ class OllamaServer(StandIn):
         text = "".join([piece async for piece in self.pieces(most)])
         return web.json_response(self._last(self._said(body, text, is_chat), prompt, len(text), self.finish(most)))
 
-    async def _line(self, reply: web.StreamResponse, said: object) -> None:
-        await self.write(reply, json.dumps(said, ensure_ascii=False).encode() + b"\n")
+    async def _line(self, reply: web.StreamResponse, content: object) -> None:
+        await self.write(reply, json.dumps(content, ensure_ascii=False).encode() + b"\n")
 
     def _said(self, body: Mapping[str, Any], text: str, is_chat: bool, **beside: Any) -> dict[str, Any]:
-        said: dict[str, Any] = {"model": body["model"], "created_at": CREATED}
+        line: dict[str, Any] = {"model": body["model"], "created_at": CREATED}
         if is_chat:
-            said["message"] = {"role": "assistant", "content": text, **beside}
+            line["message"] = {"role": "assistant", "content": text, **beside}
         else:
-            said |= {"response": text, **beside}
+            line |= {"response": text, **beside}
         if body.get("logprobs") and text:
             token = {"token": text, "logprob": -0.5, "bytes": list(text.encode())}
-            said["logprobs"] = [token | {"top_logprobs": [token] * body["top_logprobs"]}]
-        return said | {"done": False}
+            line["logprobs"] = [token | {"top_logprobs": [token] * body["top_logprobs"]}]
+        return line | {"done": False}
 
-    def _last(self, said: Mapping[str, Any], prompt: int, drawn: int, finish: str) -> dict[str, Any]:
+    def _last(self, line: Mapping[str, Any], prompt: int, drawn: int, finish: str) -> dict[str, Any]:
         counts = {"total_duration": 9, "load_duration": 1, "prompt_eval_duration": 3, "eval_duration": 5}
-        told = prompt - self.cached_tokens if self.hides_cached else prompt
-        counts |= {"prompt_eval_count": told} if told else {}
-        return {**said, "done": True, "done_reason": finish, "eval_count": drawn, **counts}
+        counted = prompt - self.cached_tokens if self.hides_cached else prompt
+        counts |= {"prompt_eval_count": counted} if counted else {}
+        return {**line, "done": True, "done_reason": finish, "eval_count": drawn, **counts}
 
     def _card(self, name: str) -> dict[str, Any]:
         return {"name": name, "model": name, "size": 1000, "digest": f"digest of {name}", "details": self._details()}

@@ -142,10 +142,10 @@ class OpenAIServer(StandIn):
         return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def choice(self, body: Mapping[str, Any], text: str, finish: str | None, is_whole: bool = False) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": text}
+        choice: dict[str, Any] = {"text": text}
         if "messages" in body:
-            said = {"message" if is_whole else "delta": {"role": "assistant", "content": text}}
-        return {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+            choice = {"message" if is_whole else "delta": {"role": "assistant", "content": text}}
+        return {"index": 0, **choice, "logprobs": None, "finish_reason": finish}
 
     def chunk(
         self, body: Mapping[str, Any], choices: list[dict[str, Any]], usage: dict[str, Any] | None = None

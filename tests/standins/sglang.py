@@ -107,15 +107,15 @@ class SGLangServer(OpenAIServer):
         if prompt > self.context_tokens:
             # the status line is out already when SGLang looks at the request
             return await self.write(reply, event({"error": {"message": self._too_long(prompt)}}))
-        said = 0
+        sent = 0
         async for step in steps(self, params["max_new_tokens"]):
             for index in range(params.get("n", 1)):
-                await self.write(reply, event(self._event(body, step.text, step.ids, step.finish, index, said)))
-            said = len(step.ids)
+                await self.write(reply, event(self._event(body, step.text, step.ids, step.finish, index, sent)))
+            sent = len(step.ids)
         return None
 
     def _event(
-        self, body: Mapping[str, Any], text: str, ids: list[int], finish: str | None, index: int, said: int
+        self, body: Mapping[str, Any], text: str, ids: list[int], finish: str | None, index: int, sent: int
     ) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": body.get("rid"),
@@ -129,7 +129,7 @@ class SGLangServer(OpenAIServer):
             meta["output_token_logprobs"] = logprobs(ids)
             meta["output_top_logprobs"] = [[[-0.5, token, chr(token)]] for token in ids]
         if self.is_incremental:
-            text, ids = text[said:], ids[said:]
+            text, ids = text[sent:], ids[sent:]
         return {"text": text, "output_ids": ids, "meta_info": meta, "index": index}
 
     def _known(self, body: Mapping[str, Any]) -> _Known:

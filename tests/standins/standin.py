@@ -113,7 +113,7 @@ def tokens_in(prompt: Any) -> int:
     """How many tokens `prompt` has: text, token ids, or messages."""
     if isinstance(prompt, str):
         return len(prompt.encode())
-    if all(isinstance(one, int) for one in prompt):
+    if all(isinstance(item, int) for item in prompt):
         return len(prompt)
     return sum(tokens_in(part["text"] if "text" in part else part.get("content") or "") for part in prompt)
 

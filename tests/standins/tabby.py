@@ -85,8 +85,8 @@ class TabbyServer(OpenAIServer):
         return None if self.is_loaded else self.error(400, "No models are currently loaded.")
 
     def _key(self, request: web.Request) -> str | None:
-        told = request.headers.get("x-api-key") or request.headers.get("authorization") or ""
-        return told.removeprefix("Bearer ") or None
+        key = request.headers.get("x-api-key") or request.headers.get("authorization") or ""
+        return key.removeprefix("Bearer ") or None
 
 
 if __name__ == "__main__":

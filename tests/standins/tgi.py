@@ -105,9 +105,9 @@ tgi_request_queue_duration_bucket{{le="0.1"}} 3
         if self.is_busy:
             return {"error": "Model is overloaded", "error_type": "overloaded"}
         if prompt + most > self.context_tokens:
-            told = f"`inputs` tokens + `max_new_tokens` must be <= {self.context_tokens}."
-            told += f" Given: {prompt} `inputs` tokens and {most} `max_new_tokens`"
-            return {"error": f"Input validation error: {told}", "error_type": "validation"}
+            message = f"`inputs` tokens + `max_new_tokens` must be <= {self.context_tokens}."
+            message += f" Given: {prompt} `inputs` tokens and {most} `max_new_tokens`"
+            return {"error": f"Input validation error: {message}", "error_type": "validation"}
         return None
 
 

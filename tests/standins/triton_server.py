@@ -85,7 +85,7 @@ class TritonStandIn(StandIn):
             query = {"name": "QUERY", "datatype": "BYTES", "shape": [-1, 1]}
             return web.json_response({"name": name, "inputs": [query], "outputs": [{"name": "INPUT_ID"}]})
         row = [-1] if self.is_batched else []
-        inputs = [{"name": one, "datatype": kind, "shape": [*row, 1]} for one, kind in self.inputs.items()]
+        inputs = [{"name": name, "datatype": kind, "shape": [*row, 1]} for name, kind in self.inputs.items()]
         outputs = [{"name": "text_output", "datatype": "BYTES", "shape": [*row, -1]}]
         return web.json_response({"name": name, "platform": "ensemble", "inputs": inputs, "outputs": outputs})
 
@@ -108,8 +108,8 @@ class TritonStandIn(StandIn):
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         body = await self.seen(request)
         if request.match_info["model"] != self.model:
-            told = f"Request for unknown model: '{request.match_info['model']}' is not found"
-            return web.json_response({"error": told}, status=404)
+            message = f"Request for unknown model: '{request.match_info['model']}' is not found"
+            return web.json_response({"error": message}, status=404)
         error = self._error(body["text_input"])
         if error:
             # the first response sets the status, and is an event all the same
@@ -137,17 +137,17 @@ class TritonStandIn(StandIn):
         if self.is_busy:
             return "Exceeds maximum queue size"
         if tokens > self.context_tokens:
-            told = f"Prompt length ({tokens}) exceeds maximum input length ({self.context_tokens})."
-            return f"Encountered an error in Executor::enqueueRequests: {told}"
+            message = f"Prompt length ({tokens}) exceeds maximum input length ({self.context_tokens})."
+            return f"Encountered an error in Executor::enqueueRequests: {message}"
         return self.fails_with
 
     def _outputs(self, inputs: Mapping[str, Any], text: str) -> dict[str, Any]:
-        said: dict[str, Any] = {"text_output": text}
+        reply: dict[str, Any] = {"text_output": text}
         if inputs.get("return_num_input_tokens"):
-            said["num_input_tokens"] = tokens_in(inputs["text_input"])
+            reply["num_input_tokens"] = tokens_in(inputs["text_input"])
         if inputs.get("return_finish_reason"):
-            said["finish_reason"] = "stop"
-        return said
+            reply["finish_reason"] = "stop"
+        return reply
 
     async def _serve_grpc(self, app: web.Application) -> AsyncIterator[None]:
         server = grpc.aio.server()

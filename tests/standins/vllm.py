@@ -108,15 +108,15 @@ class VLLMServer(OpenAIServer):
             "# HELP vllm:num_requests_running Number of requests in model execution batches.",
             "# TYPE vllm:num_requests_running gauge",
         ]
-        for number, one in enumerate(self.engines, self.first_engine):
+        for number, engine in enumerate(self.engines, self.first_engine):
             labels = f'{{engine="{number}",model_name="{self.model}"}}'
             cache = f'block_size="{BLOCK_SIZE}",cache_dtype="auto",engine="{number}"'
             lines += [
-                f"vllm:num_requests_running{labels} {float(one.running)}",
+                f"vllm:num_requests_running{labels} {float(engine.running)}",
                 f"vllm:num_requests_waiting{labels} {float(self.waiting)}",
                 f"vllm:kv_cache_usage_perc{labels} {self.usage_share}",
-                f"vllm:prefix_cache_queries_total{labels} {float(one.cache.queries)}",
-                f"vllm:prefix_cache_hits_total{labels} {float(one.cache.hits)}",
+                f"vllm:prefix_cache_queries_total{labels} {float(engine.cache.queries)}",
+                f"vllm:prefix_cache_hits_total{labels} {float(engine.cache.hits)}",
                 f'vllm:cache_config_info{{{cache},num_gpu_blocks="{self.blocks * self.ranks}"}} 1.0',
                 f'vllm:time_to_first_token_seconds_bucket{{engine="{number}",le="0.001",model_name="m"}} 0.0',
             ]

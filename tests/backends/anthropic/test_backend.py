@@ -114,15 +114,15 @@ def test_what_is_idle_is_left_out_and_anthropics_own_words_go_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tier", "said"),
+    ("tier", "expected"),
     [("auto", "auto"), ("default", "standard_only"), ("standard_only", "standard_only"), ("flex", None), (None, None)],
 )
-def test_tiers_of_service_have_anthropics_names(tier: str | None, said: str | None) -> None:
-    assert translated({"service_tier": tier}).get("service_tier") == said
+def test_tiers_of_service_have_anthropics_names(tier: str | None, expected: str | None) -> None:
+    assert translated({"service_tier": tier}).get("service_tier") == expected
 
 
 @pytest.mark.parametrize(
-    ("effort", "said"),
+    ("effort", "expected"),
     [
         ("low", {"output_config": {"effort": "low"}}),
         ("minimal", {"output_config": {"effort": "low"}}),
@@ -130,8 +130,8 @@ def test_tiers_of_service_have_anthropics_names(tier: str | None, said: str | No
         ("none", {"thinking": {"type": "disabled"}}),
     ],
 )
-def test_efforts_have_anthropics_names(effort: str, said: dict[str, Any]) -> None:
-    assert translated({"reasoning_effort": effort}) == {**translated({}), **said}
+def test_efforts_have_anthropics_names(effort: str, expected: dict[str, Any]) -> None:
+    assert translated({"reasoning_effort": effort}) == {**translated({}), **expected}
 
 
 def test_a_tool_that_is_strict_is_so_at_anthropic() -> None:
@@ -172,21 +172,21 @@ def test_how_long_an_answer_may_be_is_always_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "said"),
+    ("choice", "expected"),
     [
         ("auto", {"type": "auto"}),
         ("none", {"type": "none"}),
         ({"type": "function", "function": {"name": "f"}}, {"type": "tool", "name": "f"}),
     ],
 )
-def test_tool_choices_have_anthropics_names(choice: Any, said: dict[str, Any]) -> None:
-    assert translated({"tools": [TOOL], "tool_choice": choice})["tool_choice"] == said
+def test_tool_choices_have_anthropics_names(choice: Any, expected: dict[str, Any]) -> None:
+    assert translated({"tools": [TOOL], "tool_choice": choice})["tool_choice"] == expected
 
 
 def test_a_json_schema_is_the_shape_of_the_output() -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
-    said = translated({"response_format": shape})["output_config"]
-    assert said == {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    config = translated({"response_format": shape})["output_config"]
+    assert config == {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 
 
 async def test_a_body_of_its_own_dialect_goes_through_whole() -> None:

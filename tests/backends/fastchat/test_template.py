@@ -56,8 +56,8 @@ def test_a_system_message_takes_the_templates_place_and_parts_are_joined() -> No
 
 
 def test_a_templates_stops_are_one_or_several() -> None:
-    one = conversation_of(a_template(sep_style=1, stop_str="</s>", stop_token_ids=[2]))
-    assert (one.stops, one.stop_token_ids) == (("</s>",), (2,))
+    conversation = conversation_of(a_template(sep_style=1, stop_str="</s>", stop_token_ids=[2]))
+    assert (conversation.stops, conversation.stop_token_ids) == (("</s>",), (2,))
     assert conversation_of(a_template(sep_style=1, stop_str=["a", "b"])).stops == ("a", "b")
 
 
@@ -84,7 +84,7 @@ def test_what_a_template_has_no_place_for_is_refused_by_name(message: dict[str, 
     assert failure.value.param == param
 
 
-@pytest.mark.parametrize("said", [None, {}, {"conv": {}}, {"conv": [1]}, a_template(sep_style=1, roles=["U"])])
-def test_nonsense_for_a_template_is_a_failure(said: object) -> None:
+@pytest.mark.parametrize("reply", [None, {}, {"conv": {}}, {"conv": [1]}, a_template(sep_style=1, roles=["U"])])
+def test_nonsense_for_a_template_is_a_failure(reply: object) -> None:
     with pytest.raises(BackendFailed):
-        conversation_of(said)
+        conversation_of(reply)

@@ -78,10 +78,10 @@ async def test_each_probe_brings_a_report_dated_from_when_it_was_asked_for() -> 
         assert backend.load() == Load(waiting=2, reported_at=1.0)
 
 
-@pytest.mark.parametrize(("status", "said"), [(500, "3"), (200, "x")])
-async def test_a_report_that_does_not_come_leaves_the_last_one_to_grow_old(status: int, said: str) -> None:
+@pytest.mark.parametrize(("status", "body"), [(500, "3"), (200, "x")])
+async def test_a_report_that_does_not_come_leaves_the_last_one_to_grow_old(status: int, body: str) -> None:
     async with a_backend() as (backend, server):
-        server.status, server.said = status, said
+        server.status, server.said = status, body
         await backend.probe()
         assert backend.load() == Load(waiting=1, reported_at=0.0)
 

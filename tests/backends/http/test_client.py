@@ -55,13 +55,13 @@ class Echo(StandIn):
         )
 
     async def echo(self, request: web.Request) -> web.StreamResponse:
-        said = await request.read()
-        if said == b"!":
+        body = await request.read()
+        if body == b"!":
             return web.Response(status=400, body=b"x" * (MOST_ERROR_BYTES * 3))
         with self.generating():
             reply = await self.begin(request)
-            await self.write(reply, said)
-            if b"?" in said:
+            await self.write(reply, body)
+            if b"?" in body:
                 await asyncio.Event().wait()
         return reply
 
@@ -207,10 +207,10 @@ async def test_a_new_connection_that_breaks_is_a_failure_and_nothing_is_sent_twi
         await client.close()
 
 
-@pytest.mark.parametrize(("path", "told"), [("/large", "more than"), ("/slow", "cannot be reached")])
-async def test_a_page_is_bounded_in_size_and_time(path: str, told: str) -> None:
+@pytest.mark.parametrize(("path", "message"), [("/large", "more than"), ("/slow", "cannot be reached")])
+async def test_a_page_is_bounded_in_size_and_time(path: str, message: str) -> None:
     async with a_client(probe_s=0.2) as (client, _):
-        with pytest.raises(BackendFailed, match=told):
+        with pytest.raises(BackendFailed, match=message):
             await client.get(path)
 
 

@@ -36,17 +36,17 @@ def a_tgi_end(**details: Any) -> bytes:
     return event({"token": TOKEN, "details": whole})
 
 
-def a_llama_end(**told: Any) -> bytes:
-    return event({"content": "", "stop": True, "tokens_evaluated": 1, "tokens_predicted": 1, **told})
+def a_llama_end(**fields: Any) -> bytes:
+    return event({"content": "", "stop": True, "tokens_evaluated": 1, "tokens_predicted": 1, **fields})
 
 
-def an_ollama_end(**told: Any) -> bytes:
-    return json.dumps({"message": {"content": "a"}, "done": True, **told}).encode() + b"\n"
+def an_ollama_end(**fields: Any) -> bytes:
+    return json.dumps({"message": {"content": "a"}, "done": True, **fields}).encode() + b"\n"
 
 
 def a_worker_frame(**usage: int) -> bytes:
-    told = {"prompt_tokens": 1, "completion_tokens": 1, **usage}
-    return json.dumps({"error_code": 0, "text": "a", "usage": told, "finish_reason": "stop"}).encode() + b"\0"
+    counts = {"prompt_tokens": 1, "completion_tokens": 1, **usage}
+    return json.dumps({"error_code": 0, "text": "a", "usage": counts, "finish_reason": "stop"}).encode() + b"\0"
 
 
 def a_message_end(**usage: int) -> bytes:

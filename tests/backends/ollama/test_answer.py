@@ -42,8 +42,8 @@ def the_end(**fields: object) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 def test_lines_become_deltas_however_they_are_cut(size: int) -> None:
-    told = [Delta(text="The"), Delta(text=" hé"), Delta(finish_reason="stop"), Delta(usage=Usage(26, 282))]
-    assert read(CHAT, size) == told
+    expected = [Delta(text="The"), Delta(text=" hé"), Delta(finish_reason="stop"), Delta(usage=Usage(26, 282))]
+    assert read(CHAT, size) == expected
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
@@ -55,8 +55,8 @@ def test_a_text_is_read_to_its_end_though_no_newline_ends_it(size: int) -> None:
 def test_who_wants_one_call_at_a_time_gets_the_first_alone(apart: bool) -> None:
     calls = [{"function": {"name": name, "arguments": {}}} for name in "fgh"]
     lines = [[call] for call in calls] if apart else [calls]
-    said = (a_line(message={"role": "assistant", "content": "", "tool_calls": some}, done=False) for some in lines)
-    first, *rest = read(b"".join(said) + the_end(), one_call=True)
+    stream = (a_line(message={"role": "assistant", "content": "", "tool_calls": some}, done=False) for some in lines)
+    first, *rest = read(b"".join(stream) + the_end(), one_call=True)
     assert first.message is not None
     assert [call["function"]["name"] for call in first.message["tool_calls"]] == ["f"]
     assert rest == [Delta(finish_reason="tool_calls"), Delta(usage=Usage(is_guess=True))]
@@ -90,7 +90,7 @@ def test_log_probabilities_have_texts_and_no_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "counted", "usage"),
+    ("reported", "counted", "usage"),
     [
         (26, 26, Usage(26, 0)),
         # a template adds a few
@@ -104,9 +104,9 @@ def test_log_probabilities_have_texts_and_no_ids() -> None:
     ],
 )
 def test_a_count_far_below_the_prompts_own_is_a_hint_of_a_cache_hit(
-    told: int | None, counted: int | None, usage: Usage
+    reported: int | None, counted: int | None, usage: Usage
 ) -> None:
-    data = the_end(**({} if told is None else {"prompt_eval_count": told}))
+    data = the_end(**({} if reported is None else {"prompt_eval_count": reported}))
     assert read(data, prompt_tokens=30, counted=counted)[-1].usage == usage
 
 
@@ -130,8 +130,8 @@ def test_a_count_far_below_the_prompts_own_is_a_hint_of_a_cache_hit(
 )
 def test_each_status_has_its_error(status: int, message: str, kind: type[ExpectedError]) -> None:
     nested = json.dumps({"error": {"code": status, "message": message}})
-    for said in (message, nested):
-        error = error_of_ollama("b", status, json.dumps({"error": said}).encode(), {})
+    for body in (message, nested):
+        error = error_of_ollama("b", status, json.dumps({"error": body}).encode(), {})
         assert type(error) is kind
         assert message in error.message
         assert "{" not in error.message

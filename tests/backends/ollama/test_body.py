@@ -52,7 +52,7 @@ def test_what_the_pool_decides_is_no_clients_to_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "think"),
+    ("fields", "think"),
     [
         ({}, None),
         ({"think": False}, False),
@@ -62,8 +62,8 @@ def test_what_the_pool_decides_is_no_clients_to_say() -> None:
         ({"reasoning": {"effort": "xhigh"}}, "max"),
     ],
 )
-def test_thinking_may_be_asked_for_in_either_dialect(said: dict[str, Any], think: object) -> None:
-    assert chat_body(a_request(), {**CHAT, **said}).get("think") == think
+def test_thinking_may_be_asked_for_in_either_dialect(fields: dict[str, Any], think: object) -> None:
+    assert chat_body(a_request(), {**CHAT, **fields}).get("think") == think
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def a_message(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("said", "param"),
+    ("fields", "param"),
     [
         ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
         ({"guided_json": {}, "mirostat_mode": 2}, "mirostat_mode"),
@@ -134,9 +134,9 @@ def a_message(**fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_ollama_would_skip_in_silence_is_refused_by_name(said: dict[str, Any], param: str) -> None:
+def test_what_ollama_would_skip_in_silence_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as failure:
-        chat_body(a_request(), {**CHAT, **said})
+        chat_body(a_request(), {**CHAT, **fields})
     assert failure.value.param == param
 
 

@@ -9,7 +9,7 @@ from policies.nouns import Usage
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         {"prompt_tokens_details": {"cached_tokens": 4}},
         # DeepSeek, and those who follow it
@@ -21,21 +21,21 @@ from policies.nouns import Usage
         {"prompt_tokens_details": None, "cached_tokens": 4},
     ],
 )
-def test_cached_tokens_are_understood_by_each_servers_name(told: dict[str, Any]) -> None:
-    assert usage_of({"prompt_tokens": 7, "completion_tokens": 2, **told}) == Usage(7, 2, 4)
+def test_cached_tokens_are_understood_by_each_servers_name(reported: dict[str, Any]) -> None:
+    assert usage_of({"prompt_tokens": 7, "completion_tokens": 2, **reported}) == Usage(7, 2, 4)
 
 
 @pytest.mark.parametrize(
-    ("told", "stop"),
+    ("ending", "stop"),
     [({"stop_reason": "END"}, "END"), ({"matched_stop": "END"}, "END"), ({"matched_stop": 151645}, None), ({}, None)],
 )
-def test_the_stop_that_ended_a_choice_is_told_by_vllm_and_by_sglang(told: dict[str, Any], stop: str | None) -> None:
-    choice = {"index": 0, "delta": {}, "finish_reason": "stop", **told}
+def test_the_stop_that_ended_a_choice_is_told_by_vllm_and_by_sglang(ending: dict[str, Any], stop: str | None) -> None:
+    choice = {"index": 0, "delta": {}, "finish_reason": "stop", **ending}
     assert [delta.stop for delta in deltas_of({"choices": [choice]})] == [stop]
 
 
 @pytest.mark.parametrize(
-    ("told", "thought"),
+    ("reported", "thought"),
     [
         ({}, None),
         ({"completion_tokens_details": {"reasoning_tokens": 5}}, 5),
@@ -43,8 +43,8 @@ def test_the_stop_that_ended_a_choice_is_told_by_vllm_and_by_sglang(told: dict[s
         ({"completion_tokens_details": None, "reasoning_tokens": 6}, 6),
     ],
 )
-def test_what_was_thought_is_counted_where_the_server_counts_it(told: dict[str, Any], thought: int | None) -> None:
-    assert usage_of({"prompt_tokens": 7, "completion_tokens": 9, **told}) == Usage(7, 9, 0, thought)
+def test_what_was_thought_is_counted_where_the_server_counts_it(reported: dict[str, Any], thought: int | None) -> None:
+    assert usage_of({"prompt_tokens": 7, "completion_tokens": 9, **reported}) == Usage(7, 9, 0, thought)
 
 
 def test_nonsense_of_thoughts_is_no_usage() -> None:

@@ -186,7 +186,7 @@ async def test_a_body_that_is_no_json_is_the_clients_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "kind", "told"),
+    ("status", "error", "kind", "message"),
     [
         (400, {"error": {"message": "bad top_p", "param": "top_p"}}, InvalidRequest, "bad top_p"),
         (422, {"detail": [{"msg": "no"}]}, InvalidRequest, "no"),
@@ -202,14 +202,14 @@ async def test_a_body_that_is_no_json_is_the_clients_mistake() -> None:
         (307, {}, BackendFailed, "307"),
     ],
 )
-async def test_each_status_has_its_error(status: int, error: object, kind: type[ExpectedError], told: str) -> None:
+async def test_each_status_has_its_error(status: int, error: object, kind: type[ExpectedError], message: str) -> None:
     async with (
         an_upstream(status=status, body=json.dumps(error).encode(), headers={"Retry-After": "7"}) as upstream,
         a_backend(upstream) as backend,
     ):
         failure = await failure_of(backend)
     assert type(failure) is kind
-    assert told in failure.message
+    assert message in failure.message
     assert failure.retryable == (kind is BackendFailed)
     assert failure.retry_after_s == (7.0 if kind in (BackendFailed, Overloaded) else None)
 
@@ -225,7 +225,7 @@ async def test_a_body_that_is_no_json_is_told_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "kind", "told"),
+    ("pieces", "kind", "message"),
     [
         ([said("a")], BackendFailed, "without [DONE]"),
         ([b"data: {broken\n\n"], BackendFailed, "nonsense"),
@@ -241,12 +241,12 @@ async def test_a_body_that_is_no_json_is_told_as_it_is() -> None:
     ],
 )
 async def test_a_stream_that_goes_wrong_has_its_error(
-    pieces: list[bytes], kind: type[ExpectedError], told: str
+    pieces: list[bytes], kind: type[ExpectedError], message: str
 ) -> None:
     async with an_upstream(pieces=pieces) as upstream, a_backend(upstream) as backend:
         failure = await failure_of(backend)
     assert type(failure) is kind
-    assert told in failure.message
+    assert message in failure.message
 
 
 @pytest.mark.parametrize(

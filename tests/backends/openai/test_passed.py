@@ -97,8 +97,8 @@ def test_what_is_accounted_is_what_is_when_an_answer_is_taken_apart(chunks: list
     passed = heard(a_stream(shows_usage=True, choices=8), pieces)
     apart = heard(OpenAIAnswer("up", a_request(prompt_tokens=9), is_streamed=True, most_choices=8), pieces)
     assert passed[-1].usage == apart[-1].usage
-    assert [(one.choice, one.finish_reason) for one in passed if one.finish_reason] == [
-        (one.choice, one.finish_reason) for one in apart if one.finish_reason
+    assert [(delta.choice, delta.finish_reason) for delta in passed if delta.finish_reason] == [
+        (delta.choice, delta.finish_reason) for delta in apart if delta.finish_reason
     ]
     assert raw_of(passed) == b"".join(pieces)
 
@@ -139,7 +139,7 @@ def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(betwe
 
 
 @pytest.mark.parametrize(
-    ("bad", "kind", "told"),
+    ("bad", "kind", "message"),
     [
         (event({"error": {"message": "no memory"}}), BackendFailed, "no memory"),
         (event({"object": "error", "message": "bad", "code": 400}), InvalidRequest, "bad"),
@@ -150,8 +150,10 @@ def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(betwe
         (b'data: {"choices":[{"delta":{"x":' + b"[" * 9999 + b"]" * 9999 + b"}}]}\n\n", BackendFailed, "nonsense"),
     ],
 )
-def test_an_error_in_the_stream_is_raised_and_never_passed_on(bad: bytes, kind: type[ExpectedError], told: str) -> None:
-    with pytest.raises(ExpectedError, match=told) as failure:
+def test_an_error_in_the_stream_is_raised_and_never_passed_on(
+    bad: bytes, kind: type[ExpectedError], message: str
+) -> None:
+    with pytest.raises(ExpectedError, match=message) as failure:
         heard(a_stream(), [PIECE, bad])
     assert type(failure.value) is kind
 
@@ -224,9 +226,9 @@ def test_a_server_that_tells_no_usage_does_not_tell_how_many_tokens_an_answer_in
 def test_what_a_hidden_chunk_of_usage_says_of_the_answer_moves_to_the_chunk_that_ends_it() -> None:
     ends = b'data: {"choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n'
     hidden = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2},"system_fingerprint":"fp"}\n\n'
-    told = ends.replace(b"}]}", b'}],"system_fingerprint":"fp"}')
+    changed = ends.replace(b"}]}", b'}],"system_fingerprint":"fp"}')
     deltas = heard(a_stream(), [PIECE, ends, hidden, DONE])
-    assert raw_of(deltas) == PIECE + told + DONE
+    assert raw_of(deltas) == PIECE + changed + DONE
     assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
     assert raw_of(heard(a_stream(shows_usage=True), [PIECE, ends, hidden, DONE])) == PIECE + ends + hidden + DONE
     named = ends.replace(b"}]}", b'}],"system_fingerprint":"its own"}')

@@ -14,8 +14,8 @@ USAGE = {"input_tokens": 7, "input_tokens_details": {"cached_tokens": 4}, "outpu
 RESPONSE: dict[str, Any] = {"id": "r", "model": "m", "status": "completed", "output": [], "usage": USAGE}
 
 
-def event(kind: str, **said: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **said})}\n\n".encode()
+def event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
 BEGIN = event("response.created", response={**RESPONSE, "status": "in_progress", "usage": None})
@@ -60,15 +60,15 @@ def test_the_model_has_the_name_that_the_client_knows_in_every_event_that_names_
 )
 def test_a_whole_response_goes_through_whole(status: str, output: list[Any], finish: str) -> None:
     body = json.dumps({**RESPONSE, "status": status, "output": output}).encode()
-    told, last = heard(PassedWholeResponse("up"), [body[:9], body[9:]])
-    assert told == Delta(body=body, finish_reason=finish, is_whole=True, tokens=2)
+    first, last = heard(PassedWholeResponse("up"), [body[:9], body[9:]])
+    assert first == Delta(body=body, finish_reason=finish, is_whole=True, tokens=2)
     assert last == Delta(usage=Usage(7, 2, 4))
     renamed = heard(PassedWholeResponse("up", shown_model="mine"), [body])[0].body
     assert renamed == body.replace(b'"model": "m"', b'"model": "mine"')
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "told"),
+    ("data", "kind", "message"),
     [
         (event("error", message="out of memory"), BackendFailed, "out of memory"),
         (event("response.failed", response={"error": {"message": "gone"}}), BackendFailed, "gone"),
@@ -83,10 +83,10 @@ def test_a_whole_response_goes_through_whole(status: str, output: list[Any], fin
     ],
 )
 def test_an_error_in_the_stream_is_raised_and_never_passed_on(
-    said: bytes, kind: type[ExpectedError], told: str
+    data: bytes, kind: type[ExpectedError], message: str
 ) -> None:
-    with pytest.raises(ExpectedError, match=told) as failure:
-        heard(PassedResponse("up"), [BEGIN, said])
+    with pytest.raises(ExpectedError, match=message) as failure:
+        heard(PassedResponse("up"), [BEGIN, data])
     assert type(failure.value) is kind
 
 

@@ -324,17 +324,17 @@ async def test_a_large_snapshot_is_heard_in_pieces_in_order_while_the_loop_turns
 
 async def test_a_shard_says_what_it_is_and_how_busy(tmp_path: Path) -> None:
     models = {"alias": "scripted", "other": "x"}
-    told: list[str] = []
+    reported: list[str] = []
     async with (
         a_shard(an_engine(tmp_path)) as server,
-        a_backend(server, models=models, clock=lambda: 42.0, on_load=told.append) as backend,
+        a_backend(server, models=models, clock=lambda: 42.0, on_load=reported.append) as backend,
     ):
         described = backend.describe()
         await eventually(lambda: backend.load().reported_at == 42.0)
         load = backend.load()
         assert sorted(backend.assets()) == ["config.json", "tokenizer.json"]
-        assert told
-        assert set(told) == {"b"}
+        assert reported
+        assert set(reported) == {"b"}
         assert backend.describe() is described
     assert described is not None
     assert described.models == {"alias"}

@@ -22,7 +22,7 @@ async def test_everything_else_runs_between_any_two_turns() -> None:
     beside.cancel()
     worked = [name for name in log if name != "."]
     assert worked == ["a", "b", "c"] * 3
-    assert not any(one != "." and next_one != "." for one, next_one in pairwise(log))
+    assert not any(turn != "." and next_turn != "." for turn, next_turn in pairwise(log))
 
 
 async def test_who_gives_up_waiting_holds_nobody_up() -> None:

@@ -41,8 +41,8 @@ def test_log_probabilities_are_told_where_they_were_asked_for() -> None:
 
 def test_the_stop_string_is_cut_off_as_openais_clients_expect() -> None:
     def token(text: str, details: object = None) -> bytes:
-        said = {"id": 1, "text": text, "logprob": 0.0, "special": False}
-        return event({"index": 1, "token": said, "generated_text": None, "details": details})
+        fields = {"id": 1, "text": text, "logprob": 0.0, "special": False}
+        return event({"index": 1, "token": fields, "generated_text": None, "details": details})
 
     details = {"finish_reason": "stop_sequence", "generated_tokens": 3, "input_length": 2}
     data = token("a EN") + token("D") + token(" END", details)

@@ -34,8 +34,8 @@ def a_response(text: str, prompt_tokens: int = 6) -> kserve.ModelInferResponse:
     response.outputs.add(name="text_output", datatype="BYTES", shape=[1, 1])
     response.outputs.add(name="num_input_tokens", datatype="INT32", shape=[1, 1])
     response.outputs.add(name="cum_log_probs", datatype="FP32", shape=[1, 1])
-    said = text.encode()
-    raw = (struct.pack("<I", len(said)) + said, struct.pack("<i", prompt_tokens), struct.pack("<f", -1.5))
+    data = text.encode()
+    raw = (struct.pack("<I", len(data)) + data, struct.pack("<i", prompt_tokens), struct.pack("<f", -1.5))
     response.raw_output_contents.extend(raw)
     return response
 
@@ -58,8 +58,8 @@ def test_as_many_responses_as_tokens_were_asked_for_are_an_end_by_length() -> No
 
 
 def test_a_model_that_repeats_itself_is_heard_once_and_half_a_character_waits() -> None:
-    said = "".join(f'data: {{"text_output":"{text}"}}\n\n' for text in ("a", "a\ufffd", "aé", "aé!"))
-    deltas = read(said.encode(), is_cumulative=True)
+    stream = "".join(f'data: {{"text_output":"{text}"}}\n\n' for text in ("a", "a\ufffd", "aé", "aé!"))
+    deltas = read(stream.encode(), is_cumulative=True)
     assert [delta.text for delta in deltas] == ["a", "é", "!", "", ""]
 
 
@@ -74,9 +74,9 @@ def test_of_several_sequences_the_first_is_heard() -> None:
 
 
 def test_tensors_are_read_as_triton_writes_them() -> None:
-    said = kserve.ModelStreamInferResponse.FromString(WIRE).infer_response
+    response = kserve.ModelStreamInferResponse.FromString(WIRE).infer_response
     text = TritonText(a_request(), is_cumulative=False)
-    assert (said.id, is_final(said), heard_of("b", text, said)) == ("7", False, [Delta(text=" hé")])
+    assert (response.id, is_final(response), heard_of("b", text, response)) == ("7", False, [Delta(text=" hé")])
 
 
 def test_tensors_say_the_same() -> None:

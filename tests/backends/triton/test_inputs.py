@@ -80,15 +80,19 @@ def test_a_client_cannot_fill_the_routers_inputs() -> None:
 
 def test_a_signature_is_read_from_metadata() -> None:
     text = {"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}
-    said = {"name": "m", "inputs": [text], "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1, -1]}]}
-    signature = signature_of(said)
+    metadata = {
+        "name": "m",
+        "inputs": [text],
+        "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1, -1]}],
+    }
+    signature = signature_of(metadata)
     assert signature == Signature({"text_input": "BYTES"}, TEXT, is_batched=True)
     assert signature.is_text_model
     assert not signature.can_be_stopped
-    assert not signature_of({**said, "inputs": [{**text, "shape": [-1]}]}).is_batched
+    assert not signature_of({**metadata, "inputs": [{**text, "shape": [-1]}]}).is_batched
 
 
-@pytest.mark.parametrize("said", [None, {}, {"inputs": [{}]}, {"inputs": [], "outputs": [1]}])
-def test_nonsense_for_a_signature_is_a_failure(said: object) -> None:
+@pytest.mark.parametrize("metadata", [None, {}, {"inputs": [{}]}, {"inputs": [], "outputs": [1]}])
+def test_nonsense_for_a_signature_is_a_failure(metadata: object) -> None:
     with pytest.raises(BackendFailed):
-        signature_of(said)
+        signature_of(metadata)

@@ -24,7 +24,7 @@ def test_a_better_rank_overtakes_who_came_before() -> None:
     queue = a_queue(CHAT, RAG, ServiceClass("batch", 2))
     for name in ("batch", "rag", "chat"):
         queue.push(a_ticket(service_class=name), now=0.0)
-    assert [one.service_class for one in queue.order(0.0)] == ["chat", "rag", "batch"]
+    assert [ticket.service_class for ticket in queue.order(0.0)] == ["chat", "rag", "batch"]
 
 
 def test_a_tenant_is_served_first_in_first_out() -> None:
@@ -60,7 +60,7 @@ def test_who_was_passed_for_want_of_room_catches_up_but_not_without_end() -> Non
         queue.push(a_ticket("long", shape="large"), now=0.0)
         queue.push(a_ticket("short", shape="small"), now=0.0)
     for _ in range(400):
-        queue.take(next(one for one in queue.order(0.0) if one.shape == "small").id, now=0.0)
+        queue.take(next(ticket for ticket in queue.order(0.0) if ticket.shape == "small").id, now=0.0)
     then = names(list(queue.order(0.0)))
     assert then[:50] == ["long"] * 50
     assert then[70:90].count("short") == 10
@@ -138,10 +138,10 @@ def test_a_burst_into_an_idle_system_is_not_free_but_forgiven_in_time() -> None:
     for _ in range(1000):
         queue.charge(a_ticket("burst"), now=0.0)
     soon, later = deepcopy(queue), deepcopy(queue)
-    for one, now in ((soon, 0.0), (later, 600.0)):
+    for ticket, now in ((soon, 0.0), (later, 600.0)):
         for _ in range(200):
-            one.push(a_ticket("burst"), now)
-            one.push(a_ticket("other"), now)
+            ticket.push(a_ticket("burst"), now)
+            ticket.push(a_ticket("other"), now)
     assert names(list(soon.order(0.0)))[:60] == ["other"] * 60
     assert names(list(soon.order(0.0)))[70:90].count("burst") == 10
     assert names(list(later.order(600.0)))[:20].count("burst") in {9, 10}
@@ -183,7 +183,7 @@ def test_nobody_waits_longer_than_the_bound_whatever_comes(seed: int) -> None:
         now += ticket.cost_s
         since_s += ticket.cost_s if now > 2 * ageing_s else 0.0
     weight, tenants, classes = 1 / (4 + 1), 5, 2
-    own_s = sum(one.cost_s for one in before)
+    own_s = sum(ticket.cost_s for ticket in before)
     assert since_s <= own_s / (weight / tenants) + (classes + tenants / weight) * largest
 
 
@@ -221,15 +221,15 @@ def test_what_was_said_to_be_ahead_is_about_what_is_served_before(seed: int) -> 
         queue.push(a_ticket(f"n{rng.randrange(10)}", name, cost_s=rng.uniform(0.5, 1.5)), now=0.0)
     for name in ("chat", "rag", "batch"):
         for tenant in ("n3", "new"):
-            one, said, served = deepcopy(queue), queue.ahead_s(name, tenant, now=0.0), 0.0
+            copied, ahead_s, served = deepcopy(queue), queue.ahead_s(name, tenant, now=0.0), 0.0
             ticket = a_ticket(tenant, name)
-            one.push(ticket, now=0.0)
-            for other in one.order(0.0):
+            copied.push(ticket, now=0.0)
+            for other in copied.order(0.0):
                 if other == ticket:
                     break
                 served += other.cost_s
             # a floor of 0.1 lets one other ticket in for nine; ten tenants may each be one ticket ahead
-            assert said == pytest.approx(served, rel=0.2, abs=20.0), (name, tenant)
+            assert ahead_s == pytest.approx(served, rel=0.2, abs=20.0), (name, tenant)
 
 
 def test_after_a_reload_what_waits_is_served_also_from_classes_and_tenants_that_are_gone() -> None:
@@ -242,7 +242,7 @@ def test_after_a_reload_what_waits_is_served_also_from_classes_and_tenants_that_
     queue.reconfigure(some_classes(ServiceClass("rag", 0), ServiceClass("new", 1)), {"labs": 2.0}, ageing_s=60.0)
     queue.check()
     queue.push(a_ticket("labs", "new"), now=1.0)
-    assert [one.service_class for one in drain(queue, now=1.0)] == ["rag", "new", "batch", "chat"]
+    assert [ticket.service_class for ticket in drain(queue, now=1.0)] == ["rag", "new", "batch", "chat"]
     queue.reconfigure(some_classes(RAG), {}, ageing_s=60.0)
     queue.correct(running, 5.0, now=2.0)
     queue.check()
@@ -371,7 +371,7 @@ class AnyHistory(RuleBasedStateMachine):
     def the_queue_agrees_with_the_history(self) -> None:
         self.queue.check()
         order = list(self.queue.order(self.now))
-        assert sorted(one.id for one in order) == sorted(self.waiting)
+        assert sorted(ticket.id for ticket in order) == sorted(self.waiting)
         assert len(self.left) == len(set(self.left))
         assert all(self.queue.ahead_s(name, "a", self.now) >= 0 for name in ("chat", "rag", "batch"))
         if order:
@@ -381,11 +381,11 @@ class AnyHistory(RuleBasedStateMachine):
 
 def simple_first(queue: FairQueue, waiting: list[Ticket], now: float) -> Ticket:
     """The rules read aloud over a plain list of what waits; of the queue only accounts are used."""
-    turns, paid = queue._turns, {one.id for one in waiting if one.id in queue._charged}
-    by_class = {name: [one for one in waiting if one.service_class == name] for name in turns.standings}
+    turns, paid = queue._turns, {ticket.id for ticket in waiting if ticket.id in queue._charged}
+    by_class = {name: [ticket for ticket in waiting if ticket.service_class == name] for name in turns.standings}
 
     def turn(name: str) -> tuple[object, ...]:
-        standing, oldest = turns.standings[name], min(one.arrived_at for one in by_class[name])
+        standing, oldest = turns.standings[name], min(ticket.arrived_at for ticket in by_class[name])
         steps = int((now - oldest) / turns.ageing_s) if standing.rank else 0
         owed = standing.owed_s / standing.floor if standing.owed_s > 0 else 0.0
         tag = max(standing.account.tag, turns.clock.reached)
@@ -395,11 +395,11 @@ def simple_first(queue: FairQueue, waiting: list[Ticket], now: float) -> Ticket:
     # who is owed by its floor goes before all others, so the two kinds of keys never meet
     name = min((name for name in by_class if by_class[name]), key=turn)
     mine, queues = by_class[name], queue._queues[name]
-    if back := [one for one in mine if one.id in paid]:
-        return min(back, key=lambda one: (one.arrived_at, one.id))
+    if back := [ticket for ticket in mine if ticket.id in paid]:
+        return min(back, key=lambda ticket: (ticket.arrived_at, ticket.id))
     heads: dict[str, Ticket] = {}
-    for one in sorted(mine, key=lambda one: int(one.id[1:])):
-        heads.setdefault(one.tenant, one)
+    for ticket in sorted(mine, key=lambda each: int(each.id[1:])):
+        heads.setdefault(ticket.tenant, ticket)
     places = {tenant: queues.tenants[tenant].place or (0.0, 0, "") for tenant in heads}
     return heads[min(heads, key=lambda tenant: (queues.tenants[tenant].account.tag, places[tenant][1]))]
 

@@ -63,7 +63,7 @@ def test_a_tenant_within_its_share_waits_about_one_ticket_however_loud_the_other
     arrive = poisson(4, (40.0, from_tenant("loud", 0.5)), (0.8, from_tenant("quiet", 0.5)))
     server = VirtualServer(a_queue(), 4, arrive)
     server.run(300)
-    waits = sorted(at - one.arrived_at for at, one in server.taken if one.tenant == "quiet")
+    waits = sorted(at - ticket.arrived_at for at, ticket in server.taken if ticket.tenant == "quiet")
     assert waits[int(0.95 * len(waits))] < 1.0
 
 
@@ -88,7 +88,7 @@ def test_without_overload_a_floor_takes_nothing_from_those_in_front() -> None:
     )
     server = VirtualServer(a_queue(INTERACTIVE, BATCH), 4, arrive)
     server.run(500)
-    asked = sum(one.cost_s for at, one in server.taken if one.service_class == "interactive")
+    asked = sum(ticket.cost_s for at, ticket in server.taken if ticket.service_class == "interactive")
     assert server.served["interactive"] == pytest.approx(asked, rel=0.01)
     assert server.served["batch"] > 4 * 0.5 * 500
 
@@ -100,7 +100,7 @@ def test_a_class_that_was_idle_long_has_not_saved_up_its_floor() -> None:
     for _ in range(100):
         queue.push(a_ticket("labs", "batch"), now=1.0)
         queue.push(a_ticket("acme", "interactive"), now=1.0)
-    first = [one.service_class for one in drain(queue, now=1.0)[:50]]
+    first = [ticket.service_class for ticket in drain(queue, now=1.0)[:50]]
     assert first.count("batch") <= 6
 
 
@@ -111,7 +111,7 @@ def test_a_class_that_had_the_server_to_itself_is_back_at_its_floor_after_a_wind
     for _ in range(300):
         queue.push(a_ticket("labs", "batch"), now=0.0)
         queue.push(a_ticket("acme", "interactive"), now=0.0)
-    served = [one.service_class for one in drain(queue, now=0.0)]
+    served = [ticket.service_class for ticket in drain(queue, now=0.0)]
     assert "batch" not in served[:50]
     assert served[75:175].count("batch") in {9, 10, 11}
 
@@ -143,7 +143,7 @@ def test_ageing_does_not_undo_fairness_between_tenants() -> None:
 @pytest.mark.parametrize("slots", [1, 8])
 def test_costs_that_were_predicted_wrong_are_evened_out(slots: int) -> None:
     arrive = poisson(9, (3.0 * slots, from_tenant("honest")), (3.0 * slots, from_tenant("longer")))
-    actual: Callable[[Ticket], float] = lambda one: one.cost_s * (5 if one.tenant == "longer" else 1)  # noqa: E731
+    actual: Callable[[Ticket], float] = lambda ticket: ticket.cost_s * (5 if ticket.tenant == "longer" else 1)  # noqa: E731
     server = VirtualServer(a_queue(), slots, arrive, actual)
     server.run(2000 / slots)
     assert jain([server.served["honest"], server.served["longer"]]) >= 0.98
@@ -152,7 +152,7 @@ def test_costs_that_were_predicted_wrong_are_evened_out(slots: int) -> None:
 @pytest.mark.parametrize("slots", [1, 8])
 def test_who_was_charged_too_much_gets_it_back(slots: int) -> None:
     arrive = poisson(10, (4.0 * slots, from_tenant("honest")), (4.0 * slots, from_tenant("shorter", 5.0)))
-    actual: Callable[[Ticket], float] = lambda one: one.cost_s / (5 if one.tenant == "shorter" else 1)  # noqa: E731
+    actual: Callable[[Ticket], float] = lambda ticket: ticket.cost_s / (5 if ticket.tenant == "shorter" else 1)  # noqa: E731
     server = VirtualServer(a_queue(), slots, arrive, actual)
     server.run(2000 / slots)
     assert jain([server.served["honest"], server.served["shorter"]]) >= 0.98

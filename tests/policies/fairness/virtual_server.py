@@ -21,7 +21,7 @@ def a_ticket(tenant: str = "acme", service_class: str = "standard", **what: Any)
 
 
 def some_classes(*classes: ServiceClass) -> dict[str, ServiceClass]:
-    return {one.name: one for one in classes or (ServiceClass("standard", 0),)}
+    return {service_class.name: service_class for service_class in classes or (ServiceClass("standard", 0),)}
 
 
 def a_queue(*classes: ServiceClass, ageing_s: float = 1e9, **weights: float) -> FairQueue:

@@ -94,15 +94,15 @@ def test_it_agrees_with_an_engine_that_gives_up_the_adapter_used_longest_ago(see
             slots.end(name)
         else:
             name = rng.choice(names)
-            said = seen(slots, name, most=most)
-            if said is Readiness.NO_SLOT:
+            view = seen(slots, name, most=most)
+            if view is Readiness.NO_SLOT:
                 assert len({*running} - {name}) == most
                 continue
-            assert (said is Readiness.READY) == (name in loaded)
+            assert (view is Readiness.READY) == (name in loaded)
             slots.begin(name)
             running.append(name)
         # an engine uses a running adapter in each step, and evicts only those that nothing uses
-        loaded = [*(one for one in loaded if one != name), name]
+        loaded = [*(adapter for adapter in loaded if adapter != name), name]
         while len(loaded) > most:
-            loaded.remove(next(one for one in loaded if one not in running))
+            loaded.remove(next(adapter for adapter in loaded if adapter not in running))
         slots.check()

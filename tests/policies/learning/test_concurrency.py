@@ -110,11 +110,11 @@ def test_a_machine_that_is_busy_with_other_work_shrinks_no_limit_of_a_server_tha
     answer_s: float,
 ) -> None:
     unrest = {"unrest": 8.0, "is_known": True, "answer_s": answer_s}
-    told, untold = Server(32, reports_every_s=1.0, **unrest), Server(32, **unrest)  # type: ignore[arg-type]
-    limits = told.serve(3000)
+    reporting, silent = Server(32, reports_every_s=1.0, **unrest), Server(32, **unrest)  # type: ignore[arg-type]
+    limits = reporting.serve(3000)
     assert min(limits) >= 8
     assert 32 <= middle(limits[1500:]) <= 1.5 * 32
-    assert middle(untold.serve(3000)[1500:]) < 8, "first tokens alone show a queue that is not there"
+    assert middle(silent.serve(3000)[1500:]) < 8, "first tokens alone show a queue that is not there"
 
 
 def test_a_request_that_a_report_saw_arriving_is_no_queue() -> None:

@@ -38,7 +38,7 @@ def behind(other: float, tokens: float) -> Ahead:
 def errors_of(model: LatencyModel, truth: Latency, count: int, *, seed: int = 0, hiccups: float = 0.0) -> list[float]:
     """Relative errors of `count` predictions, each made before `model` learnt what was seen."""
     rng, errors = random.Random(seed), []
-    for uncached, cached, ahead in (one for one, _ in zip(prompts(rng), range(count), strict=False)):
+    for uncached, cached, ahead in (prompt for prompt, _ in zip(prompts(rng), range(count), strict=False)):
         now = model.snapshot()
         predicted_s = now.ttft_s(uncached, cached, queue_s=now.queue_s(ahead))
         seen_s = truth.ttft_s(uncached, cached, queue_s=truth.queue_s(ahead)) * math.exp(rng.gauss(0, NOISE))
@@ -122,9 +122,9 @@ def test_a_speed_that_a_backend_tells_counts_until_its_first_answer_was_seen() -
     model = LatencyModel()
     model.told(None)
     assert model.snapshot() == TYPICAL
-    for told in (5e-3, 2e-3):
-        model.told(told)
-        assert model.snapshot().token_s == pytest.approx(told)
+    for token_s in (5e-3, 2e-3):
+        model.told(token_s)
+        assert model.snapshot().token_s == pytest.approx(token_s)
     assert model.snapshot().pair_s / TYPICAL.pair_s == pytest.approx(2e-3 / TYPICAL.token_s)
     model.observe_ttft(prefill_work(1000), Ahead(), 9.0)
     learnt = model.snapshot()
@@ -347,7 +347,7 @@ def test_a_backend_that_becomes_slower_or_faster_is_followed_by_whole_answers_to
 
 
 def test_a_whole_answer_without_steps_is_a_first_token() -> None:
-    one, other = LatencyModel(), LatencyModel()
-    one.observe_ttft(prefill_work(500), Ahead(), 3.0)
-    other.observe_whole(prefill_work(500), Ahead(), 3.0, steps=0.0, batch=1.0, context_tokens=500)
-    assert one.snapshot() == other.snapshot()
+    first, second = LatencyModel(), LatencyModel()
+    first.observe_ttft(prefill_work(500), Ahead(), 3.0)
+    second.observe_whole(prefill_work(500), Ahead(), 3.0, steps=0.0, batch=1.0, context_tokens=500)
+    assert first.snapshot() == second.snapshot()

@@ -82,8 +82,8 @@ def test_after_fifty_answers_of_mixed_text_the_median_error_is_below_five_percen
     "text",
     [
         " document" * 1500,
-        *(one * 1000 for one in ("a", "\n", " ", "=", "的", "1", "😀", "x y ", "ÄÖÜ ", "0x1f", "\r\n\t")),
-        *(one * 300 for one in ("fooBarBaz", "/usr/lib/python3", "word-and-word ", "。你好 ", "\u200b")),
+        *(text * 1000 for text in ("a", "\n", " ", "=", "的", "1", "😀", "x y ", "ÄÖÜ ", "0x1f", "\r\n\t")),
+        *(word * 300 for word in ("fooBarBaz", "/usr/lib/python3", "word-and-word ", "。你好 ", "\u200b")),
     ],
     ids=lambda text: repr(text[:9]),
 )

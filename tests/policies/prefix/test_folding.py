@@ -77,14 +77,14 @@ def test_many_blocks_in_one_event_are_one_run() -> None:
 
 def test_prompts_that_part_inside_one_of_our_blocks_have_two() -> None:
     folder, listener, common = Folder(keys_of), Listener(), tokens(48)
-    one, other = common + tokens(16, seed=1), common + tokens(16, seed=2)
-    for data in (one, other):
+    first, second = common + tokens(16, seed=1), common + tokens(16, seed=2)
+    for data in (first, second):
         listener.hear(folder.store(names(data, 16), token_ids=data, root=ROOT))
-    assert listener.held == {*keys_of(one, ROOT), *keys_of(other, ROOT)}
-    listener.hear(folder.evict(names(one, 16)[3:]))
-    assert listener.held == set(keys_of(other, ROOT))
+    assert listener.held == {*keys_of(first, ROOT), *keys_of(second, ROOT)}
+    listener.hear(folder.evict(names(first, 16)[3:]))
+    assert listener.held == set(keys_of(second, ROOT))
     folder.check()
-    listener.hear(folder.evict(names(one, 16)[:1]))
+    listener.hear(folder.evict(names(first, 16)[:1]))
     assert listener.held == set()
     folder.check()
 
@@ -196,13 +196,17 @@ def test_it_holds_what_is_whole_after_any_history(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_its_books_are_right_though_an_engine_tells_of_blocks_that_continue_themselves(seed: int) -> None:
-    rng, folder, texts = random.Random(seed), Folder(keys_of, most_parts=8), [tokens(400, seed=one) for one in range(3)]
+    rng, folder, texts = (
+        random.Random(seed),
+        Folder(keys_of, most_parts=8),
+        [tokens(400, seed=number) for number in range(3)],
+    )
     for _ in range(600):
         some = [rng.randint(1, 8) for _ in range(rng.randint(1, 4))]
         tier = rng.choice(["device", "host", "elsewhere"])
         if rng.random() < 0.6:
-            told = rng.choice(texts)[: 4 * len(some) * rng.choice([1, 16, 32, 64, 100])]
-            folder.store(some, parent=rng.choice([None, *some]), token_ids=told, root=ROOT, tier=tier)
+            part = rng.choice(texts)[: 4 * len(some) * rng.choice([1, 16, 32, 64, 100])]
+            folder.store(some, parent=rng.choice([None, *some]), token_ids=part, root=ROOT, tier=tier)
         else:
             folder.evict(some, tier=tier)
         folder.check()

@@ -16,10 +16,10 @@ def a_set(sets: HolderSets, mask: int, blocks: int = 1) -> int:
 
 def test_equal_sets_have_one_number_and_live_as_long_as_a_block_has_them() -> None:
     sets = HolderSets(10_000, 100)
-    one = a_set(sets, 0b11)
-    assert a_set(sets, 0b11) == one
+    first = a_set(sets, 0b11)
+    assert a_set(sets, 0b11) == first
     assert len(sets) == 2
-    sets.release([one, one])
+    sets.release([first, first])
     assert len(sets) == 1
     assert sets.size_bytes() == 0
     sets.check()

@@ -84,31 +84,31 @@ STEPS = some.lists(
 @given(STEPS)
 def test_a_watch_remembers_what_was_told_of_its_blocks_since_they_were_watched(steps: list[tuple[str, int]]) -> None:
     watch, users = Watch(most=4), {key: [] for key in range(1, 7)}  # type: ignore[var-annotated]
-    told: dict[int, set[str]] = {}
+    reported: dict[int, set[str]] = {}
     for now, (what, key) in enumerate(steps):
         if what == "begin":
             watched = watch.begin(key, now)
-            assert (watched is None) == (not users[key] and len(told) == 4)
+            assert (watched is None) == (not users[key] and len(reported) == 4)
             if watched is not None:
                 users[key].append(watched)
-                told.setdefault(key, set())
+                reported.setdefault(key, set())
         elif what == "end" and users[key]:
             watch.end(key, users[key].pop())
             if not users[key]:
-                del told[key]
+                del reported[key]
         elif what in ("stored", "lost"):
             getattr(watch, what)([key, 99])
-            if key in told:
-                told[key].add(what)
+            if key in reported:
+                reported[key].add(what)
         elif what == "cleared":
             watch.cleared()
-            for seen in told.values():
+            for seen in reported.values():
                 seen.add("lost")
-        for key_of, seen in told.items():
+        for key_of, seen in reported.items():
             assert users[key_of][0].was_stored == ("stored" in seen)
             assert users[key_of][0].was_lost == ("lost" in seen)
         watch.check()
-    assert len(watch) == len(told)
+    assert len(watch) == len(reported)
 
 
 def test_a_block_that_nobody_let_go_of_makes_room_in_the_end() -> None:

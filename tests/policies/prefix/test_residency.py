@@ -192,9 +192,9 @@ def test_whoever_takes_over_a_picture_part_by_part_believes_the_same_and_learns_
         other.take_over(part, 60.0)
     for keys in asked:
         assert other.longest(keys, 60.0) == residency.longest(keys, 60.0)
-    for one in (residency, other):
-        one.observe(one.sent("a", asked[0] + a_prompt(40, 999), 61.0), Hint(0.5, 1.0))
-        one.check()
+    for each in (residency, other):
+        each.observe(each.sent("a", asked[0] + a_prompt(40, 999), 61.0), Hint(0.5, 1.0))
+        each.check()
     assert other.longest(asked[0], 62.0) == residency.longest(asked[0], 62.0)
 
 

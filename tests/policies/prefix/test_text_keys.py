@@ -7,10 +7,10 @@ from policies.prefix.text_keys import CHUNK_BYTES, text_keys
 
 def test_texts_share_the_keys_of_their_common_beginning() -> None:
     common = b"The pointsman sets the points. " * 50
-    one, other = text_keys(common + b"a" * 600, 7), text_keys(common + b"b" * 600, 7)
+    first, second = text_keys(common + b"a" * 600, 7), text_keys(common + b"b" * 600, 7)
     shared = len(common) // CHUNK_BYTES
-    assert one[:shared] == other[:shared]
-    assert not set(one[shared:]) & set(other[shared:])
+    assert first[:shared] == second[:shared]
+    assert not set(first[shared:]) & set(second[shared:])
 
 
 @pytest.mark.parametrize(("text", "chunks"), [("", 0), ("x" * 255, 0), ("x" * 256, 1), ("ä" * 256, 2)])

@@ -142,7 +142,7 @@ def test_the_shares_of_all_replicas_are_no_more_than_the_limit() -> None:
 def test_a_key_is_counted_apart_from_its_tenant_its_models_and_other_keys() -> None:
     tenant = a_tenant_with_models()
     bound = descriptors(tenant, "llama", a_key_descriptor("0a1b2c3d4e5f"))
-    assert [str(one) for one in bound] == [
+    assert [str(limit) for limit in bound] == [
         "tenant 'acme'",
         "tenant 'acme' at model 'llama'",
         "key 0a1b2c3d4e5f of tenant 'acme'",

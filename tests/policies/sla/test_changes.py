@@ -46,8 +46,10 @@ def test_whatever_is_built_into_the_running_servers_cannot_change(name: str) -> 
 
 
 def test_the_operators_keys_may_change_but_never_go_and_leave_the_port_open() -> None:
-    one, other = (f"{FILE}".replace("server: {", f"server: {{admin_keys: ['sha256:{digit * 64}'], ") for digit in "ab")
-    assert fixed_changes(parse(one), parse(other), text=other, source="f") == ()
-    assert fixed_changes(parse(FILE), parse(one), text=one, source="f") == ()
-    (line,) = fixed_changes(parse(one), parse(FILE), text=FILE, source="f")
+    first, second = (
+        f"{FILE}".replace("server: {", f"server: {{admin_keys: ['sha256:{digit * 64}'], ") for digit in "ab"
+    )
+    assert fixed_changes(parse(first), parse(second), text=second, source="f") == ()
+    assert fixed_changes(parse(FILE), parse(first), text=first, source="f") == ()
+    (line,) = fixed_changes(parse(first), parse(FILE), text=FILE, source="f")
     assert line.startswith("f:3: server.admin_keys: cannot all be removed while the router runs")

@@ -66,7 +66,9 @@ def test_every_example_is_sound_and_leaves_no_doubt(name: str) -> None:
     assert read(name).doubts == ()
 
 
-@pytest.mark.parametrize(("name", "what", "given"), REQUESTS, ids=[f"{one[0]}-{at}" for at, one in enumerate(REQUESTS)])
+@pytest.mark.parametrize(
+    ("name", "what", "given"), REQUESTS, ids=[f"{case[0]}-{at}" for at, case in enumerate(REQUESTS)]
+)
 def test_a_request_gets_the_class_and_pools_that_the_comments_say(
     name: str, what: dict[str, Any], given: tuple[int, str, tuple[str, ...] | None]
 ) -> None:

@@ -108,8 +108,8 @@ def test_what_is_left_over_is_told_in_words() -> None:
         Rule("chat", When(prompt_tokens=(Range(16),), priority=CLASSES)),
         Rule("rag", When(model=("m",))),
     ]
-    told = Reach(rules, {"acme": TENANTS["acme"]}, CLASSES).unmatched()
-    assert told == "no model that a rule names, no priority that a rule names, prompt_tokens at least 16"
+    unmatched = Reach(rules, {"acme": TENANTS["acme"]}, CLASSES).unmatched()
+    assert unmatched == "no model that a rule names, no priority that a rule names, prompt_tokens at least 16"
 
 
 def test_conditions_that_nobody_could_tell_apart_by_hand_end_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_every_key_says_what_it_means() -> None:
             found += silent(inner, f"{path}.{name}")
         for word in ("items", "additionalProperties"):
             found += silent(schema.get(word), path)
-        return found + [missing for one in schema.get("anyOf", ()) for missing in silent(one, path)]
+        return found + [missing for branch in schema.get("anyOf", ()) for missing in silent(branch, path)]
 
     assert silent(SCHEMA, "") == []
 

@@ -98,14 +98,14 @@ async def test_a_permit_is_settled_with_how_it_ended_and_what_was_used(
 
 async def test_what_is_left_is_told_before_it_runs_and_when_it_is_refused() -> None:
     (admission, _), tenant = an_admission(), a_tenant(limits=Limits(requests_per_minute=2))
-    told: list[Standing] = []
+    standings: list[Standing] = []
     for _ in range(2):
-        async with admission.permit(a_claim(tenant), told.append):
+        async with admission.permit(a_claim(tenant), standings.append):
             pass
     with pytest.raises(QuotaExceeded, match="has reached its limit of 2 requests a minute") as caught:
-        async with admission.permit(a_claim(tenant), told.append):
+        async with admission.permit(a_claim(tenant), standings.append):
             pass
-    assert [one.requests.remaining for one in told if one.requests] == [1, 0, 0]
+    assert [standing.requests.remaining for standing in standings if standing.requests] == [1, 0, 0]
     assert caught.value.retry_after_s == 30.0
     assert admission.is_idle()
     admission.check()

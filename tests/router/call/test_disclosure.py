@@ -114,15 +114,15 @@ async def test_a_backend_that_was_found_at_an_address_is_shown_without_it() -> N
     config = a_config(grpc="127.0.0.1:0")
     async with a_router(backend, config=config) as router, a_client(router) as client:
         async with client.post(CHAT, a_chat(), headers={"x-pointsman-explain": "1"}) as reply:
-            told = reply.headers["x-pointsman-decision"]
+            header = reply.headers["x-pointsman-decision"]
             shown = reply.headers["x-pointsman-backend"]
         await router.gateway.cluster.remove(backend.name, within_s=0)
         async with client.post(CHAT, a_chat(), headers={"x-pointsman-explain": "1"}) as reply:
             refusal = f"{dict(reply.headers)} {await reply.text()}"
     assert shown == shown_name("own@10.0.0.5:7001")
     assert shown.startswith("own@")
-    assert json.loads(told)["chosen"] == json.loads(told)["candidates"][0]["backend"] == shown
-    assert_no_secret(told + shown + refusal)
+    assert json.loads(header)["chosen"] == json.loads(header)["candidates"][0]["backend"] == shown
+    assert_no_secret(header + shown + refusal)
 
 
 async def test_a_refusal_that_names_who_was_dropped_names_no_address() -> None:
@@ -156,7 +156,7 @@ async def test_log_and_decision_log_have_all_of_it(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("text", "shown"),
     [
         ("no route to 10.0.0.5", "no route to ..."),
         ("connect to [fd00::1]:7001 failed", "connect to ... failed"),
@@ -169,8 +169,8 @@ async def test_log_and_decision_log_have_all_of_it(tmp_path: Path, caplog: pytes
         ("use /v1/responses; 1.5/2 is 3/4, version 0.9.1", "use /v1/responses; 1.5/2 is 3/4, version 0.9.1"),
     ],
 )
-def test_places_are_left_out_of_what_a_backend_says(said: str, told: str) -> None:
-    assert without_places(said) == told
+def test_places_are_left_out_of_what_a_backend_says(text: str, shown: str) -> None:
+    assert without_places(text) == shown
 
 
 def test_what_a_client_can_help_keeps_its_words_and_what_it_cannot_does_not() -> None:
@@ -187,7 +187,7 @@ def test_names_of_the_file_stay_and_those_of_found_backends_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "was_well", "told"),
+    ("reason", "was_well", "shown"),
     [
         (f"cannot be reached: {WHERE}", False, "never reached for 12 s (it cannot be reached)"),
         (
@@ -198,6 +198,6 @@ def test_names_of_the_file_stay_and_those_of_found_backends_differ() -> None:
         (f"answered 500: Traceback: {WHERE}", True, "ill for 12 s"),
     ],
 )
-def test_clients_are_told_how_long_a_backend_was_ill_and_no_details(reason: str, was_well: bool, told: str) -> None:
+def test_clients_are_told_how_long_a_backend_was_ill_and_no_details(reason: str, was_well: bool, shown: str) -> None:
     name = "own@10.0.0.5:7001"
-    assert told_trouble(name, Trouble(f"{name} {reason}", 12.4, was_well)) == told
+    assert told_trouble(name, Trouble(f"{name} {reason}", 12.4, was_well)) == shown

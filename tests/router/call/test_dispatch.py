@@ -425,17 +425,17 @@ def test_a_policy_that_fails_fails_one_request_and_not_the_queue() -> None:
 def test_a_failed_try_goes_first_when_it_comes_back_and_pays_once() -> None:
     async def run() -> None:
         stage = await Stage(backends=2).well()
-        one, two = await stage.place(stage.bid("one")), await stage.place(stage.bid("two"))
-        assert one is not None
+        first, second = await stage.place(stage.bid("one")), await stage.place(stage.bid("two"))
+        assert first is not None
         (waiting,) = await queued(stage, stage.bid("three"))
-        stage.cluster.end(one.flight, BackendFailed("gone"))
-        one.bid.avoiding = frozenset({one.flight.backend})
-        (again,) = await queued(stage, one.bid)
+        stage.cluster.end(first.flight, BackendFailed("gone"))
+        first.bid.avoiding = frozenset({first.flight.backend})
+        (again,) = await queued(stage, first.bid)
         await asyncio.sleep(2 * PAUSE_S)
         # the place that it left is not for it
         assert waiting.done()
         (fourth,) = await queued(stage, stage.bid("four"))
-        stage.leave(two)
+        stage.leave(second)
         stage.leave(await again)
         stage.leave(await waiting)
         stage.leave(await fourth)

@@ -112,8 +112,8 @@ class Machine(FakeBackend):
                 raise BackendFailed("at once")
             async for delta in self.drawn(rng.choice((0, 0, 1, 3, 30)), is_whole=self.is_whole and not request.stream):
                 yield delta
-            told = (None, Usage(request.prompt_tokens, 3, request.prompt_tokens // 2), Usage(), Usage(10, 3, 500))
-            yield Delta(finish_reason="stop", usage=rng.choice(told))
+            usages = (None, Usage(request.prompt_tokens, 3, request.prompt_tokens // 2), Usage(), Usage(10, 3, 500))
+            yield Delta(finish_reason="stop", usage=rng.choice(usages))
         finally:
             del self.here[request.id]
 
@@ -152,11 +152,11 @@ class Asker:
         self.id, self.key = f"r{number}", rng.choice(("ACME", "LABS"))
         self.trace: dict[str, str] = {}
         self.priority = rng.choice((None, None, "batch", "plain"))
-        told = {} if self.priority is None else {"x-pointsman-priority": self.priority}
+        headers = {} if self.priority is None else {"x-pointsman-priority": self.priority}
         text = f"document {rng.randrange(4)} " * rng.choice((1, 30, 100, 300))
         asked = {"stream": rng.random() < 0.5, "max_tokens": rng.choice((1, 20, 400)), "n": rng.choice((1, 1, 1, 2))}
         body = {"model": "large", "messages": [{"role": "user", "content": text}], **asked}
-        self.ask = chat_ask(body, {"x-pointsman-explain": "1", **told})
+        self.ask = chat_ask(body, {"x-pointsman-explain": "1", **headers})
         self.hangs_up_after = rng.choice((*[None] * 8, 0, 1))
         self.heard: list[Delta] = []
         self.why: list[Explanation] = []

@@ -235,8 +235,8 @@ def test_what_would_miss_its_target_is_shed_early_and_the_rest_is_in_time() -> N
     late = [call for call in quick.calls if call.first_at is not None and call.ttft_s > 0.8 and call.came_at > 5.0]
     assert {call.refused.code for call in shed if call.refused} == {"overloaded"}
     assert all(call.refused.retry_after_s for call in shed if call.refused)
-    told = {re.search(r"would come ([^ ]+) (ms|s) later", str(call.refused)) for call in shed}
-    assert all(match and float(match[1]) > 0 for match in told)
+    delays = {re.search(r"would come ([^ ]+) (ms|s) later", str(call.refused)) for call in shed}
+    assert all(match and float(match[1]) > 0 for match in delays)
     assert len(late) < 0.05 * len(in_time)
     # what there is room for is served all the same
     assert quick.served(10.0, 40.0) >= 0.8 * 16 * 30

@@ -57,7 +57,7 @@ class Stage:
         keys: tuple[int, ...],
         ids: bytes,
         *,
-        told: tuple[int, ...],
+        reported: tuple[int, ...],
         usage: Usage | None = None,
         evicted: tuple[int, ...] = (),
     ) -> None:
@@ -67,7 +67,7 @@ class Stage:
         flight = self.cluster.begin("a", a_request(prompt_tokens=len(ids) // 4), len(ids) // 4)
         self.beliefs.sent("a", prompt)
         self.beliefs.evicted("a", evicted)
-        self.beliefs.stored("a", told)
+        self.beliefs.stored("a", reported)
         flight.heard(Delta(text="x"), self.now)
         flight.heard(Delta(finish_reason="stop", usage=usage), self.now)
         self.cluster.end(flight)
@@ -122,10 +122,10 @@ def test_an_answer_in_one_piece_says_nothing_of_what_was_cached() -> None:
 
 @pytest.mark.parametrize("key_tokens", [16.0, 64.0, 640.0])
 def test_of_text_a_key_counts_as_many_tokens_as_its_prompt_has(key_tokens: float) -> None:
-    told: list[Belief] = []
+    shared: list[Belief] = []
     stage = Stage()
     prompt, tokens = PromptKeys(KEYS * 10, is_exact=False, key_tokens=key_tokens), round(100 * key_tokens)
-    stage.beliefs.share(told.append)
+    stage.beliefs.share(shared.append)
     for ttft_s in (a_backend().latency.ttft_s(tokens), a_backend().latency.ttft_s(1, tokens)):
         flight = stage.cluster.begin("a", a_request(prompt_tokens=tokens), tokens)
         stage.now += ttft_s
@@ -133,10 +133,10 @@ def test_of_text_a_key_counts_as_many_tokens_as_its_prompt_has(key_tokens: float
         flight.heard(Delta(finish_reason="stop", usage=Usage(tokens, 1280)), stage.now)
         stage.cluster.end(flight)
         stage.beliefs.ended(prompt, flight, a_backend("a"))
-    learnt = [one for one in told if isinstance(one, Learnt)]
-    assert [one.drawn_blocks for one in learnt] == [1280 // key_tokens] * 2
+    learnt = [belief for belief in shared if isinstance(belief, Learnt)]
+    assert [belief.drawn_blocks for belief in learnt] == [1280 // key_tokens] * 2
     # a short prompt takes no time that can be told from none
-    assert [one.cached_share for one in learnt] == [None, 1.0 if tokens >= 6400 else None]
+    assert [belief.cached_share for belief in learnt] == [None, 1.0 if tokens >= 6400 else None]
 
 
 def test_where_events_tell_nothing_is_learnt() -> None:
@@ -158,7 +158,7 @@ def prove(stage: Stage, answers: int = 4) -> None:
     for number in range(answers):
         ids = struct.pack("<128I", *range(number * 1000, number * 1000 + 128))
         keys = block_keys(ids, 7)
-        stage.ask(keys, ids, told=keys)
+        stage.ask(keys, ids, reported=keys)
 
 
 def test_a_feed_that_is_proven_says_more_than_what_was_learnt_and_one_that_is_broken_off_less() -> None:
@@ -190,7 +190,7 @@ def test_a_wrong_tokenizer_is_found_out_and_what_was_learnt_counts_until_events_
     ids = struct.pack("<640I", *range(640))
     ours, theirs = block_keys(ids, 7), block_keys(ids, 8)
     for _ in range(8):
-        stage.ask(ours, ids, told=theirs, usage=Usage(700, 1, 0))
+        stage.ask(ours, ids, reported=theirs, usage=Usage(700, 1, 0))
     assert stage.beliefs.parity.broken("") == {"a"}
     (report,) = stage.beliefs.parity.reports_of("a")
     assert "chat template" in report.reason
@@ -211,7 +211,7 @@ def test_events_that_come_late_or_were_missed_say_nothing_against_the_tokenizer(
     for number in range(30):
         ids = struct.pack("<128I", *range(number * 1000, number * 1000 + 128))
         keys = block_keys(ids, 7)
-        stage.ask(keys, ids, told=())
+        stage.ask(keys, ids, reported=())
         late.append(keys)
         if number % 2:
             stage.beliefs.trust("a", 0, 0.5)
@@ -230,7 +230,7 @@ def test_blocks_that_never_come_although_counts_agree_are_noticed_after_a_moment
     feed(stage)
     for number in range(8):
         ids = struct.pack("<128I", *range(number * 1000, number * 1000 + 128))
-        stage.ask(block_keys(ids, 7), ids, told=block_keys(ids, 8), usage=Usage(128, 1, 0))
+        stage.ask(block_keys(ids, 7), ids, reported=block_keys(ids, 8), usage=Usage(128, 1, 0))
     assert not stage.beliefs.parity.broken("")
     stage.now += 5
     stage.beliefs.parity.tick()
@@ -243,15 +243,15 @@ def test_hits_that_an_engine_denies_again_and_again_break_its_feed_but_not_what_
     prove(stage)
     ids = struct.pack("<640I", *range(640))
     keys = block_keys(ids, 7)
-    stage.ask(keys, ids, told=keys, usage=Usage(640, 1, 0))
-    stage.ask(keys, ids, told=(), usage=Usage(640, 1, 576))
+    stage.ask(keys, ids, reported=keys, usage=Usage(640, 1, 0))
+    stage.ask(keys, ids, reported=(), usage=Usage(640, 1, 576))
     for _ in range(12):
         stage.beliefs.stored("a", keys)
-        stage.ask(keys, ids, told=(), usage=Usage(640, 1, 0), evicted=keys)
+        stage.ask(keys, ids, reported=(), usage=Usage(640, 1, 0), evicted=keys)
     assert not stage.beliefs.parity.broken("")
     stage.beliefs.stored("a", keys)
     for _ in range(8):
-        stage.ask(keys, ids, told=(), usage=Usage(640, 1, 0))
+        stage.ask(keys, ids, reported=(), usage=Usage(640, 1, 0))
     assert stage.beliefs.parity.broken("") == {"a"}
 
 
@@ -285,9 +285,9 @@ def test_ranks_that_can_be_chosen_are_believed_each_by_itself() -> None:
     stage.beliefs.index.store(stage.beliefs.joined("a", 1), KEYS)
     stage.beliefs.index.store(stage.beliefs.joined("a", 0), KEYS[:3])
     found = stage.beliefs.longest(PromptKeys(KEYS))
-    assert {name: (one.blocks, one.p_hit) for name, one in found.items()} == {"a": (3, 1.0), "a/1": (10, 1.0)}
+    assert {name: (match.blocks, match.p_hit) for name, match in found.items()} == {"a": (3, 1.0), "a/1": (10, 1.0)}
     stage.candidates = ("a",)
-    assert {name: one.p_hit for name, one in stage.beliefs.longest(PromptKeys(KEYS)).items()} == {"a": 0.5}
+    assert {name: match.p_hit for name, match in stage.beliefs.longest(PromptKeys(KEYS)).items()} == {"a": 0.5}
     stage.beliefs.forget("a")
     assert not stage.beliefs.longest(PromptKeys(KEYS))
 
@@ -315,7 +315,7 @@ def test_a_backend_below_a_path_is_believed_under_its_own_name() -> None:
     stage.beliefs.index.store(stage.beliefs.joined(name, 1), KEYS)
     stage.beliefs.index.store("shard@there:1/2", KEYS)
     found = stage.beliefs.longest(PromptKeys(KEYS))
-    assert {one: match.p_hit for one, match in found.items()} == {name: 0.5, "shard@there:1/2": 1.0}
+    assert {backend: match.p_hit for backend, match in found.items()} == {name: 0.5, "shard@there:1/2": 1.0}
     stage.beliefs.forget(name)
     assert stage.beliefs.longest(PromptKeys(KEYS)).keys() == {"shard@there:1/2"}
 

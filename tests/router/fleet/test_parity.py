@@ -36,7 +36,7 @@ class Stage:
         self.monitor.block_tokens("a", 32)
 
     def ask(
-        self, number: int, *, cached: int | None, told: bool = False, known: int = 0, prompt_tokens: int = TOKENS
+        self, number: int, *, cached: int | None, reported: bool = False, known: int = 0, prompt_tokens: int = TOKENS
     ) -> None:
         """A prompt is answered: `cached` of its tokens were, as the engine says if it does. `told`: events tell of its
         blocks meanwhile; of `known` blocks they did before. Then events have had all the time they get."""
@@ -46,7 +46,7 @@ class Stage:
         match = Match(known, known, float(known)) if known else None
         expected = self.monitor.expect("a", prompt, keys, match)
         assert expected is not None
-        if told:
+        if reported:
             self.held.update(keys)
             self.monitor.stored("a", keys)
         usage = Usage(prompt_tokens, 1, cached or 0)
@@ -68,7 +68,7 @@ def test_blocks_that_an_engine_has_had_since_before_it_was_heard_say_nothing_aga
     (report,) = stage.monitor.reports_of("a")
     assert "before the router received" in report.reason
     for number in range(30, 42):
-        stage.ask(number, cached=0, told=True)
+        stage.ask(number, cached=0, reported=True)
     assert stage.judged() == (Trust.PROVEN, None)
 
 
@@ -108,5 +108,5 @@ def test_a_feed_that_was_broken_comes_back_when_events_and_answers_agree_again()
         stage.ask(number, cached=0)
     assert stage.judged() == (Trust.BROKEN, Doubt.BLOCKS)
     for number in range(20, 32):
-        stage.ask(number, cached=0, told=True)
+        stage.ask(number, cached=0, reported=True)
     assert stage.judged() == (Trust.PROVEN, None)

@@ -27,20 +27,20 @@ def told(**what: Any) -> Explanation:
 
 
 def test_backends_are_idle_and_empty_and_serve_what_the_file_says() -> None:
-    one = told()
-    assert (one.tenant, one.model, one.service_class) == ("acme", "pointsman-reader", "chat")
-    assert [(candidate.backend, candidate.running, candidate.held_tokens) for candidate in one.candidates] == [
+    explained = told()
+    assert (explained.tenant, explained.model, explained.service_class) == ("acme", "pointsman-reader", "chat")
+    assert [(candidate.backend, candidate.running, candidate.held_tokens) for candidate in explained.candidates] == [
         ("own-0", 0, 0),
         ("own-1", 0, 0),
     ]
-    assert one.dropped == {"far-0": "serves_model"}
+    assert explained.dropped == {"far-0": "serves_model"}
     assert told(tenant="labs").chosen == "far-0"
 
 
 def test_what_backends_hold_and_run_counts() -> None:
     assert told(prompt_tokens=20000).rule == 1
-    one = told(prompt_tokens=20000, held_tokens={"own-1": 19000}, running={"own-1": 1})
-    assert (one.rule, one.uncached_tokens, one.chosen) == (2, 1000, "own-1")
+    explained = told(prompt_tokens=20000, held_tokens={"own-1": 19000}, running={"own-1": 1})
+    assert (explained.rule, explained.uncached_tokens, explained.chosen) == (2, 1000, "own-1")
     assert told(prompt_tokens=20000, held_tokens={"far-0": 19000}).rule == 1
 
 

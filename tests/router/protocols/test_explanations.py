@@ -37,8 +37,10 @@ TOLD = Explanation(
 
 
 def test_text_is_aligned_and_tells_all() -> None:
-    told = replace(TOLD, skipped=(replace(TOLD.skipped[0], mismatches=(Mismatch("prompt_tokens", (Range(9),), 1),)),))
-    assert as_text(told).splitlines() == [
+    explanation = replace(
+        TOLD, skipped=(replace(TOLD.skipped[0], mismatches=(Mismatch("prompt_tokens", (Range(9),), 1),)),)
+    )
+    assert as_text(explanation).splitlines() == [
         "request   tenant acme, model llama, priority -",
         "          90,000 tokens, 30,000 of them in no cache, answer of at most 512",
         "file      version v1",
@@ -61,10 +63,10 @@ def test_text_is_aligned_and_tells_all() -> None:
 
 
 def test_an_estimated_length_is_marked() -> None:
-    told = replace(TOLD, prompt_tokens=1520, uncached_tokens=1500, likely_prompt_tokens=(1380, 1660))
-    line = as_text(told).splitlines()[1]
+    explanation = replace(TOLD, prompt_tokens=1520, uncached_tokens=1500, likely_prompt_tokens=(1380, 1660))
+    line = as_text(explanation).splitlines()[1]
     assert "about 1,520 tokens (estimated, 1,380 to 1,660), 1,500 of them in no cache" in line
-    assert json.loads(as_header(told))["likely_prompt_tokens"] == [1380, 1660]
+    assert json.loads(as_header(explanation))["likely_prompt_tokens"] == [1380, 1660]
     assert json.loads(as_header(TOLD))["likely_prompt_tokens"] is None
 
 
@@ -78,17 +80,19 @@ def test_text_says_where_chance_decided_or_nobody_was_left() -> None:
 
 def test_an_adapter_is_told_of_where_one_was_asked_for() -> None:
     first, second = TOLD.candidates
-    told = replace(TOLD, model="sql", candidates=(replace(first, adapter="ready"), replace(second, adapter="loads")))
-    assert "adapter   sql: own-0 has it ready; own-1 has yet to load it" in as_text(told).splitlines()
-    assert [candidate["adapter"] for candidate in json.loads(as_json(told))["candidates"]] == ["ready", "loads"]
+    explanation = replace(
+        TOLD, model="sql", candidates=(replace(first, adapter="ready"), replace(second, adapter="loads"))
+    )
+    assert "adapter   sql: own-0 has it ready; own-1 has yet to load it" in as_text(explanation).splitlines()
+    assert [candidate["adapter"] for candidate in json.loads(as_json(explanation))["candidates"]] == ["ready", "loads"]
     assert "adapter" not in as_text(TOLD)
     assert not any("adapter" in candidate for candidate in json.loads(as_json(TOLD))["candidates"])
 
 
 def test_text_of_a_class_without_targets_says_nothing_of_them() -> None:
-    told = as_text(replace(TOLD, targets={}, on_miss=()))
-    assert "targets" not in told
-    assert "on miss" not in told
+    text = as_text(replace(TOLD, targets={}, on_miss=()))
+    assert "targets" not in text
+    assert "on miss" not in text
 
 
 def test_json_and_header_are_one_record() -> None:

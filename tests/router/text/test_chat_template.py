@@ -120,18 +120,18 @@ def test_templates_that_loop_over_content_get_lists_and_others_texts() -> None:
 
 
 def test_a_template_without_developers_gets_one_system_message_in_their_place() -> None:
-    said = [
+    messages = [
         {"role": "developer", "content": "d", "tools": None},
         {"role": "user", "content": "u"},
         {"role": "system", "content": "s"},
     ]
-    assert json.loads(rendered("{{ messages | tojson }}", Chat(said))) == [
+    assert json.loads(rendered("{{ messages | tojson }}", Chat(messages))) == [
         {"role": "system", "content": "d\n\ns"},
         {"role": "user", "content": "u"},
     ]
     knowing = "{{ messages | tojson }}{% if messages[0].role == 'developer' %}{% endif %}"
-    assert json.loads(rendered(knowing, Chat(said))) == said
-    assert json.loads(rendered("{{ messages | tojson }}", Chat(said[1:]))) == said[1:]
+    assert json.loads(rendered(knowing, Chat(messages))) == messages
+    assert json.loads(rendered("{{ messages | tojson }}", Chat(messages[1:]))) == messages[1:]
 
 
 @pytest.mark.torch
@@ -144,12 +144,12 @@ def test_a_last_message_is_continued_as_transformers_does(template: str, content
 
     source = "{% for m in messages %}<{{ m.role }}>" + template + "</>{% endfor %}"
     in_parts = "p.text" in template
-    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": content}]
-    listed: Any = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in said]
+    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": content}]
+    listed: Any = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
     theirs: Any = render_jinja_template(
-        [listed if in_parts else said], chat_template=source, continue_final_message=True
+        [listed if in_parts else messages], chat_template=source, continue_final_message=True
     )
-    assert rendered(source, Chat(said, continues=True, opens_answer=False)) == theirs[0][0]
+    assert rendered(source, Chat(messages, continues=True, opens_answer=False)) == theirs[0][0]
 
 
 def test_nothing_can_be_continued_that_has_no_text() -> None:

@@ -62,7 +62,7 @@ async def test_what_was_told_is_remembered_for_its_domain_alone() -> None:
 async def test_several_prompts_and_ids_among_them_are_cut_as_the_client_wants() -> None:
     ask = Ask("m", ("abc", pack([1, 2, 3, 4])), ({"prompt": "abc"}, {"prompt": [1, 2, 3, 4]}), "/")
     tokens = await EngineText(ChunkCache()).tokens(ask, {"a": Reader()}, How(1, reading=Reading(most_tokens=2)))
-    assert [unpack(one.token_ids).tolist() for one in tokens or []] == [[98, 99], [3, 4]]
+    assert [unpack(prompt.token_ids).tolist() for prompt in tokens or []] == [[98, 99], [3, 4]]
 
 
 async def test_tools_that_must_not_be_called_are_sent_where_the_model_sees_them() -> None:

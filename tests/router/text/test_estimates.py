@@ -95,7 +95,7 @@ def a_chat_about(image: str, question: str, *, images: int = 1) -> Chat:
 
 def test_two_short_questions_about_one_image_share_keys_and_those_about_another_share_none() -> None:
     asked = (a_chat_about("aa", "What is it?"), a_chat_about("aa", "Whose is it?"), a_chat_about("bb", "What is it?"))
-    first, second, other = (tokens_of(one).keys for one in asked)
+    first, second, other = (tokens_of(chat).keys for chat in asked)
     assert len(first) >= 15
     assert first[:15] == second[:15]
     assert not set(first) & set(other)

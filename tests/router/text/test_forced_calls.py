@@ -89,11 +89,11 @@ def test_what_is_drawn_is_calls_and_nothing_else(name: str, marks: str) -> None:
     chat = Chat([], TOOLS, forced=frozenset({*SCHEMAS, "nothing"}))
     tokenizer, ended = a_tokenizer(marks), 0
     for seed in range(12):
-        said = drawn(chat, FORMATS[name], tokenizer, seed)
-        if said is None:
+        answer = drawn(chat, FORMATS[name], tokenizer, seed)
+        if answer is None:
             continue
         ended += 1
-        text, calls = calls_in(said, chat, FORMATS[name])
+        text, calls = calls_in(answer, chat, FORMATS[name])
         assert not text
         assert calls
         for called, arguments in calls:
@@ -104,9 +104,9 @@ def test_what_is_drawn_is_calls_and_nothing_else(name: str, marks: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_only_one_call_of_the_named_tool_is_made(name: str) -> None:
     chat = Chat([], TOOLS, forced=frozenset({"nothing"}), one_call=True)
-    said = drawn(chat, FORMATS[name], a_tokenizer("special"), 1)
-    assert said is not None
-    assert calls_in(said, chat, FORMATS[name]) == ("", [("nothing", "{}")])
+    answer = drawn(chat, FORMATS[name], a_tokenizer("special"), 1)
+    assert answer is not None
+    assert calls_in(answer, chat, FORMATS[name]) == ("", [("nothing", "{}")])
 
 
 @pytest.mark.parametrize(

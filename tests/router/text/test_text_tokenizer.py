@@ -80,9 +80,11 @@ async def test_a_text_that_is_cut_keeps_its_special_tokens_unless_a_side_is_name
 async def test_tools_that_must_not_be_called_are_seen_where_engines_show_them() -> None:
     text = await a_text()
     tool = {"type": "function", "function": {"name": "f"}}
-    said = [{"role": "user", "content": "the dog"}]
+    messages = [{"role": "user", "content": "the dog"}]
     hidden, plain, shown = (
-        text.tokens(Chat(said, tools, bars_tools=bars), How(root=1, is_sent=not shows, shows_barred_tools=shows)).count
+        text.tokens(
+            Chat(messages, tools, bars_tools=bars), How(root=1, is_sent=not shows, shows_barred_tools=shows)
+        ).count
         for tools, bars, shows in (([tool], True, False), (None, False, False), ([tool], True, True))
     )
     assert hidden == plain < shown

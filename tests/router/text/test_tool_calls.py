@@ -34,8 +34,8 @@ def read(tool_format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[st
     """Text and calls (name, arguments) of an answer that comes in `pieces`, by the rules of those who read deltas."""
     reader = CallReader(ToolSyntax(tool_format, TOOLS), lambda number: f"id{number}")
     answer = Answer()
-    for said in [*map(reader.push, pieces), reader.push("", is_last=True)]:
-        answer.add(Delta(text=said.text, message={"tool_calls": said.calls} if said.calls else None))
+    for parsed in [*map(reader.push, pieces), reader.push("", is_last=True)]:
+        answer.add(Delta(text=parsed.text, message={"tool_calls": parsed.calls} if parsed.calls else None))
     calls = answer.message.get("tool_calls") or []
     assert [call["id"] for call in calls] == [f"id{at}" for at in range(len(calls))]
     return answer.text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
@@ -101,11 +101,11 @@ CALLS: list[tuple[str, str, str, list[Call]]] = [
 ]
 
 
-@pytest.mark.parametrize(("tool_format", "text", "said", "calls"), CALLS)
-def test_calls_are_read_out_of_text(tool_format: str, text: str, said: str, calls: list[Call]) -> None:
+@pytest.mark.parametrize(("tool_format", "text", "expected", "calls"), CALLS)
+def test_calls_are_read_out_of_text(tool_format: str, text: str, expected: str, calls: list[Call]) -> None:
     for pieces in ([text], list(text)):
         got, called = read(FORMATS[tool_format], pieces)
-        assert got == said
+        assert got == expected
         assert [(name, json.loads(arguments)) for name, arguments in called] == calls
 
 

@@ -35,11 +35,11 @@ def test_whatever_it_finds_is_there_and_it_misses_little(seed):
     index = an_index(tokens)
     grams = [tuple(tokens[at : at + GRAM_TOKENS]) for at in range(len(tokens) - GRAM_TOKENS)]
     found = 0
-    for one, two, three in grams:
-        position = index.find((one, two, three))
+    for first, second, third in grams:
+        position = index.find((first, second, third))
         if position is not None:
             found += 1
-            assert tokens[position - GRAM_TOKENS : position] == [one, two, three]
+            assert tokens[position - GRAM_TOKENS : position] == [first, second, third]
     assert found >= 0.6 * len(grams)
     assert index.find((highest + 1, 0, 0)) is None
 

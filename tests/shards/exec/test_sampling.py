@@ -29,13 +29,13 @@ def some_logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
 def drawn_by(logits: torch.Tensor, draws: int = 4000, *, candidates: int = 128, **params: object) -> torch.Tensor:
     """How often each token was drawn from one row of logits, as shares."""
     samplers = [a_sampler(seed=seed, **params) for seed in range(draws)]
-    tokens = [one.token_id for one in sample(logits.expand(draws, -1), samplers, candidates=candidates)]
+    tokens = [draw.token_id for draw in sample(logits.expand(draws, -1), samplers, candidates=candidates)]
     return torch.bincount(torch.tensor(tokens), minlength=logits.shape[1]) / draws
 
 
 def test_temperature_zero_takes_the_likeliest():
     logits = some_logits(3)
-    assert [one.token_id for one in sample(logits, [a_sampler()] * 3)] == logits.argmax(1).tolist()
+    assert [draw.token_id for draw in sample(logits, [a_sampler()] * 3)] == logits.argmax(1).tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

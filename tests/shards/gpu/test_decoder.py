@@ -89,15 +89,15 @@ def test_chunks_and_single_tokens_give_the_logits_of_transformers_and_of_the_cpu
     tmp_path: Path, device: torch.device, kind: str
 ) -> None:
     pair = a_checkpoint(tmp_path, kind, device)
-    one, other = some_tokens(68), some_tokens(12, seed=1)
+    first, second = some_tokens(68), some_tokens(12, seed=1)
     steps = [
         # two chunks, then a chunk beside a decoding row in front of it and behind it, then rows of one token each
-        [(one[:65], 0, (9, 2)), (other[:7], 0, (30, 11))],
-        [(other[7:8], 7, (30, 11)), (one[65:67], 65, (9, 2))],
-        [(other[8:11], 8, (30, 11)), (one[67:68], 67, (9, 2))],
-        [(other[11:], 11, (30, 11))],
+        [(first[:65], 0, (9, 2)), (second[:7], 0, (30, 11))],
+        [(second[7:8], 7, (30, 11)), (first[65:67], 65, (9, 2))],
+        [(second[8:11], 8, (30, 11)), (first[67:68], 67, (9, 2))],
+        [(second[11:], 11, (30, 11))],
     ]
-    cpu, expected = KvCache(pair.config, BLOCKS), [pair.expected(one), pair.expected(other)]
+    cpu, expected = KvCache(pair.config, BLOCKS), [pair.expected(first), pair.expected(second)]
     for step in steps:
         batch = a_batch(*step)
         ours = pair.network.forward(batch)

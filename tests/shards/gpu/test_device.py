@@ -45,7 +45,7 @@ def test_where_no_gpu_is_auto_is_the_cpu_and_cuda_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({}, ""),
         ({"built_for": None, "sees_gpu": False}, "it was built for CPUs alone"),
@@ -55,10 +55,10 @@ def test_where_no_gpu_is_auto_is_the_cpu_and_cuda_is_refused(tmp_path: Path) -> 
         ({"has_compiler": False}, "install gcc, or name one in CC"),
     ],
 )
-def test_what_is_missing_for_a_gpu_is_said(changes: dict[str, Any], said: str) -> None:
+def test_what_is_missing_for_a_gpu_is_said(changes: dict[str, Any], message: str) -> None:
     all_there = Found("13.0", sees_gpu=True, capability=(9, 0), has_triton=True, has_compiler=True)
     lacking = replace(all_there, **changes).lacking
-    assert said in lacking
+    assert message in lacking
     assert bool(lacking) == bool(changes)
 
 

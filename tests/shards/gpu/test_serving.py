@@ -85,9 +85,13 @@ def test_an_exact_batch_is_computed_without_graphs_and_padding(a_network: Callab
     run = network.steps._plain.run
     network.steps._plain.run = lambda bucket: (taken.append(bucket), run(bucket))[1]  # type: ignore[method-assign]
     network.forward(a_batch((prompt_of("warm"), 0, (5,)), wanted=[]))
-    one = a_batch(([7], 4, (5,)))
-    padded = network.forward(one).clone()
-    exact = [network.forward(Batch(one.token_ids, one.positions, one.slots, one.rows, one.logit_rows, is_exact=True))]
+    batch = a_batch(([7], 4, (5,)))
+    padded = network.forward(batch).clone()
+    exact = [
+        network.forward(
+            Batch(batch.token_ids, batch.positions, batch.slots, batch.rows, batch.logit_rows, is_exact=True)
+        )
+    ]
     assert taken == [1]
     assert torch.allclose(padded, exact[0], atol=1e-4)
 

@@ -81,8 +81,8 @@ class House:
 
     def where(self) -> dict[tuple[int, ...], str]:
         return {
-            self._tokens(one): "".join(sign for sign, at in (("d", one.block), ("h", one.slot)) if at is not None)
-            for one in self.pool.prefix
+            self._tokens(block): "".join(sign for sign, at in (("d", block.block), ("h", block.slot)) if at is not None)
+            for block in self.pool.prefix
         }
 
     def _tokens(self, cached) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ def test_events_name_the_tier():
     first = next(iter(house.pool.prefix)).key
     house.leave(2)
     events = house.pool.prefix.drain_events()
-    second = next(one.key for one in house.pool.prefix if one.block is not None)
+    second = next(block.key for block in house.pool.prefix if block.block is not None)
     assert [event for event in events if event.tier == "device"] == [
         CacheEvent(CacheChange.STORED, (first,)),
         CacheEvent(CacheChange.EVICTED, (first,)),
@@ -258,14 +258,14 @@ def test_what_is_still_on_the_device_is_shared_and_not_copied_back():
 
 def test_two_parked_tables_share_the_slots_of_their_common_prefix():
     house = House(8, 4)
-    one, other = house.table(1, 2, 3), house.table(1, 2, 4)
-    assert one.park()
-    assert other.park()
+    first, second = house.table(1, 2, 3), house.table(1, 2, 4)
+    assert first.park()
+    assert second.park()
     assert house.pool.host.room == 0
     house.pool.check([])
-    one.release()
+    first.release()
     assert house.pool.host.room == 1
-    other.release()
+    second.release()
     assert house.pool.host.room == 4
     house.pool.check([])
 
@@ -318,7 +318,7 @@ def test_a_pinned_block_is_not_pushed_out_of_the_host_tier():
     house = House(4, 2, pin_share=0.5)
     house.leave(1)
     house.pool.release(house.pool.take(4))
-    keys = [one.key for one in house.pool.prefix]
+    keys = [block.key for block in house.pool.prefix]
     assert house.pool.pins.pin("p", keys, domain="", until_s=60.0, now_s=0.0) == 1
     assert house.pool.host.room == 1
     assert not house.table(2, 3).park()

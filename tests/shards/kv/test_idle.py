@@ -35,7 +35,7 @@ def leave(pool: BlockPool, *tokens: int, domain: str = "", rank: int = 0) -> lis
 
 
 def cached(pool: BlockPool) -> set[int]:
-    return {one.token_ids[0] for one in pool.prefix if one.block is not None}
+    return {block.token_ids[0] for block in pool.prefix if block.block is not None}
 
 
 def churn(pool: BlockPool, blocks: int) -> None:
@@ -211,7 +211,7 @@ def test_a_pin_on_what_is_held_counts_once_it_is_let_go():
 def test_pins_never_take_more_than_their_share():
     pool = BlockPool(8, model="m", options=PoolOptions(pin_share=0.25))
     path = leave(pool, 1, 2, 3)
-    keys = [one.key for one in path]
+    keys = [block.key for block in path]
     assert pool.pins.pin("p", keys, domain="", until_s=60.0, now_s=0.0) == 2
     assert pool.guaranteed == 6 == pool.available
     pool.check([])
@@ -219,7 +219,7 @@ def test_pins_never_take_more_than_their_share():
 
 def test_a_key_of_another_domain_and_a_time_that_is_over_pin_nothing():
     pool = BlockPool(4, model="m", options=PoolOptions(pin_share=0.5))
-    keys = [one.key for one in leave(pool, 1, domain="a")]
+    keys = [block.key for block in leave(pool, 1, domain="a")]
     assert pool.pins.pin("p", keys, domain="b", until_s=60.0, now_s=0.0) == 0
     assert pool.pins.pin("p", keys, domain="a", until_s=60.0, now_s=60.0) == 0
     assert pool.pins.pin("p", [12345], domain="a", until_s=60.0, now_s=0.0) == 0
@@ -227,12 +227,12 @@ def test_a_key_of_another_domain_and_a_time_that_is_over_pin_nothing():
 
 def test_nothing_can_be_pinned_unless_the_operator_gave_a_share():
     pool = BlockPool(4, model="m")
-    assert pool.pins.pin("p", [one.key for one in leave(pool, 1)], domain="", until_s=60.0, now_s=0.0) == 0
+    assert pool.pins.pin("p", [block.key for block in leave(pool, 1)], domain="", until_s=60.0, now_s=0.0) == 0
 
 
 def test_a_second_pin_lengthens_and_never_shortens():
     pool = BlockPool(4, model="m", options=PoolOptions(pin_share=0.5))
-    keys = [one.key for one in leave(pool, 1)]
+    keys = [block.key for block in leave(pool, 1)]
     for until_s in (60.0, 90.0, 30.0):
         pool.pins.pin("p", keys, domain="", until_s=until_s, now_s=0.0)
     pool.pins.expire(60.0)
@@ -244,7 +244,7 @@ def test_a_second_pin_lengthens_and_never_shortens():
 
 def test_a_cleared_pool_has_no_pins():
     pool = BlockPool(4, model="m", options=PoolOptions(pin_share=0.5))
-    pool.pins.pin("p", [one.key for one in leave(pool, 1)], domain="", until_s=60.0, now_s=0.0)
+    pool.pins.pin("p", [block.key for block in leave(pool, 1)], domain="", until_s=60.0, now_s=0.0)
     pool.clear()
     pool.pins.expire(90.0)
     pool.check([])

@@ -13,7 +13,7 @@ def a_pool(blocks: int = 8, share: float = 0.5) -> BlockPool:
 
 
 def keys_of(pool: BlockPool, *tokens: int, domain: str = "") -> list[int]:
-    return [one.key for one in leave(pool, *tokens, domain=domain)]
+    return [block.key for block in leave(pool, *tokens, domain=domain)]
 
 
 def test_what_two_pins_share_stays_until_the_last_of_them_ends():

@@ -42,14 +42,14 @@ def test_a_released_prefix_is_shared_by_the_next_table():
 
 def test_two_tables_that_computed_the_same_end_up_with_one_block():
     pool = BlockPool(8, model="m")
-    one, other = BlockTable(pool, ""), BlockTable(pool, "")
-    for table in (one, other):
+    first, second = BlockTable(pool, ""), BlockTable(pool, "")
+    for table in (first, second):
         table.grow(BLOCK_TOKENS)
-    for table in (one, other):
+    for table in (first, second):
         table.store(lambda _: a_block(1), computed_tokens=BLOCK_TOKENS)
-    assert one.ids == other.ids
+    assert first.ids == second.ids
     assert pool.owned == 1
-    pool.check([one.ids, other.ids])
+    pool.check([first.ids, second.ids])
 
 
 def test_what_was_unused_longest_is_evicted_first_and_children_before_parents():

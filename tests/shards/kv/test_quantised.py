@@ -86,8 +86,8 @@ def test_a_token_is_stored_alike_alone_and_among_others(dtype):
     together.write(0, torch.arange(10), given)
     for token in range(10):
         alone.write(0, torch.tensor([token]), given[token : token + 1])
-    for one, other in zip(together.read(0, (Extent(0, 10),)), alone.read(0, (Extent(0, 10),)), strict=True):
-        assert torch.equal(one, other)
+    for read, alone_read in zip(together.read(0, (Extent(0, 10),)), alone.read(0, (Extent(0, 10),)), strict=True):
+        assert torch.equal(read, alone_read)
 
 
 @pytest.mark.parametrize("dtype", [INT8, FP8])

@@ -86,7 +86,7 @@ class Machine:
         self.seen[kind] += 1
         if kind == "clear":
             return
-        assert kind == "distrust" or all(one in self.pool.prefix for one in held), "a held block was evicted"
+        assert kind == "distrust" or all(block in self.pool.prefix for block in held), "a held block was evicted"
         self.pinned = {name: pin for name, pin in self.pinned.items() if pin[0] > self.now_s}
         kept = (cached for _, blocks in self.pinned.values() for cached in blocks)
         assert all(cached in self.pool.prefix for cached in kept), "a pinned block was evicted"
@@ -188,12 +188,12 @@ class Machine:
         return domain
 
     def _end(self, table: BlockTable) -> tuple[str, str]:
-        self.tables = [(one, tokens) for one, tokens in self.tables if one is not table]
+        self.tables = [(entry, tokens) for entry, tokens in self.tables if entry is not table]
         kind = "distrust" if self.rng.random() < 0.1 else "end"
         if kind == "distrust":
             mine = set(table.path)
             table.distrust()
-            gone = {one for one in mine if one not in self.pool.prefix}
+            gone = {block for block in mine if block not in self.pool.prefix}
             for _, blocks in self.pinned.values():
                 blocks -= gone
         table.release()

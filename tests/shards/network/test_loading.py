@@ -60,9 +60,9 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
     config = read_config(tmp_path / "sharded")
     whole, sharded = (load_weights(tmp_path / name, config) for name in ("whole", "sharded"))
     assert torch.equal(dense(whole.head).weight, dense(sharded.head).weight)
-    for one, other in zip(whole.layers, sharded.layers, strict=True):
-        assert torch.equal(dense(one.gate_up).weight, dense(other.gate_up).weight)
-        assert torch.equal(bias_of(one.query_key_value), bias_of(other.query_key_value))
+    for layer, sharded_layer in zip(whole.layers, sharded.layers, strict=True):
+        assert torch.equal(dense(layer.gate_up).weight, dense(sharded_layer.gate_up).weight)
+        assert torch.equal(bias_of(layer.query_key_value), bias_of(sharded_layer.query_key_value))
 
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:

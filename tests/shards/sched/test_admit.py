@@ -24,8 +24,8 @@ def admitting(
 ) -> Admission:
     """`running` gives (rank, blocks) of those who run, by id."""
     running = running or {}
-    room = Room(blocks, {one: a_claim(size) for one, (_, size) in running.items()})
-    return admit(waiting, room, slots=slots, victims=[Victim(one, rank, one) for one, (rank, _) in running.items()])
+    room = Room(blocks, {id_: a_claim(size) for id_, (_, size) in running.items()})
+    return admit(waiting, room, slots=slots, victims=[Victim(id_, rank, id_) for id_, (rank, _) in running.items()])
 
 
 def test_who_fits_starts_in_order_until_slots_or_blocks_are_gone():

@@ -75,9 +75,9 @@ def test_no_other_lengths_give_more_tokens_per_second(seed):
 
     def rate(counts: tuple[int, ...]) -> float:
         tokens, seconds = float(rows), cost.predict_s(StepShape(rows, 0.0, 100 * rows))
-        for one, count in zip(prospects, counts, strict=True):
-            tokens += sum(one.first * one.later**ahead for ahead in range(count))
-            token_s = cost.marginal_s(StepShape(1, 0.0, one.computed_tokens + 1))
+        for prospect, count in zip(prospects, counts, strict=True):
+            tokens += sum(prospect.first * prospect.later**ahead for ahead in range(count))
+            token_s = cost.marginal_s(StepShape(1, 0.0, prospect.computed_tokens + 1))
             seconds += count * CAUTION * max(token_s, least_s)
         return tokens / seconds
 

@@ -24,22 +24,22 @@ def predicting(*pending: Pending, decoding: Decoding = NOBODY, free_slots: int =
 
 def until_first_token_s(pending: list[Pending], decoding: int = 0) -> dict[int, float]:
     """What the planner makes of them, step by step."""
-    done = {one.key: one.computed_tokens for one in pending}
-    total = {one.key: one.computed_tokens + one.rest_tokens for one in pending}
+    done = {prompt.key: prompt.computed_tokens for prompt in pending}
+    total = {prompt.key: prompt.computed_tokens + prompt.rest_tokens for prompt in pending}
     now_s, ends = 0.0, {}
     chats = [Work(-1 - i, 0, -1 - i, 2000, 1, 0, True) for i in range(decoding)]
     while len(ends) < len(pending):
         work = [
-            Work(one.key, one.rank, one.arrival, done[one.key], left, left, False)
-            for one in pending
-            if (left := total[one.key] - done[one.key])
+            Work(prompt.key, prompt.rank, prompt.arrival, done[prompt.key], left, left, False)
+            for prompt in pending
+            if (left := total[prompt.key] - done[prompt.key])
         ]
         plan = plan_step([*chats, *work], COST, LIMITS)
         now_s += COST.predict_s(shape_of([*chats, *work], plan))
-        for one in work:
-            done[one.id] += plan.get(one.id, 0)
-            if done[one.id] == total[one.id]:
-                ends[one.id] = now_s
+        for prompt in work:
+            done[prompt.id] += plan.get(prompt.id, 0)
+            if done[prompt.id] == total[prompt.id]:
+                ends[prompt.id] = now_s
     return ends
 
 
@@ -84,12 +84,12 @@ def test_it_foretells_what_the_planner_does(seed):
     chats = rng.choice([0, 16])
     predicted = predicting(*pending, decoding=Decoding(chats, chats * 2001))
     ends_s = until_first_token_s(pending, chats)
-    for one in pending:
+    for prompt in pending:
         # lanes of a worse rank move sooner than foretold, and cost the better one up to a quarter
-        slack_s = 0.06 + 0.4 * ends_s[one.key]
-        assert predicted[one.key] >= ends_s[one.key] - slack_s
-        if one.rank == 0:
-            assert predicted[one.key] <= ends_s[one.key] + slack_s
+        slack_s = 0.06 + 0.4 * ends_s[prompt.key]
+        assert predicted[prompt.key] >= ends_s[prompt.key] - slack_s
+        if prompt.rank == 0:
+            assert predicted[prompt.key] <= ends_s[prompt.key] + slack_s
 
 
 def test_it_is_cheap_for_many_waiting():

@@ -172,7 +172,7 @@ def test_the_first_short_prompt_is_in_the_next_step_and_no_step_is_longer_than_i
     work = [*decoding, *prompts]
     rng.shuffle(work)
     plan = plan_step(work, cost, LIMITS)
-    prompts.sort(key=lambda one: (one.rank, one.arrival))
+    prompts.sort(key=lambda prompt: (prompt.rank, prompt.arrival))
     costs = {
         prompt.id: cost.marginal_s(prefill_shape(prompt.computed_tokens, prompt.ready_tokens)) for prompt in prompts
     }
@@ -184,7 +184,7 @@ def test_the_first_short_prompt_is_in_the_next_step_and_no_step_is_longer_than_i
     long = [prompt for prompt in prompts if prompt not in short]
     if short:
         assert plan[short[0].id] == short[0].ready_tokens
-    decode_s = cost.predict_s(shape_of(decoding, dict.fromkeys([one.id for one in decoding], 1)))
+    decode_s = cost.predict_s(shape_of(decoding, dict.fromkeys([sequence.id for sequence in decoding], 1)))
     unit_s = cost.marginal_s(prefill_shape(long[0].computed_tokens, BLOCK_TOKENS)) if long else 0.0
     bound_s = max(LIMITS.step_s, decode_s + unit_s + LIMITS.step_s / 2)
     assert cost.predict_s(shape_of(work, plan)) <= bound_s * (1 + 1e-9)

@@ -102,8 +102,8 @@ def drawn_items(draw: st.DrawFn) -> Drawn:
 @given(st.lists(drawn_items(), max_size=6))
 def test_tokens_come_back_as_they_went(drawn: list[Drawn]) -> None:
     parsed = wire.Tokens.FromString(translate.tokens(drawn).SerializeToString())
-    back = [(request, one.choice, one.token_ids, one.logprobs) for request, one in translate.drawn_of(parsed)]
-    assert back == [(one.key.request, one.choice, one.token_ids, one.logprobs) for one in drawn]  # type: ignore[attr-defined]
+    back = [(request, drawn.choice, drawn.token_ids, drawn.logprobs) for request, drawn in translate.drawn_of(parsed)]
+    assert back == [(each.key.request, each.choice, each.token_ids, each.logprobs) for each in drawn]  # type: ignore[attr-defined]
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)))
@@ -120,10 +120,10 @@ def test_every_reason_and_cause_has_its_word(reason: FinishReason, cause: Cause 
     assert (end.request, end.choice, end.prompt_tokens, end.cached_tokens, end.output_tokens) == (3, 1, 4, 2, 5)
 
 
-@pytest.mark.parametrize("said", [None, True, False])
-def test_a_request_may_be_preempted_unless_the_router_says_no(said: bool | None) -> None:
-    submit = wire.Submit(request=1, prompt_tokens=1, max_new_tokens=1, preemptible=said)
-    assert translate.submission(submit, RequestKey(0, 1), now_s=0.0).preemptible is (said is not False)
+@pytest.mark.parametrize("preemptible", [None, True, False])
+def test_a_request_may_be_preempted_unless_the_router_says_no(preemptible: bool | None) -> None:
+    submit = wire.Submit(request=1, prompt_tokens=1, max_new_tokens=1, preemptible=preemptible)
+    assert translate.submission(submit, RequestKey(0, 1), now_s=0.0).preemptible is (preemptible is not False)
 
 
 def test_predictions_reach_the_stream_of_their_request() -> None:

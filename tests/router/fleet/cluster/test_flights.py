@@ -164,14 +164,14 @@ def test_a_serial_backend_is_busy_with_one_prompt_since_the_one_before_was_compu
 
 def test_who_decodes_beside_a_flight_is_averaged_over_its_time() -> None:
     book = Flights()
-    one, other = a_flight(book, 1000), a_flight(book, 3000)
-    one.heard(a_piece(0), 10.0)
-    other.heard(a_piece(0), 15.0)
-    batch, context_tokens = book.company(one, 20.0)
+    first, second = a_flight(book, 1000), a_flight(book, 3000)
+    first.heard(a_piece(0), 10.0)
+    second.heard(a_piece(0), 15.0)
+    batch, context_tokens = book.company(first, 20.0)
     assert batch == pytest.approx(1.5)
     assert 1000 < context_tokens < 4000
-    book.end(other, 20.0)
-    assert book.company(one, 30.0)[0] == pytest.approx(1.25)
+    book.end(second, 20.0)
+    assert book.company(first, 30.0)[0] == pytest.approx(1.25)
 
 
 def test_each_choice_decodes_by_itself() -> None:

@@ -216,16 +216,16 @@ WHOLE = Description(frozenset({"llama"}), may_answer_whole=True)
 
 
 def test_an_answer_asked_whole_is_presumed_to_decode_once_its_first_token_was_due() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     member = a_member(says=WHOLE)
-    member.on_predicted = lambda name, *_: told.append(name)
+    member.on_predicted = lambda name, *_: reported.append(name)
     flight = member.begin(a_request(prompt_tokens=1000), 1000, now=0.0, is_first_try=True)
     other = member.begin(a_request(prompt_tokens=1000, stream=True), 1000, now=0.0, is_first_try=True)
     assert (member.view(0.0, {}).waiting, member.view(60.0, {}).waiting) == (2, 1)
     flight.heard(Delta(body=b"{}", tokens=50, is_whole=True), 61.0)
     flight.heard(Delta(usage=Usage(1000, 50)), 61.0)
     member.end(flight, None, now=61.0)
-    assert told == [], "nobody saw its first token"
+    assert reported == [], "nobody saw its first token"
     assert member.model.error == 0.0
     member.end(other, None, now=61.0)
     member.check()
@@ -264,7 +264,7 @@ class Seats:
 
     def answer(self) -> None:
         """Go on until the next answer is there."""
-        self.at_work.sort(key=lambda one: one[0])
+        self.at_work.sort(key=lambda work: work[0])
         self.now, tokens, flight = self.at_work.pop(0)
         backend = self.member.backend
         if self.reports and self.now >= (backend.load().reported_at or 0.0) + 1.0:
@@ -375,9 +375,9 @@ def test_what_others_sent_is_taken_to_be_prompts_of_one_length(tokens: float) ->
 
 def others_wait(member: Member, since: float, count: int = 2) -> float:
     """Others have sent `count` prompts of 500 tokens; the seconds that they take."""
-    one = prefill_work(500)
-    member.elsewhere = Elsewhere(Traffic(0, count, count * 500, count * one.pairs), since)
-    return count * member.model.snapshot().work_s(one)
+    flight = prefill_work(500)
+    member.elsewhere = Elsewhere(Traffic(0, count, count * 500, count * flight.pairs), since)
+    return count * member.model.snapshot().work_s(flight)
 
 
 def test_what_others_sent_is_computed_though_they_are_late_to_tell() -> None:

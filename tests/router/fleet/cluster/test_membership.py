@@ -85,15 +85,15 @@ def a_cluster(*backends: Any, heard: Heard | None = None) -> Cluster:
 
 def test_a_backend_that_joins_is_started_probed_and_begins_slowly() -> None:
     async def run() -> None:
-        told: list[tuple[str, bool]] = []
-        async with a_cluster(a_mortal("b0"), heard=Heard(health=lambda *what: told.append(what))) as cluster:
+        reported: list[tuple[str, bool]] = []
+        async with a_cluster(a_mortal("b0"), heard=Heard(health=lambda *what: reported.append(what))) as cluster:
             joiner = a_mortal("b1")
             await cluster.add(joiner)
             assert joiner.is_started
             await reached(cluster, "b0", "b1")
             first, second = cluster.view(asyncio.get_running_loop().time()).backends
             assert (first.weight, second.weight) == (1.0, 0.1)
-            assert told == [("b0", False), ("b1", False), ("b0", True), ("b1", True)]
+            assert reported == [("b0", False), ("b1", False), ("b0", True), ("b1", True)]
             cluster.check()
         assert joiner.closed.is_set()
 
@@ -222,7 +222,7 @@ class Storm:
         await asyncio.gather(*self.removals)
 
     def alive(self) -> list[str]:
-        return [name for name, one in self.mortals.items() if one.is_well]
+        return [name for name, mortal in self.mortals.items() if mortal.is_well]
 
     async def join(self) -> None:
         if len(self.mortals) < 16:
@@ -242,7 +242,7 @@ class Storm:
             self.mortals[self.rng.choice(alive)].die()
 
     async def revive(self) -> None:
-        if dead := [name for name, one in self.mortals.items() if not one.is_well]:
+        if dead := [name for name, mortal in self.mortals.items() if not mortal.is_well]:
             self.mortals[self.rng.choice(dead)].revive()
 
 
@@ -275,8 +275,8 @@ def test_joins_leaves_and_deaths_lose_no_request_that_had_not_streamed(seed: int
             assert storm.events == 120
             gateway.check()
             assert {backend.name for backend in gateway.cluster.view(0.0).backends} == set(storm.mortals)
-            told = gateway.observer.exposition()[0].decode()
-            series = {line.split('backend="')[1].split('"')[0] for line in told.splitlines() if 'backend="' in line}
+            metrics = gateway.observer.exposition()[0].decode()
+            series = {line.split('backend="')[1].split('"')[0] for line in metrics.splitlines() if 'backend="' in line}
             assert series <= {*storm.mortals, "none"}, "series of backends that are gone are left"
 
     virtually(run)

@@ -200,8 +200,8 @@ async def test_whatever_happens_the_ranks_of_a_server_agree(seed: int) -> None:
         server = cluster.server_of("b0")
         assert server.ranks == list(cluster.names())
         assert sum(flight is server.trial for flight in flights) <= 1
-        told = {name: healthy for _, name, healthy in (one for one in stage.heard if one[0] == "health")}
-        assert {told.get(view.name, False) for view in views} == {server.health.may_serve}
+        reported = {name: healthy for _, name, healthy in (event for event in stage.heard if event[0] == "health")}
+        assert {reported.get(view.name, False) for view in views} == {server.health.may_serve}
     for flight in flights:
         cluster.end(flight)
     cluster.check()

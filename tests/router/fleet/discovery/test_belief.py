@@ -50,18 +50,18 @@ answers = st.none() | st.frozensets(st.sampled_from(["a:1", "b:1", "c:1"]))
 @given(st.lists(st.tuples(answers, st.floats(0.0, 20.0)), max_size=50))
 def test_nobody_is_dropped_for_all_unless_all_were_said_to_be_gone_for_the_whole_time(steps: list) -> None:  # type: ignore[type-arg]
     belief, now, empty_for = Belief(30.0), 0.0, 0.0
-    for told, after_s in steps:
+    for addresses, after_s in steps:
         now += after_s
         if belief.due_at is not None:
             empty_for += after_s
         before = belief.addresses
-        if told is None:
+        if addresses is None:
             belief.fail()
         else:
-            belief.hear(told, now)
-        if told != NOBODY:
+            belief.hear(addresses, now)
+        if addresses != NOBODY:
             empty_for = 0.0
         if before and not belief.addresses:
             assert empty_for >= 30.0 - 1e-6
             empty_for = 0.0
-        assert belief.addresses in ({told, before} if told else {before, NOBODY})
+        assert belief.addresses in ({addresses, before} if addresses else {before, NOBODY})

@@ -59,7 +59,7 @@ async def a_scene(sources: Mapping[str, Source], *, drain_s: float = 10.0) -> As
     async with cluster, scene.discovery:
         yield scene
         scene.discovery.check()
-    assert all(one.closed.is_set() for one in scene.made), "a backend was left open"
+    assert all(backend.closed.is_set() for backend in scene.made), "a backend was left open"
 
 
 async def a_moment() -> None:
@@ -76,16 +76,16 @@ def test_a_backend_has_the_name_of_its_pool_and_address_whatever_its_scheme() ->
 
 def test_what_several_sources_say_together_is_there() -> None:
     async def run() -> None:
-        one, two = Told(), Told()
-        async with a_scene({"dns://one:1": one, "dns://two:1": two}) as scene:
-            one.say("a:1", "b:1")
-            two.say("b:1", "c:1")
+        first, second = Told(), Told()
+        async with a_scene({"dns://one:1": first, "dns://two:1": second}) as scene:
+            first.say("a:1", "b:1")
+            second.say("b:1", "c:1")
             await a_moment()
             assert scene.there() == {A: "well", B: "well", C: "well"}
-            one.say("a:1")
+            first.say("a:1")
             await a_moment()
             assert scene.there() == {A: "well", B: "well", C: "well"}, "the other one still names it"
-            two.say("c:1")
+            second.say("c:1")
             await a_moment()
             assert scene.there() == {A: "well", C: "well"}
             assert scene.heard[0] == ("own", "dns://one:1", 2)
@@ -202,17 +202,17 @@ def test_an_address_that_no_backend_can_have_is_left_out() -> None:
 def test_whatever_sources_say_the_cluster_ends_up_with_that_and_no_task_is_left(seed: int) -> None:
     async def run() -> None:
         rng, sources = random.Random(seed), {"one": Told(0.0), "two": Told(0.0)}
-        said: dict[str, set[str]] = {name: set() for name in sources}
+        named: dict[str, set[str]] = {name: set() for name in sources}
         async with a_scene(sources, drain_s=0.5) as scene:
             flights = []
             for _ in range(150):
                 name = rng.choice(list(sources))
-                said[name] = {f"{letter}:1" for letter in "abcdef" if rng.random() < 0.5}
-                sources[name].say(*said[name])
+                named[name] = {f"{letter}:1" for letter in "abcdef" if rng.random() < 0.5}
+                sources[name].say(*named[name])
                 if rng.random() < 0.1:
                     sources[name].fail()
                 await asyncio.sleep(rng.choice((0.0, 0.05, 0.3)))
-                well = [one for one, state in scene.there().items() if state == "well"]
+                well = [name for name, state in scene.there().items() if state == "well"]
                 if well and rng.random() < 0.5:
                     flights.append(scene.cluster.begin(rng.choice(well), a_request(), 1))
                 elif flights:
@@ -222,7 +222,7 @@ def test_whatever_sources_say_the_cluster_ends_up_with_that_and_no_task_is_left(
             for flight in flights:
                 scene.cluster.end(flight)
             await asyncio.sleep(20.0)
-            assert scene.there().keys() == {found_name("own", one) for one in said["one"] | said["two"]}
+            assert scene.there().keys() == {found_name("own", one) for one in named["one"] | named["two"]}
             scene.cluster.check()
 
     virtually(run)

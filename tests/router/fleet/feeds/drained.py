@@ -21,10 +21,10 @@ class Drained:
     drains: int = 0
     status: int = 200
 
-    def tell(self, told: Sequence[Told], **fields: int) -> None:
+    def tell(self, events: Sequence[Told], **fields: int) -> None:
         assert self.waiting == b"[]", "the last events were not drained yet"
-        self.waiting = tensorrt_llm(told, first_id=self.next_id, **fields)
-        self.next_id += len(told)
+        self.waiting = tensorrt_llm(events, first_id=self.next_id, **fields)
+        self.next_id += len(events)
 
     async def answer(self, _: web.Request) -> web.Response:
         self.drains += 1

@@ -56,10 +56,10 @@ class Engine:
             told = [event for _ in range(self.rng.randint(1, 2)) for event in self.run(self._a_prompt())]
         return self.publish(told)
 
-    def publish(self, told: Sequence[Told]) -> Published:
+    def publish(self, events: Sequence[Told]) -> Published:
         """Send `told` as one message."""
         self._now += self.rng.uniform(0.001, 0.1)
-        payload = self.encode(self._now, told, 0)
+        payload = self.encode(self._now, events, 0)
         message = Published(self._seq, payload, self._now, frozenset(self.held), self.life)
         self._seq += 1
         self.sent.append(message)

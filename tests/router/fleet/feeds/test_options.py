@@ -85,7 +85,7 @@ def test_a_pool_of_another_kind_must_say_whose_events_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told", "heard"),
+    ("address", "published", "heard"),
     [
         ("10.0.0.7:8000", "tcp://*:5557", "tcp://10.0.0.7:5557"),
         ("http://gpu-7:8000/v1", "tcp://0.0.0.0:5557", "tcp://gpu-7:5557"),
@@ -99,9 +99,9 @@ def test_a_pool_of_another_kind_must_say_whose_events_they_are() -> None:
     ],
 )
 def test_where_an_engine_says_that_it_publishes_is_heard_at_its_own_host(
-    address: str, told: str, heard: str | None
+    address: str, published: str, heard: str | None
 ) -> None:
-    specs = published_specs("gpu-0", address, [EventAddress(1, told, "tcp://*:5558")])
+    specs = published_specs("gpu-0", address, [EventAddress(1, published, "tcp://*:5558")])
     assert [(spec.source, spec.engine, spec.events) for spec in specs] == (
         [(RankCache("gpu-0", 1), "vllm", heard)] if heard else []
     )

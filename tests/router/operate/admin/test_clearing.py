@@ -26,11 +26,11 @@ async def test_one_domain_goes_everywhere_and_the_others_stay() -> None:
             for avoiding in (frozenset({"b0"}), frozenset({"b1"})):
                 await warmer.warm(an_ask(), tenant, avoiding=avoiding, placed=ignored)
         kept = await router.gateway.prefixes.keep(an_ask(), a_tenant(), shards=2, ttl_s=60.0)
-        told = (await clear_cache(a_tenant(), router.gateway)).shown()
+        cleared = (await clear_cache(a_tenant(), router.gateway)).shown()
         assert [cached(backend) for backend in made] == [{"labs"}, {"labs"}]
         assert all(not backend.pinned for backend in made)
     tokens = kept.tokens
-    assert told == {
+    assert cleared == {
         "domain": "acme",
         "tenants": ["acme"],
         "prefixes": [kept.id],

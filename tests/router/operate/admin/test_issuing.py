@@ -76,13 +76,13 @@ async def test_a_key_is_issued_used_rotated_and_revoked_and_holds_over_a_restart
         assert (status, second["name"], second["replaces"]["replaced_by"]) == (201, "ci", second["id"])
         assert second["replaces"]["expires"] <= first["created"] + 3601
     async with a_desk(path) as desk:
-        assert [(await desk.chat(one["key"]))[0] for one in (first, second)] == [200, 200]
+        assert [(await desk.chat(made["key"]))[0] for made in (first, second)] == [200, 200]
         assert await desk.call("DELETE", f"{KEYS}/{first['id']}") == (200, {"id": first["id"], "revoked": True})
         status, body = await desk.chat(first["key"])
         assert (status, body["error"]["code"]) == (401, "invalid_api_key")
         assert (await desk.chat(second["key"]))[0] == 200
     async with a_desk(path) as desk:
-        assert [(await desk.chat(one["key"]))[0] for one in (first, second)] == [401, 200]
+        assert [(await desk.chat(made["key"]))[0] for made in (first, second)] == [401, 200]
 
 
 async def test_a_list_tells_everything_but_keys(path: Path) -> None:
@@ -219,8 +219,8 @@ async def test_a_key_keeps_its_own_limits_through_rotation_and_a_restart_and_oth
         assert (await desk.chat(first["key"]))[0] == 200
         status, body = await desk.chat(first["key"])
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
-        told = f"key {first['id']} of tenant 'acme' has reached its limit of 1 requests a minute"
-        assert told in body["error"]["message"]
+        message = f"key {first['id']} of tenant 'acme' has reached its limit of 1 requests a minute"
+        assert message in body["error"]["message"]
         assert (await desk.chat(KEY))[0] == 200
         _, second = await desk.call("POST", f"{KEYS}/{first['id']}/rotate", {"overlap": "1h"})
         assert second["limits"] == first["limits"]

@@ -147,11 +147,11 @@ class Page:
                 assert "error" not in content, f"{method}: {content['error']}"
                 return content["result"]
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        params = told.get("params", {})
-        if told.get("method") == "Runtime.exceptionThrown":
+    def _hear(self, event: dict[str, Any]) -> None:
+        params = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(str(params["exceptionDetails"]))
-        elif told.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
+        elif event.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.complaints.append(str(params["entry"]))
 
 

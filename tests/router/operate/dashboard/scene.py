@@ -220,10 +220,10 @@ class Crowd:
 
     async def chat(self, tenant: str) -> None:
         while True:
-            said = a_document(self.rng.randrange(2**30), 12)
+            document = a_document(self.rng.randrange(2**30), 12)
             for _ in range(4):
-                await ask(self.router, self.http, tenant, said, tokens=self.rng.randint(6, 24))
-                said += " " + a_document(self.rng.randrange(2**30), 20)
+                await ask(self.router, self.http, tenant, document, tokens=self.rng.randint(6, 24))
+                document += " " + a_document(self.rng.randrange(2**30), 20)
                 await asyncio.sleep(self.rng.uniform(0.05, 0.6))
 
     async def read(self, tenant: str, document: int, words: int) -> None:

@@ -94,7 +94,7 @@ def test_a_prompt_that_was_tried_elsewhere_has_a_row_for_each_try() -> None:
     telemetry.decided(a_request(), Decision("b0", "default"), None)
     answer(telemetry, clock, backend="b1")
     first, second = board.rows()
-    assert [(one.outcome, one.decision and one.decision.chosen) for one in (first, second)] == [
+    assert [(entry.outcome, entry.decision and entry.decision.chosen) for entry in (first, second)] == [
         ("retried", "b0"),
         ("finished", "b1"),
     ]

@@ -128,9 +128,9 @@ async def test_a_request_is_explained(browser: str) -> None:
         await page.type("2k")
         await page.press("Enter")
         await page.until("document.querySelector('#explained table')")
-        told = await page.text("#explained")
-        assert "rule 1 no: tenant is acme, not archive" in told
-        assert "long-rag, rank 1" in told
+        explained = await page.text("#explained")
+        assert "rule 1 no: tenant is acme, not archive" in explained
+        assert "long-rag, rank 1" in explained
         await page.run("document.querySelector('[name=prompt_tokens]').value = 'many'")
         await page.run("document.querySelector('#explain').requestSubmit()")
         await page.until("/✕ prompt_tokens/.test(document.querySelector('#explained').innerText)")

@@ -23,8 +23,8 @@ server: {http: "127.0.0.1:0", admin: "127.0.0.1:0", grpc: off, drain: 1s}
 
 
 async def test_ranks_stand_behind_their_server_and_are_drained_with_it() -> None:
-    async with running(VLLMServer(ranks=2)) as one, running(VLLMServer(ranks=1)) as two:
-        config = parse(SLA.replace("ONE", one.url).replace("TWO", two.url))
+    async with running(VLLMServer(ranks=2)) as double, running(VLLMServer(ranks=1)) as single:
+        config = parse(SLA.replace("ONE", double.url).replace("TWO", single.url))
         async with Router(config) as router, aiohttp.ClientSession() as http:
             while len(router.gateway.cluster.names()) < 3:
                 await router.gateway.cluster.health_changed()
@@ -32,8 +32,8 @@ async def test_ranks_stand_behind_their_server_and_are_drained_with_it() -> None
             path = f"/admin/backends/{urllib.parse.quote('gpu-0/1', safe='')}"
             status, body = await operator.call("PATCH", path, {"draining": True})
             assert (status, body) == (200, {"backend": "gpu-0/1", "draining": True, "weight": 1.0})
-            told = (await operator.snapshot()).backends
-            assert [(row.name, row.server, row.rank, row.ranks, row.draining) for row in told] == [
+            backends = (await operator.snapshot()).backends
+            assert [(row.name, row.server, row.rank, row.ranks, row.draining) for row in backends] == [
                 ("gpu-0", "gpu-0", 0, 2, True),
                 ("gpu-0/1", "gpu-0", 1, 2, True),
                 ("gpu-1", "gpu-1", 0, 1, False),

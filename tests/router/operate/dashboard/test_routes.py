@@ -105,12 +105,12 @@ async def test_only_what_has_changed_is_told_again() -> None:
 async def test_one_decision_shows_what_was_weighed_and_where_its_prefix_lives() -> None:
     async with an_operator() as operator:
         await operator.ask()
-        (one,) = (await operator.snapshot()).decisions
-        status, found = await operator.get(f"/admin/decisions/{one.number}")
+        (decision,) = (await operator.snapshot()).decisions
+        status, found = await operator.get(f"/admin/decisions/{decision.number}")
         assert status == 200
         assert {candidate["backend"] for candidate in found["candidates"]} == {"own-0", "own-1"}
         assert found["blocks"] == 3
-        assert found["held"] == {one.chosen: 3}
+        assert found["held"] == {decision.chosen: 3}
         assert (await operator.get("/admin/decisions/99"))[0] == 400
         assert (await operator.get("/admin/decisions/x"))[0] == 400
 
@@ -129,8 +129,8 @@ async def test_a_dead_backend_and_a_drained_one_are_told_apart() -> None:
             "own-2": "ill",
         }
         await operator.ask()
-        (one,) = (await operator.snapshot()).decisions
-        assert (one.chosen, one.why) == ("own-0", "the only candidate; 2 dropped by healthy")
+        (decision,) = (await operator.snapshot()).decisions
+        assert (decision.chosen, decision.why) == ("own-0", "the only candidate; 2 dropped by healthy")
 
 
 async def test_why_a_backend_gets_no_requests_is_told() -> None:

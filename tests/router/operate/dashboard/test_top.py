@@ -44,8 +44,8 @@ async def test_one_frame_shows_classes_tenants_backends_and_decisions() -> None:
 async def test_what_is_not_reported_or_estimated_is_shown_as_such() -> None:
     async with an_operator(PacedBackend("own-0")) as operator:
         await operator.ask()
-        told, (decision,) = await asyncio.to_thread(OperatorsPort(str(operator.router.admin), None).read)
-    silent = replace(told, backends=tuple(replace(backend, hit_share=None) for backend in told.backends))
+        snapshot, (decision,) = await asyncio.to_thread(OperatorsPort(str(operator.router.admin), None).read)
+    silent = replace(snapshot, backends=tuple(replace(backend, hit_share=None) for backend in snapshot.backends))
     console = Console(width=200)
     with console.capture() as captured:
         console.print(frame(silent, [replace(decision, likely_prompt_tokens=(1, 9))], lines=30, width=200))
@@ -86,10 +86,10 @@ async def test_decisions_are_followed_from_frame_to_frame() -> None:
         await operator.ask()
         assert len((await asyncio.to_thread(source.read))[1]) == 1
         await operator.ask()
-        told, decisions = await asyncio.to_thread(source.read)
+        snapshot, decisions = await asyncio.to_thread(source.read)
         assert [decision.number for decision in decisions] == [2, 1]
-        assert [decision.number for decision in told.decisions] == [2]
-        assert [one.number for one in (await asyncio.to_thread(source.read))[1]] == [2, 1]
+        assert [decision.number for decision in snapshot.decisions] == [2]
+        assert [decision.number for decision in (await asyncio.to_thread(source.read))[1]] == [2, 1]
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -97,10 +97,10 @@ async def test_a_frame_fits_its_terminal(columns: int) -> None:
     async with an_operator() as operator:
         for _ in range(12):
             await operator.ask("labs", words=5)
-        told, decisions = await asyncio.to_thread(OperatorsPort(str(operator.router.admin), None).read)
+        snapshot, decisions = await asyncio.to_thread(OperatorsPort(str(operator.router.admin), None).read)
     console = Console(width=columns)
     with console.capture() as captured:
-        console.print(frame(told, decisions, lines=30, width=columns))
+        console.print(frame(snapshot, decisions, lines=30, width=columns))
     lines = captured.get().splitlines()
     assert len(lines) <= 30
     assert max(map(len, lines)) <= columns

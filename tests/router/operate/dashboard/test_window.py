@@ -63,4 +63,4 @@ def test_a_window_never_holds_more_than_its_slots(times: list[float]) -> None:
         window.at(time).append(time)
         seen = [*window.within(time)]
         assert len(seen) <= SLOTS
-        assert all(time - WINDOW_S - SLOT_S < one <= time for slot in seen for one in slot)
+        assert all(time - WINDOW_S - SLOT_S < value <= time for slot in seen for value in slot)

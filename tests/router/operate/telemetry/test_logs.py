@@ -22,8 +22,8 @@ def a_record(message: object, *args: object, exc_info: Any = None, level: int = 
 
 def test_a_sentence_becomes_an_object_with_time_level_and_logger() -> None:
     line = json.loads(JsonLines().format(a_record("two %s", "words", level=logging.WARNING)))
-    told = {"level": "warning", "logger": "pointsman.x", "message": "two words"}
-    assert line == {"time": "1970-01-01T00:00:00.500+00:00", **told}
+    fields = {"level": "warning", "logger": "pointsman.x", "message": "two words"}
+    assert line == {"time": "1970-01-01T00:00:00.500+00:00", **fields}
 
 
 def test_facts_are_fields_of_the_line_and_json_as_text() -> None:

@@ -35,13 +35,13 @@ def test_metrics_are_made_in_one_place_alone() -> None:
 
 def test_the_page_has_every_event_and_no_other() -> None:
     sources = "".join(file.read_text() for file in (ROOT / "router").rglob("*.py"))
-    told = set(re.findall(r'(?:\.|on_)event\(\s*"(\w+)"', sources)) | set(
+    events = set(re.findall(r'(?:\.|on_)event\(\s*"(\w+)"', sources)) | set(
         re.findall(r'self\._events\["(\w+)"\]', sources)
     )
-    told |= {f"{what}_{fault}" for what in ("quota_store", "replicas") for fault in Fault}
-    told |= {f"replicas_snapshot_{why}" for why in re.findall(r'raise Unfit\("(\w+)"\)', sources)}
+    events |= {f"{what}_{fault}" for what in ("quota_store", "replicas") for fault in Fault}
+    events |= {f"replicas_snapshot_{why}" for why in re.findall(r'raise Unfit\("(\w+)"\)', sources)}
     (paragraph,) = re.findall(r"^- `event`: (.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", paragraph)) == told
+    assert set(re.findall(r"`(\w+)`", paragraph)) == events
 
 
 def test_the_page_has_the_names_that_differ_outside() -> None:

@@ -95,14 +95,14 @@ async def test_no_span_says_anything_of_the_prompt_or_the_answer(monkeypatch: py
 
 
 async def test_whoever_asks_for_prompts_gets_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "a" * MOST_PROMPT_CHARACTERS
-    body = a_chat(messages=[{"role": "system", "content": "SECRET"}, {"role": "user", "content": said[:-3]}])
+    prompt = "a" * MOST_PROMPT_CHARACTERS
+    body = a_chat(messages=[{"role": "system", "content": "SECRET"}, {"role": "user", "content": prompt[:-3]}])
     capture = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
     collector, _ = await asked(monkeypatch, body=body | {"max_tokens": 5}, **capture)
-    told = collector.one(f"chat {MODEL}", "server").attributes["gen_ai.input.messages"]
-    system, user = json.loads(told)
+    recorded = collector.one(f"chat {MODEL}", "server").attributes["gen_ai.input.messages"]
+    system, user = json.loads(recorded)
     assert system == {"role": "system", "parts": [{"type": "text", "content": "RET"}]}
-    assert user == {"role": "user", "parts": [{"type": "text", "content": said[:-3]}]}
+    assert user == {"role": "user", "parts": [{"type": "text", "content": prompt[:-3]}]}
 
 
 def test_prompts_of_token_ids_are_left_out_of_spans() -> None:

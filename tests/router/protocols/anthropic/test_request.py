@@ -117,15 +117,15 @@ def test_a_tool_that_is_strict_stays_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "said"),
+    ("choice", "expected"),
     [
         ({"type": "auto"}, "auto"),
         ({"type": "none"}, "none"),
         ({"type": "tool", "name": "weather"}, {"type": "function", "function": {"name": "weather"}}),
     ],
 )
-def test_tool_choices_have_openais_names(choice: dict[str, Any], said: Any) -> None:
-    assert an_openai_body(tools=[WEATHER], tool_choice=choice)["tool_choice"] == said
+def test_tool_choices_have_openais_names(choice: dict[str, Any], expected: Any) -> None:
+    assert an_openai_body(tools=[WEATHER], tool_choice=choice)["tool_choice"] == expected
 
 
 def test_marks_for_the_cache_stay_where_they_were() -> None:
@@ -291,11 +291,11 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
         async with client.messages.stream(**a_message(messages=history, tools=[WEATHER])) as stream:
             text = "".join([piece async for piece in stream.text_stream])
             last = await stream.get_final_message()
-    thinking, words, one, other = answer.content
+    thinking, words, one, second = answer.content
     assert (thinking.type, thinking.thinking, thinking.signature) == ("thinking", "Let me look.", "sig")
     assert (words.type, words.text) == ("text", "A moment.")
     assert (one.type, one.id, one.name, one.input) == ("tool_use", "t1", "weather", {"at": "Bonn"})
-    assert (other.type, other.id, other.input) == ("tool_use", "t2", {})
+    assert (second.type, second.id, second.input) == ("tool_use", "t2", {})
     assert (answer.stop_reason, answer.usage.output_tokens) == ("tool_use", 9)
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
@@ -310,11 +310,11 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
 
 async def test_what_an_anthropic_backend_must_be_told_in_headers_goes_with_the_prompt() -> None:
     backend = ScriptedBackend()
-    said = {"anthropic-beta": "context-management-2025-06-27,x-1", "anthropic-version": "2023-06-01"}
+    headers = {"anthropic-beta": "context-management-2025-06-27,x-1", "anthropic-version": "2023-06-01"}
     async with a_router(backend) as router, a_client(router) as client:
-        await client.answer(MESSAGES_PATH, a_message(), headers={**said, "anthropic-other": "no"})
+        await client.answer(MESSAGES_PATH, a_message(), headers={**headers, "anthropic-other": "no"})
         await client.answer(MESSAGES_PATH, a_message())
-    assert [prompt.headers for prompt in backend.prompts] == [said, {}]
+    assert [prompt.headers for prompt in backend.prompts] == [headers, {}]
 
 
 @pytest.mark.parametrize("finish", ["stop", "content_filter"])
@@ -329,9 +329,9 @@ async def test_what_openais_models_say_to_refuse_is_text_and_a_refusal(finish: s
         whole = await client.messages.create(**a_message())
         async with client.messages.stream(**a_message()) as stream:
             streamed = await stream.get_final_message()
-    for said in (whole, streamed):
-        assert [(block.type, getattr(block, "text", "")) for block in said.content] == [("text", "I cannot.")]
-        assert said.stop_reason == "refusal"
+    for message in (whole, streamed):
+        assert [(block.type, getattr(block, "text", "")) for block in message.content] == [("text", "I cannot.")]
+        assert message.stop_reason == "refusal"
 
 
 async def test_message_start_tells_how_long_the_prompt_is() -> None:

@@ -40,10 +40,10 @@ def a_chat(text: str = "hello", **fields: Any) -> pb.GenerateRequest:
 
 
 async def test_an_answer_is_streamed_with_its_placement_first_and_usage_last() -> None:
-    one = TokenLogprob(5, "a", -0.5, (TokenLogprob(6, "b", -1.0),))
+    logprob = TokenLogprob(5, "a", -0.5, (TokenLogprob(6, "b", -1.0),))
     script: list[Any] = [
         Delta(computed_tokens=4),
-        Delta(text="a", token_ids=(5,), logprobs=(one,)),
+        Delta(text="a", token_ids=(5,), logprobs=(logprob,)),
         *an_answer("b", usage=Usage(7, 2, 4)),
     ]
     async with a_stub(ScriptedBackend(scripts=[script])) as (stub, _):
@@ -249,7 +249,7 @@ async def test_health_follows_readiness_and_reflection_names_the_service() -> No
             reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
             asked = reflection_pb2.ServerReflectionRequest(list_services="")
             answers = reflection.ServerReflectionInfo(iter([asked]))
-            names = {one.name for one in (await answers.read()).list_services_response.service}
+            names = {service.name for service in (await answers.read()).list_services_response.service}
             answers.cancel()
     assert "pointsman.v1.Inference" in names
 

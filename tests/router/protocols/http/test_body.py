@@ -137,10 +137,10 @@ async def test_what_is_no_http_is_no_error_of_ours(sent: bytes, caplog: pytest.L
     with caplog.at_level(logging.INFO):
         async with a_router() as router:
             assert "400" in await answered(router, sent)
-    told = [
+    logged = [
         (record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records if "http" in record.name
     ]
-    assert told == [("INFO", "a client sent invalid HTTP")]
+    assert logged == [("INFO", "a client sent invalid HTTP")]
     assert "secret" not in caplog.text
 
 

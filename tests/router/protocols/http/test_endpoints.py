@@ -127,7 +127,7 @@ async def test_a_prompt_of_token_ids_reaches_the_backend_as_it_is(prompt: Any, i
     async with a_router(backend) as router, a_client(router) as client:
         status, _ = await client.answer(COMPLETIONS, {"model": MODEL, "prompt": prompt})
     assert status == 200
-    assert backend.prompts[0].token_ids == b"".join(one.to_bytes(4, "little") for one in ids)
+    assert backend.prompts[0].token_ids == b"".join(token_id.to_bytes(4, "little") for token_id in ids)
 
 
 async def test_what_a_client_sent_beyond_our_fields_reaches_the_backend() -> None:
@@ -143,11 +143,11 @@ async def test_what_a_client_sent_beyond_our_fields_reaches_the_backend() -> Non
 
 
 async def test_logprobs_and_tool_calls_have_openais_shape() -> None:
-    one = TokenLogprob(5, "é", -0.5, (TokenLogprob(5, "é", -0.5), TokenLogprob(6, "x", -1.0)))
+    logprob = TokenLogprob(5, "é", -0.5, (TokenLogprob(5, "é", -0.5), TokenLogprob(6, "x", -1.0)))
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}
     rest = {"index": 0, "function": {"arguments": ":1}"}}
     script: list[Any] = [
-        Delta(text="é", token_ids=(5,), logprobs=(one,)),
+        Delta(text="é", token_ids=(5,), logprobs=(logprob,)),
         Delta(message={"tool_calls": [call]}),
         Delta(message={"tool_calls": [rest]}, finish_reason="tool_calls", usage=Usage(1, 1)),
     ]

@@ -149,8 +149,8 @@ def test_documents_effort_and_whether_to_think_are_variables_of_the_template() -
         "enable_thinking": True,
     }
     assert messages_of(reasoning_effort="none").variables["enable_thinking"] is False
-    said = messages_of(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True, "x": 1})
-    assert said.variables == {"enable_thinking": True, "x": 1, "reasoning_effort": "none"}
+    ask = messages_of(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True, "x": 1})
+    assert ask.variables == {"enable_thinking": True, "x": 1, "reasoning_effort": "none"}
 
 
 def test_a_template_of_the_clients_own_is_known_wherever_it_stands() -> None:
@@ -160,10 +160,10 @@ def test_a_template_of_the_clients_own_is_known_wherever_it_stands() -> None:
 
 
 def test_how_prompts_are_to_be_read_is_read_from_both_endpoints() -> None:
-    said = {"add_special_tokens": False, "truncate_prompt_tokens": 5, "truncation_side": "right"}
+    fields = {"add_special_tokens": False, "truncate_prompt_tokens": 5, "truncation_side": "right"}
     expected = Reading(adds_special=False, most_tokens=5, keeps_start=True)
-    assert chat_ask(a_chat(**said)).reading == expected
-    assert completion_ask({"model": "m", "prompt": "a", **said}).reading == expected
+    assert chat_ask(a_chat(**fields)).reading == expected
+    assert completion_ask({"model": "m", "prompt": "a", **fields}).reading == expected
     assert chat_ask(a_chat()).reading == Reading()
 
 
@@ -198,11 +198,11 @@ def test_what_is_no_text_needs_a_backend_that_sees_and_hears(kind: str) -> None:
 def test_prompts_with_the_same_images_begin_alike_and_those_with_others_do_not() -> None:
     long = {"type": "text", "text": "word " * 200}
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
-    (one,), (same,), (unlike,) = (
+    (first,), (same,), (unlike,) = (
         estimated(with_parts(part, long), 1, TextLength()) for part in (IMAGE, dict(IMAGE), other)
     )
-    assert one.keys == same.keys
-    assert not set(one.keys) & set(unlike.keys)
+    assert first.keys == same.keys
+    assert not set(first.keys) & set(unlike.keys)
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url"}, {"type": "image_url", "image_url": "x"}, {"type": "smell"}])
@@ -226,7 +226,7 @@ def test_tools_are_as_engines_pass_them_to_templates() -> None:
             {"type": "function", "function": {"name": "g", "description": None, "parameters": None}},
         ]
     )
-    assert [messages_of(tools=[tool], tool_choice=one).bars_tools for one in (None, "auto", "none")] == [0, 0, 1]
+    assert [messages_of(tools=[tool], tool_choice=choice).bars_tools for choice in (None, "auto", "none")] == [0, 0, 1]
     assert messages_of(tools=[]).tools is None
 
 

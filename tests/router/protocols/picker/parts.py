@@ -48,7 +48,7 @@ async def a_gateway(
 ) -> AsyncIterator[tuple[Envoy, Router]]:
     """The same, with one backend of OpenAI's dialect for each of `engines`; one without any."""
     async with AsyncExitStack() as stack:
-        run = [await stack.enter_async_context(running(one)) for one in engines or (OpenAIServer(model=MODEL),)]
+        run = [await stack.enter_async_context(running(engine)) for engine in engines or (OpenAIServer(model=MODEL),)]
         backends = [a_backend(engine, number, **options) for number, engine in enumerate(run)]
         yield await stack.enter_async_context(picking(backends, config))
 

@@ -21,8 +21,8 @@ REQUEST = Request("r", "acme", "m", "acme", prompt_tokens=5, max_new_tokens=9, s
 TOLD = {"input_tokens": 36, "input_tokens_details": {"cached_tokens": 30}, "output_tokens": 7, "total_tokens": 43}
 
 
-def events(*said: dict[str, Any]) -> bytes:
-    return b"".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n".encode() for one in said)
+def events(*payloads: dict[str, Any]) -> bytes:
+    return b"".join(f"event: {payload['type']}\ndata: {json.dumps(payload)}\n\n".encode() for payload in payloads)
 
 
 STREAM = events(
@@ -48,16 +48,16 @@ def test_responses_that_are_cut_off_by_length_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "payload",
     [
         {"type": "error", "message": "no", "code": "server_error"},
         {"type": "response.failed", "response": {"error": {"message": "no", "code": "server_error"}}},
         {"type": "response.completed"},
     ],
 )
-def test_responses_that_fail_are_failures(said: dict[str, Any]) -> None:
+def test_responses_that_fail_are_failures(payload: dict[str, Any]) -> None:
     with pytest.raises(ExpectedError):
-        list(ResponseEvents("b0").feed(events(said)))
+        list(ResponseEvents("b0").feed(events(payload)))
 
 
 def test_responses_without_an_end_are_failures() -> None:

@@ -24,8 +24,8 @@ def a_vllm(name: str, host: str, **options: Any) -> HttpBackend:
 def offered(chosen: HttpBackend, *others: HttpBackend, gone: frozenset[str] = frozenset()) -> list[str]:
     """Names of what is offered where `chosen` is best, then `others`; those that are `gone` have left."""
     ranked = (chosen, *others)
-    scores = tuple((one.name, 1.0 - at / 10) for at, one in enumerate(ranked))
-    there = {one.name: one for one in ranked if one.name not in gone}
+    scores = tuple((backend.name, 1.0 - at / 10) for at, backend in enumerate(ranked))
+    there = {backend.name: backend for backend in ranked if backend.name not in gone}
     reach = Reach(CHAT, None, there.__getitem__)
     return list(reach.named(Decision(chosen.name, "p", scores=scores), chosen).values())
 
@@ -60,10 +60,10 @@ def test_an_address_of_version_6_is_allowed_with_and_without_its_port_and_bracke
 
 async def test_ranks_of_one_server_are_one_endpoint_and_only_the_same_rank_stands_behind_the_chosen_one() -> None:
     async with running(VLLMServer(ranks=2)) as server, running(VLLMServer(ranks=2)) as another:
-        ranked = [VLLM(name, one.url, pool="p") for name, one in (("b0", server), ("b1", another))]
-        for one in ranked:
-            await one.probe()
-        (b0, b1), (second, fourth) = ranked, [one.ranks()[0] for one in ranked]
+        ranked = [VLLM(name, engine.url, pool="p") for name, engine in (("b0", server), ("b1", another))]
+        for backend in ranked:
+            await backend.probe()
+        (b0, b1), (second, fourth) = ranked, [backend.ranks()[0] for backend in ranked]
         assert offered(second, b0, b1, fourth) == ["b0/1", "b1/1"]
-        for one in ranked:
-            await one.close()
+        for backend in ranked:
+            await backend.close()

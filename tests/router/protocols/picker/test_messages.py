@@ -90,7 +90,7 @@ SUBSET = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset")
 
 
 @pytest.mark.parametrize(
-    ("told", "subset"),
+    ("subset_hint", "subset"),
     [
         (["10.0.0.1:80", "10.0.0.2:80"], {"10.0.0.1:80", "10.0.0.2:80"}),
         ("10.0.0.1:80, 10.0.0.2:80", {"10.0.0.1:80", "10.0.0.2:80"}),
@@ -99,8 +99,8 @@ SUBSET = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset")
         ("", set()),
     ],
 )
-def test_a_subset_is_a_list_or_a_text(told: Any, subset: set[str]) -> None:
-    assert subset_in(metadata(*SUBSET, told)) == subset
+def test_a_subset_is_a_list_or_a_text(subset_hint: Any, subset: set[str]) -> None:
+    assert subset_in(metadata(*SUBSET, subset_hint)) == subset
 
 
 def test_without_the_key_every_endpoint_is_allowed() -> None:
@@ -131,10 +131,10 @@ WHERE = Destination(
 def test_header_and_metadata_name_the_same_endpoints_in_the_same_order(ended_by: str, is_duplex: bool) -> None:
     first, *_ = picked(WHERE, b"{}", Modes(is_duplex=is_duplex), ended_by=ended_by)
     common = first.request_headers.response if first.HasField("request_headers") else first.request_body.response
-    said = {
+    headers = {
         set_header.header.key: set_header.header.raw_value.decode() for set_header in common.header_mutation.set_headers
     }
-    assert said["x-gateway-destination-endpoint"] == "10.0.0.1:80,10.0.0.2:80"
+    assert headers["x-gateway-destination-endpoint"] == "10.0.0.1:80,10.0.0.2:80"
     assert first.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == "10.0.0.1:80,10.0.0.2:80"
     # a header that is set is not removed as well
     assert list(common.header_mutation.remove_headers) == ["x"]
@@ -145,7 +145,11 @@ def test_header_and_metadata_name_the_same_endpoints_in_the_same_order(ended_by:
 def test_a_streamed_body_arrives_whole_and_ends_once(size: int, ended_by: str) -> None:
     body = bytes(size)
     _, *rest = picked(WHERE, body, Modes(), ended_by=ended_by)
-    pieces = [one.request_body.response.body_mutation.streamed_response for one in rest if one.HasField("request_body")]
+    pieces = [
+        message.request_body.response.body_mutation.streamed_response
+        for message in rest
+        if message.HasField("request_body")
+    ]
     assert b"".join(piece.body for piece in pieces) == body
     assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [ended_by == "body"]
     assert rest[-1].HasField("request_trailers") == (ended_by == "trailers")

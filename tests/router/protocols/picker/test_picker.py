@@ -105,8 +105,8 @@ async def test_a_request_with_trailers_is_answered_with_its_trailers() -> None:
 async def test_the_model_is_called_what_its_backend_calls_it_and_a_buffered_body_gets_its_length() -> None:
     engine = OpenAIServer(model="theirs")
     async with running(engine):
-        one = a_backend(engine, models={MODEL: "theirs"})
-        async with picking([one]) as (envoy, _):
+        backend = a_backend(engine, models={MODEL: "theirs"})
+        async with picking([backend]) as (envoy, _):
             for mode in (envoy.request_mode, BUFFERED):
                 reply = await chat(changed(envoy, request_mode=mode), a_chat(unknown={"kept": [1]}))
                 assert reply.status == 200
@@ -119,8 +119,8 @@ async def test_the_model_is_called_what_its_backend_calls_it_and_a_buffered_body
 async def test_what_the_router_says_to_an_engine_is_said_behind_a_gateway_too() -> None:
     engine = VLLMServer(model=MODEL)
     async with running(engine):
-        one = VLLM("b0", engine.url, pool="own", options=VLLMOptions())
-        async with picking([one]) as (envoy, _):
+        backend = VLLM("b0", engine.url, pool="own", options=VLLMOptions())
+        async with picking([backend]) as (envoy, _):
             body = a_chat(cache_salt="mine", kv_transfer_params={"remote_host": "evil"}, request_id="r")
             sent = json.loads((await chat(envoy, body)).sent_body)
             assert sent["cache_salt"] == "acme"
@@ -133,8 +133,8 @@ async def test_what_the_router_says_to_an_engine_is_said_behind_a_gateway_too() 
 async def test_a_tenants_key_does_not_reach_the_engine_but_the_engines_own_does() -> None:
     engine = OpenAIServer(model=MODEL, key="engines-key")
     async with running(engine):
-        one = a_backend(engine, key="engines-key")
-        async with picking([one]) as (envoy, _):
+        backend = a_backend(engine, key="engines-key")
+        async with picking([backend]) as (envoy, _):
             headers = {"content-type": "application/json", "x-api-key": KEY, "accept-encoding": "gzip"}
             reply = await chat(envoy, headers=headers)
             assert reply.status == 200
@@ -368,7 +368,7 @@ async def test_the_list_of_models_is_the_tenants() -> None:
             await stream.write(envoy.first({":method": "GET", ":path": "/v1/models", **AUTH}, is_last=True))
             answer = (await stream.read()).immediate_response
         assert answer.status.code == 200
-        assert [one["id"] for one in json.loads(answer.body)["data"]] == [MODEL]
+        assert [model["id"] for model in json.loads(answer.body)["data"]] == [MODEL]
         async with envoy.stream() as stream:
             await stream.write(envoy.first({":method": "GET", ":path": "/v1/models"}, is_last=True))
             assert (await stream.read()).immediate_response.status.code == 401
@@ -380,8 +380,8 @@ async def test_anthropics_dialect_goes_through_as_it_is() -> None:
 
     engine = AnthropicServer(model=MODEL, cached_tokens=2)
     async with running(engine):
-        one = Speaks("b0", engine.url, pool="own", options=OpenAIOptions(served=frozenset({MODEL})))
-        async with picking([one]) as (envoy, router):
+        backend = Speaks("b0", engine.url, pool="own", options=OpenAIOptions(served=frozenset({MODEL})))
+        async with picking([backend]) as (envoy, router):
             message = {"role": "user", "content": "12345"}
             body = json.dumps({"model": MODEL, "max_tokens": 99, "stream": True, "messages": [message]}).encode()
             headers = {"x-api-key": KEY, "anthropic-version": "2023-06-01", "content-type": "application/json"}
@@ -446,9 +446,9 @@ async def test_health_is_told_as_the_protocol_names_it() -> None:
         assert (await stub.Check(health_pb2.HealthCheckRequest(service="liveness"))).status == SERVING
         for name in ("readiness", "envoy.service.ext_proc.v3.ExternalProcessor", ""):
             # it began before the backends were reached
-            told = stub.Watch(health_pb2.HealthCheckRequest(service=name))
-            assert (await told.read()).status == SERVING or (await told.read()).status == SERVING
-            told.cancel()
+            statuses = stub.Watch(health_pb2.HealthCheckRequest(service=name))
+            assert (await statuses.read()).status == SERVING or (await statuses.read()).status == SERVING
+            statuses.cancel()
 
 
 async def test_a_router_without_the_word_serves_no_picker() -> None:

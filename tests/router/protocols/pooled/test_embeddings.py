@@ -42,7 +42,7 @@ async def test_the_official_client_gets_vectors_and_the_backend_its_body() -> No
             model=MODEL, input=["the fox", "the dog"], encoding_format="float", dimensions=2, extra_body={"vendor": 1}
         )
         text = router.telemetry.exposition()[0].decode()
-    assert [one.embedding for one in reply.data] == [[0.5, -1.25], [0.001, 2]]
+    assert [entry.embedding for entry in reply.data] == [[0.5, -1.25], [0.001, 2]]
     assert (reply.model, reply.usage.prompt_tokens) == (MODEL, 4)
     body = a_body(["the fox", "the dog"], encoding_format="float", dimensions=2, vendor=1)
     assert backend.prompts[0].body == body

@@ -62,15 +62,15 @@ async def a_port() -> AsyncIterator[Port]:
 
 async def test_a_backend_that_announces_itself_is_there_until_it_takes_that_back() -> None:
     async with a_port() as port:
-        said = {"pool": "own", "address": "10.0.0.1:7001", "ttl_s": 30}
-        assert await port("/backends/register", said) == (200, {"ttl_s": 30.0})
+        announcement = {"pool": "own", "address": "10.0.0.1:7001", "ttl_s": 30}
+        assert await port("/backends/register", announcement) == (200, {"ttl_s": 30.0})
         await port.until("own@10.0.0.1:7001")
         status, known = await port("/backends/registered")
         assert status == 200
         assert known["own"]["10.0.0.1:7001"] == pytest.approx(30, abs=5)
-        assert await port("/backends/unregister", said) == (200, {"known": True})
+        assert await port("/backends/unregister", announcement) == (200, {"known": True})
         await port.until()
-        assert await port("/backends/unregister", said) == (200, {"known": False})
+        assert await port("/backends/unregister", announcement) == (200, {"known": False})
 
 
 async def test_servers_of_lmdeploy_do_as_with_their_own_proxy_and_are_asked_for_answers() -> None:
@@ -96,8 +96,13 @@ async def test_workers_of_fastchat_do_as_with_their_own_controller_and_are_asked
         name = f"arena@{worker.url.partition('://')[2]}"
         basic = {"authorization": "Basic " + base64.b64encode(b"any:hush").decode()}
         status = {"model_names": ["m"], "speed": 1, "queue_length": 0}
-        said = {"worker_name": worker.url, "check_heart_beat": True, "worker_status": status, "multimodal": False}
-        assert await port("/register_worker", said, headers=basic) == (200, None)
+        announcement = {
+            "worker_name": worker.url,
+            "check_heart_beat": True,
+            "worker_status": status,
+            "multimodal": False,
+        }
+        assert await port("/register_worker", announcement, headers=basic) == (200, None)
         await port.until(name)
         beat = {"worker_name": worker.url, "queue_length": 0}
         assert await port("/receive_heart_beat", beat, headers=basic) == (200, {"exist": True})
@@ -111,7 +116,7 @@ async def test_workers_of_fastchat_do_as_with_their_own_controller_and_are_asked
         assert port.router.gateway.finding.registries["arena"].unregister(worker.url)
         assert await port("/receive_heart_beat", beat, headers=basic) == (200, {"exist": False})
         await port.until()
-        assert await port("/register_worker", said, headers=basic) == (200, None)
+        assert await port("/register_worker", announcement, headers=basic) == (200, None)
         await port.until(name)
         worker.is_ill = True
         await port("/refresh_all_workers", {}, headers=basic)
@@ -122,9 +127,9 @@ async def test_workers_of_fastchat_do_as_with_their_own_controller_and_are_asked
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic !"}])
 async def test_nobody_announces_anything_without_a_key(headers: dict[str, str]) -> None:
     async with a_port() as port:
-        said = {"pool": "own", "address": "10.0.0.1:7001"}
+        announcement = {"pool": "own", "address": "10.0.0.1:7001"}
         for path in ("/backends/register", "/backends/unregister", "/nodes/add", "/nodes/remove", "/register_worker"):
-            assert (await port(path, said, headers=headers))[0] == 401
+            assert (await port(path, announcement, headers=headers))[0] == 401
         assert (await port("/backends/registered", headers=headers))[0] == 401
         assert port.names() == {"fixed-0"}
 
@@ -185,9 +190,9 @@ async def test_a_shard_that_no_router_hears_says_so_once_and_goes_on(caplog: pyt
         await announcer.start()
         await asyncio.sleep(0.1)
         await announcer.stop()
-        told = [record.getMessage() for record in caplog.records if record.name == "pointsman.announce"]
-        assert len(told) == 2
-        assert any("401" in one for one in told)
+        logged = [record.getMessage() for record in caplog.records if record.name == "pointsman.announce"]
+        assert len(logged) == 2
+        assert any("401" in line for line in logged)
 
 
 def test_a_shard_on_all_interfaces_announces_the_one_towards_the_router() -> None:

@@ -174,12 +174,12 @@ def test_any_object_is_an_ask_or_an_invalid_request(given_input: Any, fields: di
 
 
 def a_script() -> list[Any]:
-    one = TokenLogprob(1, "A", -0.5, (TokenLogprob(2, "B", -1.0),))
+    logprob = TokenLogprob(1, "A", -0.5, (TokenLogprob(2, "B", -1.0),))
     return [
         Delta(computed_tokens=2),
         Delta(message={"reasoning_content": "Hm"}),
         Delta(message={"reasoning_content": "."}),
-        Delta(text="A", token_ids=(1,), logprobs=(one,)),
+        Delta(text="A", token_ids=(1,), logprobs=(logprob,)),
         Delta(text=" moment.", token_ids=(2,)),
         a_call(0, '{"at": ', "c1", "weather"),
         a_call(0, "1}"),
@@ -188,19 +188,19 @@ def a_script() -> list[Any]:
     ]
 
 
-def check(said: Any) -> None:
-    assert [one.type for one in said.output] == ["reasoning", "message", "function_call", "function_call"]
-    thought, message, first, second = said.output
+def check(response: Any) -> None:
+    assert [one.type for one in response.output] == ["reasoning", "message", "function_call", "function_call"]
+    thought, message, first, second = response.output
     assert thought.content[0].text == "Hm."
     assert (message.content[0].text, message.status) == ("A moment.", "completed")
     assert message.content[0].logprobs[0].top_logprobs[0].token == "B"
     assert (first.call_id, first.name, first.arguments) == ("c1", "weather", '{"at": 1}')
     assert (second.call_id, second.arguments) == ("c2", "{}")
-    assert (said.status, said.output_text, said.error) == ("completed", "A moment.", None)
-    assert (said.usage.input_tokens, said.usage.output_tokens) == (7, 5)
-    assert said.usage.input_tokens_details.cached_tokens == 3
-    assert said.tools[0].name == "weather"
-    assert len({one.id for one in said.output}) == 4
+    assert (response.status, response.output_text, response.error) == ("completed", "A moment.", None)
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (7, 5)
+    assert response.usage.input_tokens_details.cached_tokens == 3
+    assert response.tools[0].name == "weather"
+    assert len({one.id for one in response.output}) == 4
 
 
 async def test_the_official_client_reads_a_whole_response() -> None:
@@ -247,15 +247,15 @@ async def test_an_answer_that_was_cut_short_is_incomplete(finish: str, reason: s
         stream = await client.responses.create(**a_body(), stream=True)
         events = [event async for event in stream]
     assert events[-1].type == "response.incomplete"
-    for said in (whole, events[-1].response):
-        assert said.incomplete_details is not None
-        assert (said.status, said.incomplete_details.reason) == ("incomplete", reason)
-        assert [one.status for one in said.output] == ["incomplete"]  # type: ignore[union-attr]
+    for response in (whole, events[-1].response):
+        assert response.incomplete_details is not None
+        assert (response.status, response.incomplete_details.reason) == ("incomplete", reason)
+        assert [one.status for one in response.output] == ["incomplete"]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("told", "shown"), [(3, 3), (0, 0), (None, 0)])
-async def test_thoughts_are_counted_as_the_backend_counts_them(told: int | None, shown: int) -> None:
-    script: list[Any] = [Delta(text="a", token_ids=(1,)), Delta(finish_reason="stop", usage=Usage(1, 4, 0, told))]
+@pytest.mark.parametrize(("reported", "shown"), [(3, 3), (0, 0), (None, 0)])
+async def test_thoughts_are_counted_as_the_backend_counts_them(reported: int | None, shown: int) -> None:
+    script: list[Any] = [Delta(text="a", token_ids=(1,)), Delta(finish_reason="stop", usage=Usage(1, 4, 0, reported))]
     backend = ScriptedBackend(scripts=[list(script) for _ in range(4)])
     async with a_router(backend) as router, official(router.http_url) as client:
         whole = await client.responses.create(**a_body())
@@ -263,13 +263,13 @@ async def test_thoughts_are_counted_as_the_backend_counts_them(told: int | None,
         last = [event async for event in stream][-1].response  # type: ignore[union-attr]
         chat = await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
         two = await client.completions.create(model=MODEL, prompt="hi")
-    for said in (whole, last):
-        assert said.usage is not None
-        assert said.usage.output_tokens_details.reasoning_tokens == shown
+    for response in (whole, last):
+        assert response.usage is not None
+        assert response.usage.output_tokens_details.reasoning_tokens == shown
     for answer in (chat, two):
         assert answer.usage is not None
         details = answer.usage.completion_tokens_details
-        assert (details and details.reasoning_tokens) == told
+        assert (details and details.reasoning_tokens) == reported
 
 
 async def test_a_sum_in_which_some_thoughts_are_not_counted_is_none() -> None:
@@ -289,8 +289,8 @@ async def test_a_refusal_is_a_part_of_its_own_and_comes_back_as_text() -> None:
         async with client.responses.stream(**a_body()) as stream:
             events = [event async for event in stream]
             streamed = await stream.get_final_response()
-        for said in (whole, streamed):
-            (message,) = said.output
+        for response in (whole, streamed):
+            (message,) = response.output
             assert isinstance(message, ResponseOutputMessage)
             assert [part.to_dict() for part in message.content] == [{"type": "refusal", "refusal": "I cannot."}]
         history: list[Any] = [{"role": "user", "content": "hi"}, *(one.to_dict() for one in whole.output)]

@@ -96,9 +96,9 @@ async def test_only_the_hash_is_kept(path: Path, caplog: pytest.LogCaptureFixtur
             ring.tenant_of(newer.text)
             ring.refuses("pm_guess")
             await ring.keys.revoke("acme", made.kept.id)
-            told = f"{made!r} {newer!r} {ring.keys!r} {ring.keys.of('acme')} {caplog.text} {text_of(path)}"
+            texts = f"{made!r} {newer!r} {ring.keys!r} {ring.keys.of('acme')} {caplog.text} {text_of(path)}"
     assert made.kept.id in caplog.text
-    assert not [one for one in (made.text, newer.text, "pm_") if one in told]
+    assert not [secret for secret in (made.text, newer.text, "pm_") if secret in texts]
 
 
 async def test_a_key_that_has_expired_is_told_so(path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_the_file_is_its_owners_alone(path: Path) -> None:
     write(path, "")
     async with a_ring(FileKeys(str(path))) as ring:
         await ring.keys.issue("acme")
-    assert {one.name: one.stat().st_mode & 0o777 for one in path.parent.iterdir()} == {
+    assert {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {
         "keys.jsonl": 0o600,
         "keys.jsonl.lock": 0o600,
     }
@@ -211,21 +211,21 @@ async def test_the_file_is_its_owners_alone(path: Path) -> None:
 
 async def test_another_router_hears_of_a_key_at_its_next_look(server: RedisServer) -> None:
     server.clean()
-    async with a_ring(RedisKeys(server.url)) as one, a_ring(RedisKeys(server.url)) as two:
-        made = await one.keys.issue("acme")
-        assert two.refuses(made.text)
-        await two.keys.look()
-        assert two.tenant_of(made.text)
-        await two.keys.revoke("acme", made.kept.id)
-        await one.keys.look()
-        assert one.refuses(made.text)
+    async with a_ring(RedisKeys(server.url)) as first, a_ring(RedisKeys(server.url)) as second:
+        made = await first.keys.issue("acme")
+        assert second.refuses(made.text)
+        await second.keys.look()
+        assert second.tenant_of(made.text)
+        await second.keys.revoke("acme", made.kept.id)
+        await first.keys.look()
+        assert first.refuses(made.text)
 
 
 async def test_a_router_rotates_what_another_one_just_issued(server: RedisServer) -> None:
     server.clean()
-    async with a_ring(RedisKeys(server.url)) as one, a_ring(RedisKeys(server.url)) as two:
-        made = await one.keys.issue("acme", name="ci")
-        assert (await two.keys.rotate("acme", made.kept.id, overlap_s=1)).kept.name == "ci"
+    async with a_ring(RedisKeys(server.url)) as first, a_ring(RedisKeys(server.url)) as second:
+        made = await first.keys.issue("acme", name="ci")
+        assert (await second.keys.rotate("acme", made.kept.id, overlap_s=1)).kept.name == "ci"
 
 
 async def test_without_redis_known_keys_are_good_and_an_empty_one_gets_them_back(server: RedisServer) -> None:
@@ -238,9 +238,9 @@ async def test_without_redis_known_keys_are_good_and_an_empty_one_gets_them_back
         await ring.keys.look()
         assert ring.tenant_of(made.text)
         server.start()
-        for one in (ring, other):
-            await one.keys.look()
-            assert one.tenant_of(made.text)
+        for each in (ring, other):
+            await each.keys.look()
+            assert each.tenant_of(made.text)
         assert (ring.events, events) == (["keys_away", "keys_back"], ["keys_put_back"])
         async with a_ring(RedisKeys(server.url)) as fresh:
             assert fresh.tenant_of(made.text)

@@ -128,13 +128,13 @@ async def a_bench(*backends: FakeBackend, by: str = "r1", **rules: Any) -> Async
     made = backends or tuple(FakeBackend(f"b{number}", pins=True) for number in range(3))
     clock = [1000.0]
     cluster = Cluster(made, clock=lambda: clock[0], rules=HealthRules(probe_every_s=3600.0))
-    index, told = PrefixIndex(), list[PrefixNews]()
+    index, shared = PrefixIndex(), list[PrefixNews]()
     async with cluster:
         for backend in made:
             await cluster.probe(backend.name)
         warmer = FirstWarmer(cluster, index)
         prefixes = Prefixes(cluster, index, warmer, by=by, now=lambda: clock[0], rules=replace(RULES, **rules))
-        prefixes.share(told.append)
+        prefixes.share(shared.append)
         async with prefixes:
-            yield Bench({one.name: one for one in made}, cluster, warmer, prefixes, index, clock, told)
+            yield Bench({shard.name: shard for shard in made}, cluster, warmer, prefixes, index, clock, shared)
             prefixes.check()

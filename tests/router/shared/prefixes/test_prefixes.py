@@ -82,8 +82,8 @@ async def test_what_no_backend_computes_is_refused_and_leaves_nothing() -> None:
 async def test_two_who_ask_at_once_for_what_no_backend_computes_hear_the_same() -> None:
     async with a_bench() as bench:
         bench.warmer.failure = BackendFailed("broken")
-        told = await asyncio.gather(bench.keep(), bench.keep(), return_exceptions=True)
-        assert list(map(str, told)) == ["broken", "broken"]
+        results = await asyncio.gather(bench.keep(), bench.keep(), return_exceptions=True)
+        assert list(map(str, results)) == ["broken", "broken"]
         assert bench.prefixes.of() == []
 
 
@@ -339,8 +339,8 @@ async def test_routers_that_hear_the_same_in_any_order_know_the_same(seed: int) 
         if rng.random() < 0.4:
             told.append(Dropped(*key, version))
         else:
-            one = Prefix(key[1], key[0], "fake", key[0], 64, 1, 1000.0, 2000.0, rng.choice("abc"), version=version)
-            told += [one, replace(one, changed_at=1000.0 + rng.random(), is_warming=True)]
+            item = Prefix(key[1], key[0], "fake", key[0], 64, 1, 1000.0, 2000.0, rng.choice("abc"), version=version)
+            told += [item, replace(item, changed_at=1000.0 + rng.random(), is_warming=True)]
     async with a_bench() as bench, a_bench(by="r2") as other:
         for news in told:
             bench.prefixes.hear(news)
@@ -400,13 +400,13 @@ async def test_many_are_told_again_a_few_at_a_time() -> None:
         bench.warmer.prompts |= names
         ids = {(await bench.keep(name)).id for name in names}
         bench.pass_s(30.0)
-        told: list[list[str]] = []
+        sent: list[list[str]] = []
         for _ in range(4):
             bench.told.clear()
             await bench.turn()
-            told.append([news.id for news in bench.told])
-        assert [len(one) for one in told] == [2, 2, 1, 0]
-        assert {name for one in told for name in one} == ids
+            sent.append([news.id for news in bench.told])
+        assert [len(names) for names in sent] == [2, 2, 1, 0]
+        assert {name for names in sent for name in names} == ids
 
 
 async def test_of_many_that_were_lost_a_few_are_made_again_at_a_time() -> None:

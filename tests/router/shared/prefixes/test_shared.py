@@ -62,13 +62,13 @@ async def a_sharing(server: RedisServer, by: str, *backends: FakeBackend) -> Asy
 
 
 async def test_what_one_router_keeps_the_others_list_and_may_drop(server: RedisServer) -> None:
-    async with a_sharing(server, "r1") as one, a_sharing(server, "r2") as other:
-        prefix = await one.keep(shards=2)
-        await eventually(lambda: [known.state for known in other.prefixes.of("acme")] == ["ready"])
-        assert other.prefixes.get("acme", prefix.id) == one.prefixes.get("acme", prefix.id)
-        await other.prefixes.drop("acme", prefix.id)
-        await eventually(lambda: one.prefixes.of() == [])
-        await eventually(lambda: not any(backend.pinned for backend in one.backends.values()))
+    async with a_sharing(server, "r1") as first, a_sharing(server, "r2") as second:
+        prefix = await first.keep(shards=2)
+        await eventually(lambda: [known.state for known in second.prefixes.of("acme")] == ["ready"])
+        assert second.prefixes.get("acme", prefix.id) == first.prefixes.get("acme", prefix.id)
+        await second.prefixes.drop("acme", prefix.id)
+        await eventually(lambda: first.prefixes.of() == [])
+        await eventually(lambda: not any(backend.pinned for backend in first.backends.values()))
 
 
 @dataclass(slots=True, eq=False)
@@ -92,36 +92,38 @@ def agree(*routers: Bench) -> bool:
     first, *others = [router.prefixes.of() for router in routers]
     wanted = {(place.backend, prefix.pin) for prefix in first for place in prefix.places}
     pinned = {(name, pin) for name, backend in routers[0].backends.items() for pin in backend.pinned}
-    return all(other == first for other in others) and wanted == pinned and not any(one.is_warming for one in first)
+    return (
+        all(other == first for other in others) and wanted == pinned and not any(prefix.is_warming for prefix in first)
+    )
 
 
 async def test_who_drops_at_one_router_and_asks_at_another_keeps_it(server: RedisServer) -> None:
     shards = some_shards()
-    async with a_sharing(server, "r1", *shards) as one, a_sharing(server, "r2", *shards) as other:
+    async with a_sharing(server, "r1", *shards) as first, a_sharing(server, "r2", *shards) as second:
         for _ in range(5):
-            prefix = await one.keep(shards=2)
-            await other.prefixes.caught_up()
-            assert other.prefixes.get("acme", prefix.id).state == "ready"
-            await other.prefixes.drop("acme", prefix.id)
-            await one.prefixes.caught_up()
-            assert one.prefixes.of() == []
-            await one.keep()
-            await other.keep()
-            await one.prefixes.drop("acme", prefix.id)
-            prefix = await other.keep()
-            await eventually(lambda: agree(one, other))
-            assert one.prefixes.get("acme", prefix.id).state == "ready"
-            await other.prefixes.drop("acme", prefix.id)
+            prefix = await first.keep(shards=2)
+            await second.prefixes.caught_up()
+            assert second.prefixes.get("acme", prefix.id).state == "ready"
+            await second.prefixes.drop("acme", prefix.id)
+            await first.prefixes.caught_up()
+            assert first.prefixes.of() == []
+            await first.keep()
+            await second.keep()
+            await first.prefixes.drop("acme", prefix.id)
+            prefix = await second.keep()
+            await eventually(lambda: agree(first, second))
+            assert first.prefixes.get("acme", prefix.id).state == "ready"
+            await second.prefixes.drop("acme", prefix.id)
 
 
 async def test_who_drops_and_asks_at_once_is_answered_either_way_and_all_routers_agree(server: RedisServer) -> None:
     shards = some_shards()
-    async with a_sharing(server, "r1", *shards) as one, a_sharing(server, "r2", *shards) as other:
+    async with a_sharing(server, "r1", *shards) as first, a_sharing(server, "r2", *shards) as second:
         for number in range(20):
-            prefix = await one.keep()
-            dropping, keeping = one.prefixes.drop("acme", prefix.id), other.keep(shards=1 + number % 3)
+            prefix = await first.keep()
+            dropping, keeping = first.prefixes.drop("acme", prefix.id), second.keep(shards=1 + number % 3)
             await asyncio.gather(*((dropping, keeping) if number % 2 else (keeping, dropping)), return_exceptions=True)
-            await eventually(lambda: agree(one, other))
+            await eventually(lambda: agree(first, second))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -130,7 +132,7 @@ async def test_whatever_three_routers_are_asked_within_a_moment_they_agree_and_n
 ) -> None:
     rng, shards = random.Random(seed), some_shards()
     async with (
-        a_sharing(server, "r1", *shards) as one,
+        a_sharing(server, "r1", *shards) as first,
         a_sharing(server, "r2", *shards) as two,
         a_sharing(server, "r3", *shards) as three,
     ):
@@ -144,34 +146,34 @@ async def test_whatever_three_routers_are_asked_within_a_moment_they_agree_and_n
                     await router.prefixes.drop("acme", prefix_id(KEYS))
 
         for _ in range(10):
-            calls = [(rng.choice((one, two, three)), 0.04 * rng.random(), rng.choice((0, 0, 1, 2, 3)))]
-            calls += [(rng.choice((one, two, three)), 0.04 * rng.random(), rng.choice((0, 1, 3))) for _ in range(3)]
+            calls = [(rng.choice((first, two, three)), 0.04 * rng.random(), rng.choice((0, 0, 1, 2, 3)))]
+            calls += [(rng.choice((first, two, three)), 0.04 * rng.random(), rng.choice((0, 1, 3))) for _ in range(3)]
             await asyncio.gather(*(ask(*call) for call in calls))
-            await eventually(lambda: agree(one, two, three))
+            await eventually(lambda: agree(first, two, three))
 
 
 async def test_two_routers_that_are_asked_for_one_at_once_end_with_one_that_looks_after_it(server: RedisServer) -> None:
     shards = some_shards()
-    async with a_sharing(server, "r1", *shards) as one, a_sharing(server, "r2", *shards) as other:
-        await asyncio.gather(one.keep(shards=1, ttl_s=900.0), other.keep(shards=2, ttl_s=60.0))
-        await eventually(lambda: agree(one, other) and one.prefixes.of()[0].shards == 2)
-        (prefix,) = one.prefixes.of()
+    async with a_sharing(server, "r1", *shards) as first, a_sharing(server, "r2", *shards) as second:
+        await asyncio.gather(first.keep(shards=1, ttl_s=900.0), second.keep(shards=2, ttl_s=60.0))
+        await eventually(lambda: agree(first, second) and first.prefixes.of()[0].shards == 2)
+        (prefix,) = first.prefixes.of()
         assert (prefix.expires_at, prefix.state) == (1900.0, "ready")
-        assert len(one.prefixes._charges) + len(other.prefixes._charges) == 1
+        assert len(first.prefixes._charges) + len(second.prefixes._charges) == 1
 
 
 async def test_a_shard_that_is_slow_to_let_go_keeps_what_was_asked_for_since(server: RedisServer) -> None:
     shard = SlowToUnpin("b0", pins=True)
-    async with a_sharing(server, "r1", shard) as one, a_sharing(server, "r2", shard) as other:
-        prefix = await one.keep()
-        await eventually(lambda: len(other.prefixes.of()) == 1)
-        dropping = asyncio.create_task(one.prefixes.drop("acme", prefix.id))
-        await eventually(lambda: other.prefixes.of() == [])
-        await other.keep()
+    async with a_sharing(server, "r1", shard) as first, a_sharing(server, "r2", shard) as second:
+        prefix = await first.keep()
+        await eventually(lambda: len(second.prefixes.of()) == 1)
+        dropping = asyncio.create_task(first.prefixes.drop("acme", prefix.id))
+        await eventually(lambda: second.prefixes.of() == [])
+        await second.keep()
         shard.may_unpin.set()
         await dropping
-        await eventually(lambda: agree(one, other))
-        assert len(one.prefixes.of()) == 1
+        await eventually(lambda: agree(first, second))
+        assert len(first.prefixes.of()) == 1
 
 
 async def test_who_is_asked_before_it_hears_of_an_earlier_drop_pins_it_anew() -> None:

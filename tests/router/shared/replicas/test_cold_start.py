@@ -70,7 +70,7 @@ async def written(site: Site) -> None:
 
 def believed(site: Site, asked: Sequence[tuple[int, ...]]) -> list[dict[str, float]]:
     found = [site.beliefs.longest(PromptKeys(keys)) for keys in asked]
-    return [{name: match.expected_blocks for name, match in one.items()} for one in found]
+    return [{name: match.expected_blocks for name, match in matches.items()} for matches in found]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -254,7 +254,7 @@ async def test_a_router_that_missed_too_much_takes_over_the_snapshot_and_keeps_i
         await eventually(lambda: x.expected((1, 2, 3)) > 2)
         x.ahead_s += 60
         y.ahead_s += 60
-        assert believed(y, asked) == [pytest.approx(one, rel=0.05) for one in believed(x, asked)]
+        assert believed(y, asked) == [pytest.approx(share, rel=0.05) for share in believed(x, asked)]
         assert y.expected((1, 2, 3)) > 2
 
 

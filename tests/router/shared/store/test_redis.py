@@ -55,9 +55,9 @@ async def test_redis_and_the_ledger_agree_operation_by_operation(server: RedisSe
             match rng.choice(("reserve", "reserve", "retry", "settle", "cancel", "again", "renew")):
                 case "reserve":
                     charge = Charge(1, rng.choice((0, 1, 200, 1500, 9000)), rng.choice((0, 7, 40_001, 5_000_000)))
-                    one = Reservation(f"{number}", rng.choice(ASKED_OF), charge)
-                    asked.append(one)
-                    here, there = ledger.reserve(one, now=now), await store.reserve(one)
+                    reservation = Reservation(f"{number}", rng.choice(ASKED_OF), charge)
+                    asked.append(reservation)
+                    here, there = ledger.reserve(reservation, now=now), await store.reserve(reservation)
                     assert there == here
                     granted += isinstance(here, Reservation)
                     refused += isinstance(here, Refused)
@@ -123,10 +123,10 @@ async def test_what_is_over_is_forgotten(server: RedisServer) -> None:
     clock = HandClock()
     async with a_store(server.url, clock) as store:
         for number in range(100):
-            one = a_reservation(str(number), LIMITED[2], tokens=1)
-            await store.reserve(one)
+            reservation = a_reservation(str(number), LIMITED[2], tokens=1)
+            await store.reserve(reservation)
             if number % 2:
-                await store.settle(one, Charge(tokens=1))
+                await store.settle(reservation, Charge(tokens=1))
         clock.pass_s(max(KEPT_S, LEASE_S))
         for _ in range(4):  # 32 at a time
             await store.standing(LIMITED[2:])
@@ -170,12 +170,12 @@ async def test_a_server_that_is_not_there_is_gone(server: RedisServer) -> None:
 async def test_a_line_that_is_cut_in_the_middle_fails_and_the_next_call_works(
     server: RedisServer, operation: str
 ) -> None:
-    one = a_reservation("r", LIMITED[2], tokens=1)
+    reservation = a_reservation("r", LIMITED[2], tokens=1)
     async with a_line(server) as line, a_store(line.url) as store:
         calls = {
-            "reserve": lambda: store.reserve(one),
-            "settle": lambda: store.settle(one, Charge()),
-            "renew": lambda: store.renew([one]),
+            "reserve": lambda: store.reserve(reservation),
+            "settle": lambda: store.settle(reservation, Charge()),
+            "renew": lambda: store.renew([reservation]),
             "standing": lambda: store.standing(LIMITED[2:]),
         }
         await store.renew([])

@@ -65,23 +65,23 @@ async def test_each_is_told_its_place_and_hears_signals(tmp_path: Path) -> None:
 async def test_one_that_dies_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "SETTLED_S", 0.0)
     monkeypatch.setattr(processes, "PAUSE_S", 0.01)
-    said: list[str] = []
-    some = Processes((sys.executable, "-c", WRITES_DOWN, str(tmp_path)), 1, said.append)
+    logged: list[str] = []
+    some = Processes((sys.executable, "-c", WRITES_DOWN, str(tmp_path)), 1, logged.append)
     running = asyncio.create_task(some.run())
     await eventually(lambda: bool(lines(tmp_path, "0-1")))
     os.kill(int(lines(tmp_path, "0-1")[0]), signal.SIGKILL)
     await eventually(lambda: len(lines(tmp_path, "0-1")) == 2)
     some.pass_on(signal.SIGTERM)
     await asyncio.wait_for(running, 5)
-    assert said == ["process 0 ended with -9 and is restarted"]
+    assert logged == ["process 0 ended with -9 and is restarted"]
 
 
 async def test_one_that_ends_as_soon_as_it_began_ends_all() -> None:
-    said: list[str] = []
-    some = Processes((sys.executable, "-c", FAILS), 2, said.append)
+    logged: list[str] = []
+    some = Processes((sys.executable, "-c", FAILS), 2, logged.append)
     await asyncio.wait_for(some.run(), 10)
     assert some.failed
-    assert any(one.endswith("ended with 3 right after its start") for one in said)
+    assert any(line.endswith("ended with 3 right after its start") for line in logged)
 
 
 def test_a_process_has_an_admin_port_of_its_own_and_its_part_of_the_limits() -> None:
@@ -150,7 +150,7 @@ async def test_two_routers_serve_one_port_and_end_together(tmp_path: Path) -> No
             # asked without a pause, a port on which nobody listens yet is soon taken by the question itself
             await asyncio.sleep(0.1)
         parent.send_signal(signal.SIGTERM)
-        _, told = await asyncio.to_thread(parent.communicate, timeout=20)
-        assert parent.returncode == 0, told
-        assert b"share no state" in told
+        _, errors = await asyncio.to_thread(parent.communicate, timeout=20)
+        assert parent.returncode == 0, errors
+        assert b"share no state" in errors
         assert not answers(urls[0])
