@@ -195,7 +195,7 @@ async def outcome_of(raw: bytes, piece_bytes: int = 1 << 20) -> Outcome:
     sent = raw + SECOND
     pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
     async with a_router() as (router, backend):
-        answer = await said_to(port_of(router), pieces, ends=False)
+        answer = await reply_to(port_of(router), pieces, ends=False)
         return Outcome(statuses_in(answer), texts_in(backend.received))
 
 
@@ -208,11 +208,11 @@ async def slow_outcome(name: str) -> Outcome:
         port = await server.listen("127.0.0.1", 0)
         whole = a_request(body=FIRST)
         if name == SLOW[0]:
-            answer = await said_to(port, [whole[at : at + 1] for at in range(200)], ends=False, pause_s=0.01)
+            answer = await reply_to(port, [whole[at : at + 1] for at in range(200)], ends=False, pause_s=0.01)
         elif name == SLOW[1]:
-            answer = await said_to(port, [whole[:40]], ends=False)
+            answer = await reply_to(port, [whole[:40]], ends=False)
         elif name == SLOW[2]:
-            answer = await said_to(port, [whole[:-5]], ends=False)
+            answer = await reply_to(port, [whole[:-5]], ends=False)
         else:
             answer = await _unread(port, a_request(body=a_chat("first", stream=True)), backend)
         await server.close()
@@ -267,7 +267,7 @@ class Client(asyncio.Protocol):
             self.over.set_result(None)
 
 
-async def said_to(port: int, pieces: Sequence[bytes], *, ends: bool, pause_s: float = 0.0) -> bytes:
+async def reply_to(port: int, pieces: Sequence[bytes], *, ends: bool, pause_s: float = 0.0) -> bytes:
     """All that comes back for `pieces` until the server closes; `ends`: this side is closed after the last one.
 
     Raises TimeoutError.
@@ -420,11 +420,11 @@ class _Errors(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Remember `record`."""
-        self.said.append(self.format(record))
+        self.lines.append(self.format(record))
 
 
 @contextmanager
@@ -434,7 +434,7 @@ def errors_logged() -> Iterator[list[str]]:
     for name in LOGGED:
         logging.getLogger(name).addHandler(handler)
     try:
-        yield handler.said
+        yield handler.lines
     finally:
         for name in LOGGED:
             logging.getLogger(name).removeHandler(handler)
@@ -480,7 +480,7 @@ async def storm(requests: int, *, seed: int = 1, at_once: int = 32, shows: bool 
             async def send(raw: bytes, pieces: Sequence[bytes]) -> None:
                 began = time.perf_counter()
                 try:
-                    statuses = statuses_in(await said_to(port, pieces, ends=True))
+                    statuses = statuses_in(await reply_to(port, pieces, ends=True))
                 except TimeoutError:
                     seen.hung.append(raw)
                 else:
@@ -508,7 +508,7 @@ async def storm(requests: int, *, seed: int = 1, at_once: int = 32, shows: bool 
             await asyncio.gather(*(client() for _ in range(at_once)))
             seen.end_mib = resident_mib()
             # it still answers as before
-            assert statuses_in(await said_to(port, [SECOND], ends=False)) == (200,)
+            assert statuses_in(await reply_to(port, [SECOND], ends=False)) == (200,)
             assert await router.gateway.doors.emptied(5)
             router.check()
     return seen

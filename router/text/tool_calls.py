@@ -123,7 +123,7 @@ class AnswerReader:
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedText:
     """Text and pieces of calls that later text does not change. Pieces have the shape of OpenAI's `tool_calls` deltas,
     at most one for each call.
     """
@@ -155,30 +155,30 @@ class CallReader:
         self._format, self._names, self._id_of = syntax.format, syntax.names, id_of
         self._held, self._body, self._scanned = "", 0, 0
         self._nesting, self._until = _Nesting(), 0
-        self._step: Callable[[Parsed], bool] = self._begin if syntax.format.is_bare else self._seek
+        self._step: Callable[[ParsedText], bool] = self._begin if syntax.format.is_bare else self._seek
         self._is_last = False
 
     def __repr__(self) -> str:
         return f"<CallReader {self.calls} calls, {len(self._held)} characters held>"
 
-    def push(self, text: str, *, is_last: bool = False) -> Parsed:
+    def push(self, text: str, *, is_last: bool = False) -> ParsedText:
         """What is certain once `text` is added; `is_last`: nothing more comes."""
         self._held += text
         self._is_last = is_last
-        parsed = Parsed()
+        parsed = ParsedText()
         while self._step(parsed):
             pass
         return parsed
 
     # Each step looks at the held text, adds to `parsed` what later text cannot change, and returns whether to go on.
 
-    def _begin(self, parsed: Parsed) -> bool:  # noqa: ARG002 - steps are alike
+    def _begin(self, parsed: ParsedText) -> bool:  # noqa: ARG002 - steps are alike
         """No text came before: a call may stand here without an opening mark."""
         if not self._held.strip() and not self._is_last and not self._is_too_long():
             return False
         return self._look_for_call(0) if self._held.lstrip().startswith("{") else self._go(self._seek)
 
-    def _seek(self, parsed: Parsed) -> bool:
+    def _seek(self, parsed: ParsedText) -> bool:
         """Text, until something opens a call."""
         opens, held = self._format.opens, self._held
         at = held.find(opens)
@@ -194,7 +194,7 @@ class CallReader:
         parsed.text, self._held = parsed.text + held[:certain], "" if self._is_last else held[certain:]
         return False
 
-    def _call(self, parsed: Parsed) -> bool:
+    def _call(self, parsed: ParsedText) -> bool:
         """What may be a call, from `_body` on."""
         text = self._held[self._body :]
         head = _HEAD.match(text)
@@ -219,7 +219,7 @@ class CallReader:
         self._held = text[end:]
         return self._go(self._after)
 
-    def _open(self, parsed: Parsed, name: str | None, rest: str, *, depth: int) -> bool:
+    def _open(self, parsed: ParsedText, name: str | None, rest: str, *, depth: int) -> bool:
         """Begin a call of `name`; its arguments come next, `depth` objects deep."""
         if name is None or not self._may_call(name):
             return self._pass_on(parsed)
@@ -227,7 +227,7 @@ class CallReader:
         self._held, self._nesting, self._until = rest, _Nesting(depth), depth
         return self._go(self._arguments)
 
-    def _arguments(self, parsed: Parsed) -> bool:
+    def _arguments(self, parsed: ParsedText) -> bool:
         """Arguments, passed on as they come."""
         end = self._nesting.end_in(self._held, 0, until=self._until)
         piece = self._held if end is None else self._held[:end]
@@ -236,13 +236,13 @@ class CallReader:
         self._held = self._held[len(piece) :]
         return end is not None and self._go(self._rest if self._until else self._after)
 
-    def _rest(self, parsed: Parsed) -> bool:  # noqa: ARG002
+    def _rest(self, parsed: ParsedText) -> bool:  # noqa: ARG002
         """Skip the members of a call's object behind its arguments."""
         end = self._nesting.end_in(self._held, 0, until=0)
         self._held = "" if end is None else self._held[end:]
         return end is not None and self._go(self._after)
 
-    def _after(self, parsed: Parsed) -> bool:  # noqa: ARG002
+    def _after(self, parsed: ParsedText) -> bool:  # noqa: ARG002
         """Behind a call: its end, another one, or text."""
         closes, opens = self._format.closes, self._format.opens
         rest = self._held.lstrip() if closes else _BEHIND.sub("", self._held, count=1)
@@ -258,7 +258,7 @@ class CallReader:
         self._held = rest
         return self._look_for_call(0)
 
-    def _go(self, step: Callable[[Parsed], bool]) -> bool:
+    def _go(self, step: Callable[[ParsedText], bool]) -> bool:
         self._step = step
         return True
 
@@ -270,15 +270,15 @@ class CallReader:
         """Whether `name` is a call's. Behind an opening mark every name is: the client reports an unknown tool."""
         return name in self._names or self._body > 0
 
-    def _wait(self, parsed: Parsed) -> bool:
+    def _wait(self, parsed: ParsedText) -> bool:
         return (self._is_last or self._is_too_long()) and self._pass_on(parsed)
 
-    def _pass_on(self, parsed: Parsed) -> bool:
+    def _pass_on(self, parsed: ParsedText) -> bool:
         """It is no call: what opened it is text, and so may be what follows."""
         parsed.text, self._held = parsed.text + self._held[: self._body], self._held[self._body :]
         return self._go(self._seek)
 
-    def _begin_call(self, parsed: Parsed, name: str) -> None:
+    def _begin_call(self, parsed: ParsedText, name: str) -> None:
         parsed.call(self.calls, self._id_of(self.calls), name)
         self.calls += 1
 

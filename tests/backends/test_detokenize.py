@@ -111,11 +111,13 @@ def with_marks() -> Tokenizer:
 
 
 @given(st.lists(st.sampled_from(["Grüße", "[TOOL_CALLS]", END, "😀"]), max_size=6), st.lists(st.integers(0, 100)))
-def test_special_tokens_around_tool_calls_are_text_for_whoever_reads_them(said: list[str], cuts: list[int]) -> None:
+def test_special_tokens_around_tool_calls_are_text_for_the_tool_call_reader(
+    written: list[str], cuts: list[int]
+) -> None:
     tokenizer = with_marks()
-    ids = [number for piece in said for number in tokenizer.encode(piece).ids]
+    ids = [number for piece in written for number in tokenizer.encode(piece).ids]
     plain, shown = TokenText(tokenizer), TokenText(tokenizer, tool_marks(tokenizer))
     pieces = [ids[piece] for piece in pieces_of(len(ids), cuts)]
     seen = "".join(map(shown.push, pieces)) + shown.flush()
-    assert seen == "".join(said).replace(END, "")
+    assert seen == "".join(written).replace(END, "")
     assert "[TOOL_CALLS]" not in "".join(map(plain.push, pieces)) + plain.flush()

@@ -110,7 +110,7 @@ async def test_a_prompt_that_is_too_long_is_told_in_either_dialect(body: dict[st
             await everything(backend, prompt=a_prompt(body=body))
 
 
-async def test_a_server_whose_engine_is_away_has_failed() -> None:
+async def test_a_server_without_its_engine_has_failed() -> None:
     async with a_backend() as (backend, server):
         server.is_busy = True
         with pytest.raises(BackendFailed, match="engine is unavailable"):

@@ -125,7 +125,7 @@ async def test_what_is_left_is_aborted_by_its_own_id(body: dict[str, Any] | None
         await eventually(lambda: server.open_requests == 0)
 
 
-async def test_what_finished_is_not_aborted_and_nobody_is_where_it_was_turned_off() -> None:
+async def test_a_finished_request_is_not_aborted_and_none_is_where_aborting_is_off() -> None:
     async with a_backend() as (backend, server):
         await everything(backend)
         await backend.close()

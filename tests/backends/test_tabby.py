@@ -53,7 +53,7 @@ async def test_a_schema_is_left_as_openai_spells_it() -> None:
     assert server.received[0].body["response_format"] == shape
 
 
-async def test_nobody_can_swap_the_model_for_all_others_even_with_the_admin_key() -> None:
+async def test_no_client_can_swap_the_model_even_with_the_admin_key() -> None:
     server = TabbyServer(key="user", admin_key="admin")
     async with a_backend(server, key="admin", models={"ours": "m"}) as (backend, _):
         await everything(backend, a_request(model="other"), Prompt(body={**CHAT, "model": "other"}))

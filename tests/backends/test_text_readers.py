@@ -32,7 +32,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 @asynccontextmanager
 async def asked(kind: type[HttpBackend], answers: dict[str, Any]) -> AsyncIterator[tuple[Any, list[tuple[str, Any]]]]:
-    """A backend of `kind` whose server gives these answers by path, and what it was sent."""
+    """A backend of `kind` with a server of these answers by path, and the requests that it got."""
     received: list[tuple[str, Any]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -152,7 +152,7 @@ async def test_nonsense_and_refusals_are_failures_with_words(kind: type[HttpBack
     assert isinstance(caught.value, BackendFailed) or reply == 404
 
 
-def test_only_kinds_whose_servers_tell_tokens_are_asked() -> None:
+def test_only_kinds_with_servers_that_tokenize_are_asked() -> None:
     backends = [kind("b", "http://b:1", pool="p") for kind in KINDS]
     readers = {type(backend) for backend in backends if as_text_reader(backend) is backend}
     assert readers == {VLLM, SGLang, LlamaCpp, TGI}

@@ -19,7 +19,7 @@ def event(chunk: object) -> bytes:
     return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 
 
-def said(text: str | None = None, finish_reason: str | None = None, index: int = 0, **delta: Any) -> bytes:
+def a_chunk(text: str | None = None, finish_reason: str | None = None, index: int = 0, **delta: Any) -> bytes:
     if text is not None:
         delta["content"] = text
     return event(
@@ -47,7 +47,7 @@ class Upstream:
     `status`; `whole` only if it is not to be streamed. `is_mute`: not even a status line comes.
     """
 
-    pieces: Sequence[bytes | None] = (said("Hello"), said(None, "stop"), used(5, 1), DONE)
+    pieces: Sequence[bytes | None] = (a_chunk("Hello"), a_chunk(None, "stop"), used(5, 1), DONE)
     status: int = 200
     body: bytes | None = None
     whole: bytes | None = None

@@ -44,7 +44,7 @@ KINDS = pytest.mark.parametrize("kind", SERVERS)
 
 @asynccontextmanager
 async def a_router(kind: str = "vllm") -> AsyncIterator[str]:
-    """The address of a router whose one backend is of `kind`."""
+    """The address of a router with one backend of `kind`."""
     async with running(SERVERS[kind]()) as server:
         environment = {"CLIENT_KEY": KEY, "THEIR_KEY": "theirs"}
         config = parse(SLA.format(kind=kind, url=server.url), environment=environment)

@@ -56,7 +56,7 @@ class StageModule(Protocol):
     """One file of `tests/contracts/stages`."""
 
     a_stage: Callable[[Path], AbstractAsyncContextManager[Stage]]
-    """A stage whose backend is not started yet; the folder is empty."""
+    """A stage before the start of its backend; the folder is empty."""
 
     an_unreachable: Callable[[], Backend]
-    """A backend behind which nobody is."""
+    """A backend at an address without a server."""

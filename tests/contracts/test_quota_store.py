@@ -184,7 +184,7 @@ async def test_a_budget_lasts_until_midnight_utc(stage: Stage) -> None:
     await stage.reserved(a_reservation("s", BUDGET, cost=10_000))
 
 
-async def test_a_clock_that_ran_ahead_and_was_set_right_keeps_nobody_out(stage: Stage) -> None:
+async def test_a_clock_that_ran_ahead_and_was_set_right_keeps_no_request_out(stage: Stage) -> None:
     both = (TENANT, BUDGET)
     stage.clock.pass_s(YEAR_S)
     early = await stage.reserved(a_reservation("early", *both, tokens=6000, cost=10_000))

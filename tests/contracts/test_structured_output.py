@@ -39,7 +39,7 @@ def test_a_json_schema_reaches_the_server(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ABLE if kind in ("anthropic", "ollama", "tgi", "llama_cpp", "mlc")])
-def test_who_knows_no_fields_of_vllm_refuses_them_by_name(kind: str) -> None:
+def test_servers_without_vllms_fields_refuse_them_by_name(kind: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         sent(ABLE[kind], structured_outputs={"regex": "[a-z]+"})
     assert str(refused.value.param).startswith("structured_outputs")

@@ -22,7 +22,7 @@ _FENCE = re.compile(r"(`{3,})(.*)")
 
 
 class PageError(Exception):
-    """A page that nobody could run as it is; says where, and what to do."""
+    """A page that cannot be run as it is: the place and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The blocks of `page` in order. Raises PageError at the first that has no language or cannot be told apart."""
+    """The blocks of `page` in order. Raises PageError at the first block without a language, or of an unclear kind."""
     return list(_blocks(page, page.read_text().splitlines()))
 
 

@@ -1,4 +1,4 @@
-"""A reader who does what a page says in an empty directory: runs commands, writes files, compares outputs."""
+"""Follows a page in an empty directory: runs commands, writes files, compares outputs."""
 
 from __future__ import annotations
 
@@ -191,8 +191,8 @@ class Desk:
         # a router alone greets when it has reached its backends, which a page may bring later
         while READY not in log.read_text() and not ("serve" in command and self._is_healthy()):
             assert self.running.poll() is None, f"it ended: {log.read_text()}"
-            assert time.monotonic() < deadline, f"it never said {READY!r}: {log.read_text()}"
-            # another process is waited for, which tells nobody but its log when it is ready
+            assert time.monotonic() < deadline, f"it never printed {READY!r}: {log.read_text()}"
+            # another process only logs that it is ready
             time.sleep(0.05)
         return self.ports.outward(log.read_text())
 
@@ -281,7 +281,7 @@ class Reader:
                 self._apply(block)
 
     def look_at(self, block: Block) -> None:
-        """What can be told of a block that is not run: that it could be."""
+        """The check of a block that is not run: that it could be."""
         if block.language == "python":
             compile(block.text, block.where, "exec")
         elif block.language == "yaml":
@@ -353,7 +353,7 @@ class Reader:
             return
         parsed = sound(block.text, block.where)
         if block.mark.file:
-            # whoever is to save it shall not meet warnings at once
+            # a saved file must not have warnings from the start
             assert not parsed.doubts, f"{block.where}: {parsed.doubts}"
 
 

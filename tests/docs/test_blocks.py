@@ -1,4 +1,4 @@
-"""How pages are read: what a mark means, and what is said of a block that nobody could run."""
+"""How pages are read: the meaning of marks, and the errors for blocks that cannot be run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_block_knows_its_language_its_text_its_line_and_its_mark(tmp_path: Pat
         ("<!-- not run: why -->\n\nSome words.", "the mark above is for a block, and none follows"),
     ],
 )
-def test_a_page_that_nobody_could_run_is_refused_with_what_to_do(tmp_path: Path, part: str, message: str) -> None:
+def test_a_page_that_cannot_be_run_is_refused_with_the_remedy(tmp_path: Path, part: str, message: str) -> None:
     with pytest.raises(PageError) as refused:
         blocks_of(a_page(tmp_path, part))
     assert message in str(refused.value)

@@ -97,7 +97,7 @@ def test_every_example_of_the_help_is_understood(line: str) -> None:
 
 
 def test_every_example_stands_on_a_line_of_its_own() -> None:
-    # click joins lines to paragraphs unless told not to
+    # click joins lines to paragraphs by default
     for name, command in COMMANDS.items():
         shown = command.make_context(name, [], resilient_parsing=True, terminal_width=100).get_help()
         examples = re.findall(r"pointsman (?:up|serve|shard|check|schema|explain|simulate|top)\b.*", command.help or "")

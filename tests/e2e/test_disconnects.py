@@ -50,11 +50,11 @@ async def test_a_thousand_clients_that_disconnect_at_random_moments_leave_nothin
         before = len(asyncio.all_tasks())
         slots = asyncio.Semaphore(AT_ONCE)
 
-        async def one(seed: int) -> None:
+        async def ask(seed: int) -> None:
             async with slots:
                 await go_away_at_some_moment(whole, seed)
 
-        await asyncio.gather(*(one(seed) for seed in range(CLIENTS)))
+        await asyncio.gather(*(ask(seed) for seed in range(CLIENTS)))
         await until_idle(whole)
         await whole.check_idle()
         assert len(asyncio.all_tasks()) <= before + 2, "tasks are left over"

@@ -1,4 +1,4 @@
-"""Images beside text: they go, whole, to who can see, and never to a shard."""
+"""Images beside text: they go unchanged to backends with vision, and never to a shard."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_anthropics_clients_send_images_to_it_too(tmp_path: Path) -> None:
     assert chat["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": IMAGE["image_url"]["url"]}}]  # type: ignore[index]
 
 
-async def test_who_asks_a_model_that_nobody_sees_with_is_told_so(tmp_path: Path) -> None:
+async def test_an_image_for_a_model_without_vision_is_refused_with_the_reason(tmp_path: Path) -> None:
     async with a_router(tmp_path, sees=None) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k") as client:
         with pytest.raises(openai.BadRequestError, match="can read images") as refusal:
             await client.chat.completions.create(model="m", messages=[{"role": "user", "content": QUESTION}])  # type: ignore[misc, list-item]

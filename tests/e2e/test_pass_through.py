@@ -44,7 +44,7 @@ WHOLE = (
 
 @dataclass
 class Engine:
-    """Says `stream`, or `whole` to who does not stream, byte for byte; keeps what it was sent, byte for byte.
+    """Answers `stream`, or `whole` to requests that do not stream, byte for byte; keeps the bytes of requests.
 
     None in `stream` waits until it `goes_on`. `floods`: after the stream's first two pieces it writes without end.
     `hangs`: it says nothing at all. `written_bytes` could be written so far.
@@ -88,7 +88,7 @@ class Engine:
 
 @dataclass
 class House:
-    """A router in front of engines, and somebody who asks it."""
+    """A router in front of engines, and a client."""
 
     router: Router
     http: aiohttp.ClientSession
@@ -156,7 +156,7 @@ async def test_a_stream_goes_both_ways_byte_for_byte() -> None:
         assert (house.counted("prompt"), house.counted("completion")) == (7, 2)
 
 
-async def test_usage_is_counted_and_not_shown_to_who_did_not_ask() -> None:
+async def test_usage_is_counted_and_shown_only_if_requested() -> None:
     engine = Engine()
     body = b'{"model":"m","messages":[{"role":"user","content":"a"}],"stream":true }'
     async with a_house(engine) as house:
@@ -175,7 +175,7 @@ async def test_an_answer_in_one_piece_is_the_engines_own() -> None:
         account = {"tenant": "acme", "service_class": "chat"}
         registry = house.router.telemetry.registry
         assert registry.get_sample_value("pointsman_requests_total", account | {"outcome": "finished"}) == 2
-        # no answer told when its first token was there
+        # no answer had the time of its first token
         assert not registry.get_sample_value("pointsman_ttft_seconds_count", account)
     assert [raw for raw, _ in engine.received] == [body] * 2
 

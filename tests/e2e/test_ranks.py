@@ -17,7 +17,7 @@ import pytest
 
 from policies.sla.parse import parse
 from router.start.app import Router
-from tests.golden.event_encoders import Told, vllm_0_26
+from tests.golden.event_encoders import Change, vllm_0_26
 from tests.router.fleet.feeds.engine import Published
 from tests.router.fleet.feeds.publisher import Publisher, a_publisher, subscribed
 from tests.standins.block_cache import BlockCache
@@ -57,14 +57,14 @@ async def conversations(ask: Ask, rng: random.Random, count: int) -> None:
     """So many turns of chats that share a system prompt and grow by a question and an answer."""
     system = some_text(rng, 400)
 
-    async def one() -> None:
+    async def chat() -> None:
         messages = system
         for _ in range(12):
             messages += some_text(rng, 100)
             await ask(messages)
             messages += VLLMServer.text[:4] + some_text(rng, 20)
 
-    await in_parallel([one for _ in range(count // 12)])
+    await in_parallel([chat for _ in range(count // 12)])
 
 
 async def in_parallel(calls: list[Callable[[], Awaitable[None]]], at_once: int = 8) -> None:
@@ -85,7 +85,7 @@ class Publishing:
     sent: int = 0
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def hear(self, events: list[Told]) -> None:
+    def hear(self, events: list[Change]) -> None:
         message = Published(self.sent, vllm_0_26(1_700_000_000.0 + self.sent, events, 0), 0.0, frozenset())
         self.sent += 1
         self.tasks.append(asyncio.create_task(self.publisher.send(message)))
@@ -129,14 +129,14 @@ async def a_stage(options: str = "", *, with_events: bool = False) -> AsyncItera
         if with_events:
             publishers, at = await eight_publishers(stack)
             publishing = [Publishing(publisher) for publisher in publishers]
-            for engine, one in zip(server.engines, publishing, strict=True):
-                engine.cache.tell = one.hear  # type: ignore[assignment]
+            for engine, each in zip(server.engines, publishing, strict=True):
+                engine.cache.tell = each.hear  # type: ignore[assignment]
             options += f"events: 'tcp://127.0.0.1:{at}', events_ranks: '{RANKS}'"
         config = parse(SLA.replace("URL", server.url).replace("OPTIONS", options))
         router = await stack.enter_async_context(Router(config))
         assert await router.wait_until_reached(5)
-        for one in publishing:
-            await subscribed(one.publisher)
+        for each in publishing:
+            await subscribed(each.publisher)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Stage(server, router, http, as_ids=with_events)
         assert await router.gateway.doors.emptied(5)
@@ -166,7 +166,7 @@ async def test_eight_ranks_hit_their_caches_nearly_as_often_as_one_cache_of_thei
 ) -> None:
     # a server that chooses its ranks reaches 0.25 to 0.4
     async with a_stage(with_events=with_events) as stage:
-        assert len(stage.router.gateway.cluster.names()) == RANKS, "the server told how many ranks it has"
+        assert len(stage.router.gateway.cluster.names()) == RANKS, "the server reported its number of ranks"
         await workload(stage.ask, random.Random(7), count)
         assert stage.share() >= least
 

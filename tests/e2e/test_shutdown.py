@@ -1,4 +1,4 @@
-"""SIGTERM under load, on real processes: whoever was let in is answered, whoever is not hears so in his own dialect."""
+"""SIGTERM under load, on real processes: admitted calls are answered, others get an error in their dialect."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Held(OpenAIServer):
 
 @dataclass
 class Call:
-    """One streamed answer as its client saw it. `is_refused`: nobody listened any more."""
+    """One streamed answer as its client saw it. `is_refused`: the port was closed."""
 
     dialect: str
     began: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,7 +76,7 @@ class Call:
 
     @property
     def is_turned_away(self) -> bool:
-        """Was it told, before anything else, to come again?"""
+        """Whether it got a retryable error before anything else."""
         asked_again = self.status in (503, 529, grpc.StatusCode.UNAVAILABLE) and bool(self.retry_after)
         return not self.began.is_set() and (self.is_refused or asked_again)
 
@@ -87,7 +87,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Clients:
-    """Who calls a router in each dialect, every call over a connection of its own."""
+    """Clients of each dialect; every call has a connection of its own."""
 
     http_url: str
     grpc_address: str
@@ -156,7 +156,7 @@ class Clients:
                     if line.startswith(b"data: "):
                         yield line[6:].decode().strip()
         except aiohttp.ClientConnectionError:
-            # also where the listener closes over a connection of which nobody has read yet
+            # also if the listener closes with a connection that was not read yet
             record.is_refused = record.status == 0
 
     async def _generate(self, record: Call) -> None:
@@ -206,7 +206,7 @@ class Served:
     clients: Clients
 
     async def readiness(self) -> int | None:
-        """The status of /readyz; None where nobody listens."""
+        """The status of /readyz; None if the port is closed."""
         try:
             async with aiohttp.ClientSession() as http, http.get(f"{self.clients.http_url}/readyz") as reply:
                 return reply.status
@@ -228,9 +228,9 @@ async def served(folder: Path, drain: str, *options: str) -> AsyncIterator[Serve
         text = ROUTER.format(backend=backend.url, http=http, grpc=grpc_port, drain=drain)
         await asyncio.to_thread(file.write_text, text)
         with processes(["router", "serve", str(file), *options]) as (process,):
-            told = Served(process, backend, Clients(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc_port}"))
-            await told.until_ready()
-            yield told
+            running_router = Served(process, backend, Clients(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc_port}"))
+            await running_router.until_ready()
+            yield running_router
             backend.let_go.set()
 
 
@@ -244,7 +244,7 @@ async def test_a_router_answers_whom_it_let_in_and_sends_the_others_away_in_thei
             async with asyncio.timeout(10):
                 while (status := await router.readiness()) == 200:
                     pass
-            assert status == 503, "it stopped listening before it said that it is not ready"
+            assert status == 503, "it stopped listening before /readyz reported that it is not ready"
             health = health_pb2_grpc.HealthStub(channel)
             reply = await health.Check(health_pb2.HealthCheckRequest())
             assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -261,7 +261,7 @@ async def test_a_router_answers_whom_it_let_in_and_sends_the_others_away_in_thei
         assert await router.readiness() is None
 
 
-async def test_whoever_outlasts_the_grace_of_several_processes_is_told_so(tmp_path: Path) -> None:
+async def test_a_call_that_outlasts_the_grace_of_several_processes_ends_with_an_error(tmp_path: Path) -> None:
     async with served(tmp_path, "500ms", "--processes", "2") as router, router.clients.under_way(6) as calls:
         router.process.send_signal(signal.SIGTERM)
         records = await asyncio.gather(*calls)

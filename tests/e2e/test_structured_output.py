@@ -34,7 +34,7 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "keeper", "schema"
 
 
 class Keeper(pydantic.BaseModel):
-    """Who keeps a mill."""
+    """A mill and its keeper."""
 
     keeper: Literal["Ada Holm", "Hugo Lund"]
     mills: int = pydantic.Field(ge=1, le=9)
@@ -179,7 +179,7 @@ TOOLS: list[Any] = [
 
 @pytest.fixture
 async def with_tools(tmp_path: Path) -> AsyncIterator[Whole]:
-    """The bundled model, said to have been taught Hermes' way to call tools."""
+    """The bundled model, with Hermes' format of tool calls in its checkpoint."""
     folder = shutil.copytree(weights(), tmp_path / "model")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     template = settings["chat_template"] + "{# <tool_call> #}"

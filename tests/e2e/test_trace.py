@@ -54,14 +54,18 @@ async def test_every_span_has_the_right_parent_across_router_shard_and_backend(m
     before: dict[str, object] = {"pointsman: queue": {}, "pointsman: decide": {}}
     seen: dict[str, object] = {"pointsman: prefill": {}, "pointsman: decode": {}}
     done: dict[str, object] = {"pointsman-shard: prefill": {}, "pointsman-shard: decode": {}}
-    on_shard, on_server = collector.one(f"chat {MODEL}", "server"), collector.one("chat m", "server")
+    on_shard, on_server = collector.span(f"chat {MODEL}", "server"), collector.span("chat m", "server")
     assert tree(on_shard) == before | {f"pointsman: chat {MODEL}": seen | {"pointsman-shard: generate": done}}
     assert tree(on_server) == before | {"pointsman: chat m": seen}
     assert {span.trace_id for span in collector.spans} == {TRACE}
     assert on_shard.parent_id == on_server.parent_id == CLIENT_SPAN
-    attempt = collector.one("chat m", "client")
+    attempt = collector.span("chat m", "client")
     ((_, _, headers),) = upstream.received
     assert headers["traceparent"] == f"00-{TRACE}-{attempt.id}-01"
     assert attempt.attributes["server.port"] == int(upstream.url.rpartition(":")[2])
-    served = {who["service.instance.id"] for who in collector.resources if who["service.name"] == "pointsman-shard"}
+    served = {
+        resource["service.instance.id"]
+        for resource in collector.resources
+        if resource["service.name"] == "pointsman-shard"
+    }
     assert served == {"own-0"}

@@ -18,7 +18,7 @@ OF_HTTP = frozenset({"connection", "content-length", "date", "server", "transfer
 
 
 class Difference(NamedTuple):
-    """A field whose value may differ, or that only one of the answers has, and why.
+    """A field that may differ or be missing in one of the answers, and the reason.
 
     `where` is the endpoint's path, or `*`; `field` a path into the JSON: `[]` is any member of a list, `.*` whatever is
     below.
@@ -71,7 +71,7 @@ async def ask(http: aiohttp.ClientSession, url: str, path: str, body: Any, **hea
 
 
 def differences(path: str, direct: Reply, routed: Reply, allowed: Sequence[Difference]) -> list[str]:
-    """Every difference that nobody allowed, as a sentence."""
+    """Every difference that is not allowed, as a sentence."""
     found = []
     if direct.status != routed.status:
         found.append(f"status: {direct.status} directly, {routed.status} through the router")

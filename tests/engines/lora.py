@@ -26,7 +26,7 @@ def an_adapter(folder: Path, name: str, *, seed: int) -> Path:
     at = folder / name
     at.mkdir()
     save_file(tensors, at / "adapter_model.safetensors")
-    said = {
+    adapter_config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(weights()),
@@ -37,5 +37,5 @@ def an_adapter(folder: Path, name: str, *, seed: int) -> Path:
         "target_modules": ["q_proj"],
         "inference_mode": True,
     }
-    (at / "adapter_config.json").write_text(json.dumps(said))
+    (at / "adapter_config.json").write_text(json.dumps(adapter_config))
     return at

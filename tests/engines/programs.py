@@ -58,12 +58,12 @@ def get(url: str, timeout_s: float = 5.0) -> bytes | None:
 
 
 class NotStarted(AssertionError):
-    """A program ended, or said nothing in time; with the end of what it wrote."""
+    """A program ended, or was not ready in time; with the end of its output."""
 
 
 @dataclass
 class Program:
-    """A program in a process group of its own, whose output goes to the file `log`."""
+    """A program in a process group of its own; its output goes to the file `log`."""
 
     name: str
     command: Sequence[str]
@@ -216,9 +216,9 @@ def a_vllm(name: str, folder: Path, options: VLLMOptions, *, model: Path | None 
     )
     if options.events:
         vllm.events, vllm.replay = f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
-        told = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv-events"}
-        told |= {"endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
-        words += ["--kv-events-config", json.dumps(told)]
+        kv_events = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv-events"}
+        kv_events |= {"endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
+        words += ["--kv-events-config", json.dumps(kv_events)]
     vllm.command = (*words, *options.extra)
     return vllm
 

@@ -81,7 +81,7 @@ class Client:
 
 @asynccontextmanager
 async def a_router(pool: Mapping[str, Any], sla: str = SLA) -> AsyncIterator[tuple[Client, Router]]:
-    """A router whose only pool is `pool`, all its backends in use, and a client of it."""
+    """A router with the one pool `pool`, all its backends in use, and a client of it."""
     key = "sha256:" + hashlib.sha256(KEY.encode()).hexdigest()
     config = parse(sla.format(key=key, pool=json.dumps(pool)))
     async with Router(config) as router, aiohttp.ClientSession() as http:

@@ -1,4 +1,4 @@
-"""A real vLLM whose tokenizer the router does not have: lengths are estimated, and no prompt that fits is refused."""
+"""A real vLLM without its tokenizer at the router: lengths are estimated, and no prompt that fits is refused."""
 
 from __future__ import annotations
 

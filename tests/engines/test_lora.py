@@ -1,4 +1,4 @@
-"""LoRA adapters of real vLLMs behind a router: who has one gets its requests, and nobody shares another's cache."""
+"""LoRA adapters of real vLLMs behind a router: requests go where their adapter is, and adapters share no cache."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_requests_for_an_adapter_go_where_it_is_and_its_cache_is_not_that_
     pair: tuple[VLLM, VLLM],
 ) -> None:
     async with a_router(pool_of_both(pair)) as (client, router):
-        # a feed is live once its engine has said something, and only what is told from then on is compared
+        # a feed is live after its engine's first event, and only later events are compared
         about = a_document(39)
         await ask(client, "sql", prompt(about.text, about.questions[0].question))
         await eventually(lambda: router.gateway.beliefs.is_live("engines-0"))

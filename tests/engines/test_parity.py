@@ -137,7 +137,7 @@ async def test_of_what_an_engine_has_cached_since_before_it_was_heard_nothing_is
         await ask(client, [a_document(50, tokens=200)])
         await within(10, lambda: beliefs.is_live("engines-0"))
         await ask(client, old, at_once=1)
-        # blocks get 3 s to be told of
+        # events of blocks may take 3 s
         await within(
             10, lambda: [report.doubt for report in beliefs.parity.reports_of("engines-0")] == [Doubt.UNREPORTED]
         )

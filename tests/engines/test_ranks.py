@@ -32,7 +32,7 @@ def pool_of(vllm: VLLM) -> dict[str, object]:
     return {"kind": "vllm", "at": [vllm.url], "model": NAME, "health": {"probe_every": "200ms"}}
 
 
-async def test_each_rank_is_a_backend_whose_cache_is_found_again(vllm: VLLM) -> None:
+async def test_each_rank_is_a_backend_and_its_cache_is_found_again(vllm: VLLM) -> None:
     async with a_router(pool_of(vllm)) as (client, router):
         await eventually(lambda: len(router.gateway.cluster.names()) == 2)
         texts = [prompt(about.text, about.questions[0].question) for about in map(a_document, range(60, 68))]

@@ -47,8 +47,8 @@ class Clear:
     """All of them."""
 
 
-Told = Put | Drop | Clear
-Encoder = Callable[[float, Sequence[Told], int], bytes]
+Change = Put | Drop | Clear
+Encoder = Callable[[float, Sequence[Change], int], bytes]
 
 
 class _Array(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -158,7 +158,7 @@ class _MapBatch(msgspec.Struct, omit_defaults=True):
     data_parallel_rank: int | None = None
 
 
-# A vLLM that does not exist yet: fields that were proposed (vllm#51243, #55488), and an event that nobody knows.
+# A vLLM that does not exist yet: fields that were proposed (vllm#51243, #55488), and an unknown event.
 class _FutureStored(_MapStored, tag="BlockStored"):
     locality: str = "?"
     ownership: dict[str, Any] = {}
@@ -224,39 +224,39 @@ def _vllm_keys(put: Put) -> list[Any]:
     return keys
 
 
-def vllm_0_9(ts: float, told: Sequence[Told], rank: int) -> bytes:
+def vllm_0_9(ts: float, changes: Sequence[Change], rank: int) -> bytes:
     events = [
         _Stored5(*_base(e)) if isinstance(e, Put) else _Removed1(list(e.hashes)) if isinstance(e, Drop) else _Cleared()
-        for e in told
+        for e in changes
     ]
     return _pack(_Batch2(ts, events))
 
 
-def vllm_0_11(ts: float, told: Sequence[Told], rank: int) -> bytes:
+def vllm_0_11(ts: float, changes: Sequence[Change], rank: int) -> bytes:
     events = [
         _Stored6(*_base(e), e.medium)
         if isinstance(e, Put)
         else _Removed2(list(e.hashes), e.medium)
         if isinstance(e, Drop)
         else _Cleared()
-        for e in told
+        for e in changes
     ]
     return _pack(_Batch3(ts, events, rank))
 
 
-def vllm_0_23(ts: float, told: Sequence[Told], rank: int) -> bytes:
+def vllm_0_23(ts: float, changes: Sequence[Change], rank: int) -> bytes:
     events = [
         _Stored11(*_base(e), e.medium, e.lora, _vllm_keys(e), e.group, e.kind, e.window)
         if isinstance(e, Put)
         else _Removed3(list(e.hashes), e.medium, e.group)
         if isinstance(e, Drop)
         else _Cleared()
-        for e in told
+        for e in changes
     ]
     return _pack(_Batch3(ts, events, rank))
 
 
-def _vllm_maps(events: Sequence[Told], stored: type[_MapStored]) -> list[Any]:
+def _vllm_maps(events: Sequence[Change], stored: type[_MapStored]) -> list[Any]:
     return [
         stored(*_base(e), e.medium, e.lora, _vllm_keys(e), e.group, e.kind, e.window)
         if isinstance(e, Put)
@@ -267,16 +267,16 @@ def _vllm_maps(events: Sequence[Told], stored: type[_MapStored]) -> list[Any]:
     ]
 
 
-def vllm_0_26(ts: float, events: Sequence[Told], rank: int) -> bytes:
+def vllm_0_26(ts: float, events: Sequence[Change], rank: int) -> bytes:
     return _pack(_Batch3(ts, _vllm_maps(events, _MapStored), rank))
 
 
-def vllm_map_batch(ts: float, events: Sequence[Told], rank: int) -> bytes:
+def vllm_map_batch(ts: float, events: Sequence[Change], rank: int) -> bytes:
     return _pack(_MapBatch(ts, _vllm_maps(events, _MapStored), rank))
 
 
-def vllm_future(ts: float, told: Sequence[Told], rank: int) -> bytes:
-    events = _vllm_maps(told, _FutureStored)
+def vllm_future(ts: float, changes: Sequence[Change], rank: int) -> bytes:
+    events = _vllm_maps(changes, _FutureStored)
     for event in events:
         if isinstance(event, _FutureStored):
             event.locality, event.ownership, event.event_version = "LOCAL", {"pool": [1, 2]}, 3
@@ -284,17 +284,17 @@ def vllm_future(ts: float, told: Sequence[Told], rank: int) -> bytes:
     return _pack({"ts": ts, "events": [transferred, *events], "data_parallel_rank": rank, "schema": {"v": 9}})
 
 
-def sglang_0_4(ts: float, events: Sequence[Told], rank: int) -> bytes:
+def sglang_0_4(ts: float, events: Sequence[Change], rank: int) -> bytes:
     return vllm_0_9(ts, events, rank)
 
 
-def sglang_0_5_9(ts: float, events: Sequence[Told], rank: int) -> bytes:
+def sglang_0_5_9(ts: float, events: Sequence[Change], rank: int) -> bytes:
     return vllm_0_11(ts, events, rank)
 
 
-def sglang_0_5_18(ts: float, told: Sequence[Told], rank: int) -> bytes:
+def sglang_0_5_18(ts: float, changes: Sequence[Change], rank: int) -> bytes:
     events: list[Any] = []
-    for e in told:
+    for e in changes:
         if isinstance(e, Put) and e.salt is not None:
             events.append(_StoredWithMetadata(*_base(e), e.medium, _Metadata(e.salt, "a-session")))
         elif isinstance(e, Put):
@@ -304,22 +304,22 @@ def sglang_0_5_18(ts: float, told: Sequence[Told], rank: int) -> bytes:
     return _pack(_Batch3(ts, events, rank))
 
 
-def sglang_maps(ts: float, told: Sequence[Told], rank: int) -> bytes:
+def sglang_maps(ts: float, changes: Sequence[Change], rank: int) -> bytes:
     events = [
         _SglangMapStored(*_base(e), e.medium, e.salt, "a-session", e.lora)
         if isinstance(e, Put)
         else _MapRemoved(list(e.hashes), e.medium)
         if isinstance(e, Drop)
         else _MapCleared()
-        for e in told
+        for e in changes
     ]
     return _pack(_SglangMapBatch(ts, events, rank))
 
 
-def tensorrt_llm(told: Sequence[Told], *, first_id: int, rank: int | None = None, window: int = 4096) -> bytes:
+def tensorrt_llm(changes: Sequence[Change], *, first_id: int, rank: int | None = None, window: int = 4096) -> bytes:
     """trtllm-serve 1.x: JSON of one drain. An engine that begins anew says `created`, which here is Clear."""
     events = []
-    for number, e in enumerate(told, first_id):
+    for number, e in enumerate(changes, first_id):
         event = {
             "event_id": number,
             "data": _trt_data(e),
@@ -329,11 +329,11 @@ def tensorrt_llm(told: Sequence[Told], *, first_id: int, rank: int | None = None
     return json.dumps(events).encode()
 
 
-def e_window(event: Told) -> int | None:
+def e_window(event: Change) -> int | None:
     return event.window if isinstance(event, Put) else event.group if isinstance(event, Drop) else None
 
 
-def _trt_data(event: Told) -> dict[str, Any]:
+def _trt_data(event: Change) -> dict[str, Any]:
     if isinstance(event, Drop):
         return {"type": "removed", "block_hashes": list(event.hashes)}
     if isinstance(event, Clear):
@@ -374,4 +374,4 @@ SGLANG: dict[str, Encoder] = {
     "sglang-maps": sglang_maps,
 }
 TELLS_SALT = {"vllm-0.23", "vllm-0.26", "vllm-map-batch", "vllm-future", "sglang-0.5.18", "sglang-maps"}
-"""Versions whose events tell the cache salt."""
+"""Versions with the cache salt in their events."""

@@ -13,13 +13,13 @@ import pytest
 from backends.events import sglang, vllm
 from backends.events import tensorrt_llm as trtllm
 from backends.events.nouns import Batch, Cleared, Removed, Stored, packed
-from tests.golden.event_encoders import SGLANG, VLLM, Clear, Drop, Put, Told, tensorrt_llm
+from tests.golden.event_encoders import SGLANG, VLLM, Change, Clear, Drop, Put, tensorrt_llm
 
 FRAMES = Path(__file__).parent / "events"
 AT = 1_789_095_808.8378847
 BYTES, CHILD = bytes(range(32)), bytes(range(32, 64))
 
-TOLD: dict[str, list[Told]] = {
+CHANGES: dict[str, list[Change]] = {
     "vllm": [
         Clear(),
         Put((BYTES, CHILD), None, (151644, 872, 198, 9064, 374, 279, 6722, 315), 4, salt="acme"),
@@ -36,7 +36,7 @@ TOLD: dict[str, list[Told]] = {
         Drop((13,), medium="CPU_PINNED"),
     ],
 }
-TRT_TOLD: list[Told] = [
+TRT_CHANGES: list[Change] = [
     Clear(),
     Put((101, 102), None, (1, 2, 3, 4, 5, 6, 7, 8), 4),
     Put((103,), 102, (9, 10, 11, 12), 4, keys=((77,),), medium="CPU"),
@@ -77,8 +77,8 @@ READ: dict[str, Batch] = {
 def written(name: str) -> bytes:
     """What the version called `name` writes."""
     if name == "tensorrt-llm-1":
-        return tensorrt_llm(TRT_TOLD, first_id=40, rank=1)
-    return (VLLM | SGLANG)[name](AT, TOLD[name.partition("-")[0]], 1)
+        return tensorrt_llm(TRT_CHANGES, first_id=40, rank=1)
+    return (VLLM | SGLANG)[name](AT, CHANGES[name.partition("-")[0]], 1)
 
 
 def frame(name: str) -> bytes:

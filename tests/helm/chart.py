@@ -42,13 +42,13 @@ class Rendered:
     texts: dict[str, str]
     objects: tuple[dict[str, Any], ...]
 
-    def one(self, kind: str, name: str = "") -> dict[str, Any]:
-        """The only object of `kind` whose name ends with `name`."""
+    def get(self, kind: str, name: str = "") -> dict[str, Any]:
+        """The only object of `kind` with a name that ends with `name`."""
         (found,) = self.all(kind, name)
         return found
 
     def all(self, kind: str, name: str = "") -> list[dict[str, Any]]:
-        """Every object of `kind` whose name ends with `name`."""
+        """Every object of `kind` with a name that ends with `name`."""
         return [each for each in self.objects if each["kind"] == kind and each["metadata"]["name"].endswith(name)]
 
     def by_name(self) -> dict[str, dict[str, Any]]:

@@ -28,11 +28,11 @@ class Story:
         samples = [{"labels": f"{{{selector(labels)}}}", "value": 1} for labels in self.firing]
         expression = f'count by ({", ".join(TOLD_APART_BY)}) (ALERTS{{alertstate="firing"}})'
         test = {"expr": expression, "eval_time": f"{self.minute}m", "exp_samples": samples}
-        series = [{"series": name, "values": values} for name, values in self.input.items()]
+        inputs = [{"series": name, "values": values} for name, values in self.input.items()]
         return {
             "rule_files": [rules],
             "evaluation_interval": "1m",
-            "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [test]}],
+            "tests": [{"interval": "1m", "input_series": inputs, "promql_expr_test": [test]}],
         }
 
 
@@ -41,18 +41,18 @@ def selector(labels: Mapping[str, str]) -> str:
     return ",".join(f'{key}="{value}"' for key, value in labels.items())
 
 
-def one(name: str, values: str, **labels: str) -> Series:
+def series(name: str, values: str, **labels: str) -> Series:
     """One series of our router."""
     return {f"{name}{{{selector({**OURS, **labels})}}}": values}
 
 
 def growing(name: str, per_minute: float, minutes: int, **labels: str) -> Series:
     """A counter."""
-    return one(name, f"0+{per_minute:g}x{minutes}", **labels)
+    return series(name, f"0+{per_minute:g}x{minutes}", **labels)
 
 
 def histogram(name: str, bounds: Iterable[str], seen: Mapping[str, float], minutes: int, **labels: str) -> Series:
-    """A histogram whose observations lie, so many a minute, in the buckets that end at the keys of `seen`."""
+    """A histogram: upper bound of a bucket -> observations a minute in it (`seen`)."""
     made: Series = {}
     for bound in (*bounds, "+Inf"):
         up_to = sum(rate for end, rate in seen.items() if float(end) <= float(bound))

@@ -56,7 +56,7 @@ def test_every_panel_asks_for_one_release_and_none_lies_over_another(path: Path)
 
 
 def test_the_chart_carries_them_whole() -> None:
-    data = render_set("monitored").one("ConfigMap", "-dashboards")["data"]
+    data = render_set("monitored").get("ConfigMap", "-dashboards")["data"]
     assert [json.loads(data[f"pointsman-{path.stem}.json"]) for path in DASHBOARDS] == [
         json.loads(path.read_text()) for path in DASHBOARDS
     ]

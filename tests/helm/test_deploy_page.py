@@ -96,7 +96,7 @@ def test_every_pointsman_command_is_understood(arguments: list[str]) -> None:
     typer.main.get_command(router_app).commands[command].make_context(command, rest)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "shards" in block], ids=lambda one: ",".join(one))
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "shards" in block], ids=lambda names: ",".join(names))
 def test_the_values_on_the_page_render(block: Values) -> None:
     sla = "" if block["shards"] else "pools: {vllm: {kind: openai_compatible, at: 'http://vllm:8000', model: m}}"
     assert render({**block, **({"sla": sla} if sla else {})}).objects
@@ -111,7 +111,7 @@ def test_the_pool_on_the_page_is_sound() -> None:
 def test_the_adapter_serves_what_the_autoscaler_asks_for() -> None:
     (block,) = [block["rules"]["external"][0] for block in BLOCKS if "external" in block.get("rules", {})]
     (pattern,) = re.findall(r'=~"([^"]+)"', block["seriesQuery"])
-    metrics = render(VALUE_SETS["scaled by hpa"]).one("HorizontalPodAutoscaler")["spec"]["metrics"]
+    metrics = render(VALUE_SETS["scaled by hpa"]).get("HorizontalPodAutoscaler")["spec"]["metrics"]
     assert all(re.fullmatch(pattern, metric["external"]["metric"]["name"]) for metric in metrics)
 
 

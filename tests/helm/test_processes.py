@@ -61,18 +61,18 @@ class Started:
     process: asyncio.subprocess.Process
     log: Path
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     async def until(self, true: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Return once `true()` is; fail with what the process said if it ends first, or WAIT_S pass."""
+        """Return once `true()` is; fail with the process's output if it ends first, or WAIT_S pass."""
         try:
             async with asyncio.timeout(WAIT_S):
                 while not await true():
-                    assert self.process.returncode is None, f"ended before {what}:\n{self.said()}"
+                    assert self.process.returncode is None, f"ended before {what}:\n{self.output()}"
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            pytest.fail(f"waited in vain: {what}\n{self.said()}")
+            pytest.fail(f"waited in vain: {what}\n{self.output()}")
 
     async def ends_in_time(self, pod: Mapping[str, Any]) -> bool:
         """Send what kubelet sends; has it gone by itself, well, before kubelet would kill it?"""
@@ -136,9 +136,9 @@ def a_router(rendered: Rendered, configmap: Path, http: int) -> tuple[list[str],
 async def test_router_and_shard_start_answer_reload_and_end_as_pods_do(tmp_path: Path) -> None:
     rendered = render(VALUES)
     link, http = free_port(), free_port()
-    (tmp_path / "sla.yaml").write_text(rendered.one("ConfigMap", "-sla")["data"]["sla.yaml"])
-    # the second shard never comes up: a pool that scales has addresses with nobody behind them
-    environment = {**rendered.one("Secret", "-router")["stringData"], "SHARDS_OWN": f"127.0.0.1:{link},127.0.0.1:1"}
+    (tmp_path / "sla.yaml").write_text(rendered.get("ConfigMap", "-sla")["data"]["sla.yaml"])
+    # the second shard never comes up: a pool that scales has addresses without a server
+    environment = {**rendered.get("Secret", "-router")["stringData"], "SHARDS_OWN": f"127.0.0.1:{link},127.0.0.1:1"}
     shard_command, shard_pod = a_shard(rendered, link)
     router_command, router_pod = a_router(rendered, tmp_path, http)
     base = f"http://127.0.0.1:{http}"
@@ -167,8 +167,8 @@ async def test_router_and_shard_start_answer_reload_and_end_as_pods_do(tmp_path:
             (tmp_path / "new").replace(tmp_path / "sla.yaml")
             await router.until(reloaded, "the changed file decides")
 
-        assert await router.ends_in_time(router_pod), router.said()
-        assert await shard.ends_in_time(shard_pod), shard.said()
+        assert await router.ends_in_time(router_pod), router.output()
+        assert await shard.ends_in_time(shard_pod), shard.output()
 
 
 SERVER = shutil.which("redis-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -178,7 +178,7 @@ SERVER = shutil.which("redis-server", path=f"{Path(sys.executable).parent}{os.pa
 async def test_redis_starts_with_its_arguments_and_asks_for_its_password(tmp_path: Path) -> None:
     assert SERVER is not None
     rendered, port = render({"redis": {"enabled": True, "password": "a/b:c", "memory": "64Mi"}}), free_port()
-    secret = rendered.one("Secret", "-redis")["stringData"]
+    secret = rendered.get("Secret", "-redis")["stringData"]
     args = on_this_machine(
         container(pods(rendered)["prod-pointsman-redis"])["args"], {"$(REDIS_PASSWORD)": secret["password"]}
     )
@@ -198,4 +198,4 @@ async def test_redis_starts_with_its_arguments_and_asks_for_its_password(tmp_pat
         async with Redis(port=port) as stranger:
             with pytest.raises(AuthenticationError):
                 await stranger.ping()
-        assert await server.ends_in_time(pods(rendered)["prod-pointsman-redis"]), server.said()
+        assert await server.ends_in_time(pods(rendered)["prod-pointsman-redis"]), server.output()

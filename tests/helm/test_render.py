@@ -1,4 +1,4 @@
-"""Every template, with values that somebody could want, is what Kubernetes takes; each value changes what it should."""
+"""Kubernetes accepts every template, with all kinds of values; each value changes what it should."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helm.custom_resources import SPECS
 from tests.helm.value_sets import VALUE_SETS
 
 KUBERNETES = ("1.30", "1.37")
-"""The oldest that Chart.yaml allows, and the newest whose schemas the validator brings."""
+"""The oldest version that Chart.yaml allows, and the newest one with schemas in the validator."""
 
 POOL = (
     "PodDisruptionBudget prod-pointsman-shard-{}",
@@ -109,7 +109,7 @@ render_set = cache(lambda name: render(VALUE_SETS[name]))
 
 
 def check(document: dict[str, Any], version: str) -> None:
-    """Raise if Kubernetes, or the operator whose resource it is, would not take `document`."""
+    """Raise if Kubernetes, or the operator of the resource, would reject `document`."""
     kind = (document["apiVersion"], document["kind"])
     if kind in SPECS:
         assert set(document) == {"apiVersion", "kind", "metadata", "spec"}
@@ -192,7 +192,7 @@ def test_what_helm_says_afterwards_names_the_service_and_warns() -> None:
 
 
 def selected(rendered: Rendered, selector: dict[str, str]) -> list[str]:
-    """Workloads whose pods `selector` finds."""
+    """Workloads of the pods that `selector` finds."""
     pods = [
         (each, each["spec"]["template"]["metadata"]["labels"])
         for kind in ("Deployment", "StatefulSet")
@@ -214,4 +214,4 @@ def test_whatever_selects_pods_finds_those_of_its_own_name(name: str) -> None:
             assert all(found.startswith(own) for found in selected(rendered, spec["podSelector"]["matchLabels"]))
         elif each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"):
             target = spec["scaleTargetRef"]
-            assert "replicas" not in rendered.one(target["kind"], target["name"])["spec"]
+            assert "replicas" not in rendered.get(target["kind"], target["name"])["spec"]

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.operate.telemetry.telemetry import Telemetry
 from tests.helm.chart import Values, render
-from tests.helm.rules import Story, growing, histogram, one
+from tests.helm.rules import Story, growing, histogram, series
 from tests.helm.test_render import render_set
 from tests.helm.value_sets import ELSEWHERE, VALUE_SETS
 
@@ -42,7 +42,7 @@ def seen_by_prometheus() -> dict[str, tuple[str, ...]]:
 
 def groups(values: Values) -> dict[str, list[dict[str, Any]]]:
     """The rules of each group, by the last word of its name."""
-    found = render(values).one("PrometheusRule")["spec"]["groups"]
+    found = render(values).get("PrometheusRule")["spec"]["groups"]
     return {group["name"].split(".")[1]: group["rules"] for group in found}
 
 
@@ -137,13 +137,13 @@ def test_every_metric_that_rules_and_triggers_name_is_one_of_the_routers(name: s
 
 
 def test_hpa_and_keda_scale_by_the_same_three_measures() -> None:
-    hpa = render_set("scaled by hpa").one("HorizontalPodAutoscaler")["spec"]
+    hpa = render_set("scaled by hpa").get("HorizontalPodAutoscaler")["spec"]
     recorded = {
         r["record"]: r
         for r in groups(VALUE_SETS["scaled by hpa"])["recorded"]
         if r["record"].startswith("pointsman_scaling")
     }
-    triggers = render_set("scaled by keda").one("ScaledObject")["spec"]["triggers"]
+    triggers = render_set("scaled by keda").get("ScaledObject")["spec"]["triggers"]
     assert [metric["external"]["metric"]["name"] for metric in hpa["metrics"]] == list(recorded)
     for metric, trigger in zip(hpa["metrics"], triggers, strict=True):
         target = metric["external"]["target"]
@@ -164,8 +164,8 @@ ERROR = ("0.1", "0.3", "0.5", "1.0", "2.0")
 
 def well(minutes: int) -> dict[str, str]:
     """A router that is scraped, with two backends that are well."""
-    own, large = (one("pointsman_backend_healthy", f"1x{minutes}", backend=name) for name in ("own-0", "large-0"))
-    return own | large | one("up", f"1x{minutes}") | one("pointsman_config_info", f"1x{minutes}", version="a")
+    own, large = (series("pointsman_backend_healthy", f"1x{minutes}", backend=name) for name in ("own-0", "large-0"))
+    return own | large | series("up", f"1x{minutes}") | series("pointsman_config_info", f"1x{minutes}", version="a")
 
 
 def ttft(seen: dict[str, float], minutes: int, service_class: str = "interactive") -> dict[str, str]:
@@ -173,8 +173,8 @@ def ttft(seen: dict[str, float], minutes: int, service_class: str = "interactive
 
 
 def ended(outcome: str, per_minute: float, minutes: int) -> dict[str, str]:
-    who = {"tenant": "acme", "service_class": "interactive"}
-    return growing("pointsman_requests_total", per_minute, minutes, outcome=outcome, **who)
+    labels = {"tenant": "acme", "service_class": "interactive"}
+    return growing("pointsman_requests_total", per_minute, minutes, outcome=outcome, **labels)
 
 
 def fires(alert: str, severity: str, **labels: str) -> dict[str, str]:
@@ -223,30 +223,30 @@ STORIES = {
         burns("PointsmanRequestsFail", "interactive", "1h", "6h", "1d"),
     ),
     "no router is scraped": Story({}, 10, (fires("PointsmanRouterDown", "page"),)),
-    "routers are down": Story(one("up", "0x20"), 10, (fires("PointsmanRouterDown", "page"),)),
+    "routers are down": Story(series("up", "0x20"), 10, (fires("PointsmanRouterDown", "page"),)),
     "a pool is down": Story(
         well(90)
-        | one("pointsman_backend_healthy", "0x90", backend="own-0")
-        | one("pointsman_backend_healthy", "0x90", backend="own-1"),
+        | series("pointsman_backend_healthy", "0x90", backend="own-0")
+        | series("pointsman_backend_healthy", "0x90", backend="own-1"),
         10,
         (fires("PointsmanPoolDown", "page", pool="own"),),
     ),
     "a backend fell ill": Story(
-        well(90) | one("pointsman_backend_healthy", "1x30 0x60", backend="own-1"),
+        well(90) | series("pointsman_backend_healthy", "1x30 0x60", backend="own-1"),
         40,
         (fires("PointsmanBackendIll", "ticket", backend="own-1"),),
     ),
-    "a shard was never there": Story(well(90) | one("pointsman_backend_healthy", "0x90", backend="own-7"), 20),
+    "a shard was never there": Story(well(90) | series("pointsman_backend_healthy", "0x90", backend="own-7"), 20),
     "the queue stands": Story(
         well(90)
-        | one("pointsman_queued", "3x90", **WAITING)
+        | series("pointsman_queued", "3x90", **WAITING)
         | growing("pointsman_queue_seconds_count", 0, 90, tenant="a", **WAITING),
         30,
         (fires("PointsmanQueueStands", "page", service_class="interactive"),),
     ),
     "the queue moves": Story(
         well(90)
-        | one("pointsman_queued", "3x90", **WAITING)
+        | series("pointsman_queued", "3x90", **WAITING)
         | growing("pointsman_queue_seconds_count", 9, 90, tenant="a", **WAITING),
         30,
     ),
@@ -256,23 +256,25 @@ STORIES = {
         (fires("PointsmanEventLoopLate", "ticket", pod="r-0"),),
     ),
     "a file is refused for the first time": Story(
-        well(90) | one("pointsman_config_reloads_total", "_x20 1x70", result="refused"),
+        well(90) | series("pointsman_config_reloads_total", "_x20 1x70", result="refused"),
         30,
         (fires("PointsmanFileRefused", "ticket", pod="r-0"),),
     ),
     "a file is refused again": Story(
-        well(90) | one("pointsman_config_reloads_total", "1x40 2x50", result="refused"),
+        well(90) | series("pointsman_config_reloads_total", "1x40 2x50", result="refused"),
         50,
         (fires("PointsmanFileRefused", "ticket", pod="r-0"),),
     ),
     "a file was refused long ago": Story(
-        well(90) | one("pointsman_config_reloads_total", "1x90", result="refused"), 30
+        well(90) | series("pointsman_config_reloads_total", "1x90", result="refused"), 30
     ),
     "routers decide by two files": Story(
-        well(90) | one("pointsman_config_info", "1x90", version="b"), 30, (fires("PointsmanVersionsDiffer", "ticket"),)
+        well(90) | series("pointsman_config_info", "1x90", version="b"),
+        30,
+        (fires("PointsmanVersionsDiffer", "ticket"),),
     ),
     "a task fails": Story(
-        well(90) | one("pointsman_events_total", "_x20 1x70", event="task_failed"),
+        well(90) | series("pointsman_events_total", "_x20 1x70", event="task_failed"),
         25,
         (fires("PointsmanTaskFailed", "ticket", pod="r-0"),),
     ),
@@ -298,8 +300,8 @@ def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([PROMTOOL, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
-def told(story: Story, directory: Path) -> subprocess.CompletedProcess[str]:
-    """What promtool says to `story` with the rules of the set `monitored`."""
+def promtool_run(story: Story, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A run of promtool over `story` with the rules of the set `monitored`."""
     path = directory / "story.yaml"
     path.write_text(yaml.safe_dump(story.as_file(str(rules_file("monitored", directory)))))
     return promtool("test", "rules", path)
@@ -307,14 +309,14 @@ def told(story: Story, directory: Path) -> subprocess.CompletedProcess[str]:
 
 def rules_file(name: str, directory: Path) -> Path:
     path = directory / "rules.yaml"
-    path.write_text(yaml.safe_dump(render_set(name).one("PrometheusRule")["spec"]))
+    path.write_text(yaml.safe_dump(render_set(name).get("PrometheusRule")["spec"]))
     return path
 
 
 @needs_promtool
 @pytest.mark.parametrize("name", [name for name in VALUE_SETS if render_set(name).all("PrometheusRule")])
 def test_prometheus_understands_every_rule(name: str, tmp_path: Path) -> None:
-    count = sum(len(group["rules"]) for group in render_set(name).one("PrometheusRule")["spec"]["groups"])
+    count = sum(len(group["rules"]) for group in render_set(name).get("PrometheusRule")["spec"]["groups"])
     done = promtool("check", "rules", rules_file(name, tmp_path))
     assert f"SUCCESS: {count} rules found" in done.stdout, done.stdout + done.stderr
 
@@ -322,7 +324,7 @@ def test_prometheus_understands_every_rule(name: str, tmp_path: Path) -> None:
 @needs_promtool
 @pytest.mark.parametrize("name", STORIES)
 def test_prometheus_raises_the_alerts_of_each_story_and_no_others(name: str, tmp_path: Path) -> None:
-    done = told(STORIES[name], tmp_path)
+    done = promtool_run(STORIES[name], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -331,6 +333,6 @@ def test_prometheus_raises_the_alerts_of_each_story_and_no_others(name: str, tmp
     "firing", [(), (fires("PointsmanRouterDown", "page"), fires("PointsmanPoolDown", "page", pool="own"))]
 )
 def test_an_alert_too_few_or_too_many_is_seen(firing: tuple[dict[str, str], ...], tmp_path: Path) -> None:
-    done = told(Story(STORIES["no router is scraped"].input, 10, firing), tmp_path)
+    done = promtool_run(Story(STORIES["no router is scraped"].input, 10, firing), tmp_path)
     assert done.returncode != 0
     assert "got: {alertname=" in done.stderr

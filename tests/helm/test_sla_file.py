@@ -30,7 +30,7 @@ def environment_of(rendered: Rendered) -> dict[str, str]:
 def test_the_file_in_the_configmap_is_sound_with_the_environment_of_the_pod(name: str, tmp_path: Path) -> None:
     rendered = render(VALUE_SETS[name])
     file = tmp_path / "sla.yaml"
-    file.write_text(rendered.one("ConfigMap", "-sla")["data"]["sla.yaml"])
+    file.write_text(rendered.get("ConfigMap", "-sla")["data"]["sla.yaml"])
     config = ConfigFile(file, environment_of(rendered)).read().config
     shards = {address for pool in config.pools.values() if pool.kind == "shard" for address in pool.at}
     names = [each["metadata"]["name"] for each in rendered.all("StatefulSet") if "-shard-" in each["metadata"]["name"]]
@@ -40,11 +40,11 @@ def test_the_file_in_the_configmap_is_sound_with_the_environment_of_the_pod(name
 @pytest.mark.parametrize("text", [SLA, SLA.rstrip("\n"), AWKWARD, AWKWARD + "\n\n"])
 def test_the_file_arrives_byte_for_byte(text: str) -> None:
     values: Values = {"sla": text, "shards": [{"name": "own"}, *([{"name": "large"}] if "LARGE" in text else [])]}
-    assert render(values).one("ConfigMap", "-sla")["data"]["sla.yaml"] == text
+    assert render(values).get("ConfigMap", "-sla")["data"]["sla.yaml"] == text
 
 
 def test_the_order_of_classes_which_is_their_rank_is_kept() -> None:
-    text = render(VALUE_SETS["production file"]).one("ConfigMap", "-sla")["data"]["sla.yaml"]
+    text = render(VALUE_SETS["production file"]).get("ConfigMap", "-sla")["data"]["sla.yaml"]
     environment = {"LABS_KEY": "k", "SHARDS_OWN": "a:1", "SHARDS_LARGE": "b:1"}
     assert list(parse(text, environment=environment).classes) == [
         "interactive",

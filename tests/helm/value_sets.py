@@ -1,4 +1,4 @@
-"""The values that the chart is tried with. Each is a deployment that somebody could want."""
+"""The values that the chart is tried with. Each is a realistic deployment."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_every_relative_link_leads_somewhere() -> None:
             assert (page.parent / link).exists(), f"{page.relative_to(ROOT)}: {link}"
 
 
-def test_pages_say_nothing_about_whoever_wrote_them() -> None:
+def test_pages_say_nothing_about_their_authors() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
         assert not re.search(r"/work/|/root/|pypi\.org|helper session", page.read_text()), page
 

@@ -54,7 +54,7 @@ async def a_connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, a
         await asyncio.sleep(0)
 
 
-async def said_to(port: int, *pieces: bytes, pause_s: float = 0.001) -> bytes:
+async def reply_to(port: int, *pieces: bytes, pause_s: float = 0.001) -> bytes:
     """All that comes back until the server closes, for `pieces` that are sent one after the other."""
     async with a_connection(port) as (reader, writer):
         for piece in pieces:

@@ -181,13 +181,13 @@ async def test_a_connection_serves_one_request_after_the_other() -> None:
 async def test_requests_at_once_have_connections_of_their_own_and_answers_are_not_mixed_up() -> None:
     async with a_server() as (server, port), a_client(port, most_idle=4) as client:
 
-        async def one(name: int) -> None:
+        async def exchange(name: int) -> None:
             for number in range(30):
                 body = b"%d-%d " % (name, number) * (number * name)
                 async with await client.request("POST", "/", {}, body) as answer:
                     assert await answer.body(1 << 20) == body
 
-        await asyncio.gather(*(one(name) for name in range(1, 17)))
+        await asyncio.gather(*(exchange(name) for name in range(1, 17)))
         assert "4 idle" in repr(client)
         await eventually(lambda: server.connections == 4)
 
@@ -433,11 +433,11 @@ async def test_an_answer_larger_than_its_reader_allows_is_a_bad_answer() -> None
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "identity"])
 async def test_answers_are_decoded_where_that_is_asked_for(coding: str) -> None:
     asked: list[str | None] = []
-    said = b"hello " * 1000
+    content = b"hello " * 1000
 
     async def handler(request: Request) -> Reply:
         asked.append(request.headers.get("accept-encoding"))
-        body = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[coding](said)
+        body = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[coding](content)
         stream = request.start(200, {"Content-Encoding": coding})
         for at in range(0, len(body), 7):
             await stream.write(body[at : at + 7])
@@ -446,16 +446,16 @@ async def test_answers_are_decoded_where_that_is_asked_for(coding: str) -> None:
 
     async with a_server(handler) as (_, port):
         async with a_client(port, decoded_bytes=10_000) as client:
-            assert await got(client) == (200, said)
+            assert await got(client) == (200, content)
         async with a_client(port, decoded_bytes=100) as client:
             if coding == "identity":
-                assert await got(client) == (200, said)
+                assert await got(client) == (200, content)
             else:
                 with pytest.raises(BadAnswer, match="larger than 100"):
                     await got(client)
         async with a_client(port) as client, await client.request("GET", "/") as answer:
             raw = await answer.body(10_000)
-            assert (answer.headers["content-encoding"], raw == said) == (coding, coding == "identity")
+            assert (answer.headers["content-encoding"], raw == content) == (coding, coding == "identity")
     assert asked == ["gzip, deflate", "gzip, deflate", None]
 
 

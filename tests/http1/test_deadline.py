@@ -26,13 +26,13 @@ class Wire(asyncio.Transport):
 
     def __init__(self, connection: ClientConnection | ServerConnection) -> None:
         super().__init__()
-        self.connection, self.said = connection, b""
+        self.connection, self.received = connection, b""
         self.unsent = 0
         self.closed_at: float | None = None
         connection.connection_made(self)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.said += data
+        self.received += data
 
     def is_closing(self) -> bool:
         return self.closed_at is not None
@@ -96,7 +96,7 @@ def test_a_client_that_sends_nothing_is_left_after_the_time_for_a_head() -> None
     async def run() -> None:
         client = a_client(HttpServer(echo, LIMITS))
         await asyncio.sleep(100)
-        assert (client.closed_at, client.said) == (30.0, b"")
+        assert (client.closed_at, client.received) == (30.0, b"")
 
     run_virtually(run())
 
@@ -108,7 +108,7 @@ def test_a_head_that_drips_is_refused_after_its_time_however_often_something_com
         for byte in a_request(method="GET", path="/" + "a" * 50)[:40]:
             client.connection.data_received(bytes([byte]))
             await asyncio.sleep(1)
-        assert statuses(client.said) == [408]
+        assert statuses(client.received) == [408]
         await asyncio.sleep(10)
         assert client.closed_at == 20 + 30 + LIMITS.linger_s
 
@@ -122,11 +122,11 @@ def test_a_body_may_drip_but_not_stop() -> None:
         for _ in range(4):
             await asyncio.sleep(59)
             client.connection.data_received(b"x")
-        assert client.said == b""
+        assert client.received == b""
         await asyncio.sleep(59)
-        assert client.said == b""
+        assert client.received == b""
         await asyncio.sleep(2)
-        assert statuses(client.said) == [408]
+        assert statuses(client.received) == [408]
         await asyncio.sleep(10)
         assert client.closed_at == 4 * 59 + 60 + LIMITS.linger_s
 
@@ -143,7 +143,7 @@ def test_a_connection_that_is_not_used_is_closed_and_a_handler_may_take_its_time
         for number in (1, 2):
             client.connection.data_received(a_request(method="GET"))
             await asyncio.sleep(3600 + 70)
-            assert (statuses(client.said), client.closed_at) == ([200] * number, None)
+            assert (statuses(client.received), client.closed_at) == ([200] * number, None)
         await asyncio.sleep(100)
         assert client.closed_at == 3670 + 3600 + 75
 
@@ -161,7 +161,7 @@ def test_a_body_that_its_handler_leaves_is_not_its_clients_fault() -> None:
         await asyncio.sleep(3600 + 30)
         client.connection.data_received(b"y" * 5)
         await asyncio.sleep(1)
-        assert statuses(client.said) == [200]
+        assert statuses(client.received) == [200]
         client.abort()
         await asyncio.sleep(0)
 
@@ -190,7 +190,7 @@ def test_a_client_that_is_refused_may_read_its_answer_slowly() -> None:
         client = a_client(HttpServer(echo, LIMITS))
         client.unsent = 100
         client.connection.data_received(b"no HTTP at all")
-        assert statuses(client.said) == [400]
+        assert statuses(client.received) == [400]
         for _ in range(5):
             await asyncio.sleep(15)
             client.unsent -= 10

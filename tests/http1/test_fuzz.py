@@ -23,7 +23,7 @@ from tests.http1.parts import (
     eventually,
     parsed,
     read_all,
-    said_to,
+    reply_to,
     statuses,
 )
 from tests.http1.test_smuggling import AMBIGUOUS, BAD_CHUNKS, CHUNKED, OTHER
@@ -152,7 +152,7 @@ async def test_a_server_survives_whatever_it_is_sent(caplog: pytest.LogCaptureFi
     limits = ServerLimits(half_closed_s=0.02, linger_s=0.05)
     async with a_server(limits=limits) as (server, port):
 
-        async def one(raw: bytes) -> None:
+        async def send_mutated(raw: bytes) -> None:
             async with a_connection(port) as (reader, writer):
                 for piece in in_pieces(rng, raw):
                     send(writer, piece)
@@ -162,9 +162,9 @@ async def test_a_server_survives_whatever_it_is_sent(caplog: pytest.LogCaptureFi
                     await read_all(reader)
 
         for _ in range(25):
-            await asyncio.gather(*(one(mutated(rng, REQUESTS)) for _ in range(20)))
+            await asyncio.gather(*(send_mutated(mutated(rng, REQUESTS)) for _ in range(20)))
         await eventually(lambda: server.connections == 0)
-        assert statuses(await said_to(port, a_request("Connection: close", body=b"still here"))) == [200]
+        assert statuses(await reply_to(port, a_request("Connection: close", body=b"still here"))) == [200]
     assert not caplog.records
 
 
@@ -179,7 +179,7 @@ async def test_a_client_survives_whatever_it_is_answered(caplog: pytest.LogCaptu
             if rng.random() < 0.7:
                 return
 
-    async def one(client: HttpClient) -> bool:
+    async def exchange(client: HttpClient) -> bool:
         try:
             async with await client.request("GET", "/", silence_s=0.05) as answer:
                 await answer.body(1 << 20)
@@ -191,7 +191,7 @@ async def test_a_client_survives_whatever_it_is_answered(caplog: pytest.LogCaptu
     caplog.set_level(logging.ERROR)
     async with a_peer(talk) as port:
         client = HttpClient(f"http://127.0.0.1:{port}", ClientLimits(most_idle=8))
-        ends = [end for _ in range(25) for end in await asyncio.gather(*(one(client) for _ in range(20)))]
+        ends = [end for _ in range(25) for end in await asyncio.gather(*(exchange(client) for _ in range(20)))]
         await client.close()
     assert 50 < sum(ends) < 450
     assert not caplog.records

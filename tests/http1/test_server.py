@@ -25,7 +25,7 @@ from tests.http1.parts import (
     echo,
     eventually,
     read_all,
-    said_to,
+    reply_to,
     statuses,
 )
 
@@ -50,7 +50,7 @@ async def test_a_request_reaches_its_handler_with_all_that_it_says() -> None:
 
     async with a_server(handler) as (_, port):
         headers = ("X-Twice: one", "x-twice:  two ", "Authorization: Bearer k", CLOSE)
-        answer = await said_to(port, a_request(*headers, path="/v1/a%20b?c=d&e", body=b"body"))
+        answer = await reply_to(port, a_request(*headers, path="/v1/a%20b?c=d&e", body=b"body"))
     (request,) = seen
     assert (request.method, request.path, request.query) == ("POST", "/v1/a b", "c=d&e")
     assert request.headers["authorization"] == request.headers.get("AUTHORIZATION") == "Bearer k"
@@ -76,7 +76,7 @@ async def test_the_date_is_that_of_the_clock() -> None:
 
 async def test_a_stream_is_chunked_and_the_connection_serves_on() -> None:
     async with a_server(streaming) as (_, port):
-        answer = await said_to(port, a_request(method="GET") + a_request(CLOSE, method="GET"))
+        answer = await reply_to(port, a_request(method="GET") + a_request(CLOSE, method="GET"))
     assert statuses(answer) == [200, 200]
     chunks = b"".join(b"9\r\ndata: %d\n\n\r\n" % number for number in range(3)) + b"0\r\n\r\n"
     assert answer.count(b"Transfer-Encoding: chunked\r\n\r\n" + chunks) == 1
@@ -114,14 +114,14 @@ async def test_requests_that_were_sent_ahead_are_answered_in_order_one_at_a_time
 
     asked = b"".join(a_request(path=f"/{number}", body=b"abc") for number in range(1, 9))
     async with a_server(handler) as (_, port):
-        reply = await said_to(port, asked + a_request(CLOSE, path="/9"))
+        reply = await reply_to(port, asked + a_request(CLOSE, path="/9"))
     bodies = [answer.partition(b"\r\n\r\n")[2] for answer in reply.split(b"HTTP/1.1 ")[1:]]
     assert bodies == [*(b"/%dabc" % number for number in range(1, 9)), b"/9"]
 
 
 async def test_too_many_requests_ahead_are_refused_and_those_before_are_answered() -> None:
     async with a_server(limits=ServerLimits(waiting=4)) as (_, port):
-        answer = await said_to(port, a_request(method="GET") * 10)
+        answer = await reply_to(port, a_request(method="GET") * 10)
     assert statuses(answer) == [200] * 4 + [400]
 
 
@@ -142,21 +142,21 @@ async def test_a_connection_stays_as_its_client_asks(version: str, headers: tupl
 
 async def test_a_stream_to_http_10_ends_with_its_connection() -> None:
     async with a_server(streaming) as (_, port):
-        answer = await said_to(port, a_request("Connection: keep-alive", method="GET", version="1.0"))
+        answer = await reply_to(port, a_request("Connection: keep-alive", method="GET", version="1.0"))
     assert b"chunked" not in answer
     assert answer.endswith(b"Connection: close\r\n\r\ndata: 0\n\ndata: 1\n\ndata: 2\n\n")
 
 
 async def test_the_answer_to_head_has_no_body() -> None:
     async with a_server() as (_, port):
-        answer = await said_to(
+        answer = await reply_to(
             port, a_request(method="HEAD", body=b"abc") + a_request(CLOSE, method="GET", body=b"def")
         )
     assert statuses(answer) == [200, 200]
     assert answer.count(b"Content-Length: 3") == 2
     assert b"abc" not in answer
     async with a_server(streaming) as (_, port):
-        answer = await said_to(port, a_request(CLOSE, method="HEAD"))
+        answer = await reply_to(port, a_request(CLOSE, method="HEAD"))
     assert answer.endswith(b"\r\n\r\n")
     assert b"data" not in answer
 
@@ -166,7 +166,7 @@ async def test_options_reach_a_handler_and_an_answer_may_have_no_content() -> No
         return Response(204, b"", {"Allow": "POST", "X-Path": request.path})
 
     async with a_server(handler) as (_, port):
-        answer = await said_to(port, a_request(method="OPTIONS", path="*") + a_request(CLOSE, method="OPTIONS"))
+        answer = await reply_to(port, a_request(method="OPTIONS", path="*") + a_request(CLOSE, method="OPTIONS"))
     assert statuses(answer) == [204, 204]
     assert b"Content-Length" not in answer
     assert b"X-Path: *\r\n" in answer
@@ -179,7 +179,7 @@ async def test_headers_may_be_added_to_any_answer_and_the_connection_closed_afte
         return await streaming(request) if request.path == "/stream" else Response(200, b"x")
 
     async with a_server(handler) as (_, port):
-        answer = await said_to(port, a_request(method="GET") + a_request(method="GET", path="/stream"))
+        answer = await reply_to(port, a_request(method="GET") + a_request(method="GET", path="/stream"))
     assert answer.count(b"Access-Control-Allow-Origin: *\r\n") == 2
     assert answer.count(b"Connection: close\r\n") == 1
 
@@ -200,7 +200,7 @@ async def test_headers_may_be_added_to_any_answer_and_the_connection_closed_afte
 @pytest.mark.parametrize("size", [1 << 20, 700])
 async def test_a_head_has_bounds(raw: bytes, status: int, size: int) -> None:
     async with a_server(limits=ServerLimits(head_bytes=1000, headers=16)) as (_, port):
-        answer = await said_to(port, *(raw[at : at + size] for at in range(0, min(len(raw), 20 * size), size)))
+        answer = await reply_to(port, *(raw[at : at + size] for at in range(0, min(len(raw), 20 * size), size)))
     assert statuses(answer) == [status]
 
 
@@ -216,8 +216,8 @@ async def test_a_head_has_bounds(raw: bytes, status: int, size: int) -> None:
 )
 async def test_a_body_has_a_bound(raw: bytes) -> None:
     async with a_server(limits=ServerLimits(body_bytes=100)) as (_, port):
-        assert statuses(await said_to(port, raw)) == [413]
-        assert statuses(await said_to(port, a_request(CLOSE, body=b"x" * 100))) == [200]
+        assert statuses(await reply_to(port, raw)) == [413]
+        assert statuses(await reply_to(port, a_request(CLOSE, body=b"x" * 100))) == [200]
 
 
 async def test_a_handler_may_set_a_lower_bound_and_answer_itself() -> None:
@@ -228,7 +228,7 @@ async def test_a_handler_may_set_a_lower_bound_and_answer_itself() -> None:
             return Response(422, str(error.status).encode())
 
     async with a_server(handler) as (_, port):
-        assert (await said_to(port, a_request(CLOSE, body=b"x" * 11))).endswith(b"\r\n\r\n413")
+        assert (await reply_to(port, a_request(CLOSE, body=b"x" * 11))).endswith(b"\r\n\r\n413")
 
 
 async def test_an_answer_before_the_body_reaches_a_client_that_still_sends() -> None:
@@ -250,7 +250,7 @@ async def test_an_answer_to_a_body_that_was_not_read_keeps_the_connection_if_it_
         return Response(401, request.path.encode())
 
     async with a_server(handler) as (_, port):
-        answer = await said_to(port, a_request(path="/1", body=b"GET /x HTTP/1.1") + a_request(CLOSE, path="/2"))
+        answer = await reply_to(port, a_request(path="/1", body=b"GET /x HTTP/1.1") + a_request(CLOSE, path="/2"))
     assert statuses(answer) == [401, 401]
 
 
@@ -411,7 +411,7 @@ async def test_a_handler_that_fails_is_a_500_and_the_connection_serves_on(caplog
         return Response(200)
 
     async with a_server(handler) as (_, port):
-        answer = await said_to(port, a_request(path="/1") + a_request(CLOSE, path="/2"))
+        answer = await reply_to(port, a_request(path="/1") + a_request(CLOSE, path="/2"))
     assert statuses(answer) == [500, 200]
     assert b"secret" not in answer
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
@@ -427,7 +427,7 @@ async def test_a_stream_that_its_handler_leaves_is_broken_off(way: str) -> None:
         return stream if way == "forgets the end" else Response(200, b"y")
 
     async with a_server(handler) as (_, port):
-        answer = await said_to(port, a_request(method="GET"))
+        answer = await reply_to(port, a_request(method="GET"))
     assert not answer.endswith(b"0\r\n\r\n")
     assert statuses(answer) in ([200], [])
 
@@ -440,14 +440,14 @@ async def test_an_answer_cannot_be_split_by_what_a_header_holds(headers: dict[st
         return Response(200, b"x", headers)
 
     async with a_server(handler) as (_, port):
-        assert await said_to(port, a_request(method="GET")) == b""
+        assert await reply_to(port, a_request(method="GET")) == b""
 
 
 async def test_more_clients_than_allowed_are_turned_away() -> None:
     async with a_server(limits=ServerLimits(connections=1)) as (server, port), a_connection(port) as (reader, writer):
         writer.write(a_request(body=b"1"))
         await reader.readuntil(b"\r\n\r\n1")
-        assert statuses(await said_to(port, a_request())) == [503]
+        assert statuses(await reply_to(port, a_request())) == [503]
         await eventually(lambda: server.connections == 1)
         writer.write(a_request(body=b"2"))
         await reader.readuntil(b"\r\n\r\n2")
@@ -505,7 +505,7 @@ async def test_several_servers_may_share_a_port() -> None:
         port = await first.listen("127.0.0.1", 0, shares_port=True)
         assert await second.listen("127.0.0.1", port, shares_port=True) == port
         await first.close()
-        assert statuses(await said_to(port, a_request(CLOSE))) == [200]
+        assert statuses(await reply_to(port, a_request(CLOSE))) == [200]
         await second.close()
 
 
@@ -528,6 +528,6 @@ async def test_it_serves_over_tls(certificate: Path) -> None:
 
 async def test_limits_may_change_while_it_runs() -> None:
     async with a_server(limits=ServerLimits(body_bytes=10)) as (server, port):
-        assert statuses(await said_to(port, a_request(CLOSE, body=b"x" * 20))) == [413]
+        assert statuses(await reply_to(port, a_request(CLOSE, body=b"x" * 20))) == [413]
         server.limits = replace(server.limits, body_bytes=30)
-        assert statuses(await said_to(port, a_request(CLOSE, body=b"x" * 20))) == [200]
+        assert statuses(await reply_to(port, a_request(CLOSE, body=b"x" * 20))) == [200]

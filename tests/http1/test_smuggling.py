@@ -7,7 +7,7 @@ import pytest
 
 from http1.errors import HttpError
 from http1.request import Reply, Request, Response
-from tests.http1.parts import a_request, a_server, parsed, said_to, statuses
+from tests.http1.parts import a_request, a_server, parsed, reply_to, statuses
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
 CHUNKED = "Transfer-Encoding: chunked"
@@ -91,7 +91,7 @@ OTHER = {
 }
 
 
-async def seen_and_said(*pieces: bytes) -> tuple[list[str], bytes]:
+async def seen_and_answered(*pieces: bytes) -> tuple[list[str], bytes]:
     """The paths that reached a handler, and what was answered."""
     seen: list[str] = []
 
@@ -100,12 +100,12 @@ async def seen_and_said(*pieces: bytes) -> tuple[list[str], bytes]:
         return Response(200, await request.body())
 
     async with a_server(handler) as (_, port):
-        return seen, await said_to(port, *pieces)
+        return seen, await reply_to(port, *pieces)
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
 async def test_what_is_ambiguous_is_refused(name: str) -> None:
-    seen, answer = await seen_and_said(AMBIGUOUS[name] + HIDDEN)
+    seen, answer = await seen_and_answered(AMBIGUOUS[name] + HIDDEN)
     assert (seen, statuses(answer)) == ([], [400])
     assert b"Connection: close" in answer
 
@@ -123,32 +123,32 @@ def test_what_is_ambiguous_is_refused_in_any_pieces(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD_CHUNKS)
 async def test_a_body_in_bad_chunks_is_refused(name: str) -> None:
-    seen, answer = await seen_and_said(a_request(CHUNKED, body=BAD_CHUNKS[name]) + HIDDEN)
+    seen, answer = await seen_and_answered(a_request(CHUNKED, body=BAD_CHUNKS[name]) + HIDDEN)
     assert (seen, statuses(answer)) == ([], [400])
 
 
 @pytest.mark.parametrize("name", BAD_CHUNKS)
 async def test_a_handler_that_reads_a_body_as_it_comes_is_told_of_bad_chunks(name: str) -> None:
-    seen, answer = await seen_and_said(a_request(CHUNKED), BAD_CHUNKS[name] + HIDDEN)
+    seen, answer = await seen_and_answered(a_request(CHUNKED), BAD_CHUNKS[name] + HIDDEN)
     assert (seen, statuses(answer)) == (["/"], [400])
 
 
 @pytest.mark.parametrize("name", OTHER)
 async def test_other_protocols_are_refused(name: str) -> None:
     raw, status = OTHER[name]
-    seen, answer = await seen_and_said(raw)
+    seen, answer = await seen_and_answered(raw)
     assert (seen, statuses(answer)) == ([], [status])
 
 
 async def test_requests_before_an_ambiguous_one_are_answered() -> None:
-    seen, answer = await seen_and_said(
+    seen, answer = await seen_and_answered(
         a_request(path="/1") + a_request(path="/2", body=b"x") + AMBIGUOUS["two lengths"]
     )
     assert (seen, statuses(answer)) == (["/1", "/2"], [200, 200, 400])
 
 
 async def test_what_follows_a_request_that_closes_is_dropped() -> None:
-    seen, answer = await seen_and_said(a_request("Connection: close", path="/1") + HIDDEN)
+    seen, answer = await seen_and_answered(a_request("Connection: close", path="/1") + HIDDEN)
     assert (seen, statuses(answer)) == (["/1"], [200])
 
 
@@ -159,7 +159,7 @@ async def test_an_upgrade_is_not_followed_and_its_request_is_served(framing: str
     asked = a_request("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", framing, path="/1", body=body)
     last = a_request("Connection: close", path="/2", body=b"xyz")
     for pieces in ([asked + asked + last], [(asked + last)[at : at + 3] for at in range(0, len(asked + last), 3)]):
-        seen, answer = await seen_and_said(*pieces)
+        seen, answer = await seen_and_answered(*pieces)
         assert seen == ["/1"] * (len(seen) - 1) + ["/2"]
         assert statuses(answer) == [200] * len(seen)
         assert answer.count(b"\r\n\r\nabcde") == len(seen) - 1

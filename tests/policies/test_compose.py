@@ -26,7 +26,7 @@ def rng() -> random.Random:
     return random.Random(1)
 
 
-def test_the_decision_says_who_was_dropped_and_what_each_scored() -> None:
+def test_the_decision_lists_dropped_backends_and_each_score() -> None:
     policy = a_policy(WeightedScore("x", 3.0, fixed(1.0, 0.0)), WeightedScore("y", 1.0, fixed(0.0, 1.0)))
     view = a_cluster(a_backend("a"), a_backend("b"), a_backend("c", healthy=False))
     decision = policy.decide(a_request(), view, rng())
@@ -63,12 +63,12 @@ def test_a_backend_that_the_request_cannot_go_to_is_dropped_with_the_views_own_r
     assert (decision.chosen, decision.dropped) == ("a", (("b", "no_endpoint"),))
 
 
-def test_nobody_left_is_a_decision_with_reasons() -> None:
+def test_no_backend_left_is_a_decision_with_reasons() -> None:
     decision = a_policy().decide(a_request(), a_cluster(a_backend("a", healthy=False)), rng())
     assert (decision.chosen, decision.dropped, decision.scores) == (None, (("a", "healthy"),), ())
 
 
-def test_an_empty_cluster_has_nobody() -> None:
+def test_an_empty_cluster_has_no_backend() -> None:
     assert a_policy().decide(a_request(), a_cluster(), rng()).chosen is None
 
 

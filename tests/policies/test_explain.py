@@ -83,7 +83,7 @@ def test_a_score_that_is_not_known_of_all_is_not_counted_and_equals_are_named() 
     assert explanation.equals == ("a", "b")
 
 
-def test_where_nobody_is_left_nobody_is_chosen() -> None:
+def test_if_no_backend_is_left_none_is_chosen() -> None:
     explanation = the_explanation(a_backend(draining=True))
     assert (explanation.chosen, explanation.candidates, explanation.equals) == (None, (), ())
 

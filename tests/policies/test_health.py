@@ -20,7 +20,7 @@ def a_well_one(rules: HealthRules = RULES) -> Health:
     return health
 
 
-def test_nobody_is_well_before_a_first_probe() -> None:
+def test_no_backend_is_well_before_its_first_probe() -> None:
     health = a_health()
     assert not health.may_serve
     health.probe_passed(0.0)
@@ -97,7 +97,7 @@ def test_requests_that_failed_have_to_be_waited_out_and_then_one_is_on_trial() -
     assert health.share(2.5) == 0.1
 
 
-def test_time_alone_brings_nobody_back() -> None:
+def test_time_alone_brings_no_backend_back() -> None:
     health = a_well_one()
     for _ in range(3):
         health.request_failed(1.0, "x")

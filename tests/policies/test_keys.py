@@ -1,4 +1,4 @@
-"""The book of issued keys: who makes room, what a rotation leaves, and what is refused."""
+"""The book of issued keys: which key makes room, what a rotation leaves, and what is refused."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_a_backend_that_holds_the_whole_prompt_still_computes_its_last_token() -
     assert uncached_tokens(a_request(prompt_tokens=64), a_backend(held_tokens=64)) == 1
 
 
-def test_where_nobody_knows_what_is_held_nothing_is() -> None:
+def test_unknown_cache_contents_count_as_nothing() -> None:
     assert uncached_tokens(a_request(prompt_tokens=64), a_backend(held_tokens=None)) == 64
 
 
@@ -57,10 +57,10 @@ def test_the_fastest_of_those_counts() -> None:
     assert cost_s(REQUEST, VIEW, ROOMLESS, new_tokens=50) == pytest.approx(0.2 + 0.5)
 
 
-def test_with_nobody_left_nothing_is_promised_or_charged() -> None:
-    nobody = Decision(None, "default", dropped=tuple((backend.name, "fits_context") for backend in VIEW.backends))
-    assert fastest_prefill_s(REQUEST, VIEW, nobody) == 0.0
-    assert cost_s(REQUEST, VIEW, nobody, new_tokens=50) == 0.0
+def test_without_a_backend_nothing_is_predicted_or_charged() -> None:
+    none = Decision(None, "default", dropped=tuple((backend.name, "fits_context") for backend in VIEW.backends))
+    assert fastest_prefill_s(REQUEST, VIEW, none) == 0.0
+    assert cost_s(REQUEST, VIEW, none, new_tokens=50) == 0.0
 
 
 def test_what_was_cached_costs_no_prefill_and_company_shares_the_steps() -> None:

@@ -80,7 +80,7 @@ def test_times_are_told_in_units_that_help_and_never_as_nothing(seconds: float, 
 
 
 @given(st.floats(0, 1e9))
-def test_who_waits_as_long_as_was_told_has_waited_long_enough(seconds: float) -> None:
+def test_a_client_that_waits_as_long_as_retry_after_has_waited_long_enough(seconds: float) -> None:
     number, unit = quantities.told_seconds(seconds).replace(",", "").split()
     assert float(number) > 0
     assert float(number) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit] >= seconds * (1 - 1e-9) - 1e-6

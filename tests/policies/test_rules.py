@@ -65,7 +65,7 @@ def test_a_priority_that_is_no_class_is_refused_with_a_hint() -> None:
     assert caught.value.param == "priority"
 
 
-def test_a_rule_whose_class_the_tenant_may_not_use_is_skipped() -> None:
+def test_a_rule_with_a_class_that_the_tenant_may_not_use_is_skipped() -> None:
     assert class_of(prompt_tokens=16000, tenant=Tenant("a", "a", classes=frozenset({"chat"}))) == "chat"
 
 

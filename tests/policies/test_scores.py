@@ -36,7 +36,7 @@ def test_overlap_of_an_empty_prompt_is_none_at_all() -> None:
     assert scores.cache_overlap()(a_request(prompt_tokens=0), [a_backend(held_tokens=0)]) == [0.0]
 
 
-def test_who_holds_the_prompt_is_expected_to_answer_first() -> None:
+def test_the_backend_that_holds_the_prompt_is_expected_to_answer_first() -> None:
     cold, warm = a_backend(latency=SPEED), a_backend(latency=SPEED, held_tokens=900)
     slow, fast = scores.expected_ttft()(a_request(prompt_tokens=1000), [cold, warm])
     assert fast == 1.0
@@ -130,7 +130,7 @@ def test_turns_are_even_in_the_long_run_and_follow_weights() -> None:
     assert turns["c"] == pytest.approx(2000, rel=0.15)
 
 
-def test_a_session_stays_and_who_leaves_moves_only_its_own() -> None:
+def test_a_session_stays_and_a_leaving_backend_moves_only_its_own() -> None:
     backends = [a_backend(f"b{number}") for number in range(5)]
     before = {f"s{s}": best(scores.session(), f"r{s}", f"s{s}", *backends) for s in range(200)}
     again = {f"s{s}": best(scores.session(), "another", f"s{s}", *backends) for s in range(200)}

@@ -1,4 +1,4 @@
-"""A second file decides beside the first: only what it would do otherwise is told."""
+"""A second file decides beside the first: only the differences of its decisions are reported."""
 
 import random
 from typing import Any
@@ -15,7 +15,7 @@ OURS = parse(FIRST + "rules: [{class: chat, pools: [own]}]")
 ACME = Tenant("acme", "acme")
 
 
-def told(shadow: str, **facts: Any) -> tuple[Difference, ...]:
+def compared(shadow: str, **facts: Any) -> tuple[Difference, ...]:
     seen = Facts(
         **{
             "tenant": ACME,
@@ -34,12 +34,12 @@ def told(shadow: str, **facts: Any) -> tuple[Difference, ...]:
 
 
 def test_the_same_file_decides_the_same() -> None:
-    assert told(FIRST + "rules: [{class: chat, pools: [own]}]") == ()
+    assert compared(FIRST + "rules: [{class: chat, pools: [own]}]") == ()
 
 
 def test_class_pools_policy_and_backend_are_compared() -> None:
     other = FIRST + "rules: [{class: batch, policy: least_load}]"
-    assert told(other) == (
+    assert compared(other) == (
         Difference("class", "chat", "batch"),
         Difference("pools", "own", "any"),
         Difference("policy", "default", "least_load"),
@@ -49,13 +49,13 @@ def test_class_pools_policy_and_backend_are_compared() -> None:
 
 def test_which_of_equal_backends_was_drawn_is_no_difference() -> None:
     shadow = FIRST + "policies: {flat: {score: {cache_overlap: 1}}}\nrules: [{class: chat, policy: flat}]"
-    assert [difference.what for difference in told(shadow)] == ["pools", "policy"]
+    assert [difference.what for difference in compared(shadow)] == ["pools", "policy"]
 
 
 def test_a_request_that_the_shadow_refuses_is_told_with_the_reason() -> None:
     narrow = FIRST.replace("{anonymous: true}", "{anonymous: true, models: [other]}") + "rules: [{class: chat}]"
-    assert told(narrow) == (Difference("refused", "chat", "model_not_found"),)
+    assert compared(narrow) == (Difference("refused", "chat", "model_not_found"),)
 
 
 def test_a_tenant_that_the_shadow_does_not_have_is_told() -> None:
-    assert told(FIRST.replace("acme", "labs") + "rules: [{class: chat}]") == (Difference("tenant", "acme", "none"),)
+    assert compared(FIRST.replace("acme", "labs") + "rules: [{class: chat}]") == (Difference("tenant", "acme", "none"),)

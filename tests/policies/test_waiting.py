@@ -41,13 +41,13 @@ def test_want_of_room_or_health_is_worth_waiting_and_only_the_latter_is_an_outag
     assert (is_worth_waiting(decision), is_outage(decision)) == (waits, outage)
 
 
-def test_who_was_never_reached_is_waited_for_only_where_nobody_else_speaks_for_the_model() -> None:
+def test_a_backend_that_was_never_reached_is_waited_for_only_if_no_other_serves_the_model() -> None:
     assert is_outage(dropped(a="unreached", b="in_pools", c="serves_model"))
     assert not is_worth_waiting(dropped(a="unreached", b="incapable"))
     assert not is_worth_waiting(dropped(a="unreached", b="avoided"))
 
 
-def test_who_is_ill_and_could_not_take_it_anyhow_is_not_waited_for() -> None:
+def test_an_ill_backend_that_could_not_take_it_when_well_is_not_waited_for() -> None:
     view = a_cluster(a_backend("a", healthy=False, models=frozenset({"other"})))
     decision = DEFAULT.decide(a_request(), view, random.Random(1))
     assert decision.dropped == (("a", "serves_model"),)

@@ -1,4 +1,4 @@
-"""A gateway and those who call it in the same process."""
+"""A gateway and its callers in the same process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.router.parts import KEY, a_config
 
 
 class Listener:
-    """A caller in the same process: keeps what it hears, and hangs up after so many pieces if told to."""
+    """A caller in the same process: keeps what it gets, and may disconnect after a number of pieces."""
 
     def __init__(self, ask: Ask, *, hangs_up_after: int | None = None, key: str | None = KEY) -> None:
         self.id, self.key, self._ask, self._left = "r1", key, ask, hangs_up_after

@@ -176,7 +176,7 @@ async def a_router(
     clock: Callable[[], float] | None = None,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[Router]:
-    """A running router whose backends are reached; checks on the way out that nothing is left."""
+    """A running router with its backends reached; checks at the end that nothing is left."""
     made: Sequence[ScriptedBackend] = backends or (ScriptedBackend(),)
     chosen: dict[str, Any] = {"clock": clock, "tracing": tracing}
     parts = {name: part for name, part in chosen.items() if part is not None}

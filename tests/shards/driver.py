@@ -1,4 +1,4 @@
-"""An engine on a fake network and a clock that stands still, and all that it said."""
+"""An engine on a fake network and a clock that stands still, and all its reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EOS = 255
 
 
 class Clock:
-    """Stands still until told."""
+    """Stands still until it is set."""
 
     now_s = 0.0
 
@@ -41,7 +41,7 @@ class LaggingCopier(InlineCopier):
 
 
 class Driver:
-    """An engine on a fake network, and all that it said."""
+    """An engine on a fake network, and all its reports."""
 
     def __init__(
         self, network: Network | None = None, *, tokenizer: Tokenizer | None = None, eos: int = EOS, **options: object

@@ -38,7 +38,7 @@ def ask(driver: Driver, key: str = "it", **more: object) -> None:
     driver.ask(key, PROMPT, new=NEW, top_logprobs=20, rank=1, **more)
 
 
-def said(driver: Driver, key: str = "it") -> list[Drawn]:
+def drawn_by(driver: Driver, key: str = "it") -> list[Drawn]:
     return [Drawn("it", 0, draw.token_ids, draw.logprobs) for draw in driver.draws if draw.key == key]
 
 
@@ -127,7 +127,7 @@ def alone(model: Path) -> dict[bool, list[Drawn]]:
         driver = a_driver(model, deterministic=deterministic)
         ask(driver)
         driver.run()
-        answers[deterministic] = said(driver)
+        answers[deterministic] = drawn_by(driver)
     return answers
 
 
@@ -137,7 +137,7 @@ def test_a_deterministic_engine_says_the_same_to_the_last_bit(model: Path, alone
     driver = a_driver(model, deterministic=True, **options)
     play(driver)
     assert len(alone[True]) == NEW
-    assert said(driver) == alone[True]
+    assert drawn_by(driver) == alone[True]
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -145,7 +145,7 @@ def test_any_engine_says_the_same_up_to_rounding(model: Path, alone: dict[bool, 
     play, options = SCENES[scene]
     driver = a_driver(model, **options)
     play(driver)
-    for together_answer, alone_answer in zip(said(driver), alone[False], strict=True):
+    for together_answer, alone_answer in zip(drawn_by(driver), alone[False], strict=True):
         assert together_answer.token_ids == alone_answer.token_ids
         ours, theirs = dict(together_answer.logprobs[0].top), dict(alone_answer.logprobs[0].top)
         for token in ours.keys() & theirs.keys():

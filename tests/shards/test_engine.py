@@ -137,7 +137,7 @@ def test_a_prompt_that_arrives_in_crumbs_still_finds_what_is_cached():
     assert driver.drawn["b", 0] == driver.drawn["a", 0]
 
 
-def test_who_followed_a_cancelled_leader_goes_on_alone():
+def test_a_follower_of_a_cancelled_leader_goes_on_alone():
     driver, prompt = Driver(chunk_tokens=64, step_s=1e-6), some_tokens(640)
     driver.ask("leader", prompt)
     driver.ask("follower", prompt)

@@ -28,7 +28,7 @@ def test_a_quarter_of_the_pool_may_be_pinned_unless_a_long_prompt_needs_it_or_th
 
 
 def started(*options: str) -> Result:
-    """What a start with `options` came to; it must fail, for it would serve until it is told to stop."""
+    """The result of a start with `options`; it must fail, because a shard that starts serves until it is stopped."""
     result = CliRunner().invoke(app, ["--threads", "1", "--device", "cpu", "--listen", "127.0.0.1:0", *options])
     assert result.exit_code == 2
     assert result.exception is None or isinstance(result.exception, SystemExit), "a person was shown a traceback"

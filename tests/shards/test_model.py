@@ -37,8 +37,8 @@ def answers(engine: Engine, prompts: dict[int, list[int]], new: int) -> dict[int
             report = engine.step()
             engine.check()
             assert all(finished.reason is FinishReason.LENGTH for finished in report.finished)
-            for one in report.drawn:
-                drawn[one.key] += one.token_ids
+            for answer in report.drawn:
+                drawn[answer.key] += answer.token_ids
     return drawn
 
 

@@ -84,7 +84,7 @@ def test_sampler_penalties_and_stop_strings_outlive_a_preemption(host_bytes, at)
 
 
 @pytest.mark.parametrize("asked", range(4))
-def test_who_waits_for_a_copy_goes_on_whenever_it_lands(asked):
+def test_a_sequence_that_waits_for_a_copy_goes_on_when_it_lands(asked):
     driver = Driver(kv_blocks=4, host_bytes=HOST)
     document = some_tokens(129)
     driver.ask("first", document)
@@ -99,7 +99,7 @@ def test_who_waits_for_a_copy_goes_on_whenever_it_lands(asked):
     assert driver.ended["again", 0].cached_tokens == 128
 
 
-def test_nobody_gives_way_to_an_equal_rank_nor_one_that_is_not_preemptible():
+def test_sequences_give_way_neither_to_an_equal_rank_nor_if_they_are_not_preemptible():
     driver = Driver(max_running=1)
     driver.ask("first", some_tokens(20), new=10, rank=1, preemptible=False)
     driver.step()
@@ -109,7 +109,7 @@ def test_nobody_gives_way_to_an_equal_rank_nor_one_that_is_not_preemptible():
     assert [key for key, _ in driver.ended] == ["first", "better", "equal"]
 
 
-def test_ageing_improves_the_place_in_the_queue_and_protects_it_but_preempts_nobody():
+def test_ageing_improves_the_place_in_the_queue_and_protects_it_but_preempts_no_sequence():
     driver = Driver(max_running=1, ageing_s=10.0)
     driver.ask("running", some_tokens(20), new=10, rank=1)
     driver.step()
@@ -138,7 +138,7 @@ def test_a_place_that_waiting_has_earned_is_spared_for_a_while_and_then_the_give
     assert driver.drawn["batch", 0] == driver.network.answer(some_tokens(20, 1), 400)
 
 
-def test_who_had_not_to_wait_is_not_spared():
+def test_a_sequence_that_did_not_wait_is_not_spared():
     driver = Driver(max_running=1, preempt_cooldown_s=5.0)
     driver.ask("batch", some_tokens(20), new=400, rank=2)
     steps(driver, 2)
@@ -147,7 +147,7 @@ def test_who_had_not_to_wait_is_not_spared():
     assert ("chat", 0) in driver.ended
 
 
-def test_who_went_on_is_left_alone_for_a_while():
+def test_a_resumed_sequence_is_not_preempted_for_a_while():
     driver = Driver(max_running=1, preempt_cooldown_s=5.0)
     driver.ask("low", some_tokens(20), new=100, rank=1)
     driver.step()
@@ -208,7 +208,7 @@ def test_what_is_preempted_can_end_while_it_waits(host_bytes, end):
 
 
 @either_way
-def test_a_cache_that_is_cleared_does_not_disturb_who_waits_to_go_on(host_bytes):
+def test_a_cleared_cache_does_not_disturb_preempted_sequences(host_bytes):
     driver = Driver(max_running=1, host_bytes=host_bytes)
     driver.ask("low", some_tokens(150), new=40, rank=1)
     steps(driver, 10)
@@ -232,7 +232,7 @@ def test_a_low_rank_is_not_starved_by_an_endless_stream_of_better_ones():
     pytest.fail("the low rank starves")
 
 
-def test_predictions_come_for_those_who_have_not_drawn_ten_times_a_second():
+def test_predictions_come_ten_times_a_second_for_sequences_that_have_not_drawn():
     driver = Driver(max_running=1)
     driver.ask("running", some_tokens(20), new=100)
     driver.step()
@@ -294,7 +294,7 @@ def test_a_short_prompt_waits_for_one_step_only_whatever_long_ones_there_are(see
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_everybody_finishes_right_in_a_random_life(seed):
+def test_every_sequence_finishes_right_in_a_random_life(seed):
     """About 10,000 operations over all seeds."""
     rng = random.Random(seed)
     small = seed % 4 == 0

@@ -63,7 +63,7 @@ def test_a_length_is_known_beforehand_and_nothing_is_computed_in_vain():
 
 
 @pytest.mark.parametrize("kind", ["token", "string"])
-def test_a_stop_costs_one_token_that_nobody_sees(kind):
+def test_a_stop_costs_one_token_that_is_not_sent(kind):
     prompt = some_tokens(20)
     answer = FakeNetwork().answer(prompt, 8)
     stop = "".join(a_tokenizer().id_to_token(token) for token in answer[3:5])
@@ -113,7 +113,7 @@ def test_one_document_for_many_is_prefilled_once():
     assert sum(driver.network.computed) == 320 + 6
 
 
-def test_who_wants_the_host_holds_nobody_else_to_another_answer():
+def test_a_sequence_sampled_on_the_host_changes_no_other_answer():
     prompts = {key: some_tokens(50 + 7 * key, key) for key in range(4)}
     warm = {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "seed": 5}
     kinds: dict[int, dict[str, Any]] = {
@@ -213,7 +213,7 @@ def test_a_step_that_fails_costs_its_own_batch_and_caches_nothing_of_it(fault):
     driver.assert_nothing_is_held()
 
 
-def test_who_has_drawn_without_anybody_seeing_it_waits_for_no_first_token():
+def test_a_sequence_with_a_drawn_but_unseen_token_waits_for_no_first_token():
     driver = ahead()
     driver.ask("a", some_tokens(20), new=3)
     assert driver.engine.step().predictions == {}
@@ -254,7 +254,7 @@ def test_a_deterministic_engine_waits_for_each_step():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_blocks_are_there_although_ends_are_seen_a_step_late(seed):
-    """All ranks are equal, so nobody is ever preempted but for want of a block."""
+    """All ranks are equal, so sequences are preempted only for lack of a block."""
     rng = random.Random(seed)
     scheduler = a_scheduler(blocks=rng.choice([8, 12]), batch_tokens=rng.choice([1, 16384]), max_running=16)
     due, everybody = [], []
@@ -313,7 +313,7 @@ def a_request(rng: random.Random, key: int) -> Asked:
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_in_a_random_life_everybody_says_what_it_would_have_said_alone(seed):
+def test_in_a_random_life_every_sequence_answers_as_it_would_alone(seed):
     rng = random.Random(seed)
     driver = ahead(
         kv_blocks=rng.choice([10, 30]),

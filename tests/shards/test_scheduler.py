@@ -29,7 +29,7 @@ def enter(scheduler: Scheduler, arrival: int, tokens: int, *, new: int = 10, ran
 
 
 def advance(scheduler: Scheduler, *, check: bool = True) -> None:
-    """One step whose network draws token 1, always."""
+    """One step with a network that always draws token 1."""
     step = scheduler.next_step(0.0)
     for piece in step.pieces:
         sequence = piece.sequence
@@ -71,7 +71,7 @@ def test_more_are_admitted_than_the_sum_of_all_peaks_allows():
     assert early.request.preemptions == late.request.preemptions == 0
 
 
-def test_who_is_out_of_blocks_for_a_reason_from_outside_waits_and_nobody_else_pays():
+def test_a_sequence_out_of_blocks_for_an_outside_reason_waits_at_no_cost_to_others():
     scheduler = a_scheduler(blocks=4)
     first = enter(scheduler, 1, 128, new=40)
     advance(scheduler)
@@ -86,7 +86,7 @@ def test_who_is_out_of_blocks_for_a_reason_from_outside_waits_and_nobody_else_pa
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_whoever_runs_never_lacks_a_block_however_slowly_others_prefill(seed):
+def test_a_running_sequence_never_lacks_a_block_however_slowly_others_prefill(seed):
     rng = random.Random(seed)
     scheduler = a_scheduler(blocks=rng.choice([8, 12]), batch_tokens=1, step_s=1e-9, lanes=rng.choice([1, 8]))
     everybody = []
@@ -103,7 +103,7 @@ def test_whoever_runs_never_lacks_a_block_however_slowly_others_prefill(seed):
         sequence.request.is_paused = False
     while scheduler.roster.requests:
         advance(scheduler, check=False)
-    # all ranks are equal, so nobody gave way to a better one
+    # all ranks are equal, so no sequence gave way to a better one
     assert not any(sequence.request.preemptions for sequence in everybody)
 
 

@@ -189,10 +189,10 @@ async def test_a_router_that_does_not_greet_is_sent_away(command: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("command", "told"), [({}, "does not know the command"), ({"hello": wire.Hello()}, "a second Hello")]
+    ("command", "complaint"), [({}, "does not know the command"), ({"hello": wire.Hello()}, "a second Hello")]
 )
 async def test_a_protocol_violation_ends_the_stream_and_cancels_its_requests(
-    command: dict[str, Any], told: str
+    command: dict[str, Any], complaint: str
 ) -> None:
     engine = ScriptedEngine()
     engine.is_held = True
@@ -201,7 +201,7 @@ async def test_a_protocol_violation_ends_the_stream_and_cancels_its_requests(
         await router.say(**command)
         code, message = await status_of(router)
         assert code == grpc.StatusCode.INVALID_ARGUMENT
-        assert told in message
+        assert complaint in message
         await eventually(lambda: len(engine.cancelled) == 1)
 
 
@@ -345,7 +345,7 @@ async def test_serve_says_where_it_listens_and_ends_on_sigterm() -> None:
 
 
 class HeldAnnouncer(Announcer):
-    """Its routers answer when they are told to."""
+    """Its routers answer when the test says so."""
 
     def __init__(self, address: str) -> None:
         super().__init__(Announcement((), "own", address))
@@ -472,7 +472,7 @@ async def test_a_pin_of_broken_keys_ends_the_stream() -> None:
 
 
 class SlowContext:
-    """A call whose first message never leaves: gRPC sends the initial metadata once, and `abort` fails while a message
+    """Never sends its first message: gRPC sends the initial metadata once, and `abort` fails while a message
     that carries it is on its way ("too many operations" of the C core).
     """
 

@@ -59,7 +59,7 @@ def test_an_answer_that_repeats_takes_fewer_steps_and_is_the_same():
     assert drafts(slow) == (0, 0)
 
 
-def test_who_guesses_wrong_often_drafts_less():
+def test_a_sequence_with_many_wrong_drafts_drafts_less():
     counts = []
     for likes in (4, 7):
         driver = a_driver(likes=likes)
@@ -167,7 +167,7 @@ def test_a_draft_takes_no_block():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_in_a_tight_pool_nobody_who_runs_lacks_a_block(seed):
+def test_in_a_tight_pool_no_running_sequence_lacks_a_block(seed):
     rng = random.Random(seed)
     driver = a_driver(likes=rng.choice([5, 7, 8]), kv_blocks=rng.choice([10, 14, 24]), max_running=6)
     asked: dict[int, tuple[list[int], int]] = {}
@@ -183,7 +183,7 @@ def test_in_a_tight_pool_nobody_who_runs_lacks_a_block(seed):
     driver.assert_nothing_is_held()
 
 
-def test_who_could_take_the_last_block_from_another_does_not_hurry():
+def test_a_sequence_does_not_hurry_if_it_could_take_the_last_block_from_another():
     # 5 and 8 blocks at their peaks, which do not come together unless one hurries
     driver = a_driver(likes=8, kv_blocks=12)
     driver.ask("early", a_document(300), new=20)

@@ -52,7 +52,7 @@ def run(driver: Driver) -> None:
     assert not driver.engine.has_work, "still at work"
 
 
-def said(driver: Driver, key: object, choice: int = 0) -> str:
+def text_of(driver: Driver, key: object, choice: int = 0) -> str:
     return str(a_tokenizer().decode(driver.drawn[key, choice]))
 
 
@@ -60,15 +60,20 @@ def said(driver: Driver, key: object, choice: int = 0) -> str:
 def test_an_answer_that_stops_is_valid_and_one_that_does_not_says_so(seed: int) -> None:
     rng, driver = random.Random(seed), a_driver()
     schemas = [a_schema(rng) for _ in range(6)]
-    for key, one in enumerate(schemas):
+    for key, wanted in enumerate(schemas):
         ask(
-            driver, key, schema(one), new=rng.choice([5, 150, 150, 150]), seed=seed * 10 + key, top_k=rng.choice([0, 9])
+            driver,
+            key,
+            schema(wanted),
+            new=rng.choice([5, 150, 150, 150]),
+            seed=seed * 10 + key,
+            top_k=rng.choice([0, 9]),
         )
     run(driver)
-    for key, one in enumerate(schemas):
+    for key, wanted in enumerate(schemas):
         reason = driver.ended[key, 0].reason
         if reason is FinishReason.STOP:
-            jsonschema.validate(json.loads(said(driver, key)), one)
+            jsonschema.validate(json.loads(text_of(driver, key)), wanted)
         else:
             assert reason is FinishReason.LENGTH, driver.ended[key, 0]
     driver.assert_nothing_is_held()
@@ -95,8 +100,8 @@ def test_most_answers_with_room_stop() -> None:
     stopped = [key for key in range(40) if driver.ended[key, 0].reason is FinishReason.STOP]
     assert len(stopped) == 40
     for key in stopped:
-        jsonschema.validate(json.loads(said(driver, key)), OBJECT)
-    assert len({said(driver, key) for key in stopped}) > 30, "each has its own seed"
+        jsonschema.validate(json.loads(text_of(driver, key)), OBJECT)
+    assert len({text_of(driver, key) for key in stopped}) > 30, "each has its own seed"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_other_forms_hold_too(grammar: Grammar, pattern: str) -> None:
     run(driver)
     for key in range(8):
         assert driver.ended[key, 0].reason is FinishReason.STOP
-        assert re.fullmatch(pattern, said(driver, key))
+        assert re.fullmatch(pattern, text_of(driver, key))
 
 
 @pytest.mark.parametrize("on", ["host", "device"])
@@ -139,7 +144,7 @@ def test_each_choice_and_each_seed_has_its_own_answer_again_and_again() -> None:
         driver = a_driver()
         ask(driver, "n", schema(OBJECT), seed=7, choices=5)
         run(driver)
-        answers.append([said(driver, "n", choice) for choice in range(5)])
+        answers.append([text_of(driver, "n", choice) for choice in range(5)])
     assert answers[0] == answers[1]
     assert len(set(answers[0])) == 5
     for text in answers[0]:
@@ -148,7 +153,7 @@ def test_each_choice_and_each_seed_has_its_own_answer_again_and_again() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("host_bytes", [0, 2**20], ids=["recomputed", "parked"])
-def test_who_is_preempted_goes_on_where_it_was(host_bytes: int, deterministic: bool) -> None:
+def test_a_preempted_sequence_goes_on_where_it_was(host_bytes: int, deterministic: bool) -> None:
     answers = []
     for disturbed in (False, True):
         driver = a_driver(max_running=1, host_bytes=host_bytes, deterministic=deterministic)
@@ -162,7 +167,7 @@ def test_who_is_preempted_goes_on_where_it_was(host_bytes: int, deterministic: b
             ask(driver, "high", LETTERS, seed=4, rank=0)
         run(driver)
         assert not disturbed or [key for key, _ in driver.ended] == ["first", "high", "low"]
-        answers.append(said(driver, "low"))
+        answers.append(text_of(driver, "low"))
     assert answers[0] == answers[1]
     assert 60 <= len(json.loads(answers[0])) <= 80
 
@@ -186,7 +191,7 @@ def test_bias_penalties_and_logprobs_are_those_of_what_may_be_drawn() -> None:
     token = a_tokenizer().encode("yes", add_special_tokens=False).ids[0]
     ask(driver, "b", YES_OR_NO, logit_bias={token: -100.0}, top_logprobs=2, presence_penalty=1.0, temperature=0.0)
     run(driver)
-    assert said(driver, "b") == "no"
+    assert text_of(driver, "b") == "no"
     assert all(len(logprobs.top) == 2 for drawn in driver.draws for logprobs in drawn.logprobs)
     assert all(drawn.logprobs for drawn in driver.draws)
 
@@ -220,7 +225,7 @@ def test_one_that_is_too_long_is_rejected_at_once() -> None:
     assert "131073 characters" in driver.ended["long", 0].message
 
 
-def test_whoever_leaves_while_its_grammar_is_compiled_is_not_waited_for() -> None:
+def test_a_request_cancelled_while_its_grammar_is_compiled_is_not_waited_for() -> None:
     driver = a_driver()
     ask(driver, "gone", schema(OBJECT))
     driver.engine.cancel("gone")
@@ -228,7 +233,7 @@ def test_whoever_leaves_while_its_grammar_is_compiled_is_not_waited_for() -> Non
     assert driver.ended.pop(("gone", 0)).reason is FinishReason.CANCELLED
     ask(driver, "gone", LETTERS, seed=1)
     run(driver)
-    assert re.fullmatch("[a-c]{2,6}", said(driver, "gone"))
+    assert re.fullmatch("[a-c]{2,6}", text_of(driver, "gone"))
     driver.assert_nothing_is_held()
 
 
@@ -244,7 +249,7 @@ def test_others_go_on_while_a_grammar_is_compiled() -> None:
     assert driver.progress["held"] == []
     compiler.may_go_on.set()
     run(driver)
-    assert re.fullmatch("[a-c]{2,6}", said(driver, "held"))
+    assert re.fullmatch("[a-c]{2,6}", text_of(driver, "held"))
 
 
 def test_one_that_finds_too_many_being_compiled_is_sent_elsewhere() -> None:
@@ -259,7 +264,7 @@ def test_one_that_finds_too_many_being_compiled_is_sent_elsewhere() -> None:
     assert driver.ended["first", 0].reason is FinishReason.STOP
 
 
-def test_an_answer_whose_grammar_becomes_too_complex_fails_alone() -> None:
+def test_an_answer_fails_alone_if_its_grammar_becomes_too_complex() -> None:
     driver = a_driver()
     driver.engine._grammars = Grammars(a_narrow_compiler())
     ask(driver, "complex", Grammar(GrammarForm.REGEX, "(a|b)*a(a|b){12}"))

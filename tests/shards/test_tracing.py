@@ -110,7 +110,7 @@ async def test_a_router_that_goes_away_ends_the_spans_of_its_requests() -> None:
     traces.close()
 
 
-def test_a_context_that_nobody_can_read_begins_a_trace_of_its_own() -> None:
+def test_an_unreadable_context_begins_a_trace_of_its_own() -> None:
     provider, exporter = a_provider()
     traces = ShardTraces(provider)
     traces.begin(Submission("k", 1, 1), "nonsense")

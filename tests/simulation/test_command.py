@@ -120,7 +120,7 @@ def test_what_cannot_be_is_told_to_people(files: list[str], words: tuple[str, ..
         raise done.exception
 
 
-def test_the_line_that_names_nobody_the_file_knows_is_told(files: list[str]) -> None:
+def test_a_line_with_an_unknown_tenant_is_reported(files: list[str]) -> None:
     trace = Path(files[2])
     trace.write_text(trace.read_text().replace('"tenant": "labs"', '"tenant": "lab"', 1))
     done = output_of(*files)

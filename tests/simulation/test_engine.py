@@ -145,7 +145,7 @@ def test_leaps_move_hardly_a_token_by_more_than_a_step() -> None:
     assert max(moved_s) < 0.5
 
 
-def test_steps_that_only_draw_are_taken_together_and_cut_short_by_who_comes() -> None:
+def test_decode_steps_are_simulated_together_and_cut_short_by_arrivals() -> None:
     engine = SimulatedEngine(MACHINE, model="m")
     engine.submit(Submission("a", 64, 500), packed([1] * 64), new_tokens=500, now_s=0.0)
     engine.begin(0.0)
@@ -186,7 +186,7 @@ def test_where_drawing_takes_no_time_an_answer_is_there_with_its_prompt() -> Non
     assert (drawn, round(now_s, 6)) == (50, 0.1)
 
 
-def test_who_cancels_in_the_middle_of_a_step_hears_no_more_and_leaves_nothing() -> None:
+def test_a_request_cancelled_within_a_step_gets_no_more_and_leaves_nothing() -> None:
     engine = SimulatedEngine(MACHINE, model="m")
     for number, name in enumerate("ab"):
         engine.submit(Submission(name, 100, 50), packed([number] * 100), new_tokens=50, now_s=0.0)

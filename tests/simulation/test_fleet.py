@@ -1,4 +1,4 @@
-"""The simulated backends of a file's pools: how many, which models, whose keys."""
+"""The simulated backends of a file's pools: how many, which models, which keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_each_pool_has_as_many_as_the_file_names_and_one_where_they_are_found() 
     assert fleet_of(config, machines_of(config, {}), counts={"found": 7}).counts["found"] == 7
 
 
-def test_shards_whose_model_the_file_does_not_name_serve_what_is_asked_for_and_nobody_else_serves() -> None:
+def test_shards_with_a_model_that_the_file_does_not_name_serve_requested_models_that_no_other_serves() -> None:
     config = a_config(POOLS)
     machines = machines_of(config, {})
     assert fleet_of(config, machines, counts={}, asked_for=["big", "llama"]).models(config) == ["llama", "big", "small"]

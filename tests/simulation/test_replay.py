@@ -76,11 +76,11 @@ def test_the_same_file_and_cluster_decide_as_they_did_when_it_was_logged(tmp_pat
     log = read_log(a_log(tmp_path / "log", config, fleet))
     found = agreement(simulated(config, sped_up(log.arrivals, 1.0), fleet=fleet).calls, log.then)
     assert found.requests == 100
-    assert len({then.backend for then in log.then.values()}) == 3, "two backends, and none for those who were shed"
+    assert len({then.backend for then in log.then.values()}) == 3, "two backends, and none for shed requests"
     assert (found.same_class, found.same_backend) == (100, 100)
 
 
-def test_a_log_keeps_who_asked_how_much_and_what_began_alike(tmp_path: Path) -> None:
+def test_a_log_keeps_tenants_lengths_and_shared_beginnings(tmp_path: Path) -> None:
     config = a_config(FILE)
     fleet = a_fleet(config, Machine(EVEN))
     log = read_log(a_log(tmp_path / "log", config, fleet))

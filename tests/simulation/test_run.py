@@ -42,7 +42,7 @@ def test_every_arrival_ends_exactly_once(sizes: list[tuple[int, int]], seed: int
         for number, (prompt, new) in enumerate(sizes)
     ]
     coming.sort(key=lambda arrival: arrival.at_s)
-    # whoever is lost, ends twice or leaves a block behind fails the checks that end every simulation
+    # a request that is lost, ends twice or leaves a block behind fails the checks that end every simulation
     run = simulated(config, coming, fleet=a_fleet(config, SMALL))
     assert [call.arrival.number for call in run.calls] == [arrival.number for arrival in coming]
     assert all(call.outcome is not None for call in run.calls)
@@ -85,7 +85,7 @@ def test_what_waits_at_one_server_waits_as_long_as_in_an_m_d_1_queue() -> None:
     assert summary_of(run).backends[0].utilisation == pytest.approx(rho, rel=0.05)
 
 
-def test_who_asks_again_finds_the_prefix_where_it_lives() -> None:
+def test_a_second_request_finds_the_prefix_where_it_is_cached() -> None:
     config = a_config()
     first = Arrival(0, 0.0, 2048, 5, chunks=(1, 2, 3, 4))
     again = [replace(first, number=number, at_s=2.0 * number) for number in range(1, 6)]

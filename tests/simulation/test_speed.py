@@ -30,7 +30,7 @@ def test_a_profile_says_only_what_is_otherwise(tmp_path: Path) -> None:
     assert (machines["far"].ranks, machines["far"].tells_load) == (False, False)
 
 
-def test_who_is_none_of_our_shards_plans_by_tokens_and_tells_nothing_unless_the_profile_says_so(tmp_path: Path) -> None:
+def test_backends_of_other_kinds_plan_by_tokens_and_report_only_what_the_profile_says(tmp_path: Path) -> None:
     config = a_config(POOLS)
     assert machines_of(config, {})["far"] == OTHERS
     assert OTHERS.options.step.batch_tokens == 8192

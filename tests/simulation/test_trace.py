@@ -33,7 +33,7 @@ def test_lines_come_in_the_order_of_their_times_and_only_as_many_as_asked_for(tm
     assert [arrival.line for arrival in read_trace(path, most=1)] == [1]
 
 
-def test_words_of_ours_say_who_asks_for_what(tmp_path: Path) -> None:
+def test_optional_fields_name_tenant_priority_model_session_and_headers(tmp_path: Path) -> None:
     more = '"tenant": "acme", "priority": "batch", "model": "m", "session": "s", "headers": {"X-Team": "ads"}}'
     (arrival,) = read_trace(written(tmp_path / "t", LINE[:-1] + ", " + more))
     assert (arrival.tenant, arrival.priority, arrival.model, arrival.session) == ("acme", "batch", "m", "s")

@@ -31,7 +31,7 @@ def test_hours_pass_in_no_time_and_timers_keep_their_order() -> None:
     assert time.monotonic() - began < 60
 
 
-def test_what_a_timer_raises_ends_the_run_for_all_who_wait_for_it() -> None:
+def test_an_exception_of_a_timer_ends_the_run_for_all_its_waiters() -> None:
     ends: list[str] = []
 
     def fails() -> None:

@@ -114,7 +114,7 @@ class AnthropicServer(StandIn):
 
 
 def prompt_tokens(body: Mapping[str, Any]) -> int:
-    """A byte of text is a token, whoever says it."""
+    """A byte of text is a token, in every role."""
     texts = [block for turn in body["messages"] for block in _blocks(turn["content"])]
     return tokens_in([block for block in texts if block["type"] == "text"])
 

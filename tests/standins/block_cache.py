@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.golden.event_encoders import Drop, Put, Told
+from tests.golden.event_encoders import Change, Drop, Put
 
 
 @dataclass(eq=False)
@@ -20,7 +20,7 @@ class BlockCache:
 
     blocks: int
     block_size: int = 16
-    tell: Callable[[Sequence[Told]], None] = lambda _: None
+    tell: Callable[[Sequence[Change]], None] = lambda _: None
     queries: int = 0
     hits: int = 0
     held: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
@@ -51,7 +51,7 @@ class BlockCache:
             self.held[key] = None
             self.held.move_to_end(key)
         gone = [self.held.popitem(last=False)[0] for _ in range(len(self.held) - self.blocks)]
-        events: list[Told] = [Drop(tuple(gone))] if gone else []
+        events: list[Change] = [Drop(tuple(gone))] if gone else []
         if found < len(keys):
             begin, end = found * self.block_size, len(keys) * self.block_size
             parent = keys[found - 1] if found else None

@@ -38,7 +38,7 @@ class Span:
     attributes: dict[str, Any]
     events: dict[str, int]
     is_error: bool
-    said: str = ""
+    status_message: str = ""
 
 
 @dataclass
@@ -54,22 +54,22 @@ class Collector:
         """All spans of this name, in the order of their start."""
         return sorted((span for span in self.spans if span.name == name), key=lambda span: span.start_ns)
 
-    def one(self, name: str, kind: str = "internal") -> Span:
+    def span(self, name: str, kind: str = "internal") -> Span:
         """The only span of this name and kind."""
         (span,) = (span for span in self.named(name) if span.kind == kind)
         return span
 
     def children(self, parent: Span) -> list[Span]:
-        """Spans whose parent it is, in the order of their start."""
+        """Its child spans, in the order of their start."""
         return sorted((span for span in self.spans if span.parent_id == parent.id), key=lambda span: span.start_ns)
 
     async def take_traces(self, request: web.Request) -> web.Response:
         message = trace_service.ExportTraceServiceRequest.FromString(await _body(request))
         for resource in message.resource_spans:
-            who = _attributes(resource.resource.attributes)
-            self.resources.append(who)
+            labels = _attributes(resource.resource.attributes)
+            self.resources.append(labels)
             for scope in resource.scope_spans:
-                self.spans += [_span(span, who["service.name"]) for span in scope.spans]
+                self.spans += [_span(span, labels["service.name"]) for span in scope.spans]
         return _answer(trace_service.ExportTraceServiceResponse())
 
     async def take_metrics(self, request: web.Request) -> web.Response:

@@ -128,10 +128,10 @@ class Envoy:
         assert answer.HasField("request_headers"), answer
         sent, is_last = b"", False
         while not is_last:
-            said = await stream.read()
-            if said.HasField("request_trailers"):
+            reply_part = await stream.read()
+            if reply_part.HasField("request_trailers"):
                 break
-            piece = said.request_body.response.body_mutation.streamed_response
+            piece = reply_part.request_body.response.body_mutation.streamed_response
             sent, is_last = sent + piece.body, piece.end_of_stream
             assert len(piece.body) <= 1 << 16
         assert is_last != self.trailers
@@ -215,7 +215,7 @@ class _Stream:
         self._coming: asyncio.Task[Any] | None
 
     async def write(self, message: pb.ProcessingRequest) -> None:
-        # who was refused is not heard any more; a write that fails for that ends every read that has not begun
+        # after a refusal nothing is read; a write that fails for that ends every read that has not begun
         self._next()
         await asyncio.sleep(0)
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
@@ -242,10 +242,10 @@ class _Stream:
             return doing.result()
         doing.cancel()
         await self.read()
-        raise AssertionError("the picker answered what nobody asked")
+        raise AssertionError("the picker sent an answer without a request")
 
     async def end(self) -> None:
-        """All was said; the picker has no more to say either."""
+        """The stream is at its end; the picker has nothing left to send."""
         await self._call.done_writing()
         assert await self._next() is grpc.aio.EOF
 

@@ -30,7 +30,7 @@ def a_slice(
 
 @dataclass(eq=False)
 class KubernetesApi:
-    """Serves `slices`. Tests change them by `put` and `delete`, which everybody who watches hears.
+    """Serves `slices`. Tests change them by `put` and `delete`, which every watch gets.
 
     A watch from a version before `oldest` is gone. `token` is what must be sent. `broken` is answered instead.
     """

@@ -96,13 +96,13 @@ llamacpp:requests_deferred {self.waiting}
         if body.get("return_progress"):
             for done in (self.cached_tokens, prompt):
                 progress = {"total": prompt, "cache": self.cached_tokens, "processed": done, "time_ms": 0}
-                said = {"content": "", "tokens": [0], "tokens_predicted": 0, "prompt_progress": progress}
-                await self.write(reply, event(common | said))
+                own = {"content": "", "tokens": [0], "tokens_predicted": 0, "prompt_progress": progress}
+                await self.write(reply, event(common | own))
         drawn, finish = 0, "stop"
         async for step in steps(self, body["n_predict"]):
             drawn, finish = len(step.ids), step.finish or finish
-            said = {"content": step.text[-1], "tokens": step.ids[-1:], "tokens_predicted": drawn}
-            await self.write(reply, event(common | said | self._probabilities(body, step.ids[-1])))
+            own = {"content": step.text[-1], "tokens": step.ids[-1:], "tokens_predicted": drawn}
+            await self.write(reply, event(common | own | self._probabilities(body, step.ids[-1])))
         last = {
             "content": "",
             "tokens": [],

@@ -15,7 +15,7 @@ from tests.standins.standin import StandIn, event, serve, tokens_in
 class OpenAIServer(StandIn):
     """Chat and text completions, streamed and whole, embeddings and the list of models, in OpenAI's dialect.
 
-    `arguments`: where a chat has tools and was not told their results, the first is called with these, behind the text.
+    `arguments`: if a chat has tools and no results of them, the first is called with these, behind the text.
     """
 
     arguments: str | None = None

@@ -63,7 +63,7 @@ class SGLangServer(OpenAIServer):
         return web.json_response([{"dp_rank": rank, **load} for rank in range(self.ranks)])
 
     async def abort(self, request: web.Request) -> web.Response:
-        """Stop all whose id begins with `rid`."""
+        """Stop all requests with an id that begins with `rid`."""
         rid = (await request.json())["rid"]
         self.aborted.append(rid)
         for name, task in self.running.items():

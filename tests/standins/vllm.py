@@ -186,7 +186,7 @@ class VLLMServer(OpenAIServer):
         return body["model"] if body["model"] in self.adapters else ""
 
     def usage(self, body: Mapping[str, Any], prompt_tokens: int, drawn: int) -> dict[str, Any]:
-        """As OpenAI's; a prompt is found in the cache of its rank by those who share its salt and adapter."""
+        """As OpenAI's; a prompt is found in the cache of its rank by requests with the same salt and adapter."""
         place, answer = _PLACE.get(), self.text[:drawn].encode()
         place.rank.cache.store((*_tokens(body), *answer), body.get("cache_salt") or "", self._adapter(body))
         return super().usage(body, prompt_tokens, drawn) | {"prompt_tokens_details": {"cached_tokens": place.cached}}

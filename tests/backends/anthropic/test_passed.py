@@ -63,7 +63,7 @@ def test_the_model_has_the_name_that_the_client_knows() -> None:
     assert raw_of(heard(PassedMessage("a", shown_model="mine"), [STREAM])) == STREAM.replace(b"theirs", b"mine")
 
 
-def test_an_error_is_raised_and_who_has_seen_the_beginning_sees_what_came_before() -> None:
+def test_an_error_is_raised_after_the_pieces_before_it_for_clients_that_have_seen_the_beginning() -> None:
     error = block("error", error={"type": "overloaded_error", "message": "Overloaded"})
     for begins, goes in ((b"", b""), (START + PIECE, PIECE)):
         answer, passed = PassedMessage("a"), list[Delta]()

@@ -34,7 +34,7 @@ def test_the_adapter_is_no_extra_key() -> None:
     assert (event.adapter, event.salt, event.extra_keys) == ("chat", "acme", ())
 
 
-def test_an_adapter_without_a_name_matches_nobody_by_accident() -> None:
+def test_an_adapter_without_a_name_matches_no_prompt_by_accident() -> None:
     assert stored(lora_id=3).adapter == "lora_id:3"
 
 
@@ -43,14 +43,14 @@ def test_the_hash_of_prompt_embeddings_is_an_extra_key() -> None:
 
 
 def nested(depth: int) -> bytes:
-    """A batch with a block whose extra key has so many levels."""
+    """A batch with a block; its extra key has `levels` levels."""
     key: Any = msgspec.Raw(b"\x91" * depth + b"\xc0")
     fields = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1], "block_size": 1, "extra_keys": [[key]]}
     return msgspec.msgpack.encode([1.0, [fields], 0])
 
 
 @pytest.mark.parametrize("depth", [129, 900])
-def test_a_block_whose_extra_key_is_nested_too_deeply_is_not_believed(depth: int) -> None:
+def test_a_block_with_an_extra_key_nested_too_deeply_is_ignored(depth: int) -> None:
     batch = decode(nested(depth))
     assert (batch.events, batch.malformed) == ((), 1)
     assert len(decode(nested(128)).events) == 1

@@ -28,20 +28,20 @@ class Reporter(StandIn):
     """Answers GET /load with a number, or as `status` says."""
 
     status: int = 200
-    said: str = "1"
+    report: str = "1"
 
     def routes(self) -> Iterable[web.RouteDef]:
         return (web.get("/load", self.load), web.get("/health", self.health))
 
     async def load(self, request: web.Request) -> web.Response:
-        return web.Response(text=self.said, status=self.status)
+        return web.Response(text=self.report, status=self.status)
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=500 if self.is_ill else 200)
 
 
 class Counted(HttpBackend):
-    """A kind whose whole report is how many requests wait."""
+    """A kind that reports only the number of waiting requests."""
 
     kind = "counted"
 
@@ -73,7 +73,7 @@ async def a_backend(**options: Any) -> AsyncIterator[tuple[Counted, Reporter]]:
 async def test_each_probe_brings_a_report_dated_from_when_it_was_asked_for() -> None:
     async with a_backend() as (backend, server):
         assert backend.load() == Load(waiting=1, reported_at=0.0)
-        server.said = "2"
+        server.report = "2"
         await backend.probe()
         assert backend.load() == Load(waiting=2, reported_at=1.0)
 
@@ -81,7 +81,7 @@ async def test_each_probe_brings_a_report_dated_from_when_it_was_asked_for() -> 
 @pytest.mark.parametrize(("status", "body"), [(500, "3"), (200, "x")])
 async def test_a_report_that_does_not_come_leaves_the_last_one_to_grow_old(status: int, body: str) -> None:
     async with a_backend() as (backend, server):
-        server.status, server.said = status, body
+        server.status, server.report = status, body
         await backend.probe()
         assert backend.load() == Load(waiting=1, reported_at=0.0)
 
@@ -95,7 +95,7 @@ async def test_a_server_that_no_longer_reports_is_not_held_to_its_last_report() 
 
 async def test_an_ill_server_brings_no_report() -> None:
     async with a_backend() as (backend, server):
-        server.is_ill, server.said = True, "2"
+        server.is_ill, server.report = True, "2"
         with pytest.raises(BackendFailed, match="/health answered 500"):
             await backend.probe()
         assert backend.load().waiting == 1

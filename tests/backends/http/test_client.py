@@ -127,36 +127,36 @@ def an_exchange(content: bytes, abort: Post | None = None) -> Exchange:
     return Exchange(Post("/echo", content), Letters(), abort=abort)
 
 
-async def said(client: HttpClient, content: bytes, deadline_s: float | None = None) -> str:
+async def answer_to(client: HttpClient, content: bytes, deadline_s: float | None = None) -> str:
     return "".join([delta.text async for delta in client.stream(an_exchange(content), {}, deadline_s)])
 
 
 async def test_what_the_server_says_is_read_as_it_comes() -> None:
     async with a_client() as (client, _):
-        assert await said(client, b"all of it.") == "all of it."
+        assert await answer_to(client, b"all of it.") == "all of it."
         assert client.name in repr(client)
 
 
 async def test_a_body_that_ends_too_early_is_the_answers_to_judge() -> None:
     async with a_client() as (client, _):
         with pytest.raises(BackendFailed, match="ended too early"):
-            await said(client, b"half of")
+            await answer_to(client, b"half of")
 
 
 async def test_an_error_is_read_only_so_far() -> None:
     async with a_client() as (client, _):
         with pytest.raises(InvalidRequest) as failure:
-            await said(client, b"!")
+            await answer_to(client, b"!")
     assert len(failure.value.message) <= 2000
 
 
 async def test_the_deadline_is_the_clients_and_silence_the_servers_fault() -> None:
     async with a_client() as (client, _):
         with pytest.raises(DeadlineExceeded):
-            await said(client, b"?", deadline_s=0.05)
+            await answer_to(client, b"?", deadline_s=0.05)
     async with a_client(idle_s=0.05) as (client, _):
         with pytest.raises(BackendFailed, match="cannot be reached"):
-            await said(client, b"?")
+            await answer_to(client, b"?")
 
 
 async def test_what_is_left_in_the_middle_is_aborted_and_what_finished_is_not() -> None:
@@ -190,10 +190,10 @@ async def test_what_a_close_ends_is_not_aborted_too() -> None:
         assert server.aborted == 0
 
 
-async def test_a_connection_that_the_server_closes_while_it_lies_idle_costs_nobody_a_request() -> None:
+async def test_a_connection_that_the_server_closes_while_idle_costs_no_request() -> None:
     async with a_closing_server(posts_per_connection=1) as (url, heads):
         client = HttpClient("b", url, HttpOptions())
-        assert [await said(client, b"hello") for _ in range(3)] == ["all."] * 3
+        assert [await answer_to(client, b"hello") for _ in range(3)] == ["all."] * 3
         assert len(heads) == 5, "the second and third were sent again, over a connection of their own"
         await client.close()
 
@@ -202,7 +202,7 @@ async def test_a_new_connection_that_breaks_is_a_failure_and_nothing_is_sent_twi
     async with a_closing_server(posts_per_connection=0) as (url, heads):
         client = HttpClient("b", url, HttpOptions())
         with pytest.raises(BackendFailed, match="cannot be reached"):
-            await said(client, b"hello")
+            await answer_to(client, b"hello")
         assert len(heads) == 1
         await client.close()
 
@@ -214,7 +214,7 @@ async def test_a_page_is_bounded_in_size_and_time(path: str, message: str) -> No
             await client.get(path)
 
 
-async def test_nobody_is_sent_elsewhere() -> None:
+async def test_redirects_are_not_followed() -> None:
     async with a_client() as (client, _):
         assert (await client.get("/moved")).status == 302
 
@@ -236,11 +236,11 @@ def test_a_url_may_end_as_openais_clients_want_it(url: str) -> None:
 
 async def test_a_cookie_that_came_with_one_answer_goes_with_no_other_request() -> None:
     async with running(Sticky()) as server:
-        # cookies of bare addresses are kept by nobody
+        # no cookie jar keeps cookies of bare addresses
         client = HttpClient("b", server.url.replace("127.0.0.1", "localhost"), HttpOptions())
         try:
             for _ in range(2):
-                assert await said(client, b"hello") == "all."
+                assert await answer_to(client, b"hello") == "all."
         finally:
             await client.close()
     assert server.cookies == [{}, {}]
@@ -261,7 +261,7 @@ class HalfRefusing(Echo):
 async def test_a_client_that_closes_waits_for_no_refusal_that_never_ends() -> None:
     async with running(HalfRefusing()) as server:
         client = HttpClient("b", server.url, HttpOptions())
-        asking = asyncio.create_task(said(client, b"hello"))
+        asking = asyncio.create_task(answer_to(client, b"hello"))
         await eventually(lambda: server.open_requests == 1)
         for _ in range(50):
             # the head is on its way

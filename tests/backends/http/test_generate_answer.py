@@ -68,11 +68,11 @@ def test_pieces_are_taken_as_pieces() -> None:
 
 
 def test_choices_do_not_mix_and_their_tokens_are_counted_together() -> None:
-    def said(index: int, text: str) -> bytes:
+    def a_body(index: int, text: str) -> bytes:
         meta = {"prompt_tokens": 2, "completion_tokens": len(text), "cached_tokens": index}
         return event({"index": index, "text": text, "output_ids": [7] * len(text), "meta_info": meta})
 
-    deltas = read(said(0, "a") + said(1, "x") + said(1, "xy") + said(0, "ab") + b"data: [DONE]\n\n", choices=2)
+    deltas = read(a_body(0, "a") + a_body(1, "x") + a_body(1, "xy") + a_body(0, "ab") + b"data: [DONE]\n\n", choices=2)
     assert [(delta.choice, delta.text) for delta in deltas[:-1]] == [(0, "a"), (1, "x"), (1, "y"), (0, "b")]
     assert deltas[-1].usage == Usage(2, 4, 1)
 

@@ -1,4 +1,4 @@
-"""What no engine can mean is nonsense in every dialect, and charged to nobody."""
+"""Counts that no engine can mean are errors in every dialect, and no tenant is charged for them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_each_field_is_refused_by_the_name_that_clients_give_it_and_passes_where
 
 
 @pytest.mark.parametrize("field", ["structured_outputs.regex", "guided_json"])
-def test_vllms_fields_for_the_shape_of_an_answer_are_unknown_to_who_reads_response_format(field: str) -> None:
+def test_servers_that_read_response_format_do_not_know_vllms_fields_for_the_shape_of_an_answer(field: str) -> None:
     with pytest.raises(InvalidRequest) as failure:
         refuse_unsupported(Sampling(grammar=Grammar("regex", "a", field)), ("grammar",), "it")
     assert failure.value.param == field

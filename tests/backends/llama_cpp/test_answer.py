@@ -40,7 +40,7 @@ def test_events_become_deltas_however_they_are_cut(size: int) -> None:
     ]
 
 
-def test_alternatives_that_nobody_asked_for_are_not_told() -> None:
+def test_alternatives_that_were_not_requested_are_left_out() -> None:
     assert read(GOLDEN)[1].logprobs == (TokenLogprob(679, " this", -3.5),)
 
 

@@ -52,7 +52,7 @@ def test_a_text_is_read_to_its_end_though_no_newline_ends_it(size: int) -> None:
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_who_wants_one_call_at_a_time_gets_the_first_alone(apart: bool) -> None:
+def test_a_request_for_one_call_at_a_time_gets_only_the_first(apart: bool) -> None:
     calls = [{"function": {"name": name, "arguments": {}}} for name in "fgh"]
     lines = [[call] for call in calls] if apart else [calls]
     stream = (a_line(message={"role": "assistant", "content": "", "tool_calls": some}, done=False) for some in lines)

@@ -74,13 +74,13 @@ async def test_a_message_that_is_to_be_continued_is_refused() -> None:
             await everything(backend, prompt=Prompt(body={"messages": MESSAGES, "continue_final_message": True}))
 
 
-async def test_an_argument_that_nobody_knows_is_refused_in_openais_own_words() -> None:
+async def test_an_unknown_argument_is_refused_in_openais_own_words() -> None:
     async with a_backend() as (backend, _):
         with pytest.raises(InvalidRequest, match="Unrecognized request argument supplied: vendor"):
             await everything(backend, prompt=Prompt(body={"model": "m", "messages": MESSAGES, "vendor": 1}))
 
 
-async def test_who_pays_there_is_said_in_headers() -> None:
+async def test_key_organization_and_project_are_sent_in_headers() -> None:
     async with a_backend(OpenAIAPI(key="k"), key="k", organization="org", project="proj") as (backend, server):
         await everything(backend)
     headers = server.received[0].headers

@@ -12,7 +12,7 @@ from policies.nouns import Usage
     "reported",
     [
         {"prompt_tokens_details": {"cached_tokens": 4}},
-        # DeepSeek, and those who follow it
+        # DeepSeek, and servers that follow it
         {"prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 3},
         # Moonshot
         {"cached_tokens": 4},

@@ -21,7 +21,7 @@ from policies.errors import (
 )
 from policies.nouns import Delta, Prompt, Sampling, TokenLogprob, Usage
 from tests.backends.parts import a_native_prompt, a_prompt, a_request, everything, text_of
-from tests.backends.upstream import DONE, Upstream, an_upstream, event, said, used
+from tests.backends.upstream import DONE, Upstream, a_chunk, an_upstream, event, used
 from tests.shards.attached import eventually
 
 
@@ -78,11 +78,11 @@ async def test_a_chat_is_streamed_with_everything_beside_its_text() -> None:
     top = {"token": "Ho", "logprob": -2.0}
     logprobs = {"content": [{"token": "Hé", "logprob": -0.5, "top_logprobs": [top]}]}
     chunks = [
-        said(role="assistant", content=""),
+        a_chunk(role="assistant", content=""),
         event({"choices": [{"index": 0, "delta": {"content": "Hé"}, "logprobs": logprobs}]}),
-        said(reasoning_content="hm"),
-        said(tool_calls=call),
-        said(None, "tool_calls"),
+        a_chunk(reasoning_content="hm"),
+        a_chunk(tool_calls=call),
+        a_chunk(None, "tool_calls"),
         used(7, 3, cached=4),
         DONE,
     ]
@@ -117,8 +117,11 @@ async def test_ids_and_older_words_for_a_finish_are_understood() -> None:
     assert deltas[0] == Delta(text="ab", token_ids=(7, 8), finish_reason="stop")
 
 
-async def test_usage_that_nobody_tells_is_estimated() -> None:
-    async with an_upstream(pieces=[said("a"), said("b", "stop"), DONE]) as upstream, a_backend(upstream) as backend:
+async def test_usage_is_estimated_if_the_server_reports_none() -> None:
+    async with (
+        an_upstream(pieces=[a_chunk("a"), a_chunk("b", "stop"), DONE]) as upstream,
+        a_backend(upstream) as backend,
+    ):
         assert (await everything(backend, a_request(prompt_tokens=9)))[-1] == Delta(usage=Usage(9, 2, is_guess=True))
 
 
@@ -214,7 +217,7 @@ async def test_each_status_has_its_error(status: int, error: object, kind: type[
     assert failure.retry_after_s == (7.0 if kind in (BackendFailed, Overloaded) else None)
 
 
-async def test_a_server_that_is_away_for_nobody_knows_how_long_has_failed() -> None:
+async def test_a_server_that_is_away_without_a_time_to_come_back_has_failed() -> None:
     async with an_upstream(status=503, body=b"") as upstream, a_backend(upstream) as backend:
         assert type(await failure_of(backend)) is BackendFailed
 
@@ -227,7 +230,7 @@ async def test_a_body_that_is_no_json_is_told_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("pieces", "kind", "message"),
     [
-        ([said("a")], BackendFailed, "without [DONE]"),
+        ([a_chunk("a")], BackendFailed, "without [DONE]"),
         ([b"data: {broken\n\n"], BackendFailed, "nonsense"),
         ([b"data: [1]\n\n"], BackendFailed, "nonsense"),
         ([event({"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [5]}}]})], BackendFailed, "nonsense"),
@@ -236,7 +239,7 @@ async def test_a_body_that_is_no_json_is_told_as_it_is() -> None:
         ([event({"error": {"message": "bad", "code": 400}})], InvalidRequest, "bad"),
         ([event({"error": {"message": "bad", "code": "422"}})], InvalidRequest, "bad"),
         ([event({"object": "error", "message": "flat", "code": 400})], InvalidRequest, "flat"),
-        ([said("a"), said(None, "abort")], BackendFailed, "broke the answer off (abort)"),
+        ([a_chunk("a"), a_chunk(None, "abort")], BackendFailed, "broke the answer off (abort)"),
         ([b"data: " + b"x" * (5 << 20)], BackendFailed, "longer than"),
     ],
 )
@@ -271,7 +274,7 @@ async def test_a_whole_answer_that_is_too_large_is_refused() -> None:
 
 
 async def test_silence_is_a_failure_and_a_deadline_is_the_clients() -> None:
-    async with an_upstream(pieces=[said("a"), None]) as upstream:
+    async with an_upstream(pieces=[a_chunk("a"), None]) as upstream:
         async with a_backend(upstream, idle_s=0.05) as backend:
             assert type(await failure_of(backend)) is BackendFailed
         async with a_backend(upstream) as backend:
@@ -280,7 +283,7 @@ async def test_silence_is_a_failure_and_a_deadline_is_the_clients() -> None:
 
 
 async def test_closing_the_iterator_closes_the_connection() -> None:
-    async with an_upstream(pieces=[said("a"), None]) as upstream, a_backend(upstream) as backend:
+    async with an_upstream(pieces=[a_chunk("a"), None]) as upstream, a_backend(upstream) as backend:
         async with aclosing(backend.generate(a_request(), a_prompt())) as deltas:
             assert (await anext(deltas)).text == "a"
             assert upstream.open_requests == 1
@@ -306,7 +309,7 @@ async def test_a_finished_answers_connection_is_used_again() -> None:
 
 
 async def test_a_server_that_keeps_the_stream_open_after_done_does_not_hold_the_answer_up() -> None:
-    async with an_upstream(pieces=[said("a", "stop"), DONE, None]) as upstream, a_backend(upstream) as backend:
+    async with an_upstream(pieces=[a_chunk("a", "stop"), DONE, None]) as upstream, a_backend(upstream) as backend:
         async with asyncio.timeout(2):
             assert text_of(await everything(backend)) == "a"
 

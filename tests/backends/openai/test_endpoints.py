@@ -43,19 +43,19 @@ def test_what_is_no_such_document_tells_nothing(page: bytes) -> None:
     assert endpoints_in(page) == {}
 
 
-def test_an_endpoint_whose_body_is_not_described_has_no_fields() -> None:
+def test_an_endpoint_without_a_described_body_has_no_fields() -> None:
     assert endpoints_in(b'{"paths": {"/a": {"post": {}}}}') == {"/a": frozenset()}
 
 
 class Server:
     """A server with this OpenAPI document; None: it has none. `is_ill`: its health is 503."""
 
-    def __init__(self, told: dict[str, Any] | None) -> None:
-        self.told, self.is_ill, self.asked = told, False, 0
+    def __init__(self, published: dict[str, Any] | None) -> None:
+        self.published, self.is_ill, self.asked = published, False, 0
 
     async def openapi(self, _: web.Request) -> web.Response:
         self.asked += 1
-        return web.json_response(self.told, status=404 if self.told is None else 200)
+        return web.json_response(self.published, status=404 if self.published is None else 200)
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=503 if self.is_ill else 200)
@@ -83,7 +83,7 @@ def sent_to(backend: HttpBackend, path: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("told", "salted", "goes_to"),
+    ("published", "salted", "goes_to"),
     [
         pytest.param(document(messages=("model", "cache_salt")), True, MESSAGES, id="takes the salt"),
         pytest.param(document(messages=("model",)), True, "/v1/chat/completions", id="takes no salt"),
@@ -93,9 +93,9 @@ def sent_to(backend: HttpBackend, path: str) -> tuple[str, dict[str, Any]]:
     ],
 )
 async def test_messages_go_to_a_vllm_as_they_came_if_it_takes_what_the_router_says(
-    told: dict[str, Any] | None, salted: bool, goes_to: str
+    published: dict[str, Any] | None, salted: bool, goes_to: str
 ) -> None:
-    async with running(Server(told)) as url:
+    async with running(Server(published)) as url:
         backend = VLLM("b", url, pool="p", options=VLLMOptions(cache_salt=salted))
         await backend.probe()
         path, body = sent_to(backend, MESSAGES)
@@ -133,7 +133,7 @@ async def test_it_is_asked_once_and_again_after_an_outage() -> None:
         for _ in range(3):
             await backend.probe()
         assert server.asked == 1
-        server.is_ill, server.told = True, document()
+        server.is_ill, server.published = True, document()
         with pytest.raises(BackendFailed):
             await backend.probe()
         server.is_ill = False

@@ -42,7 +42,7 @@ def a_conversation(**of_the_assistant: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "message", [{"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}]
 )
-def test_a_conversation_in_which_somebody_refused_goes_to_any_backend(message: dict[str, Any]) -> None:
+def test_a_conversation_with_a_refusal_goes_to_any_backend(message: dict[str, Any]) -> None:
     messages = a_conversation(**message)
     assert messages_of(messages)[1]["content"] == "No."
     assert "No." in rendered(messages, TEMPLATE)

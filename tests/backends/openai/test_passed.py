@@ -16,7 +16,7 @@ from backends.openai.passed import Ear, PassedStream, PassedWhole
 from policies.errors import BackendFailed, ExpectedError, InvalidRequest
 from policies.nouns import Delta, Sampling, Usage
 from tests.backends.parts import a_request
-from tests.backends.upstream import DONE, event, said, used
+from tests.backends.upstream import DONE, a_chunk, event, used
 
 ROLE = b'data: {"id": "x",  "choices":[{"index":0,"delta":{"role":"assistant","content":""}}], "vendor":1}\n\n'
 PIECE = (
@@ -143,7 +143,7 @@ def test_a_chunk_of_several_lines_stays_an_event_when_its_model_is_renamed(betwe
     [
         (event({"error": {"message": "no memory"}}), BackendFailed, "no memory"),
         (event({"object": "error", "message": "bad", "code": 400}), InvalidRequest, "bad"),
-        (said(None, "abort"), BackendFailed, "broke the answer off"),
+        (a_chunk(None, "abort"), BackendFailed, "broke the answer off"),
         (b"data: {broken\n\n", BackendFailed, "nonsense"),
         (b"data: [1]\n\n", BackendFailed, "nonsense"),
         (b'data: {"choices": 5}\n\n', BackendFailed, "nonsense"),
@@ -158,7 +158,7 @@ def test_an_error_in_the_stream_is_raised_and_never_passed_on(
     assert type(failure.value) is kind
 
 
-def test_what_came_before_an_error_goes_out_only_to_who_has_seen_something() -> None:
+def test_pieces_before_an_error_go_only_to_a_client_that_has_seen_some() -> None:
     fresh, begun = a_stream(), a_stream()
     list(begun.feed(PIECE))
     for answer, goes in ((fresh, b""), (begun, PIECE)):
@@ -205,10 +205,10 @@ def test_a_whole_answer_has_a_bound() -> None:
 
 
 @pytest.mark.parametrize("index", [1, -1, 7])
-def test_an_answer_that_nobody_asked_for_is_nonsense(index: int) -> None:
+def test_an_answer_with_an_unexpected_index_is_nonsense(index: int) -> None:
     whole = {"choices": [{"index": index, "message": {"content": "a"}, "finish_reason": "stop"}]}
     for answer, data in (
-        (a_stream(), said("a", index=index)),
+        (a_stream(), a_chunk("a", index=index)),
         (PassedWhole(Ear("up", a_request())), json.dumps(whole).encode()),
     ):
         with pytest.raises(BackendFailed, match=f"answer {index} where 1"):
@@ -236,7 +236,7 @@ def test_what_a_hidden_chunk_of_usage_says_of_the_answer_moves_to_the_chunk_that
 
 
 def test_the_chunk_that_ends_an_answer_is_not_lost_when_nothing_follows_it() -> None:
-    answer, ends = a_stream(), said("b", "stop")
+    answer, ends = a_stream(), a_chunk("b", "stop")
     assert raw_of(list(answer.feed(PIECE + ends))) == PIECE
     passed = list[Delta]()
     with pytest.raises(BackendFailed, match="without"):

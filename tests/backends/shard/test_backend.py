@@ -484,7 +484,7 @@ async def test_a_command_that_is_never_answered_fails_in_time(tmp_path: Path) ->
                 await backend.clear_domain("acme")
 
 
-async def test_nobody_attached_is_no_place_for_a_pin(tmp_path: Path) -> None:
+async def test_a_backend_without_a_connection_cannot_pin(tmp_path: Path) -> None:
     async with a_shard(an_engine(tmp_path)) as server:
         backend = ShardBackend("b", server.address, pool="p")
         with pytest.raises(BackendFailed):

@@ -25,7 +25,7 @@ async def test_everything_else_runs_between_any_two_turns() -> None:
     assert not any(turn != "." and next_turn != "." for turn, next_turn in pairwise(log))
 
 
-async def test_who_gives_up_waiting_holds_nobody_up() -> None:
+async def test_a_waiter_that_gives_up_delays_no_other() -> None:
     turns = Turns()
     waiting = [asyncio.create_task(turns.take()) for _ in range(3)]
     await asyncio.sleep(0)

@@ -94,11 +94,11 @@ def test_each_error_type_has_its_error(
     body = {"error": error, "error_type": error_type}
     with pytest.raises(ExpectedError) as streamed:
         read(event(body))
-    told = error_of_tgi("b", 422, json.dumps(body).encode(), {"retry-after": "2"})
+    plain = error_of_tgi("b", 422, json.dumps(body).encode(), {"retry-after": "2"})
     in_chat = error_in_chat("b", {"message": error, "http_status_code": 422})
-    assert {type(streamed.value), type(told), type(in_chat)} == {kind}
-    assert streamed.value.param == told.param == in_chat.param == param
-    assert told.retry_after_s == (2.0 if kind in (Overloaded, BackendFailed) else None)
+    assert {type(streamed.value), type(plain), type(in_chat)} == {kind}
+    assert streamed.value.param == plain.param == in_chat.param == param
+    assert plain.retry_after_s == (2.0 if kind in (Overloaded, BackendFailed) else None)
 
 
 @pytest.mark.parametrize(

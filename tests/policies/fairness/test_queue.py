@@ -20,7 +20,7 @@ def names(tickets: list[Ticket]) -> list[str]:
     return [ticket.tenant for ticket in tickets]
 
 
-def test_a_better_rank_overtakes_who_came_before() -> None:
+def test_a_better_rank_overtakes_earlier_tickets() -> None:
     queue = a_queue(CHAT, RAG, ServiceClass("batch", 2))
     for name in ("batch", "rag", "chat"):
         queue.push(a_ticket(service_class=name), now=0.0)
@@ -34,7 +34,7 @@ def test_a_tenant_is_served_first_in_first_out() -> None:
     assert drain(queue) == tickets
 
 
-def test_looking_changes_nothing_and_whoever_has_no_room_can_be_passed() -> None:
+def test_looking_changes_nothing_and_tickets_without_room_can_be_skipped() -> None:
     queue = a_queue()
     long, short = a_ticket("long", cost_s=100.0), a_ticket("short")
     queue.push(long, now=0.0)
@@ -44,7 +44,7 @@ def test_looking_changes_nothing_and_whoever_has_no_room_can_be_passed() -> None
     assert list(queue.order(1.0)) == [long]
 
 
-def test_who_changes_the_queue_while_walking_it_is_told() -> None:
+def test_changing_the_queue_while_iterating_is_an_error() -> None:
     queue = a_queue()
     for _ in range(3):
         queue.push(a_ticket(), now=0.0)
@@ -54,7 +54,7 @@ def test_who_changes_the_queue_while_walking_it_is_told() -> None:
         next(walk)
 
 
-def test_who_was_passed_for_want_of_room_catches_up_but_not_without_end() -> None:
+def test_a_tenant_skipped_for_lack_of_room_catches_up_within_a_bound() -> None:
     queue = a_queue()
     for _ in range(500):
         queue.push(a_ticket("long", shape="large"), now=0.0)
@@ -92,7 +92,7 @@ def test_failed_tickets_go_again_in_the_order_of_their_arrival() -> None:
     assert drain(queue, now=4.0) == tickets
 
 
-def test_a_removed_ticket_is_gone_and_nobody_pays() -> None:
+def test_a_removed_ticket_is_gone_and_not_charged() -> None:
     queue, tickets = a_queue(), [a_ticket("acme") for _ in range(3)]
     for ticket in tickets:
         queue.push(ticket, now=0.0)
@@ -165,7 +165,7 @@ def test_waiting_improves_a_rank_step_by_step_to_the_best(rank: int, waited_s: f
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_waits_longer_than_the_bound_whatever_comes(seed: int) -> None:
+def test_no_ticket_waits_longer_than_the_bound_whatever_comes(seed: int) -> None:
     """Each second brings more work of the best rank than there is room for, and more from the victim's class."""
     rng, ageing_s, largest = random.Random(seed), 10.0, 4.0
     queue = a_queue(CHAT, ServiceClass("rag", 1, weight=1), ServiceClass("batch", 2, weight=1), ageing_s=ageing_s)
@@ -187,7 +187,7 @@ def test_nobody_waits_longer_than_the_bound_whatever_comes(seed: int) -> None:
     assert since_s <= own_s / (weight / tenants) + (classes + tenants / weight) * largest
 
 
-def test_with_a_floor_nobody_waits_even_for_that() -> None:
+def test_with_a_floor_no_ticket_waits_even_that_long() -> None:
     queue = a_queue(CHAT, BATCH)
     victim = a_ticket("victim", "batch")
     queue.push(victim, now=0.0)
@@ -205,7 +205,7 @@ def test_what_is_ahead_of_a_new_ticket_counts_ranks_shares_and_floors() -> None:
     for name, tenant, seconds in (("chat", "acme", 5.0), ("rag", "labs", 7.0), ("batch", "bulk", 11.0)):
         queue.push(a_ticket(tenant, name, cost_s=seconds), now=0.0)
     assert queue.ahead_s("chat", "acme", now=0.0) == pytest.approx(5.0 / 0.9)
-    assert queue.ahead_s("chat", "new", now=0.0) == pytest.approx(5.0 / 0.9), "who stands first is served first"
+    assert queue.ahead_s("chat", "new", now=0.0) == pytest.approx(5.0 / 0.9), "the first class is served first"
     assert queue.ahead_s("rag", "labs", now=0.0) == pytest.approx(12.0 / 0.9)
     assert queue.ahead_s("batch", "bulk", now=0.0) == pytest.approx(23.0)
     assert queue.ahead_s("batch", "new", now=0.0) == pytest.approx(23.0)
@@ -392,7 +392,7 @@ def simple_first(queue: FairQueue, waiting: list[Ticket], now: float) -> Ticket:
         by_age = (max(0, standing.rank - steps), tag) if not owed else ()
         return (-owed, *by_age, standing.rank, name)
 
-    # who is owed by its floor goes before all others, so the two kinds of keys never meet
+    # a class below its floor goes before all others, so the two kinds of keys never meet
     name = min((name for name in by_class if by_class[name]), key=turn)
     mine, queues = by_class[name], queue._queues[name]
     if back := [ticket for ticket in mine if ticket.id in paid]:

@@ -1,4 +1,4 @@
-"""Who gets how much of a server that has too little for all."""
+"""Shares of a server with too little for all."""
 
 import random
 from collections.abc import Callable
@@ -150,7 +150,7 @@ def test_costs_that_were_predicted_wrong_are_evened_out(slots: int) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 8])
-def test_who_was_charged_too_much_gets_it_back(slots: int) -> None:
+def test_a_tenant_that_was_charged_too_much_gets_it_back(slots: int) -> None:
     arrive = poisson(10, (4.0 * slots, from_tenant("honest")), (4.0 * slots, from_tenant("shorter", 5.0)))
     actual: Callable[[Ticket], float] = lambda ticket: ticket.cost_s / (5 if ticket.tenant == "shorter" else 1)  # noqa: E731
     server = VirtualServer(a_queue(), slots, arrive, actual)
@@ -158,7 +158,7 @@ def test_who_was_charged_too_much_gets_it_back(slots: int) -> None:
     assert jain([server.served["honest"], server.served["shorter"]]) >= 0.98
 
 
-def test_who_comes_late_is_neither_punished_nor_favoured() -> None:
+def test_a_tenant_that_comes_late_is_neither_punished_nor_favoured() -> None:
     early = poisson(11, (4.0, from_tenant("a")), (4.0, from_tenant("b")))
     late = poisson(12, (4.0, from_tenant("late")))
     server = VirtualServer(a_queue(), 2, lambda now: [*early(now), *(late(now) if now > 500 else [])])
@@ -168,7 +168,7 @@ def test_who_comes_late_is_neither_punished_nor_favoured() -> None:
     assert jain([server.served[name] for name in ("a", "b", "late")]) >= 0.99
 
 
-def test_the_backlog_from_before_does_not_count_against_who_has_it() -> None:
+def test_an_earlier_backlog_does_not_count_against_its_tenant() -> None:
     arrive = poisson(13, (8.0, from_tenant("a")))
     then = poisson(14, (8.0, from_tenant("b")))
     server = VirtualServer(a_queue(), 2, lambda now: [*arrive(now), *(then(now) if now > 300 else [])])

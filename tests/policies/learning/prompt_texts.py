@@ -104,14 +104,14 @@ def code() -> tuple[str, ...]:
 
 def chinese(rng: random.Random, characters: int) -> str:
     """Sentences of so many characters or a few more."""
-    said, length = [], 0
+    sentences, length = [], 0
     while length < characters:
         parts = [rng.choice(_TIMES) + rng.choice(_WHO) + rng.choice(_HOW) + rng.choice(_DID) + rng.choice(_WHAT)]
         if rng.random() < 0.6:
             parts.append(rng.choice(_WHY))
-        said.append("，".join(parts) + rng.choice("。。。！？\n"))
-        length += len(said[-1])
-    return "".join(said)
+        sentences.append("，".join(parts) + rng.choice("。。。！？\n"))
+        length += len(sentences[-1])
+    return "".join(sentences)
 
 
 def prompts(count: int, seed: int, kinds: Sequence[str] = KINDS, *, most: int = 12_000) -> list[Written]:
@@ -241,7 +241,7 @@ def byte_level(vocabulary: int, *, before: Any = None, texts: Sequence[str] | No
 
 
 def splits_as_gpt_4() -> Count:
-    """A byte-level BPE whose numbers have up to three digits each."""
+    """A byte-level BPE with numbers of up to three digits each."""
     split = pre_tokenizers.Split(Regex(_SPLIT_AS_GPT_4), "isolated")
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return byte_level(16_000, before=pre_tokenizers.Sequence([split, by_bytes]))

@@ -33,7 +33,7 @@ def test_an_adapter_is_ready_after_its_first_request_until_others_have_taken_its
     assert (seen(slots, "a"), seen(slots, "b")) == (Readiness.KNOWN, Readiness.READY)
 
 
-def test_an_adapter_of_which_the_backend_has_requests_is_ready_whoever_sent_them() -> None:
+def test_an_adapter_with_requests_at_the_backend_is_ready_whichever_router_sent_them() -> None:
     assert seen(AdapterSlots(), "a", active={"a", "b"}) is Readiness.READY
 
 

@@ -134,7 +134,7 @@ def test_a_speed_that_a_backend_tells_counts_until_its_first_answer_was_seen() -
 
 
 @pytest.mark.parametrize("truth", FLEET.values(), ids=FLEET)
-def test_one_that_nobody_has_seen_is_believed_to_be_like_those_that_are_alike(truth: Latency) -> None:
+def test_a_backend_without_observations_is_believed_to_be_like_similar_ones(truth: Latency) -> None:
     peers = Peers()
     seen, fresh = LatencyModel(peers), LatencyModel(peers)
     errors_of(seen, truth, 60)

@@ -1,4 +1,4 @@
-"""How quickly a queue empties is learnt only while somebody waits."""
+"""The rate at which a queue empties is learnt only while requests wait."""
 
 import pytest
 

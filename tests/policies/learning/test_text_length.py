@@ -26,9 +26,9 @@ def of(text: str) -> Measured:
 
 @given(texts, texts, st.booleans(), st.integers(0, 5), st.integers(0, 10**6), st.integers(0, 3))
 def test_an_estimate_is_sane_before_anything_was_learnt(
-    said: list[str], replies: list[str], is_chat: bool, tools: int, tool_bytes: int, media: int
+    own_texts: list[str], replies: list[str], is_chat: bool, tools: int, tool_bytes: int, media: int
 ) -> None:
-    prompt = measured(said, replies=replies, is_chat=is_chat, tools=tools, tool_bytes=tool_bytes, media=media)
+    prompt = measured(own_texts, replies=replies, is_chat=is_chat, tools=tools, tool_bytes=tool_bytes, media=media)
     assert is_sane(TextLength().estimate(prompt))
 
 

@@ -23,5 +23,5 @@ def test_a_ttft_speaks_only_when_it_is_near_one_of_the_predictions(ttft_s: float
     assert (None if hint is None else hint.share) == share
 
 
-def test_predictions_that_nobody_can_tell_apart_say_nothing() -> None:
+def test_predictions_that_cannot_be_distinguished_give_no_hint() -> None:
     assert from_ttft(0.1, cold_s=0.25, warm_s=0.2, warm_share=0.2) is None

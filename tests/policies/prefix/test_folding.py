@@ -32,7 +32,7 @@ def names(data: bytes, size: int) -> list[Hashable]:
 
 
 class Listener:
-    """Who holds what, from changes."""
+    """The held blocks, from changes."""
 
     def __init__(self) -> None:
         self.tiers: dict[str, set[int]] = defaultdict(set)
@@ -117,7 +117,7 @@ def test_a_block_is_in_the_slowest_tier_of_its_parts() -> None:
     folder.check()
 
 
-def test_what_nobody_told_of_is_an_orphan_and_does_no_harm() -> None:
+def test_a_block_with_an_unknown_parent_is_an_orphan_and_does_no_harm() -> None:
     folder, data = Folder(keys_of), tokens(64)
     assert folder.store(["child"], parent="nobody", token_ids=data, root=ROOT).runs == []
     assert folder.store(["unknown"], tier="host").runs == []

@@ -57,7 +57,7 @@ def test_a_prefix_is_found_however_much_is_asked_and_however_it_came(stored: int
     index.check()
 
 
-def test_who_does_not_hold_the_first_block_holds_nothing() -> None:
+def test_a_backend_without_the_first_block_holds_nothing() -> None:
     index = PrefixIndex()
     index.store("a", [2, 3])
     assert index.longest([1, 2, 3]) == {}
@@ -88,7 +88,7 @@ def test_a_block_counts_by_the_fastest_tier_that_has_it() -> None:
     index.check()
 
 
-def test_a_tier_that_nobody_knows_is_the_slowest() -> None:
+def test_an_unknown_tier_is_the_slowest() -> None:
     index = PrefixIndex(weights={"device": 1.0, "host": 0.5, "disk": 0.125})
     index.store("a", [1, 2], "tape")
     assert index.longest([1, 2]) == {"a": Match(2, 0, 0.25)}

@@ -17,7 +17,7 @@ def after(notes: list[tuple[Doubt, bool]]) -> Parity:
     return parity
 
 
-def test_a_feed_is_proven_by_four_prompts_whose_blocks_were_stored() -> None:
+def test_a_feed_is_proven_by_four_prompts_with_stored_blocks() -> None:
     assert after([(Doubt.BLOCKS, True)] * 3).trust is Trust.UNPROVEN
     assert after([(Doubt.BLOCKS, True)] * 4).trust is Trust.PROVEN
 
@@ -111,7 +111,7 @@ def test_a_watch_remembers_what_was_told_of_its_blocks_since_they_were_watched(s
     assert len(watch) == len(reported)
 
 
-def test_a_block_that_nobody_let_go_of_makes_room_in_the_end() -> None:
+def test_a_watched_block_that_was_never_released_makes_room_in_the_end() -> None:
     watch = Watch(most=1, forgotten_s=10.0)
     assert watch.begin(1, 0.0) is not None
     assert watch.begin(2, 9.0) is None

@@ -112,7 +112,7 @@ def test_it_learns_the_capacity_of_an_engine_and_says_how_likely_a_hit_is(capaci
     residency.check()
 
 
-def test_two_misses_that_nobody_expected_mean_a_restart() -> None:
+def test_two_unexpected_misses_mean_a_restart() -> None:
     residency, prompts = Residency(), [a_prompt(50, seed) for seed in range(4)]
     for prompt in prompts:
         residency.sent("a", prompt, 0.0)
@@ -149,7 +149,7 @@ def test_answers_take_room_too() -> None:
     residency.answered("nobody", 1)
 
 
-def test_who_left_is_forgotten_and_hints_about_it_are_ignored() -> None:
+def test_a_backend_that_left_is_forgotten_and_hints_about_it_are_ignored() -> None:
     residency, prompt = Residency(), a_prompt(10)
     guess = residency.sent("a", prompt, 0.0)
     assert "a" in repr(residency)
@@ -182,9 +182,7 @@ def a_taught(seed: int, prompts: int = 60) -> tuple[Residency, list[list[int]]]:
 
 @pytest.mark.parametrize("most_keys", [64, 1024])
 @pytest.mark.parametrize("seed", range(4))
-def test_whoever_takes_over_a_picture_part_by_part_believes_the_same_and_learns_on_alike(
-    seed: int, most_keys: int
-) -> None:
+def test_a_router_that_takes_over_a_snapshot_in_parts_believes_and_learns_the_same(seed: int, most_keys: int) -> None:
     residency, asked = a_taught(seed)
     picture, other = residency.picture("a", 100_000, 60.0), Residency()
     assert picture is not None

@@ -6,7 +6,7 @@ from policies.prefix.search import Falls, search, walk
 
 
 def searched(masks: list[int], looks: list[int], blocks: list[int] | None = None, *, wanted: int = -1) -> Falls:
-    """`search`, with a set of its own for each different mask, and how many blocks have it unless that is said."""
+    """`search`, with a set of its own for each different mask, and the number of its blocks, or `blocks`."""
     sets = [0, *sorted(set(masks) - {0})]
     numbers = [sets.index(mask) for mask in masks]
 
@@ -64,7 +64,7 @@ def test_only_wanted_bits_are_searched() -> None:
     assert searched([7, 7, 5, 1], looks, wanted=8) == []
 
 
-def test_who_is_not_at_the_first_place_is_nowhere() -> None:
+def test_a_search_without_a_hit_at_the_first_place_ends() -> None:
     looks: list[int] = []
     assert searched([0] * 1000, looks) == []
     assert looks == [0]

@@ -37,7 +37,7 @@ def test_an_entry_lasts_its_time_and_no_longer_than_twice_it() -> None:
     speculation.check()
 
 
-def test_who_failed_is_not_believed() -> None:
+def test_a_backend_that_failed_is_not_believed() -> None:
     speculation, prompt = Speculation(), a_prompt(10)
     speculation.sent("a", prompt, 0.0)
     speculation.sent("b", prompt, 0.0)

@@ -64,7 +64,7 @@ def test_a_full_table_drops_the_oldest_and_says_what_went() -> None:
     assert len(dropped) + len(table) == 19_900
 
 
-def test_rows_whose_value_has_become_nothing_go_when_their_segment_is_moved() -> None:
+def test_rows_that_have_become_empty_go_when_their_segment_is_moved() -> None:
     table = KeyTable(2**17, renewed=lambda values: np.where(values == 1, 0, values))
     gone, kept = some_keys(500, 1), some_keys(500, 2)
     put(table, gone, 1, 5)

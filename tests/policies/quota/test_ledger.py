@@ -135,7 +135,7 @@ def test_a_request_belongs_to_the_day_on_which_it_began() -> None:
     ledger.check()
 
 
-def test_what_somebody_else_allowed_is_taken_even_into_debt() -> None:
+def test_a_charge_that_another_router_allowed_is_taken_even_into_debt() -> None:
     ledger = Ledger()
     for name in ("a", "b"):
         ledger.grant(a_reservation(name, TOKENS, tokens=60), now=0)

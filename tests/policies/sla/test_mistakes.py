@@ -17,7 +17,7 @@ def complaints(text: str) -> tuple[str, ...]:
 
 
 FAR = {"match no rule": 10, "has no keys": 3, "not YAML": 2}
-"""What is missing altogether is told where its section or its owner begins, or where YAML gives up."""
+"""A missing value is reported where its section or its owner begins, or where YAML gives up."""
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)

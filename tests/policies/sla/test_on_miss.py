@@ -112,8 +112,8 @@ def test_where_a_pool_leaves_it_to_its_backends_what_they_serve_no_model_is_doub
 
 
 def test_steps_read_like_what_was_written() -> None:
-    told = [str(step) for step in (Queue(0.8), Spill("far"), Degrade("small"), Shed(503))]
-    assert told == ["queue 800ms", "spill to far", "degrade to small", "shed with 503"]
+    written = [str(step) for step in (Queue(0.8), Spill("far"), Degrade("small"), Shed(503))]
+    assert written == ["queue 800ms", "spill to far", "degrade to small", "shed with 503"]
 
 
 @given(st.integers(1, 10**12).map(lambda microseconds: microseconds / 1e6))

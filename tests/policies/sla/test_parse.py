@@ -252,7 +252,7 @@ def test_rules_for_every_value_of_a_fact_leave_no_request_without_a_rule() -> No
     assert len(parse(text).rules) == 2
 
 
-def test_a_rule_behind_one_without_condition_is_reached_by_tenants_who_may_not_use_that_ones_class() -> None:
+def test_a_rule_behind_one_without_conditions_is_reached_by_tenants_without_that_rules_class() -> None:
     rest = "classes: {chat: {}, night: {}}\nrules: [{class: chat}, {class: night}]\n"
     assert len(two_tenants(rest, labs=", classes: night").rules) == 2
     with pytest.raises(ConfigError, match="is never reached"):
@@ -379,7 +379,7 @@ def test_where_both_spellings_stand_the_right_one_is_read() -> None:
     assert len(problems("classes: {chat: {}}\nclases: {late: {}}\nrules: [{class: chat}]")) == 1
 
 
-def test_an_address_is_not_judged_where_nobody_knows_of_what_kind_it_is() -> None:
+def test_an_address_is_not_checked_if_its_kind_is_unknown() -> None:
     assert problems('pools: {a: {kind: openai-compatible, at: "http://a:1"}}') == (
         "sla.yaml:1: pools.a.kind: there is no kind of backend 'openai-compatible' (did you mean 'openai_compatible'?)",
     )

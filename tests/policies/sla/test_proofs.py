@@ -50,7 +50,7 @@ def test_a_pool_that_nothing_leads_to_is_said() -> None:
     assert doubts(f"{pools}rules: [{{class: chat, pools: any}}]\n") == ()
 
 
-def test_a_policy_of_the_file_that_nobody_uses_is_said() -> None:
+def test_an_unused_policy_of_the_file_is_reported() -> None:
     text = "policies: {default: {}, mine: {}}\nrules: [{class: standard}]\n"
     assert doubts(text) == ("sla.yaml:1: policies.mine: no rule uses this policy",)
     assert doubts(text.replace("class: standard", "class: standard, policy: mine")) == (
@@ -76,7 +76,7 @@ def test_models_that_no_pool_names_are_said_where_all_pools_name_theirs() -> Non
     )
 
 
-def test_a_tenant_whose_requests_are_refused_is_said() -> None:
+def test_a_tenant_with_refused_requests_is_reported() -> None:
     text = two("classes: {chat: {}, night: {}}\nrules: [{when: {priority: night}, class: night}, {class: chat}]\n")
     (doubt,) = doubts(text)
     assert doubt.startswith("sla.yaml:3: rules: no rule gives these requests a class that their tenant may use")
@@ -200,7 +200,7 @@ def test_more_rules_than_can_be_proven_in_seconds_are_doubted(monkeypatch: pytes
     )
 
 
-def test_a_pool_that_nobody_can_announce_itself_to_is_said() -> None:
+def test_a_pool_with_register_but_no_admin_port_is_reported() -> None:
     text = "classes: {chat: {}}\npools: {own: {register: true}}\nrules: [{class: chat}]\n"
     (doubt,) = doubts(text)
     assert doubt.startswith("sla.yaml:2: pools.own.register: backends announce themselves at the operators' port")

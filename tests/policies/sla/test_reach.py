@@ -112,7 +112,7 @@ def test_what_is_left_over_is_told_in_words() -> None:
     assert unmatched == "no model that a rule names, no priority that a rule names, prompt_tokens at least 16"
 
 
-def test_conditions_that_nobody_could_tell_apart_by_hand_end_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_conditions_to_check_by_hand_end_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "_MOST_BOXES", 20)
     rng = random.Random(1)
     names = [f"h{number}" for number in range(12)]

@@ -1,4 +1,4 @@
-"""Permits: whoever runs has one, its quota is reserved before and settled after, and none is ever lost."""
+"""Permits: each running call has one, its quota is reserved before and settled after, and none is ever lost."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_what_is_left_is_told_before_it_runs_and_when_it_is_refused() -> N
 async def test_a_tenant_without_limits_never_asks_the_store() -> None:
     class Away(MemoryStore):
         async def reserve(self, asked: Any) -> Any:
-            raise AssertionError("nobody is to ask")
+            raise AssertionError("no store may be asked")
 
     admission = Admission(Away(lambda: 0.0))
     async with admission.permit(a_claim(a_tenant())) as permit:

@@ -68,7 +68,7 @@ def visible(listener: Listener, why: Explanation) -> Any:
 
 
 @pytest.mark.parametrize("others", [0, 1, 3])
-async def test_a_document_that_another_tenant_has_cached_is_as_cold_as_one_that_nobody_has(others: int) -> None:
+async def test_a_document_that_another_tenant_has_cached_is_as_cold_as_a_new_one(others: int) -> None:
     # both worlds had the same work, which scores may show; only the documents differ
     cold_world, _ = await a_world()
     for _ in range(others):
@@ -86,7 +86,7 @@ async def test_a_document_that_another_tenant_has_cached_is_as_cold_as_one_that_
         await gateway.tokenizers.close()
 
 
-async def test_tenants_whose_domains_are_joined_share() -> None:
+async def test_tenants_with_joined_domains_share() -> None:
     world, _ = await a_world(shared=True)
     await asked(world, "acme-key")
     listener, why = await asked(world, "labs-key")

@@ -36,7 +36,7 @@ async def test_what_was_drawn_before_a_failure_is_charged() -> None:
     await gateway.tokenizers.close()
 
 
-async def test_what_nobody_saw_of_a_backend_that_failed_is_not_charged_beside_the_answer_of_another() -> None:
+async def test_unseen_tokens_of_a_failed_backend_are_not_charged_beside_the_answer_of_another() -> None:
     unseen: list[Any] = [Delta(tokens=7), BackendFailed("gone")]
     answer: list[Any] = [Delta(text="a", finish_reason="stop"), Delta(usage=Usage(5, 2))]
     scripts = [unseen, answer]
@@ -49,7 +49,7 @@ async def test_what_nobody_saw_of_a_backend_that_failed_is_not_charged_beside_th
     await gateway.tokenizers.close()
 
 
-async def test_who_hangs_up_pays_for_what_its_backend_was_believed_to_compute_and_not_for_the_whole_prompt() -> None:
+async def test_a_disconnected_client_pays_for_the_estimated_computation_and_not_for_the_whole_prompt() -> None:
     text = "the quick brown fox " * 300
     long = an_answer("a", usage=Usage(1000, 1, 0))
     gateway = await well(a_gateway(ScriptedBackend(scripts=[long, an_answer("a", "b", "c")])), "b0")

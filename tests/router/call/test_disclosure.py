@@ -65,7 +65,7 @@ def assert_no_secret(text: str) -> None:
 
 
 def again(failure: ExpectedError) -> ExpectedError:
-    """A new one that says the same: what a client is told is noted on it."""
+    """An equal new one: the text for clients is set on it."""
     return type(failure)(failure.message, hint=failure.hint, retry_after_s=failure.retry_after_s)
 
 
@@ -125,7 +125,7 @@ async def test_a_backend_that_was_found_at_an_address_is_shown_without_it() -> N
     assert_no_secret(header + shown + refusal)
 
 
-async def test_a_refusal_that_names_who_was_dropped_names_no_address() -> None:
+async def test_a_refusal_that_names_dropped_backends_names_no_address() -> None:
     backend = ScriptedBackend("own@10.0.0.5:7001")
     config = dataclasses.replace(a_config(), outage_s=0.0)
     async with a_router(backend, config=config) as router, a_client(router) as client:

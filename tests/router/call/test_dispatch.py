@@ -1,4 +1,4 @@
-"""The dispatcher: who waits is placed in fair order as soon as there is room, and nothing is lost on the way."""
+"""The dispatcher: waiting requests are placed in fair order as soon as there is room, and none is lost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Stage:
             new_tokens=10,
             arrived_at=self.clock(),
             decide=decide,
-            refusal=lambda *_: NoBackend("nobody is left"),
+            refusal=lambda *_: NoBackend("no backend is left"),
             sent=lambda _: None,
             ended=lambda *_: None,
         )
@@ -98,7 +98,7 @@ async def queued(stage: Stage, *bids: Bid) -> list[asyncio.Task[Placed | None]]:
     return tasks
 
 
-def test_whoever_finds_room_is_placed_at_once_and_the_next_waits_until_it_is_left() -> None:
+def test_a_request_that_finds_room_is_placed_at_once_and_the_next_waits_until_it_ends() -> None:
     async def run() -> None:
         stage = await Stage().well()
         first = await stage.place(stage.bid())
@@ -129,7 +129,7 @@ def test_a_better_rank_that_came_later_goes_first() -> None:
     run_virtually(run())
 
 
-def test_nobody_is_overtaken_by_one_of_its_own_kind_that_comes_just_when_room_appears() -> None:
+def test_no_request_is_overtaken_by_one_of_its_kind_that_comes_just_when_room_appears() -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())
@@ -191,7 +191,7 @@ def only_at(name: str, bid: Bid) -> Bid:
     return bid
 
 
-def test_who_has_waited_long_keeps_nobody_from_backends_that_could_not_take_it() -> None:
+def test_a_request_that_has_waited_long_keeps_no_other_from_backends_that_could_not_take_it() -> None:
     async def run() -> None:
         stage = await Stage(backends=2).well()
         holders = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
@@ -214,7 +214,7 @@ def test_who_has_waited_long_keeps_nobody_from_backends_that_could_not_take_it()
     run_virtually(run())
 
 
-def test_many_kinds_that_find_no_room_keep_nobody_from_room_of_another_kind() -> None:
+def test_many_kinds_without_room_keep_no_other_kind_from_its_room() -> None:
     async def run() -> None:
         stage = await Stage(backends=2).well()
         holders = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
@@ -236,7 +236,7 @@ def test_many_kinds_that_find_no_room_keep_nobody_from_room_of_another_kind() ->
     run_virtually(run())
 
 
-def test_a_crowd_that_finds_no_room_keeps_nobody_from_room_of_another_kind() -> None:
+def test_a_crowd_without_room_keeps_no_other_kind_from_its_room() -> None:
     async def run() -> None:
         stage = await Stage(backends=2, most=2 * MOST_SEEN).well()
         holders = [await stage.place(only_at(name, stage.bid())) for name in ("b0", "b1")]
@@ -255,7 +255,7 @@ def test_a_crowd_that_finds_no_room_keeps_nobody_from_room_of_another_kind() -> 
     run_virtually(run())
 
 
-def test_who_has_waited_long_enough_gets_none_and_leaves_no_trace() -> None:
+def test_a_request_past_its_time_gets_no_place_and_leaves_no_trace() -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())
@@ -269,7 +269,7 @@ def test_who_has_waited_long_enough_gets_none_and_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_is_cancelled_while_it_waits_gives_back_even_what_it_was_just_given(late: bool) -> None:
+def test_a_request_cancelled_in_the_queue_gives_back_even_a_place_it_just_got(late: bool) -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())
@@ -288,7 +288,7 @@ def test_who_is_cancelled_while_it_waits_gives_back_even_what_it_was_just_given(
     run_virtually(run())
 
 
-def test_who_waits_hears_at_once_when_nobody_can_ever_take_it() -> None:
+def test_a_waiting_request_fails_at_once_when_no_backend_can_ever_take_it() -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())
@@ -296,7 +296,7 @@ def test_who_waits_hears_at_once_when_nobody_can_ever_take_it() -> None:
         stage.backends[0].models = frozenset({"other"})
         stage.cluster.changed("b0")
         before = stage.clock()
-        with pytest.raises(NoBackend, match="nobody is left"):
+        with pytest.raises(NoBackend, match="no backend is left"):
             await waiting
         assert stage.clock() - before < 0.1
         stage.leave(holder)
@@ -305,7 +305,7 @@ def test_who_waits_hears_at_once_when_nobody_can_ever_take_it() -> None:
     run_virtually(run())
 
 
-def test_who_waits_waits_on_while_nobody_is_well_and_goes_where_one_is_well_again() -> None:
+def test_a_waiting_request_stays_while_no_backend_is_well_and_goes_to_the_first_that_recovers() -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())
@@ -324,7 +324,7 @@ def test_who_waits_waits_on_while_nobody_is_well_and_goes_where_one_is_well_agai
     run_virtually(run())
 
 
-def test_nobody_waits_longer_than_the_file_lets_it_for_somebody_to_be_well() -> None:
+def test_no_request_waits_longer_than_the_file_allows_for_a_backend_to_recover() -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())
@@ -336,7 +336,7 @@ def test_nobody_waits_longer_than_the_file_lets_it_for_somebody_to_be_well() -> 
         await asyncio.sleep(4)
         (fresh,) = await queued(stage, stage.bid())
         for task in waiting:
-            with pytest.raises(NoBackend, match="nobody is left"):
+            with pytest.raises(NoBackend, match="no backend is left"):
                 await task
             assert stage.clock() - began == pytest.approx(stage.config.outage_s, abs=0.01)
         with pytest.raises(NoBackend):
@@ -348,7 +348,7 @@ def test_nobody_waits_longer_than_the_file_lets_it_for_somebody_to_be_well() -> 
     run_virtually(run())
 
 
-def test_a_class_with_a_deadline_waits_for_somebody_to_be_well_until_then() -> None:
+def test_a_class_with_a_deadline_waits_until_then_for_a_backend_to_recover() -> None:
     async def run() -> None:
         stage = await Stage().well()
         stage.cluster.drain("b0")
@@ -479,7 +479,7 @@ def test_no_more_run_than_the_server_may_have() -> None:
 
 
 @pytest.mark.parametrize("tokens", [100, 2048])
-def test_who_finds_no_room_keeps_nobody_of_any_size_from_room_while_the_queue_is_to_be_looked_at(tokens: int) -> None:
+def test_a_request_without_room_keeps_none_of_any_size_from_room_while_the_queue_is_to_be_walked(tokens: int) -> None:
     async def run() -> None:
         stage = await Stage(slots=10).well()
         stage.backends[0].reported = Load(max_requests=10, free_tokens=5000, reported_at=-1.0)
@@ -498,7 +498,7 @@ def test_who_finds_no_room_keeps_nobody_of_any_size_from_room_while_the_queue_is
     run_virtually(run())
 
 
-def test_a_new_file_is_followed_by_who_waits_already() -> None:
+def test_waiting_requests_follow_a_new_file() -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())

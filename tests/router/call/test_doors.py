@@ -1,4 +1,4 @@
-"""The way in: closed it lets nobody in, and whoever stays too long is told to leave."""
+"""Doors: closed, they admit no call, and calls that stay too long are ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies.errors import CutOff, Unavailable
 from router.call.doors import Doors
 
 
-async def test_closed_doors_let_nobody_in_and_tell_when_the_last_one_left() -> None:
+async def test_closed_doors_admit_no_call_and_report_when_the_last_one_left() -> None:
     doors = Doors()
     async with doors.entered():
         doors.close()
@@ -25,7 +25,7 @@ async def test_closed_doors_let_nobody_in_and_tell_when_the_last_one_left() -> N
     assert repr(doors) == "<Doors closed, 0 inside>"
 
 
-async def test_who_is_turned_out_is_told_why_and_lets_go_first() -> None:
+async def test_a_call_that_is_ended_gets_the_reason_and_cleans_up_first() -> None:
     doors, let_go = Doors(), asyncio.Event()
 
     async def call() -> None:

@@ -35,7 +35,7 @@ def test_a_wrong_key_is_not_anonymous_where_tenants_have_keys() -> None:
         identify("wrong", config)
 
 
-def test_any_key_will_do_where_nobody_has_one() -> None:
+def test_any_key_will_do_if_no_tenant_has_one() -> None:
     guest = a_tenant("guest", key=None)
     assert identify("whatever", a_config(guest, anonymous=guest)) is guest
 
@@ -46,7 +46,7 @@ def test_what_was_issued_once_is_not_anonymous_once_it_is_revoked() -> None:
         identify("pm_revoked", a_config(guest, anonymous=guest))
 
 
-def test_while_nobody_knows_the_issued_keys_one_is_asked_to_come_again() -> None:
+def test_while_the_issued_keys_are_unknown_clients_are_asked_to_retry() -> None:
     never_read = KeyRing(FileKeys("/nowhere"), clock=lambda: 0.0)
     with pytest.raises(Unavailable) as caught:
         identify("pm_perhaps", a_config(), never_read)

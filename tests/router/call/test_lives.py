@@ -146,7 +146,7 @@ def a_machine(rng: random.Random, name: str) -> Machine:
 
 
 class Asker:
-    """One caller, who asks anything, may hang up, and sees whether what it is told is what happens."""
+    """One caller: it sends any request, may disconnect, and compares its headers with what happens."""
 
     def __init__(self, number: int, rng: random.Random) -> None:
         self.id, self.key = f"r{number}", rng.choice(("ACME", "LABS"))

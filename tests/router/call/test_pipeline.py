@@ -47,7 +47,9 @@ script = st.builds(
 @given(st.lists(script, min_size=4, max_size=4), st.none() | st.integers(0, 3))
 def test_whatever_backends_and_client_do_each_request_is_settled_once(scripts: Any, hangs_up_after: int | None) -> None:
     async def run() -> None:
-        backends = [ScriptedBackend(f"b{i}", scripts=[list(one)], speaks_tokens=False) for i, one in enumerate(scripts)]
+        backends = [
+            ScriptedBackend(f"b{i}", scripts=[list(deltas)], speaks_tokens=False) for i, deltas in enumerate(scripts)
+        ]
         gateway = await well(a_gateway(*backends), *(backend.name for backend in backends))
         caller = Listener(chat_ask(a_chat()), hangs_up_after=hangs_up_after)
         error = await ended(caller, gateway)
@@ -90,7 +92,7 @@ async def test_the_shipped_fake_is_a_backend_too() -> None:
     await gateway.tokenizers.close()
 
 
-async def test_a_prompt_whose_estimate_is_too_long_is_left_to_the_backend() -> None:
+async def test_a_prompt_with_an_estimate_that_is_too_long_is_left_to_the_backend() -> None:
     backend = ScriptedBackend(speaks_tokens=False, context_tokens=2560)
     gateway = await well(a_gateway(backend), "b0")
     for limit in (None, 16):

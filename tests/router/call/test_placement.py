@@ -1,4 +1,4 @@
-"""Where a request goes: to its prefix, to who can and may, and nowhere else."""
+"""Where a request goes: to its prefix, among the backends that can and may take it."""
 
 from __future__ import annotations
 

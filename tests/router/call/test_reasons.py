@@ -1,4 +1,4 @@
-"""What is told of a decision: what the rules saw, why it was made, and what another file would have done."""
+"""Explanations of decisions: the facts that the rules saw, the reasons, and what another file would have done."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_rules_see_what_no_backend_holds_and_the_index_is_walked_once() ->
     cached = Rule("batch", When(uncached_tokens=(Range(None, 100),)))
     config = replace(a_config(), rules=(cached, Rule("chat")))
     backends = [ScriptedBackend("b0", scripts=[[BackendFailed("gone")]]), ScriptedBackend("b1")]
-    # a clock that stands still: nobody is found to be faster than the other
+    # a clock that stands still: neither is found to be faster
     router = build(config, backends=lambda _: backends, rng=random.Random(1), clock=lambda: 1.0).gateway
     gateway = await well(router, "b0", "b1")
     index = gateway.beliefs.index = CountingIndex()

@@ -92,10 +92,10 @@ class Crowd:
                 ask = chat_ask(body, self.headers)
                 call = Stopwatch(gateway.new_id(), self.key, ask, loop.time())
                 self.calls.append(call)
-                group.create_task(self.one(call, gateway))
+                group.create_task(self.run_call(call, gateway))
 
     @staticmethod
-    async def one(call: Stopwatch, gateway: Gateway) -> None:
+    async def run_call(call: Stopwatch, gateway: Gateway) -> None:
         try:
             await serve(call, gateway)
         except ExpectedError as error:
@@ -197,7 +197,7 @@ rules:
 def two_classes(
     interactive: float, batch: float, *, text: str = CLASSES, until: float = 40.0, backends: int = 4
 ) -> tuple[Crowd, Crowd]:
-    """Clients of both classes, who ask more than the backends can do: each does four requests a second."""
+    """Clients of both classes send more than the backends can do: each backend does four requests a second."""
     quick = Crowd("ACME", interactive)
     slow = Crowd("ACME", batch, headers={"x-pointsman-priority": "batch"})
 
@@ -214,7 +214,7 @@ def two_classes(
 
 def test_interactive_keeps_its_target_beside_batch_at_half_as_much_again_as_there_is_room_for() -> None:
     quick, slow = two_classes(interactive=12.0, batch=24.0, backends=6)
-    # in the first seconds nobody knows how long answers take; who came in the last one may not be answered yet
+    # in the first seconds the length of answers is unknown; requests of the last one may not be answered yet
     calls = [call for call in quick.calls if 5.0 <= call.came_at < 39.0]
     misses = [call for call in calls if call.first_at is None or call.ttft_s > 0.8]
     assert len(misses) < 0.01 * len(calls)
@@ -250,7 +250,7 @@ rules: [{class: interactive, pools: [own]}]
 
 
 def at_two_pools(text: str, other: FakeBackend, per_second: float = 12.0, *, explained: bool = False) -> Crowd:
-    """Clients who ask three times as much as the one backend of their pool does; `other` is in another pool."""
+    """Clients send three times as much as the one backend of their pool can do; `other` is in another pool."""
     crowd = Crowd("ACME", per_second, headers={"x-pointsman-explain": "1"} if explained else {})
 
     async def run() -> None:
@@ -296,7 +296,7 @@ def test_the_smaller_model_may_be_in_a_pool_that_the_rule_does_not_name() -> Non
     assert {call.refused.code for call in crowd.calls if call.refused} == {"overloaded"}
 
 
-def test_who_is_shed_is_told_that_every_backend_would_be_late() -> None:
+def test_the_error_of_a_shed_request_says_that_every_backend_would_be_late() -> None:
     crowd = at_two_pools(TWO_POOLS + "on_miss: {interactive: [shed]}\n", a_backend("far-0", "far"), explained=True)
     shed = [call.why for call in crowd.calls if call.refused]
     assert shed
@@ -329,7 +329,7 @@ def through_an_outage(
             asyncio.get_running_loop().call_later(seconds, lambda: gateway.cluster.drain("own-0", False))
             ask = chat_ask({"model": "fake", "messages": [{"role": "user", "content": "hello"}]}, {})
             crowd.calls.append(Stopwatch(gateway.new_id(), "ACME", ask, asyncio.get_running_loop().time()))
-            await crowd.one(crowd.calls[0], gateway)
+            await crowd.run_call(crowd.calls[0], gateway)
             await asyncio.sleep(seconds)
 
     run_virtually(run())
@@ -369,7 +369,7 @@ def test_what_a_pool_that_is_away_would_take_spills_at_once() -> None:
     assert far.finished == 1
 
 
-def test_a_breaker_that_opens_for_a_second_costs_nobody_an_answer() -> None:
+def test_a_breaker_that_opens_for_a_second_costs_no_answer() -> None:
     async def run() -> None:
         backend, crowd = a_backend("own-0"), Crowd("ACME", 3.0)
         async with a_router(TWO_POOLS, [backend, a_backend("far-0", "far")]) as gateway:

@@ -1,4 +1,4 @@
-"""What becomes of requests whose only backend is ill or on trial: no spill, no other pool, the real router."""
+"""Requests with one backend that is ill or on trial: no spill, no other pool, the real router."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def at_one_backend(
                 crowd.calls.append(Stopwatch(gateway.new_id(), "ACME", ask, loop.time()))
                 if len(crowd.calls) == FAILURES_UNTIL_ILL and others:
                     coming = asyncio.create_task(crowd.come(gateway, 3.0, 1))
-                await crowd.one(crowd.calls[len(crowd.calls) - 1], gateway)
+                await crowd.run_call(crowd.calls[len(crowd.calls) - 1], gateway)
             if others:
                 await coming
             probing.cancel()
@@ -68,7 +68,7 @@ def broken() -> ExpectedError:
     return BackendFailed("own-0 broke off")
 
 
-def test_who_makes_its_only_backend_ill_waits_for_it_and_is_answered() -> None:
+def test_a_request_that_makes_its_only_backend_ill_waits_for_it_and_is_answered() -> None:
     calls, backend = at_one_backend(back_at=2.5, failure=away)
     assert [call.refused.code if call.refused else None for call in calls] == ["backend_failed"] * 2 + [None]
     assert 2.5 <= calls[-1].ttft_s < 8.0

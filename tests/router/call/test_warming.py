@@ -78,7 +78,7 @@ async def test_a_model_that_is_not_there_is_refused() -> None:
             await warmer.measure(an_ask(model="gpt-9"), a_tenant())
 
 
-async def test_who_must_have_pins_hears_which_pools_could() -> None:
+async def test_the_refusal_of_a_required_pin_names_the_pools_that_could() -> None:
     backends = a_keeper("b0", pins=False), a_keeper("c0", model="other", pool="shards")
     config = a_config()
     config = replace(config, pools={**config.pools, "shards": PoolSpec("shards", kind="fake", model="other")})
@@ -117,7 +117,7 @@ async def test_it_goes_where_the_tenants_own_prompts_would() -> None:
         assert await warmer.warm(an_ask(), "acme", avoiding=frozenset(), placed=ignored) == ("c0", "spot")
 
 
-async def test_it_is_never_shed_for_a_promise_that_nobody_waits_for() -> None:
+async def test_it_is_never_shed_for_a_latency_target() -> None:
     config = a_config()
     classes = {"chat": ServiceClass("chat", 0, ttft_s=1e-6)}
     config = replace(config, classes=classes, on_miss={"chat": (Shed(429),)})
@@ -132,8 +132,8 @@ async def test_its_tokens_are_charged_to_the_tenant() -> None:
     tenant = a_tenant(limits=Limits(tokens_per_minute=100_000))
     async with a_warmer(config=a_config(tenant)) as (warmer, router):
         await warmer.warm(an_ask(), "acme", avoiding=frozenset(), placed=ignored)
-        ((who, totals),) = router.operations.board.totals.items()
-        assert who == ("acme", MODEL)
+        ((key, totals),) = router.operations.board.totals.items()
+        assert key == ("acme", MODEL)
         assert totals.prompt_tokens > 64
 
 

@@ -1,4 +1,4 @@
-"""Beliefs: told by events, learnt from answers, or just sent there; the best of them counts."""
+"""Beliefs: from events, from answers, or from prompts just sent there; the best of them counts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Stage:
         usage: Usage | None = None,
         evicted: tuple[int, ...] = (),
     ) -> None:
-        """A prompt of `ids` is answered, while events tell that the blocks `told` were stored and others `evicted`."""
+        """A prompt of `ids` is answered, while events report the blocks `reported` as stored and `evicted` as gone."""
         prompt = PromptKeys(keys, token_ids=ids)
         self.beliefs.longest(prompt)
         flight = self.cluster.begin("a", a_request(prompt_tokens=len(ids) // 4), len(ids) // 4)
@@ -135,7 +135,7 @@ def test_of_text_a_key_counts_as_many_tokens_as_its_prompt_has(key_tokens: float
         stage.beliefs.ended(prompt, flight, a_backend("a"))
     learnt = [belief for belief in shared if isinstance(belief, Learnt)]
     assert [belief.drawn_blocks for belief in learnt] == [1280 // key_tokens] * 2
-    # a short prompt takes no time that can be told from none
+    # the time of a short prompt is too small to measure
     assert [belief.cached_share for belief in learnt] == [None, 1.0 if tokens >= 6400 else None]
 
 
@@ -166,7 +166,7 @@ def test_a_feed_that_is_proven_says_more_than_what_was_learnt_and_one_that_is_br
     feed(stage)
     stage.answer()
     stage.now += 60
-    # nobody knows yet whether its events speak of the same blocks
+    # unknown yet whether its events are about the same blocks
     assert stage.expected() > 8
     prove(stage)
     assert stage.expected() == 0

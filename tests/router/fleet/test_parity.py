@@ -19,7 +19,7 @@ TOKENS = 640
 
 @dataclass
 class Stage:
-    """One backend with blocks of 32 tokens, and what its events have told."""
+    """One backend with blocks of 32 tokens, and the blocks in its events."""
 
     is_whole: bool = False
     now: float = 1000.0
@@ -38,7 +38,7 @@ class Stage:
     def ask(
         self, number: int, *, cached: int | None, reported: bool = False, known: int = 0, prompt_tokens: int = TOKENS
     ) -> None:
-        """A prompt is answered: `cached` of its tokens were, as the engine says if it does. `told`: events tell of its
+        """A prompt is answered: the engine reports `cached` of its tokens as cached. `reported`: events have its
         blocks meanwhile; of `known` blocks they did before. Then events have had all the time they get."""
         ids = struct.pack(f"<{TOKENS}I", *range(number * 1000, number * 1000 + TOKENS))
         keys = block_keys(ids, 7)

@@ -22,30 +22,30 @@ rules:
 """ % ("0" * 64)
 
 
-def told(**what: Any) -> Explanation:
+def explain(**what: Any) -> Explanation:
     return explain_on_paper(WhatIf(**{"prompt_tokens": 900, **what}), parse(FILE))
 
 
 def test_backends_are_idle_and_empty_and_serve_what_the_file_says() -> None:
-    explained = told()
+    explained = explain()
     assert (explained.tenant, explained.model, explained.service_class) == ("acme", "pointsman-reader", "chat")
     assert [(candidate.backend, candidate.running, candidate.held_tokens) for candidate in explained.candidates] == [
         ("own-0", 0, 0),
         ("own-1", 0, 0),
     ]
     assert explained.dropped == {"far-0": "serves_model"}
-    assert told(tenant="labs").chosen == "far-0"
+    assert explain(tenant="labs").chosen == "far-0"
 
 
 def test_what_backends_hold_and_run_counts() -> None:
-    assert told(prompt_tokens=20000).rule == 1
-    explained = told(prompt_tokens=20000, held_tokens={"own-1": 19000}, running={"own-1": 1})
+    assert explain(prompt_tokens=20000).rule == 1
+    explained = explain(prompt_tokens=20000, held_tokens={"own-1": 19000}, running={"own-1": 1})
     assert (explained.rule, explained.uncached_tokens, explained.chosen) == (2, 1000, "own-1")
-    assert told(prompt_tokens=20000, held_tokens={"far-0": 19000}).rule == 1
+    assert explain(prompt_tokens=20000, held_tokens={"far-0": 19000}).rule == 1
 
 
 def test_the_same_description_gets_the_same_answer() -> None:
-    assert {told().chosen for _ in range(20)} == {told().chosen}
+    assert {explain().chosen for _ in range(20)} == {explain().chosen}
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_the_same_description_gets_the_same_answer() -> None:
 )
 def test_names_that_the_file_does_not_have_are_refused_with_a_hint(what: Any, hint: str) -> None:
     with pytest.raises(InvalidRequest, match=hint):
-        told(**what)
+        explain(**what)
 
 
 def test_a_model_that_the_tenant_may_not_use_is_refused() -> None:
     with pytest.raises(UnknownModel):
-        told(tenant="labs", model="pointsman-reader")
+        explain(tenant="labs", model="pointsman-reader")
 
 
 def test_without_an_anonymous_tenant_one_must_be_named() -> None:

@@ -70,12 +70,12 @@ def test_an_estimated_length_is_marked() -> None:
     assert json.loads(as_header(TOLD))["likely_prompt_tokens"] is None
 
 
-def test_text_says_where_chance_decided_or_nobody_was_left() -> None:
+def test_text_says_if_chance_decided_or_no_backend_was_left() -> None:
     assert as_text(replace(TOLD, equals=("own-0", "own-1"))).endswith(
         "chosen    own-0 (at random: own-0, own-1 are equally good)"
     )
-    nobody = as_text(replace(TOLD, candidates=(), chosen=None, equals=(), predicted_ttft_s=None))
-    assert nobody.endswith("dropped   own-2: healthy\nchosen    none: the request is refused")
+    text = as_text(replace(TOLD, candidates=(), chosen=None, equals=(), predicted_ttft_s=None))
+    assert text.endswith("dropped   own-2: healthy\nchosen    none: the request is refused")
 
 
 def test_an_adapter_is_told_of_where_one_was_asked_for() -> None:
@@ -118,7 +118,7 @@ def test_a_header_is_bounded_and_says_what_it_left_out() -> None:
     assert record["chosen"] == "own-0"
 
 
-def test_a_header_whose_names_alone_are_too_long_has_the_essentials() -> None:
+def test_a_header_with_names_that_are_too_long_has_the_essentials() -> None:
     record = json.loads(as_header(replace(TOLD, model="m" * 5000)))
     assert (record["chosen"], record["rule"]) == ("own-0", 2)
     assert "model" not in record

@@ -77,7 +77,7 @@ def test_shards_without_torch_are_told_what_to_install(monkeypatch: pytest.Monke
         require_startable(a_config())
 
 
-def test_an_admin_port_for_everybody_needs_keys() -> None:
+def test_a_public_admin_port_needs_keys() -> None:
     with pytest.raises(ConfigError, match="is open to other machines and has no keys"):
         require_startable(a_config(admin="0.0.0.0:0"))
     guarded = a_config()

@@ -178,7 +178,7 @@ async def test_limits_of_the_server_that_can_change_do() -> None:
     assert (gateway.config.server.drain_s, gateway.config.server.max_concurrent) == (5.0, 7)
 
 
-async def test_whoever_waits_hears_of_a_file_that_lets_it_in() -> None:
+async def test_a_waiting_request_is_placed_by_a_file_that_allows_it() -> None:
     paper, held = Paper(a_file(1).replace("grpc: off", "grpc: off, max_concurrent: 1")), asyncio.Event()
     gateway, reloader = a_gateway(paper, [held, *an_answer("ok")])
     await well(gateway, "b0")

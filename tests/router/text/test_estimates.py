@@ -1,4 +1,4 @@
-"""Prompts without a tokenizer: what is measured of them, what they are keyed by, what is told of their length."""
+"""Prompts without a tokenizer: their measures, their keys, and estimates of their length."""
 
 from __future__ import annotations
 

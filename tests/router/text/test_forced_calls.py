@@ -61,23 +61,23 @@ def drawn(chat: Chat, tool_format: ToolFormat, tokenizer: Tokenizer, seed: int) 
     compiler = Compiler.of(Model("m", FakeNetwork(vocabulary=vocabulary), tokenizer, frozenset({end_id()})))
     assert compiler is not None
     guide = compiler.compile(Grammar(GrammarForm.RULES, grammar.text)).guide()
-    rng, text, said = random.Random(seed), TokenText(tokenizer, tool_marks(tokenizer)), ""
+    rng, text, answer_text = random.Random(seed), TokenText(tokenizer, tool_marks(tokenizer)), ""
     for _ in range(300):
         token = rng.choice(np.flatnonzero(guide.allowed()).tolist())
         guide.note(token)
         if token == end_id():
-            return said + text.flush()
-        said += text.push([token])
+            return answer_text + text.flush()
+        answer_text += text.push([token])
         if guide.is_over:
-            return said + text.flush()
+            return answer_text + text.flush()
     return None
 
 
-def calls_in(said: str, chat: Chat, tool_format: ToolFormat) -> tuple[str, list[tuple[str, str]]]:
+def calls_in(answer_text: str, chat: Chat, tool_format: ToolFormat) -> tuple[str, list[tuple[str, str]]]:
     syntax, answer = syntax_of(chat, tool_format), Answer()
     assert syntax is not None
     reader = CallReader(syntax, str)
-    for read in (reader.push(said), reader.push("", is_last=True)):
+    for read in (reader.push(answer_text), reader.push("", is_last=True)):
         answer.add(Delta(text=read.text, message={"tool_calls": read.calls} if read.calls else None))
     calls = answer.message.get("tool_calls") or []
     return answer.text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
@@ -117,7 +117,9 @@ def test_only_one_call_of_the_named_tool_is_made(name: str) -> None:
         (Chat([], TOOLS, forced=frozenset({"weather"})), None),
     ],
 )
-def test_who_may_do_without_and_who_has_no_format_is_free(chat: Chat, tool_format: ToolFormat | None) -> None:
+def test_answers_are_free_if_calls_are_optional_or_the_model_has_no_format(
+    chat: Chat, tool_format: ToolFormat | None
+) -> None:
     assert grammar_of(chat, tool_format, lambda _: None) is None
 
 

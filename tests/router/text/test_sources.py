@@ -48,7 +48,7 @@ async def sources_of(
 
 
 def marked(directory: Path, mark: str) -> Path:
-    """A checkpoint whose template begins with `mark`."""
+    """A checkpoint with a template that begins with `mark`."""
     a_checkpoint(directory)
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": f"{mark}{{{{ messages }}}}"}))
     return directory

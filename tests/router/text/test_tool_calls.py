@@ -31,7 +31,7 @@ Call = tuple[str, Any]
 
 
 def read(tool_format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    """Text and calls (name, arguments) of an answer that comes in `pieces`, by the rules of those who read deltas."""
+    """Text and calls (name, arguments) of an answer that comes in `pieces`, as clients read deltas."""
     reader = CallReader(ToolSyntax(tool_format, TOOLS), lambda number: f"id{number}")
     answer = Answer()
     for parsed in [*map(reader.push, pieces), reader.push("", is_last=True)]:

@@ -73,7 +73,7 @@ def a_checkpoint(
     network = GpuNetwork(decoder, kv_dtype=kv_dtype, options=options or StepOptions(rows=8))
     network.allocate(BLOCKS)
     cache = network.steps.cache
-    # what nobody wrote spoils what reads it
+    # memory that was not written spoils its reader
     cache.data.view(torch.uint8).fill_(0x7F if cache.data.itemsize == 1 else 0xFF)
     return Checkpoint(model, config, Decoder(config, weights), network)
 
@@ -102,8 +102,8 @@ def test_chunks_and_single_tokens_give_the_logits_of_transformers_and_of_the_cpu
         batch = a_batch(*step)
         ours = pair.network.forward(batch)
         assert_agree(ours, pair.on_cpu.forward(batch, cpu))
-        whose = [expected[0] if blocks == (9, 2) else expected[1] for _, _, blocks in step]
-        parts = [whole[at : at + len(new)] for whole, (new, at, _) in zip(whose, step, strict=True)]
+        wholes = [expected[0] if blocks == (9, 2) else expected[1] for _, _, blocks in step]
+        parts = [whole[at : at + len(new)] for whole, (new, at, _) in zip(wholes, step, strict=True)]
         assert_agree(ours, torch.cat(parts))
 
 
@@ -240,8 +240,8 @@ def test_the_engine_serves_it_as_any_network(tmp_path: Path, device: torch.devic
         engine.submit(Submission(key, len(prompt), 3, sampling=penalised))
         engine.extend(key, torch.tensor(prompt, dtype=torch.int32).numpy().tobytes())
     while engine.has_work:
-        for one in engine.step().drawn:
-            drawn[one.key] += one.token_ids
+        for each in engine.step().drawn:
+            drawn[each.key] += each.token_ids
     assert drawn[0] == pair.expected(prompts[0] + drawn[0]).argmax(1)[4:-1].tolist()
     assert len(drawn[1]) == 3
 

@@ -18,7 +18,7 @@ CONFIG = NetworkConfig("LlamaForCausalLM", 97, 32, 48, 2, 1, 16, 512, 1e-6, Rope
 
 
 class Landing:
-    """A place in the queue that is reached when somebody says so, or waits for it."""
+    """A place in the queue that is reached when the test says so, or waits for it."""
 
     def __init__(self) -> None:
         self.is_reached, self.error = False, ""
@@ -90,7 +90,7 @@ def test_closing_waits_for_what_was_started_and_nothing_may_follow(cache: GpuCac
         copier.start(BACK)
 
 
-def test_a_copy_that_fails_is_told_to_who_asks(cache: GpuCache) -> None:
+def test_a_failed_copy_is_reported_to_its_caller(cache: GpuCache) -> None:
     copier, device = a_copier(cache)
     ticket = copier.start(OUT)
     device.landings[0].error = "CUDA error: an illegal memory access was encountered"

@@ -81,7 +81,7 @@ def test_padding_reads_nothing_and_goes_to_what_is_set_aside() -> None:
     assert arrays["context"].tolist() == [65, 2, 0, 0]
     assert arrays["tables"][0].tolist() == [2, 5]
     assert arrays["tables"][1, 0] == 6
-    # the second row draws nothing, nor does padding: their tokens go where nobody reads
+    # the second row draws nothing, nor does padding: their tokens go to a place that is not read
     assert arrays["target"].tolist() == [7, 100, 100, 100]
 
 

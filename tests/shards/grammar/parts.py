@@ -52,14 +52,14 @@ class SlowCompiler(Compiler):
 
 
 def a_narrow_compiler() -> Compiler:
-    """One whose grammars become too complex soon."""
+    """A backend with grammars that become too complex soon."""
     tokenizer = LLTokenizer(a_tokenizer().to_str(), n_vocab=VOCABULARY, eos_token=[end_id()])
     limits = LLParserLimits(max_lexer_states=20, precompute_large_lexemes=False, verbose_errors=False)
     return Compiler(tokenizer, limits, vocabulary=VOCABULARY, eos_token_ids=frozenset({end_id()}))
 
 
 def a_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """One whose answers are short, of what most schemas are made of."""
+    """A tokenizer with the characters that most schemas need, for short answers."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "pattern", "const"]
     kind = rng.choice([*kinds, *(["object", "array", "anyOf"] * 3 if depth else [])])
     if kind == "object":

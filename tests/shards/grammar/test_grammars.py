@@ -18,7 +18,7 @@ def landed(grammars: Grammars) -> dict[object, object]:
     return found
 
 
-def test_nobody_waits_and_whoever_asked_for_the_same_shares_one_compilation() -> None:
+def test_no_request_waits_and_requests_for_the_same_grammar_share_one_compilation() -> None:
     compiler = SlowCompiler()
     grammars = Grammars(compiler)
     assert grammars.ask("one", a_grammar(1))
@@ -50,7 +50,7 @@ def test_the_oldest_is_forgotten_and_one_that_is_not_compiled_yet_never() -> Non
     grammars.close()
 
 
-def test_what_cannot_be_compiled_is_remembered_too_and_who_left_hears_nothing() -> None:
+def test_grammars_that_cannot_be_compiled_are_cached_too_and_cancelled_requests_get_no_error() -> None:
     compiler = SlowCompiler()
     grammars, wrong = Grammars(compiler), Grammar(GrammarForm.REGEX, "(")
     compiler.may_go_on.set()

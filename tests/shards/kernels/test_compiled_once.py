@@ -1,4 +1,4 @@
-"""What changes from step to step compiles nothing anew: a compilation takes seconds, and somebody would wait for it."""
+"""Values that change from step to step compile nothing anew: a compilation takes seconds, while requests wait."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_closing_finishes_what_was_started():
         copier.start(COPIES)
 
 
-def test_a_copy_that_fails_is_told_to_who_asks_and_nothing_is_copied_after_it():
+def test_a_failed_copy_is_reported_to_its_caller_and_nothing_is_copied_after_it():
     memory = Memory()
     copier = ThreadCopier(memory)
     ticket = copier.start([BlockCopy(0, 99, is_save=False)])

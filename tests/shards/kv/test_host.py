@@ -17,7 +17,7 @@ def a_block(token: int) -> bytes:
 
 
 class Ledger:
-    """Memory whose blocks hold anything."""
+    """Memory with blocks that hold anything."""
 
     def __init__(self, blocks: int, slots: int) -> None:
         self.device: list[object] = [None] * blocks
@@ -35,7 +35,7 @@ class Ledger:
 
 
 class HeldCopier(InlineCopier):
-    """Copies when it is told to."""
+    """Copies when the test says so."""
 
     def __init__(self, memory: Ledger) -> None:
         super().__init__(memory)
@@ -212,7 +212,7 @@ def test_room_made_a_step_ahead_needs_no_waiting():
     assert house.copier.waited == 0
 
 
-def test_a_block_whose_copy_is_on_its_way_is_free_only_when_it_has_landed():
+def test_a_block_is_free_only_when_its_copy_has_landed():
     house = House(1, 1, is_held=True)
     house.leave(1)
     house.pool.release(house.pool.take(1))

@@ -18,7 +18,7 @@ def a_block(token: int) -> bytes:
 
 
 def a_table(pool: BlockPool, *tokens: int, domain: str = "", rank: int = 0) -> BlockTable:
-    """A table whose blocks hold `tokens`, one value a block, shared where they are cached and computed where not."""
+    """A table with blocks of `tokens`, one value a block, shared where they are cached and computed where not."""
     table = BlockTable(pool, domain, rank=rank)
     table.follow(lambda index: a_block(tokens[index]), limit=len(tokens))
     table.grow(len(tokens) * BLOCK_TOKENS)

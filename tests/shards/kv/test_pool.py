@@ -24,7 +24,7 @@ class CollidingCache(PrefixCache):
 
 
 def a_table(pool: BlockPool, *tokens: int, domain: str = "") -> BlockTable:
-    """A table whose blocks hold `tokens`, one value a block, shared where they are cached and computed where not."""
+    """A table with blocks of `tokens`, one value a block, shared where they are cached and computed where not."""
     table = BlockTable(pool, domain)
     table.follow(lambda index: a_block(tokens[index]), limit=len(tokens))
     table.grow(len(tokens) * BLOCK_TOKENS)
@@ -99,7 +99,7 @@ def test_a_cleared_pool_forgets_and_its_holders_go_on_uncached():
     assert pool.available == 4
 
 
-def test_distrust_uncaches_what_nobody_else_holds():
+def test_distrust_uncaches_blocks_without_another_holder():
     pool = BlockPool(8, model="m")
     other, broken = a_table(pool, 1), a_table(pool, 1, 2, 3)
     broken.distrust()

@@ -75,7 +75,7 @@ class Machine:
         self.partial: dict[int, object] = {}
         self.pinned: dict[str, tuple[float, set[CachedBlock]]] = {}
         self.now_s = 0.0
-        self.told: dict[str, set[int]] = {"device": set(), "host": set()}
+        self.reported: dict[str, set[int]] = {"device": set(), "host": set()}
         self.seen: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
 
@@ -106,16 +106,16 @@ class Machine:
             table.check()
         for event in self.pool.prefix.drain_events():
             if event.change is CacheChange.STORED:
-                assert not self.told[event.tier] & set(event.keys), "stored twice"
-                self.told[event.tier] |= set(event.keys)
+                assert not self.reported[event.tier] & set(event.keys), "stored twice"
+                self.reported[event.tier] |= set(event.keys)
                 self.events[event.tier] += len(event.keys)
             elif event.change is CacheChange.EVICTED:
-                assert self.told[event.tier] >= set(event.keys), "evicted and never stored"
-                self.told[event.tier] -= set(event.keys)
+                assert self.reported[event.tier] >= set(event.keys), "evicted and never stored"
+                self.reported[event.tier] -= set(event.keys)
             else:
-                self.told = {"device": set(), "host": set()}
+                self.reported = {"device": set(), "host": set()}
         snapshot = {event.tier: set(event.keys) for event in self.pool.prefix.snapshot()}
-        assert {"device": set(), "host": set(), **snapshot} == self.told, "events and cache disagree"
+        assert {"device": set(), "host": set(), **snapshot} == self.reported, "events and cache disagree"
 
     def end(self) -> None:
         for table, _ in self.tables:

@@ -21,7 +21,7 @@ def test_a_short_prefix_common_to_all_does_not_hide_a_document_common_to_some() 
     assert [(len(shared.rows), shared.blocks) for shared in shared_prefixes(rows)] == [(2, 8), (2, 8)]
 
 
-def test_a_block_that_is_being_written_is_nobody_elses() -> None:
+def test_a_block_that_is_being_written_is_not_shared() -> None:
     same = [a_row(0, 1, 2, 3, 4, 5), a_row(1, 1, 2, 3, 4, 5)]
     assert shared_prefixes(same)[0].blocks == 4
 

@@ -22,13 +22,13 @@ def admitting(
     blocks: int,
     running: dict[int, tuple[int, int]] | None = None,
 ) -> Admission:
-    """`running` gives (rank, blocks) of those who run, by id."""
+    """`running`: id -> (rank, blocks) of the running sequences."""
     running = running or {}
     room = Room(blocks, {id_: a_claim(size) for id_, (_, size) in running.items()})
     return admit(waiting, room, slots=slots, victims=[Victim(id_, rank, id_) for id_, (rank, _) in running.items()])
 
 
-def test_who_fits_starts_in_order_until_slots_or_blocks_are_gone():
+def test_sequences_that_fit_start_in_order_until_slots_or_blocks_are_gone():
     waiting = [a_waiting(i, 3) for i in range(5)]
     assert admitting(waiting, slots=2, blocks=100).admitted == [0, 1]
     assert admitting(waiting, slots=9, blocks=7).admitted == [0, 1]
@@ -76,12 +76,12 @@ def test_the_worst_rank_goes_first_and_in_it_the_youngest():
     assert admitting(waiting, slots=0, blocks=10, running=running).preempted == [3, 2, 1, 4]
 
 
-def test_nobody_is_preempted_for_an_equal_rank_or_in_vain():
+def test_no_sequence_is_preempted_for_an_equal_rank_or_in_vain():
     assert not admitting([a_waiting(9, rank=1)], slots=0, blocks=10, running={1: (1, 1)}).preempted
     assert not admitting([a_waiting(9, 9)], slots=1, blocks=10, running={1: (0, 5), 2: (1, 5)}).preempted
 
 
-def test_who_lacks_a_slot_only_is_passed_by_who_may_preempt():
+def test_a_sequence_that_lacks_only_a_slot_is_passed_by_one_that_may_preempt():
     waiting = [*(a_waiting(i, rank=2) for i in range(LOOKAHEAD + 1)), a_waiting(99, rank=0)]
     admission = admitting(waiting, slots=0, blocks=10, running={1000: (2, 1)})
     assert (admission.admitted, admission.preempted) == ([99], [1000])

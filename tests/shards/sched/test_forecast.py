@@ -10,7 +10,7 @@ from shards.sched.forecast import Decoding, Pending, predict_ttft_s
 from shards.sched.plan import StepLimits, Work, plan_step, shape_of
 
 LIMITS = StepLimits(step_s=0.05)
-NOBODY = Decoding()
+IDLE = Decoding()
 COST = CostModel(prior=(1e-3, 1e-4, 1e-9, 1e-7))
 
 
@@ -18,7 +18,7 @@ def a_pending(key: int, tokens: int, *, rank: int = 0, computed: int = 0, needs_
     return Pending(key, rank, key, computed, tokens, needs_slot)
 
 
-def predicting(*pending: Pending, decoding: Decoding = NOBODY, free_slots: int = 100) -> dict[object, float]:
+def predicting(*pending: Pending, decoding: Decoding = IDLE, free_slots: int = 100) -> dict[object, float]:
     return predict_ttft_s(pending, decoding, cost=COST, limits=LIMITS, free_slots=free_slots)
 
 
@@ -64,7 +64,7 @@ def test_decoding_takes_its_part_of_every_step():
     assert predicting(a_pending(1, 50_000), decoding=chats)[1] > 1.5 * predicting(a_pending(1, 50_000))[1]
 
 
-def test_without_a_slot_it_waits_for_somebody_to_end():
+def test_without_a_slot_it_waits_for_another_sequence_to_end():
     chats = Decoding(rows=2, context_tokens=200, steps_left=(500, 1000))
     waiting = [a_pending(key, 50, needs_slot=True) for key in range(4)]
     predicted = predicting(*waiting, decoding=chats, free_slots=1)

@@ -136,12 +136,12 @@ def test_a_better_rank_goes_first_and_a_worse_one_keeps_its_block():
     assert plan[2] > 3 * BLOCK_TOKENS
 
 
-def test_a_sequence_whose_next_block_is_computed_by_another_steps_back():
+def test_a_sequence_steps_back_if_another_computes_its_next_block():
     twins = [a_prompt(i, 1000, next_block="same", may_follow=True) for i in (1, 2, 3)]
     assert set(plan_step(twins, a_cost(), LIMITS)) == {1}
 
 
-def test_who_may_not_follow_computes_the_block_itself():
+def test_a_sequence_that_may_not_follow_computes_the_block_itself():
     twins = [a_prompt(1, 64, next_block="same"), a_prompt(2, 64, next_block="same")]
     assert plan_step(twins, a_cost(), LIMITS) == {1: 64, 2: 64}
 
@@ -214,7 +214,7 @@ def test_every_request_finishes_and_short_ones_soon(seed):
             for i, tokens in left.items()
         ]
         plan = plan_step(work, cost, limits)
-        assert plan, "somebody with work always gets some"
+        assert plan, "a step with work always computes some"
         for i, tokens in plan.items():
             assert tokens == left[i] or tokens % BLOCK_TOKENS == 0
             done[i] += tokens

@@ -16,7 +16,7 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
-def test_nobody_wants_nothing():
+def test_no_sequences_need_no_blocks():
     assert peak_blocks([]) == 0
 
 
@@ -25,19 +25,19 @@ def test_one_sequence_wants_its_peak():
     assert peak_blocks([Claim((), 1000, 1063, is_steady=False)]) == 17
 
 
-def test_who_ends_soon_makes_room_for_who_grows():
+def test_sequences_that_end_soon_make_room_for_growing_ones():
     early = a_decoding(640, 10, tuple(range(10)))
     late = a_decoding(64, 640, (20,))
     # at the early one's end 11 + 2; at the late one's 11: together they would be 11 + 11
     assert peak_blocks([early, late]) == 13
 
 
-def test_who_prefills_may_take_any_time_and_keeps_its_claim():
+def test_a_prefilling_sequence_may_take_any_time_and_keeps_its_claim():
     prefilling = Claim((), 64, 704, is_steady=False)
     assert peak_blocks([prefilling, a_decoding(64, 640, (20,))]) == 22
 
 
-def test_shared_blocks_count_once_and_for_who_lives_longest():
+def test_shared_blocks_count_once_and_for_the_sequence_that_lives_longest():
     shared = tuple(range(10))
     short, long = a_decoding(640, 10, (*shared,)), a_decoding(700, 300, (*shared, 10))
     # after the short one's end the shared blocks are still held
@@ -45,7 +45,7 @@ def test_shared_blocks_count_once_and_for_who_lives_longest():
     assert peak_blocks([short, long, Claim(shared, 650, 650, is_steady=False)]) == 17
 
 
-def test_a_room_says_who_fits_and_who_would_after_somebody_left():
+def test_a_room_says_which_sequences_fit_now_and_after_another_leaves():
     room = Room(10, {1: a_decoding(64, 300, (1,))})
     large = Claim((), 400, 500, is_steady=False)
     assert room.is_sound
@@ -56,7 +56,7 @@ def test_a_room_says_who_fits_and_who_would_after_somebody_left():
 
 
 def by_brute_force(claims: list[Claim]) -> int:
-    """Each step looked at, each block in a set; what nobody holds yet gets a name of its own."""
+    """Each step looked at, each block in a set; a block that no sequence holds yet gets a name of its own."""
     worst = 0
     last = max(claim.final_tokens for claim in claims) + 1
     for step in range(1, last + 1):

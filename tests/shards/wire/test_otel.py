@@ -31,12 +31,12 @@ def test_an_endpoint_asks_for_export_unless_told_otherwise(
     assert (is_wanted("traces", environment), is_wanted("metrics", environment)) == (traces, metrics)
 
 
-def test_an_exporter_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_exporter_is_refused() -> None:
     with pytest.raises(CannotExport, match="OTEL_TRACES_EXPORTER is 'zipkin'"):
         is_wanted("traces", {"OTEL_TRACES_EXPORTER": "zipkin"})
 
 
-def test_a_protocol_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(CannotExport, match="'http/json'; there are http/protobuf and grpc"):
         exporter_of("traces", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})
 
@@ -49,7 +49,7 @@ def test_an_exporter_that_is_not_installed_is_named_with_how_to_get_it(monkeypat
         exporter_of("traces", {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"})
 
 
-def test_without_variables_nobody_makes_spans() -> None:
+def test_without_variables_there_are_no_spans() -> None:
     assert tracer_provider("pointsman", "r") is None
 
 

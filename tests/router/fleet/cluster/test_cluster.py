@@ -144,7 +144,7 @@ def test_a_backend_that_reports_nothing_is_known_by_what_was_sent() -> None:
     assert cluster.view(0.0).backends[0].running == 0
 
 
-def test_nobody_knows_what_a_backend_without_cache_reports_holds() -> None:
+def test_the_cache_of_a_backend_without_cache_reports_is_unknown() -> None:
     cluster = Cluster([a_backend("b0"), a_backend("b1")])
     assert [seen.held_tokens for seen in cluster.view(0.0, {"b1": 64}).backends] == [None, 64]
 
@@ -306,7 +306,7 @@ async def test_after_an_illness_one_request_is_on_trial_and_then_the_share_grows
     with send(cluster) as trial:
         assert may_take() == 0
         trial.heard(Delta(text="x"), clock.now)
-        assert heard == ["b0"], "whoever waits for it looks again"
+        assert heard == ["b0"], "requests that wait for it look again"
         assert may_take() == 1, "two at first, and one is there"
     clock.now += 5.0
     assert (may_take(), cluster.view(clock.now).backends[0].weight) == (10, 0.5)
@@ -328,7 +328,7 @@ async def test_on_trial_only_the_request_on_trial_counts() -> None:
     assert cluster.view(clock.now).backends[0].healthy
     cancelled = cluster.begin("b0", a_request(), 1)
     cluster.end(cancelled, asyncio.CancelledError())
-    assert cluster.view(clock.now).backends[0].may_take == 1, "it said nothing, the next is on trial"
+    assert cluster.view(clock.now).backends[0].may_take == 1, "it reported nothing, the next is on trial"
     with pytest.raises(BackendFailed), send(cluster):
         raise BackendFailed("still ill")
     assert not cluster.view(clock.now).backends[0].healthy

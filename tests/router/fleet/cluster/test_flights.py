@@ -52,7 +52,7 @@ def test_an_answer_in_one_piece_tells_no_first_token() -> None:
     assert (flight.answered, flight.first_at, flight.drawn_tokens) == (True, None, 9)
 
 
-def test_who_answers_in_one_piece_counts_as_decoding_from_when_its_first_token_was_due() -> None:
+def test_a_flight_answered_in_one_piece_counts_as_decoding_from_the_predicted_first_token() -> None:
     book = Flights()
     silent, other = a_flight(book, 100, is_silent=True), a_flight(book, 10)
     book.presume(0.4)
@@ -162,7 +162,7 @@ def test_a_serial_backend_is_busy_with_one_prompt_since_the_one_before_was_compu
     assert book.busy_since == 5.0
 
 
-def test_who_decodes_beside_a_flight_is_averaged_over_its_time() -> None:
+def test_sequences_that_decode_beside_a_flight_are_averaged_over_its_time() -> None:
     book = Flights()
     first, second = a_flight(book, 1000), a_flight(book, 3000)
     first.heard(a_piece(0), 10.0)

@@ -43,7 +43,7 @@ def a_member(says: Description | None = SHARD, **reported: Any) -> Member:
 
 @dataclass
 class Serial:
-    """Sends to `member`, whose backend computes one prompt after the other and then decodes all beside each other."""
+    """Sends to `member`; its backend computes one prompt after the other and then decodes all together."""
 
     member: Member
     speed: Latency = SPEED
@@ -118,7 +118,7 @@ def test_a_report_of_what_waits_counts_for_what_others_sent() -> None:
     assert member.view(2.0, {}).queue_s == pytest.approx(before.queue_s + TYPICAL.work_s(prefill_work(1000)))
 
 
-def test_worse_ranks_are_in_front_of_nobody_where_ranks_are_served() -> None:
+def test_worse_ranks_are_in_front_of_no_request_where_ranks_are_served() -> None:
     member = a_member()
     member.begin(a_request(prompt_tokens=1000, rank=2), 1000, now=0.0, is_first_try=True)
     assert member.view(0.0, {}, rank=1).queue_s == 0.0
@@ -225,7 +225,7 @@ def test_an_answer_asked_whole_is_presumed_to_decode_once_its_first_token_was_du
     flight.heard(Delta(body=b"{}", tokens=50, is_whole=True), 61.0)
     flight.heard(Delta(usage=Usage(1000, 50)), 61.0)
     member.end(flight, None, now=61.0)
-    assert reported == [], "nobody saw its first token"
+    assert reported == [], "its first token was not seen"
     assert member.model.error == 0.0
     member.end(other, None, now=61.0)
     member.check()
@@ -415,7 +415,7 @@ def test_what_a_backend_tells_of_its_queue_is_no_less_because_time_passes() -> N
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_what_others_have_at_a_backend_keeps_nobody_from_finding_out_what_it_takes(tells: bool) -> None:
+def test_other_routers_requests_at_a_backend_do_not_keep_its_limit_from_being_learnt(tells: bool) -> None:
     member, now, most = a_member(replace(SHARD, reports_cache=False, preempts=False)), 0.0, 0
     member.elsewhere = Elsewhere() if tells else Elsewhere(Traffic(running=20))
     room = under_limit()

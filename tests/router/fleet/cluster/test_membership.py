@@ -1,4 +1,4 @@
-"""Backends come and go while requests run: nothing that had not streamed is lost, and nothing is left of who went."""
+"""Backends come and go while requests run: none is lost before its first token, nothing is left of removed ones."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_backend_that_joins_is_started_probed_and_begins_slowly() -> None:
     virtually(run)
 
 
-def test_who_is_removed_gets_nothing_new_and_ends_what_it_has() -> None:
+def test_a_removed_backend_gets_no_new_requests_and_ends_its_running_ones() -> None:
     async def run() -> None:
         gone: list[str] = []
         async with a_cluster(a_mortal("b0"), a_mortal("b1"), heard=Heard(gone=gone.append)) as cluster:
@@ -122,7 +122,7 @@ def test_who_is_removed_gets_nothing_new_and_ends_what_it_has() -> None:
     virtually(run)
 
 
-def test_who_is_removed_is_closed_after_its_time_and_what_it_has_fails() -> None:
+def test_a_removed_backend_is_closed_after_its_time_and_its_requests_fail() -> None:
     async def run() -> None:
         counts: list[tuple[str, int]] = []
         changed: list[str] = []
@@ -132,13 +132,13 @@ def test_who_is_removed_is_closed_after_its_time_and_what_it_has_fails() -> None
             flight = cluster.begin("b0", a_request(), 1)
             before = asyncio.get_running_loop().time()
             await cluster.remove("b0", within_s=3.0)
-            # nobody ended the flight although the backend is closed: a client that does not read holds it
+            # the flight did not end although the backend is closed: a client that does not read holds it
             assert 3.0 <= asyncio.get_running_loop().time() - before <= 9.0
             counts.clear(), changed.clear()
             assert cluster.backend_of(flight).name == "b0"
             cluster.end(flight, BackendFailed("closed"))
-            assert not counts, "no series comes back for who is gone"
-            assert changed, "the router has room for one more, and somebody may wait for that"
+            assert not counts, "no series comes back for a removed backend"
+            assert changed, "the router has room for one more, and a backend may wait for that"
             cluster.check()
 
     virtually(run)
@@ -288,8 +288,8 @@ def test_many_that_die_at_once_cost_a_request_no_try_where_it_never_arrived() ->
         gateway = build(a_config(), backends=lambda _: mortals, health=HealthRules(probe_every_s=60.0)).gateway
         async with gateway.cluster:
             await reached(gateway.cluster, *(mortal.name for mortal in mortals))
-            for one in mortals[1:]:
-                one.die()
+            for later in mortals[1:]:
+                later.die()
             asker = Asker(0)
             await serve(asker, gateway)
             assert "".join(asker.heard) == "abcd"

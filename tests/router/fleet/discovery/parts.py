@@ -10,7 +10,7 @@ from router.fleet.discovery.source import Addresses, SourceFailed
 from tests.virtual_time import run_virtually
 
 
-class Told:
+class Scripted:
     """Answers with what `say` was given, and fails when `fail` was called."""
 
     def __init__(self, patience_s: float = 30.0) -> None:

@@ -77,7 +77,7 @@ async def test_a_watch_that_ends_goes_on_from_where_it_was_also_after_bookmarks(
 async def test_after_410_gone_everything_is_listed_anew() -> None:
     async with a_kubernetes_api(a_slice("x", "10.0.0.1"), oldest=200) as api, answers(api) as found:
         await next_of(found)
-        # nobody watches at this moment, and the API forgets what happens
+        # no watch is open at this moment, and the API forgets what happens
         api.slices = {"y": a_slice("y", "10.0.0.9")}
         api.version = 200
         assert await next_of(found) == {"10.0.0.9:8000"}
@@ -94,7 +94,7 @@ async def test_after_410_gone_everything_is_listed_anew() -> None:
         ({"ready": False, "serving": True, "terminating": True}, False),
     ],
 )
-async def test_only_ready_endpoints_count_and_who_terminates_drains(conditions: Any, counts: bool) -> None:
+async def test_only_ready_endpoints_count_and_terminating_ones_drain(conditions: Any, counts: bool) -> None:
     async with a_kubernetes_api(a_slice("x", "10.0.0.1", **conditions)) as api, answers(api) as found:
         assert await next_of(found) == (frozenset({"10.0.0.1:8000"}) if counts else frozenset())
 

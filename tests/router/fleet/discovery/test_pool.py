@@ -18,7 +18,7 @@ from router.fleet.discovery.discovery import Discovery
 from router.fleet.discovery.pool import PoolMembers
 from router.fleet.discovery.source import Source
 from tests.policies.builders import a_request
-from tests.router.fleet.discovery.parts import Told, virtually
+from tests.router.fleet.discovery.parts import Scripted, virtually
 from tests.router.parts import MODEL
 
 
@@ -76,7 +76,7 @@ def test_a_backend_has_the_name_of_its_pool_and_address_whatever_its_scheme() ->
 
 def test_what_several_sources_say_together_is_there() -> None:
     async def run() -> None:
-        first, second = Told(), Told()
+        first, second = Scripted(), Scripted()
         async with a_scene({"dns://one:1": first, "dns://two:1": second}) as scene:
             first.say("a:1", "b:1")
             second.say("b:1", "c:1")
@@ -93,9 +93,9 @@ def test_what_several_sources_say_together_is_there() -> None:
     virtually(run)
 
 
-def test_the_first_ones_are_warm_and_who_joins_later_begins_slowly() -> None:
+def test_the_first_backends_are_warm_and_later_ones_begin_slowly() -> None:
     async def run() -> None:
-        source = Told()
+        source = Scripted()
         async with a_scene({"s": source}) as scene:
             source.say("a:1")
             await a_moment()
@@ -107,9 +107,9 @@ def test_the_first_ones_are_warm_and_who_joins_later_begins_slowly() -> None:
     virtually(run)
 
 
-def test_who_is_no_longer_named_drains_and_who_is_named_again_meanwhile_stays() -> None:
+def test_a_backend_no_longer_named_drains_and_one_named_again_meanwhile_stays() -> None:
     async def run() -> None:
-        source = Told()
+        source = Scripted()
         async with a_scene({"s": source}) as scene:
             source.say("a:1", "b:1")
             await a_moment()
@@ -136,7 +136,7 @@ def test_who_is_no_longer_named_drains_and_who_is_named_again_meanwhile_stays() 
 
 def test_a_drain_has_an_end() -> None:
     async def run() -> None:
-        source = Told()
+        source = Scripted()
         async with a_scene({"s": source}, drain_s=10.0) as scene:
             source.say("a:1", "b:1")
             await a_moment()
@@ -153,7 +153,7 @@ def test_a_drain_has_an_end() -> None:
 
 def test_a_source_that_fails_keeps_what_it_said_and_is_asked_again_less_and_less_often() -> None:
     async def run() -> None:
-        source = Told()
+        source = Scripted()
         async with a_scene({"s": source}) as scene:
             source.say("a:1")
             await a_moment()
@@ -174,7 +174,7 @@ def test_a_source_that_fails_keeps_what_it_said_and_is_asked_again_less_and_less
 
 def test_an_empty_answer_empties_the_cluster_only_after_a_while() -> None:
     async def run() -> None:
-        source = Told(patience_s=30.0)
+        source = Scripted(patience_s=30.0)
         async with a_scene({"s": source}) as scene:
             source.say("a:1")
             await a_moment()
@@ -182,14 +182,14 @@ def test_an_empty_answer_empties_the_cluster_only_after_a_while() -> None:
             await asyncio.sleep(29.9)
             assert scene.there() == {A: "well"}
             await asyncio.sleep(0.2)
-            assert scene.there() == {}, "nobody has to say it again"
+            assert scene.there() == {}, "no source has to report it again"
 
     virtually(run)
 
 
 def test_an_address_that_no_backend_can_have_is_left_out() -> None:
     async def run() -> None:
-        source = Told()
+        source = Scripted()
         async with a_scene({"s": source}) as scene:
             source.say("wrong:1", "a:1")
             await a_moment()
@@ -201,7 +201,7 @@ def test_an_address_that_no_backend_can_have_is_left_out() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_sources_say_the_cluster_ends_up_with_that_and_no_task_is_left(seed: int) -> None:
     async def run() -> None:
-        rng, sources = random.Random(seed), {"one": Told(0.0), "two": Told(0.0)}
+        rng, sources = random.Random(seed), {"one": Scripted(0.0), "two": Scripted(0.0)}
         named: dict[str, set[str]] = {name: set() for name in sources}
         async with a_scene(sources, drain_s=0.5) as scene:
             flights = []
@@ -222,7 +222,7 @@ def test_whatever_sources_say_the_cluster_ends_up_with_that_and_no_task_is_left(
             for flight in flights:
                 scene.cluster.end(flight)
             await asyncio.sleep(20.0)
-            assert scene.there().keys() == {found_name("own", one) for one in named["one"] | named["two"]}
+            assert scene.there().keys() == {found_name("own", place) for place in named["one"] | named["two"]}
             scene.cluster.check()
 
     virtually(run)

@@ -10,7 +10,7 @@ from router.fleet.discovery.registry import GONE_S, MOST, Registry
 from tests.router.fleet.discovery.parts import virtually
 
 
-def test_who_does_not_renew_in_time_is_forgotten() -> None:
+def test_a_backend_that_does_not_renew_in_time_is_forgotten() -> None:
     async def run() -> None:
         registry = Registry(asyncio.get_running_loop().time)
         async with aclosing(registry.addresses()) as found:
@@ -27,7 +27,7 @@ def test_who_does_not_renew_in_time_is_forgotten() -> None:
     virtually(run)
 
 
-def test_who_never_renews_is_forgotten_once_it_is_ill_for_good() -> None:
+def test_a_backend_that_never_renews_is_forgotten_once_it_is_ill_for_good() -> None:
     async def run() -> None:
         ill = {"a:1": 0.0}
         registry = Registry(asyncio.get_running_loop().time, ill.__getitem__)
@@ -45,7 +45,7 @@ def test_who_never_renews_is_forgotten_once_it_is_ill_for_good() -> None:
     virtually(run)
 
 
-def test_there_is_a_limit_to_who_may_announce_itself() -> None:
+def test_the_number_of_announced_backends_is_limited() -> None:
     registry = Registry(lambda: 0.0)
     for number in range(MOST):
         registry.register(f"a:{number}")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from tests.golden.event_encoders import Told, tensorrt_llm
+from tests.golden.event_encoders import Change, tensorrt_llm
 
 
 @dataclass
 class Drained:
-    """Events that wait to be drained; `drains` counts who took them. `status` is what it answers with."""
+    """Events that wait to be drained; `drains` counts the calls that took them. `status` is what it answers with."""
 
     url: str = ""
     waiting: bytes = b"[]"
@@ -21,7 +21,7 @@ class Drained:
     drains: int = 0
     status: int = 200
 
-    def tell(self, events: Sequence[Told], **fields: int) -> None:
+    def tell(self, events: Sequence[Change], **fields: int) -> None:
         assert self.waiting == b"[]", "the last events were not drained yet"
         self.waiting = tensorrt_llm(events, first_id=self.next_id, **fields)
         self.next_id += len(events)

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.golden.event_encoders import Clear, Drop, Encoder, Hash, Put, Told
+from tests.golden.event_encoders import Change, Clear, Drop, Encoder, Hash, Put
 
 Content = tuple[str | None, tuple[int, ...]]
 """What a block is, whatever its hash: the salt, and all tokens up to its end."""
@@ -46,18 +46,18 @@ class Engine:
     def step(self) -> Published:
         """Run one step and publish what it did to the cache."""
         chance = self.rng.random()
-        told: list[Told]
+        events: list[Change]
         if chance < 0.03:
             self.held.clear()
-            told = [Clear()]
+            events = [Clear()]
         elif chance < 0.08:
-            told = []
+            events = []
         else:
-            told = [event for _ in range(self.rng.randint(1, 2)) for event in self.run(self._a_prompt())]
-        return self.publish(told)
+            events = [event for _ in range(self.rng.randint(1, 2)) for event in self.run(self._a_prompt())]
+        return self.publish(events)
 
-    def publish(self, events: Sequence[Told]) -> Published:
-        """Send `told` as one message."""
+    def publish(self, events: Sequence[Change]) -> Published:
+        """Send `events` as one message."""
         self._now += self.rng.uniform(0.001, 0.1)
         payload = self.encode(self._now, events, 0)
         message = Published(self._seq, payload, self._now, frozenset(self.held), self.life)
@@ -67,7 +67,7 @@ class Engine:
             self.sent.popleft()
         return message
 
-    def run(self, prompt: tuple[str | None, tuple[int, ...]]) -> Iterator[Told]:
+    def run(self, prompt: tuple[str | None, tuple[int, ...]]) -> Iterator[Change]:
         """Hold the blocks of `prompt`, and tell what that took."""
         salt, tokens = prompt
         ends = range(self.block_size, len(tokens) + 1, self.block_size)

@@ -1,4 +1,4 @@
-"""The plainest thing that can be done with cache events: remember what each block is, and who holds it."""
+"""The plainest reader of cache events: it remembers each block and the caches that hold it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.router.fleet.feeds.engine import Content
 
 @dataclass
 class Fold:
-    """Hears one source. A block whose parent it does not know, or that tokens do not name, is claimed by nobody."""
+    """Reads one source. A block with an unknown parent, or without its tokens, counts as held by no backend."""
 
     known: dict[BlockHash, Content] = field(default_factory=dict)
     tiers: dict[Content, set[str]] = field(default_factory=dict)

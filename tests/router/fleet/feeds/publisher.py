@@ -51,7 +51,7 @@ class Publisher:
 @asynccontextmanager
 async def a_publisher(events: str = "tcp://127.0.0.1:*", replay: str = "tcp://127.0.0.1:*") -> AsyncIterator[Publisher]:
     context = zmq.asyncio.Context()
-    # XPUB tells who has subscribed, so that tests need not wait for a time
+    # XPUB reports subscriptions, so that tests need not wait for a time
     pub, router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
     pub.setsockopt(zmq.LINGER, 0)
     pub.bind(events)
@@ -68,14 +68,14 @@ async def a_publisher(events: str = "tcp://127.0.0.1:*", replay: str = "tcp://12
 
 
 async def subscribed(publisher: Publisher) -> None:
-    """Wait until somebody has subscribed."""
+    """Wait for a subscription."""
     async with asyncio.timeout(5):
         while (await publisher.pub.recv())[:1] != b"\x01":
             pass
 
 
 async def unsubscribed(publisher: Publisher) -> None:
-    """Wait until somebody does not listen any more."""
+    """Wait until a subscription ends."""
     async with asyncio.timeout(5):
         while (await publisher.pub.recv())[:1] != b"\x00":
             pass

@@ -98,7 +98,7 @@ async def test_a_backend_that_was_found_is_heard_at_its_own_host_until_it_leaves
         assert feeds.leave("gpu@127.0.0.1:8000") == ()
         # one that comes back is asked for everything that it still has
         feeds.join("gpu@127.0.0.1:8000", "gpu", "127.0.0.1:8000")
-        assert len(fold.heard) == heard, "nothing was said of who had left, not even that it was lost"
+        assert len(fold.heard) == heard, "no event of a backend that had left, not even its loss"
         await until(lambda: len(fold.claims()) >= 8)
         assert feeds.health()[0].state is FeedState.LIVE
 
@@ -111,7 +111,7 @@ async def test_each_rank_of_a_backend_that_was_found_leaves_with_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whoever_joins_and_leaves_however_often_no_task_is_left(seed: int) -> None:
+async def test_backends_that_join_and_leave_leave_no_task_however_often(seed: int) -> None:
     rng, there = random.Random(seed), set[str]()
     before = asyncio.all_tasks()
     async with a_publisher() as publisher:
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_the_feeds_of_backends_to_be_found_is_told_before_the
         Feeds([PoolSpec("gpu", kind="tgi", register=True, options={"events": "tcp://*:5557"})], Fold())
 
 
-def test_without_pyzmq_a_pool_whose_backends_are_yet_to_be_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyzmq_a_pool_with_backends_to_be_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
     pool = PoolSpec("gpu", kind="vllm", register=True, options={"events": "tcp://*:5557"})
     with pytest.raises(ConfigError, match="pointsman\\[feeds\\]"):

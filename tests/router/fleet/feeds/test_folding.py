@@ -1,4 +1,4 @@
-"""What engines tell in blocks of 16 becomes ours of 64, for whoever asks with the same salt, and for nobody else."""
+"""Engines' blocks of 16 become ours of 64, for requests with the same salt only."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def answer(beliefs: Beliefs, prompt: PromptKeys) -> None:
     beliefs.ended(prompt, flight, a_backend("gpu-0"))
 
 
-def told(beliefs: Beliefs, prompt: PromptKeys) -> dict[str, int]:
+def reported(beliefs: Beliefs, prompt: PromptKeys) -> dict[str, int]:
     """What events alone say of it."""
     beliefs.longest(prompt)
     return {name: match.blocks for name, match in prompt.reported.items()}
@@ -105,15 +105,15 @@ def test_of_an_engine_that_tells_no_salts_a_domain_finds_what_it_sent_there_itse
     beliefs = some_beliefs()
     sink = a_sink(beliefs)
     sink.hear(SOURCE, stored(salt=None))
-    assert told(beliefs, asked("acme")) == told(beliefs, asked("labs")) == {}
+    assert reported(beliefs, asked("acme")) == reported(beliefs, asked("labs")) == {}
     answer(beliefs, asked("acme", PROMPT[: 64 * 3]))
-    assert told(beliefs, asked("acme")) == {"gpu-0": 3}
-    assert told(beliefs, asked("labs")) == {}
+    assert reported(beliefs, asked("acme")) == {"gpu-0": 3}
+    assert reported(beliefs, asked("labs")) == {}
     sink.hear(SOURCE, Removed((4,)))
-    assert told(beliefs, asked("acme")) == {"gpu-0": 1}
+    assert reported(beliefs, asked("acme")) == {"gpu-0": 1}
     beliefs.forget("gpu-0")
     sink.forget("gpu-0")
-    assert told(beliefs, asked("acme")) == {}
+    assert reported(beliefs, asked("acme")) == {}
     beliefs.check()
 
 
@@ -134,7 +134,7 @@ def test_the_events_of_an_engine_that_tells_no_salts_are_proven_by_its_answers()
     beliefs.check()
 
 
-def test_where_an_engine_tells_salts_prompts_without_one_are_nobodys_here() -> None:
+def test_if_an_engine_reports_salts_prompts_without_one_belong_to_no_tenant() -> None:
     beliefs = some_beliefs()
     sink = FoldingSink(beliefs, lambda _: ("tiny",), lambda salt: salt == "acme")
     # the identifier of an image can be taken for a salt
@@ -145,7 +145,7 @@ def test_where_an_engine_tells_salts_prompts_without_one_are_nobodys_here() -> N
     sink.hear(SOURCE, stored(tuple(range(500, 564)), first=300, salt=None))
     assert len(beliefs.index) == 9
     answer(beliefs, asked("acme", tuple(range(64))))
-    assert told(beliefs, asked("acme", tuple(range(64)))) == {}
+    assert reported(beliefs, asked("acme", tuple(range(64)))) == {}
 
 
 def test_an_engine_that_is_sent_no_salts_is_proven_by_its_answers_whatever_salts_other_routers_have_sent_it() -> None:
@@ -156,10 +156,10 @@ def test_an_engine_that_is_sent_no_salts_is_proven_by_its_answers_whatever_salts
         tokens = tuple(range(number * 1000, number * 1000 + 128))
         sink.hear(SOURCE, stored(tokens, first=200 * number, salt="acme"))
         # what another router has sent with a salt is no hit for a prompt without one
-        assert told(beliefs, asked("acme", tokens)) == {}
+        assert reported(beliefs, asked("acme", tokens)) == {}
         sink.hear(SOURCE, stored(tokens, first=200 * number + 100, salt=None))
         answer(beliefs, asked("acme", tokens))
-        assert told(beliefs, asked("acme", tokens)) == {"gpu-0": 2}
+        assert reported(beliefs, asked("acme", tokens)) == {"gpu-0": 2}
     assert beliefs.parity.proven("tiny") == {"gpu-0"}
     beliefs.check()
 
@@ -206,7 +206,7 @@ def test_what_comes_before_an_image_is_held() -> None:
     assert held(beliefs, keys_of(PROMPT)) == {"gpu-0": 2}
 
 
-def test_before_a_backend_was_reached_nobody_knows_what_its_model_is_called() -> None:
+def test_before_a_backend_was_reached_its_name_of_the_model_is_unknown() -> None:
     beliefs = some_beliefs()
     FoldingSink(beliefs, lambda _: ()).hear(SOURCE, stored())
     assert held(beliefs, keys_of(PROMPT)) == {}

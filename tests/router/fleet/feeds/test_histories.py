@@ -218,7 +218,7 @@ def test_with_a_replay_of_the_whole_life_nothing_is_missed_either(version: str) 
         world.engine.buffer_steps = 10_000
         world.tracker = Tracker(replays=True)
         live_through(world, STEPS)
-        # whoever was away hears everything again
+        # a router that was away reads everything again
         world.disconnect()
         world.served.clear()
         world.tracker, world.fold = Tracker(replays=True), Fold()

@@ -1,4 +1,4 @@
-"""Feeds follow a router's membership: whoever announces itself is listened to, and whoever leaves is forgotten."""
+"""Feeds follow a router's membership: they begin when a backend announces itself and end when it leaves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_events_of_a_backend_that_announced_itself_are_in_the_index_until_
     async with running(VLLMServer()) as server, a_publisher() as publisher:
         ports = [at.rpartition(":")[2] for at in (publisher.events, publisher.replay)]
         config = parse(SLA.replace("EVENTS", ports[0]).replace("REPLAY", ports[1]))
-        # it has told all this before anybody listened, and repeats it
+        # it published all this before the feed began, and replays it
         await publisher.send(engine.publish(list(engine.run(("acme", PROMPT)))))
         async with Router(config) as router:
             gateway = router.gateway

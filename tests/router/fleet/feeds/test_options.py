@@ -79,7 +79,7 @@ def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:
         feed_specs(a_pool(**options), ("gpu-0",))
 
 
-def test_a_pool_of_another_kind_must_say_whose_events_they_are() -> None:
+def test_a_pool_of_another_kind_must_name_the_engine_of_its_events() -> None:
     with pytest.raises(ConfigError, match="events_engine"):
         feed_specs(a_pool(kind="openai_compatible", events="tcp://*:5557"), ("gpu-0",))
 
@@ -107,7 +107,7 @@ def test_where_an_engine_says_that_it_publishes_is_heard_at_its_own_host(
     )
 
 
-def test_without_pyzmq_every_pool_is_named_whose_events_cannot_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyzmq_every_pool_with_unreadable_events_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = [
         PoolSpec("a", kind="vllm", at=("http://here:1",)),
         PoolSpec("b", kind="vllm", at=("http://here:2",), options={"events": "none"}),

@@ -82,7 +82,7 @@ async def test_all_hear_what_was_and_what_comes_in_order(relay: Relay) -> None:
         assert [(relayed.token, relayed.payload) for relayed in found] == [(1, b"[1]"), (2, b"")]
 
 
-async def test_whoever_was_cut_off_goes_on_where_it_was(relay: Relay) -> None:
+async def test_a_reader_that_was_cut_off_continues_at_its_last_event(relay: Relay) -> None:
     for number in range(3):
         await relay.publish("trt-0", 1, b"%d" % number)
     (first,) = await heard(relay, 1)
@@ -112,7 +112,7 @@ async def test_tokens_grow_though_the_clock_of_redis_goes_back(server: RedisServ
     await relay.close()
 
 
-async def test_who_hears_is_told_when_redis_has_lost_what_it_had(server: RedisServer) -> None:
+async def test_readers_learn_when_redis_has_lost_its_entries(server: RedisServer) -> None:
     server.clean()
     relay = RedisRelay.at(server.url)
     with server.admin() as admin:

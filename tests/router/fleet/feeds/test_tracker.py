@@ -8,12 +8,12 @@ from router.fleet.feeds.sink import RankCache
 from router.fleet.feeds.tracker import Message, Replay, Tracker
 
 
-def told(seq: int) -> Removed:
+def removal(seq: int) -> Removed:
     return Removed((seq,))
 
 
 def a_message(seq: int, at: float | None = None, *, epoch: str | None = None) -> Message:
-    return Message(seq, Batch((told(seq),), sent_at=100.0 + seq if at is None else at), epoch)
+    return Message(seq, Batch((removal(seq),), sent_at=100.0 + seq if at is None else at), epoch)
 
 
 def a_live_tracker(*, replays: bool = True, upto: int = 5, epoch: str | None = None, most_held: int = 4096) -> Tracker:
@@ -22,7 +22,7 @@ def a_live_tracker(*, replays: bool = True, upto: int = 5, epoch: str | None = N
     if tracker.wanted:
         tracker.replay_ended(tracker.wanted.number, 0.0)
     for seq in range(upto + 1):
-        assert tracker.hear(a_message(seq, epoch=epoch), 0.0) == [told(seq)]
+        assert tracker.hear(a_message(seq, epoch=epoch), 0.0) == [removal(seq)]
     assert tracker.state is FeedState.LIVE
     return tracker
 
@@ -48,7 +48,7 @@ def test_a_feed_begins_with_everything_that_can_be_had() -> None:
     assert tracker.connected() == []
     assert (tracker.state, tracker.wanted) == (FeedState.EMPTY, Replay(1, 0))
     assert heard(tracker, a_message(9)) == []
-    assert replayed(tracker, a_message(7), a_message(8), a_message(9)) == [told(7), told(8), told(9)]
+    assert replayed(tracker, a_message(7), a_message(8), a_message(9)) == [removal(7), removal(8), removal(9)]
     assert (tracker.state, tracker.wanted, tracker.applied) == (FeedState.LIVE, None, 9)
 
 
@@ -56,7 +56,7 @@ def test_without_replay_it_begins_with_what_comes() -> None:
     tracker = Tracker(replays=False)
     tracker.connected()
     assert tracker.state is FeedState.EMPTY
-    assert heard(tracker, a_message(9)) == [told(9)]
+    assert heard(tracker, a_message(9)) == [removal(9)]
     assert tracker.state is FeedState.LIVE
 
 
@@ -72,23 +72,23 @@ def test_a_gap_asks_again_from_what_was_heard_last() -> None:
     assert tracker.state is FeedState.GAP
     assert tracker.wanted is not None
     assert tracker.wanted.start == 5
-    assert replayed(tracker, a_message(5), a_message(6), a_message(7), ends=False) == [told(6), told(7)]
+    assert replayed(tracker, a_message(5), a_message(6), a_message(7), ends=False) == [removal(6), removal(7)]
     assert tracker.state is FeedState.RESYNC
-    assert replayed(tracker) == [told(8)]
+    assert replayed(tracker) == [removal(8)]
     assert (tracker.state, tracker.counts.gaps, tracker.counts.resyncs) == (FeedState.LIVE, 1, 1)
 
 
 def test_what_was_only_overtaken_heals_by_itself() -> None:
     tracker = a_live_tracker()
     assert heard(tracker, a_message(7), a_message(8)) == []
-    assert heard(tracker, a_message(6)) == [told(6), told(7), told(8)]
+    assert heard(tracker, a_message(6)) == [removal(6), removal(7), removal(8)]
     assert (tracker.state, tracker.wanted) == (FeedState.LIVE, None)
 
 
 def test_a_replay_that_no_longer_has_the_beginning_clears_and_keeps_the_rest() -> None:
     tracker = a_live_tracker()
     heard(tracker, a_message(99))
-    assert replayed(tracker, a_message(98), a_message(99)) == [Cleared(), told(98), told(99)]
+    assert replayed(tracker, a_message(98), a_message(99)) == [Cleared(), removal(98), removal(99)]
     assert tracker.state is FeedState.LIVE
 
 
@@ -96,7 +96,7 @@ def test_a_replay_with_a_hole_clears_up_to_the_hole() -> None:
     tracker = a_live_tracker()
     heard(tracker, a_message(9))
     answer = [a_message(seq) for seq in (5, 6, 8, 9)]
-    assert replayed(tracker, *answer) == [told(6), Cleared(), told(8), told(9)]
+    assert replayed(tracker, *answer) == [removal(6), Cleared(), removal(8), removal(9)]
 
 
 def test_answers_to_an_earlier_wish_go_nowhere() -> None:
@@ -116,10 +116,10 @@ def test_a_replay_that_fails_clears_and_begins_with_what_came_meanwhile() -> Non
     assert tracker.wanted is not None
     assert tracker.replay_failed(tracker.wanted.number, 2.0) == [
         Cleared(),
-        told(8),
-        told(9),
+        removal(8),
+        removal(9),
         Cleared(),
-        told(11),
+        removal(11),
     ]
     assert (tracker.state, tracker.applied) == (FeedState.LIVE, 11)
     tracker.check()
@@ -127,7 +127,7 @@ def test_a_replay_that_fails_clears_and_begins_with_what_came_meanwhile() -> Non
 
 def test_a_lower_number_that_was_sent_later_is_another_life() -> None:
     tracker = a_live_tracker(replays=False)
-    assert heard(tracker, a_message(0, at=900.0)) == [Cleared(), told(0)]
+    assert heard(tracker, a_message(0, at=900.0)) == [Cleared(), removal(0)]
     assert (tracker.state, tracker.counts.restarts) == (FeedState.LIVE, 1)
 
 
@@ -137,23 +137,23 @@ def test_with_replay_another_life_is_heard_from_its_beginning() -> None:
     assert tracker.wanted is not None
     assert tracker.wanted.start == 0
     again = [a_message(seq, at=898.0 + seq) for seq in range(3)]
-    assert replayed(tracker, *again) == [told(0), told(1), told(2)]
+    assert replayed(tracker, *again) == [removal(0), removal(1), removal(2)]
 
 
 def test_another_epoch_is_another_life_whatever_the_numbers() -> None:
     tracker = a_live_tracker(replays=False, epoch="one")
-    assert heard(tracker, a_message(6, epoch="two")) == [Cleared(), told(6)]
+    assert heard(tracker, a_message(6, epoch="two")) == [Cleared(), removal(6)]
     assert heard(tracker, a_message(1, at=999.0, epoch="two")) == [], "within an epoch nothing begins anew"
 
 
 def test_numbers_without_times_go_back_only_in_another_life() -> None:
     tracker = Tracker(replays=False)
     for seq in (3, 4):
-        heard(tracker, Message(seq, Batch((told(seq),))))
-    assert heard(tracker, Message(0, Batch((told(0),)))) == [Cleared(), told(0)]
+        heard(tracker, Message(seq, Batch((removal(seq),))))
+    assert heard(tracker, Message(0, Batch((removal(0),)))) == [Cleared(), removal(0)]
 
 
-def test_an_engine_whose_clock_went_back_is_believed_after_a_while() -> None:
+def test_an_engine_with_a_clock_set_back_is_believed_after_a_while() -> None:
     tracker = a_live_tracker(replays=False)
     assert heard(tracker, *(a_message(seq, at=1.0 + seq) for seq in range(6))) == []
     late = [a_message(seq, at=1.0 + seq) for seq in range(6, 40)]
@@ -165,17 +165,17 @@ def test_what_is_ahead_and_yet_sent_earlier_makes_what_is_known_doubtful() -> No
     tracker = a_live_tracker(replays=False)
     assert heard(tracker, a_message(6, at=50.0)) == []
     assert tracker.state is FeedState.GAP
-    assert heard(tracker, a_message(6)) == [told(6)]
+    assert heard(tracker, a_message(6)) == [removal(6)]
     assert tracker.state is FeedState.LIVE
 
 
-def test_an_engine_whose_clock_went_back_a_little_is_asked_and_nothing_is_lost() -> None:
+def test_an_engine_with_a_clock_set_back_a_little_is_asked_and_nothing_is_lost() -> None:
     tracker = a_live_tracker()
     stepped = [a_message(seq, at=90.0 + seq) for seq in (6, 7)]
     assert heard(tracker, *stepped) == []
     assert tracker.wanted is not None
-    assert replayed(tracker, a_message(5), *stepped) == [told(6), told(7)]
-    assert heard(tracker, a_message(8, at=98.0)) == [told(8)]
+    assert replayed(tracker, a_message(5), *stepped) == [removal(6), removal(7)]
+    assert heard(tracker, a_message(8, at=98.0)) == [removal(8)]
     assert (tracker.state, tracker.counts.cleared) == (FeedState.LIVE, 0)
 
 
@@ -189,7 +189,7 @@ def test_a_straggler_of_a_former_life_is_dropped() -> None:
 def test_an_unreadable_message_clears_when_its_turn_comes() -> None:
     tracker = a_live_tracker()
     assert heard(tracker, Message(6, None)) == [Cleared()]
-    assert heard(tracker, a_message(7), a_message(3)) == [told(7)]
+    assert heard(tracker, a_message(7), a_message(3)) == [removal(7)]
 
 
 def test_out_of_reach_what_is_known_may_be_old_and_is_verified_afterwards() -> None:
@@ -198,7 +198,7 @@ def test_out_of_reach_what_is_known_may_be_old_and_is_verified_afterwards() -> N
     assert (tracker.state, tracker.age_s(13.0)) == (FeedState.GAP, 3.0)
     tracker.connected()
     assert heard(tracker, a_message(6)) == [], "it could be another engine's"
-    assert replayed(tracker, a_message(5), a_message(6)) == [told(6)]
+    assert replayed(tracker, a_message(5), a_message(6)) == [removal(6)]
     assert (tracker.state, tracker.age_s(99.0)) == (FeedState.LIVE, 0.0)
 
 
@@ -215,7 +215,7 @@ def test_numbers_that_fit_prove_nothing_without_the_message_that_we_know() -> No
     tracker = a_live_tracker()
     tracker.lost(10.0)
     tracker.connected()
-    assert replayed(tracker, a_message(6), a_message(7)) == [Cleared(), told(6), told(7)]
+    assert replayed(tracker, a_message(6), a_message(7)) == [Cleared(), removal(6), removal(7)]
 
 
 def test_an_engine_that_does_not_have_what_we_heard_is_another_engine() -> None:
@@ -250,7 +250,7 @@ def test_a_number_from_nowhere_is_given_up_after_some_replays() -> None:
         assert asked < 10
         replayed(tracker, a_message(5))
     assert (tracker.state, tracker.applied) == (FeedState.LIVE, 5)
-    assert heard(tracker, a_message(6)) == [told(6)]
+    assert heard(tracker, a_message(6)) == [removal(6)]
 
 
 def test_a_quiet_engine_is_asked_now_and_then() -> None:
@@ -262,16 +262,16 @@ def test_a_quiet_engine_is_asked_now_and_then() -> None:
     assert replayed(tracker, a_message(5)) == []
     assert (tracker.state, tracker.counts.gaps) == (FeedState.LIVE, 0)
     tracker.tick(70.0)
-    assert replayed(tracker, a_message(5), a_message(6)) == [told(6)]
+    assert replayed(tracker, a_message(5), a_message(6)) == [removal(6)]
     assert (tracker.state, tracker.counts.gaps) == (FeedState.LIVE, 1)
 
 
-def test_a_check_that_nobody_answers_changes_nothing() -> None:
+def test_an_unanswered_check_changes_nothing() -> None:
     tracker = a_live_tracker()
     tracker.tick(31.0)
     assert tracker.wanted is not None
     assert tracker.replay_failed(tracker.wanted.number, 36.0) == []
-    assert heard(tracker, a_message(6)) == [told(6)]
+    assert heard(tracker, a_message(6)) == [removal(6)]
     assert tracker.state is FeedState.LIVE
 
 
@@ -282,7 +282,7 @@ def test_a_relay_that_is_away_makes_it_old_and_not_wrong() -> None:
     tracker.trust(15.0)
     assert tracker.state is FeedState.LIVE
     tracker.doubt(20.0)
-    assert heard(tracker, a_message(6)) == [told(6)]
+    assert heard(tracker, a_message(6)) == [removal(6)]
     assert tracker.state is FeedState.LIVE
 
 
@@ -309,8 +309,8 @@ def test_all_that_an_engine_holds_is_known_if_it_was_heard_since_its_first_messa
     heard(late, a_message(9))
     assert (whole.is_whole, late.is_whole) == (True, False)
     for seq, events, is_whole in (
-        (10, (Cleared(is_empty=True), told(10)), True),
-        (11, (told(11),), True),
+        (10, (Cleared(is_empty=True), removal(10)), True),
+        (11, (removal(11),), True),
         (12, (Cleared(is_empty=True), Cleared()), False),
         (13, (Cleared(is_empty=True),), True),
     ):

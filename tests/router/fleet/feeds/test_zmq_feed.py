@@ -122,7 +122,7 @@ async def test_an_engine_that_was_restarted_holds_nothing_of_before() -> None:
     await context.__aexit__(None, None, None)
 
 
-async def test_a_replay_that_nobody_answers_clears_what_was_known() -> None:
+async def test_an_unanswered_replay_clears_the_known_blocks() -> None:
     engine, fold = an_engine(), Fold()
     async with a_publisher() as publisher, a_feed(a_spec(publisher), fold) as feed:
         publisher.answers = False
@@ -147,7 +147,7 @@ async def test_a_quiet_engine_is_asked_whether_that_was_all() -> None:
         assert fold.claims() == frozenset(engine.held)
 
 
-async def test_messages_of_another_shape_are_counted_and_harm_nobody() -> None:
+async def test_messages_of_another_shape_are_counted_and_do_no_harm() -> None:
     engine, fold = an_engine(), Fold()
     async with a_publisher() as publisher, a_feed(a_spec(publisher), fold) as feed:
         await subscribed(publisher)

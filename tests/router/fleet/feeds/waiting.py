@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Return as soon as `holds`; what it looks at is done by others, who tell nobody."""
+    """Return as soon as `holds`, which depends on other tasks or processes."""
     async with asyncio.timeout(5):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -79,7 +79,7 @@ async def test_the_text_that_was_tokenized_for_it_is_forgotten() -> None:
         assert router.gateway.tokenizers.cache.bytes == for_labs
 
 
-async def test_a_tenant_that_is_not_there_is_refused_with_who_is() -> None:
+async def test_an_unknown_tenant_is_refused_with_the_known_ones() -> None:
     anonymous = a_tenant("everyone", key=None)
     async with a_warmer(config=a_config(anonymous=anonymous)) as (_, router):
         assert named_tenant("everyone", router.gateway) == anonymous

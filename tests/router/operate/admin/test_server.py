@@ -1,4 +1,4 @@
-"""The operators' port: reload on demand, for who has an admin key."""
+"""The operators' port: reload on demand, with an admin key."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_bad_file_is_answered_with_every_mistake_and_the_old_one_stays()
         assert router.gateway.config is before
 
 
-async def test_without_the_key_nobody_gets_in() -> None:
+async def test_calls_without_the_key_are_refused() -> None:
     async with an_admin(Paper(a_file(1)), admin_key_hashes=HASHES) as (_, http):
         async with http.post("/admin/reload", headers={"authorization": "Bearer guess"}) as reply:
             assert (reply.status, (await reply.json())["error"]["code"]) == (401, "invalid_api_key")

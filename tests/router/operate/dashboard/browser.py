@@ -53,7 +53,7 @@ def _address(file: Path, process: subprocess.Popen[bytes]) -> str:
         lines = file.read_text().splitlines() if file.exists() else []
         if len(lines) == 2:
             return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
-        # a process is waited for, which tells nobody when it is ready
+        # the process does not report when it is ready
         time.sleep(0.02)
     raise AssertionError("chromium did not start")
 
@@ -107,7 +107,7 @@ class Page:
             raise AssertionError(f"never: {condition}\n{self.complaints}\n{shown}") from error
 
     async def _holds(self, watch: str) -> bool:
-        """Has what is watched come true? No if the page went away meanwhile, with whoever watched in it."""
+        """Whether the watched condition holds; False if the page went away meanwhile, with its watcher."""
         try:
             return bool(await self.run(watch))
         except AssertionError as error:

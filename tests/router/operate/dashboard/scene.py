@@ -212,7 +212,7 @@ async def keep(router: Router, http: aiohttp.ClientSession, tenant: str, prompt:
 
 @dataclass
 class Crowd:
-    """Tenants who ask again and again: chats that grow, questions about documents, and a batch."""
+    """Tenants with many requests: chats that grow, questions about documents, and a batch."""
 
     router: Router
     http: aiohttp.ClientSession

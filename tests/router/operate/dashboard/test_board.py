@@ -111,7 +111,7 @@ def test_each_prompt_of_a_call_ends_with_it() -> None:
     assert board.of_backend("b0", 1000.0).outcomes == {"failed": 3}
 
 
-def test_names_that_nobody_knows_do_not_fill_the_memory() -> None:
+def test_unknown_names_do_not_fill_the_memory() -> None:
     board, telemetry, _ = a_board()
     for number in range(5000):
         with telemetry.account(str(number)) as account:

@@ -63,7 +63,7 @@ async def test_a_router_with_keys_is_asked_with_the_one_in_the_environment() -> 
         assert (await asyncio.to_thread(one_frame, operator.router.admin, **{KEY_VARIABLE: ADMIN})).exit_code == 0
 
 
-def test_where_nobody_answers_it_says_so() -> None:
+def test_a_refused_connection_is_reported() -> None:
     done = one_frame("127.0.0.1:1")
     assert isinstance(done.exception, BackendFailed)
     assert "no reply from http://127.0.0.1:1: [Errno 111] Connection refused (" in str(done.exception)

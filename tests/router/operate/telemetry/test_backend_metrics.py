@@ -1,4 +1,4 @@
-"""The metrics of backends: how well each is known, and that nothing is left of who is gone."""
+"""The metrics of backends: how well each is known; removed backends leave no series."""
 
 from __future__ import annotations
 

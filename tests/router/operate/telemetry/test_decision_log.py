@@ -107,7 +107,7 @@ async def test_every_try_of_a_prompt_is_there_and_how_it_ended(tmp_path: Path) -
     assert record.ttft_s is None
 
 
-async def test_a_prompt_that_nobody_took_tells_why(tmp_path: Path) -> None:
+async def test_the_span_of_a_prompt_without_a_backend_has_the_reason(tmp_path: Path) -> None:
     (record,) = await logged(tmp_path, body=a_chat(response_format={"type": "json_object"}))
     (tried,) = record.tries
     assert tried.backend is None
@@ -144,7 +144,7 @@ def test_what_waits_is_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     dropped: list[int] = []
     log = DecisionLog(str(pipe), on_dropped=dropped.append, most_waiting=4)
-    # nobody reads the pipe: the writer is stuck as on a disk that hangs
+    # the pipe has no reader: the writer is stuck as on a disk that hangs
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     log.open()
     wide = Decision("b0", "p", scores=tuple((f"b{i}" * 40, 0.5) for i in range(16)))

@@ -1,4 +1,4 @@
-"""What the environment asks for and cannot have is a mistake that is told at the start."""
+"""Exporters in the environment that cannot be had are errors at the start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.router.parts import CHAT, ScriptedBackend, a_chat, a_client, a_router
 GONE = "http://127.0.0.1:9"
 
 
-async def test_nobody_traces_where_nobody_asks() -> None:
+async def test_tracing_is_off_by_default() -> None:
     async with AsyncExitStack() as stack:
         assert begin_tracing(stack) is None
 

@@ -68,7 +68,7 @@ def test_a_metric_that_would_get_too_many_series_counts_the_rest_as_other() -> N
 
 
 @pytest.mark.parametrize("label", ["tenant", "service_class"])
-def test_calls_that_nobody_knows_share_one_series(label: str) -> None:
+def test_unknown_calls_share_one_series(label: str) -> None:
     telemetry = Telemetry()
     for number in range(5):
         with telemetry.account(f"r{number}"):

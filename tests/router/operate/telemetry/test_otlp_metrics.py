@@ -91,7 +91,7 @@ async def test_a_collector_that_is_gone_does_not_keep_a_process_from_ending(monk
         begin_metrics(stack, Telemetry().registry)
 
 
-async def test_nothing_is_exported_where_nobody_asks() -> None:
+async def test_nothing_is_exported_by_default() -> None:
     async with AsyncExitStack() as stack:
         begin_metrics(stack, Telemetry().registry)
         assert stack.pop_all()._exit_callbacks == type(stack)()._exit_callbacks  # type: ignore[attr-defined]

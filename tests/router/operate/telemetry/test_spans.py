@@ -36,15 +36,15 @@ async def asked(
 async def test_a_call_has_a_span_with_children_for_queue_decision_and_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = ScriptedBackend(scripts=[an_answer("a", "b", usage=Usage(20, 2, 8))])
     collector, _ = await asked(monkeypatch, backend, headers={"traceparent": TRACEPARENT})
-    call = collector.one(f"chat {MODEL}", "server")
+    call = collector.span(f"chat {MODEL}", "server")
     assert (call.trace_id, call.parent_id) == (TRACE, CLIENT_SPAN)
     assert [child.name for child in collector.children(call)] == ["queue", "decide", f"chat {MODEL}"]
-    attempt = collector.one(f"chat {MODEL}", "client")
+    attempt = collector.span(f"chat {MODEL}", "client")
     assert [child.name for child in collector.children(attempt)] == ["prefill", "decode"]
     assert {span.trace_id for span in collector.spans} == {TRACE}
     assert len(collector.spans) == 6
     assert all(span.start_ns <= span.end_ns for span in collector.spans)
-    queue, decide, prefill, decode = (collector.one(name) for name in ("queue", "decide", "prefill", "decode"))
+    queue, decide, prefill, decode = (collector.span(name) for name in ("queue", "decide", "prefill", "decode"))
     assert call.start_ns <= queue.start_ns <= decide.start_ns <= decide.end_ns <= prefill.start_ns
     assert prefill.end_ns == decode.start_ns
     assert decode.end_ns <= attempt.end_ns <= call.end_ns
@@ -61,7 +61,7 @@ async def test_spans_say_what_was_asked_used_and_decided(monkeypatch: pytest.Mon
         "gen_ai.usage.cache_read.input_tokens": 8,
         "gen_ai.response.finish_reasons": ["stop"],
     }
-    call = collector.one(f"chat {MODEL}", "server").attributes
+    call = collector.span(f"chat {MODEL}", "server").attributes
     assert len(call.pop("pointsman.request")) == 24
     assert call == {
         **used,
@@ -70,7 +70,7 @@ async def test_spans_say_what_was_asked_used_and_decided(monkeypatch: pytest.Mon
         "pointsman.rule": 1,
         "pointsman.outcome": "finished",
     }
-    assert collector.one(f"chat {MODEL}", "client").attributes == {
+    assert collector.span(f"chat {MODEL}", "client").attributes == {
         **used,
         "gen_ai.provider.name": "fake",
         "gen_ai.request.max_tokens": 5,
@@ -81,9 +81,9 @@ async def test_spans_say_what_was_asked_used_and_decided(monkeypatch: pytest.Mon
         "pointsman.pool": "own",
         "pointsman.attempt": 1,
     }
-    decide = collector.one("decide").attributes
+    decide = collector.span("decide").attributes
     assert (decide["pointsman.backend"], decide["pointsman.policy"], decide["pointsman.looks"]) == ("b0", "default", 1)
-    assert collector.one("queue").attributes["pointsman.queue_seconds"] >= 0
+    assert collector.span("queue").attributes["pointsman.queue_seconds"] >= 0
     assert collector.resources[0]["service.name"] == "pointsman"
 
 
@@ -94,12 +94,12 @@ async def test_no_span_says_anything_of_the_prompt_or_the_answer(monkeypatch: py
     assert "SECRET" not in repr(collector.spans)
 
 
-async def test_whoever_asks_for_prompts_gets_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_recorded_prompts_keep_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = "a" * MOST_PROMPT_CHARACTERS
     body = a_chat(messages=[{"role": "system", "content": "SECRET"}, {"role": "user", "content": prompt[:-3]}])
     capture = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
     collector, _ = await asked(monkeypatch, body=body | {"max_tokens": 5}, **capture)
-    recorded = collector.one(f"chat {MODEL}", "server").attributes["gen_ai.input.messages"]
+    recorded = collector.span(f"chat {MODEL}", "server").attributes["gen_ai.input.messages"]
     system, user = json.loads(recorded)
     assert system == {"role": "system", "parts": [{"type": "text", "content": "RET"}]}
     assert user == {"role": "user", "parts": [{"type": "text", "content": prompt[:-3]}]}
@@ -115,7 +115,7 @@ async def test_backends_get_the_context_of_their_own_attempt(monkeypatch: pytest
     backend = ScriptedBackend()
     headers = {"traceparent": TRACEPARENT, "tracestate": "vendor=1"}
     collector, _ = await asked(monkeypatch, backend, headers=headers)
-    attempt = collector.one(f"chat {MODEL}", "client")
+    attempt = collector.span(f"chat {MODEL}", "client")
     assert backend.prompts[0].headers == {"traceparent": f"00-{TRACE}-{attempt.id}-01", "tracestate": "vendor=1"}
 
 
@@ -125,12 +125,12 @@ async def test_a_retry_is_a_sibling_with_a_queue_of_its_own(monkeypatch: pytest.
     backends = [ScriptedBackend(name, scripts=scripts) for name in ("b0", "b1", "b2")]
     collector, status = await asked(monkeypatch, *backends)
     attempts = [span for span in collector.named(f"chat {MODEL}") if span.kind == "client"]
-    call = collector.one(f"chat {MODEL}", "server")
+    call = collector.span(f"chat {MODEL}", "server")
     assert status == 200
     assert {attempt.attributes["pointsman.backend"] for attempt in attempts} == {"b0", "b1", "b2"}
     assert [attempt.attributes["pointsman.attempt"] for attempt in attempts] == [1, 2, 3]
     assert [attempt.is_error for attempt in attempts] == [True, True, False]
-    assert [attempt.said for attempt in attempts] == ["no (is it up?)", "no (is it up?)", ""]
+    assert [attempt.status_message for attempt in attempts] == ["no (is it up?)", "no (is it up?)", ""]
     assert all(attempt.parent_id == call.id for attempt in attempts)
     assert all(attempt.attributes["error.type"] == "backend_failed" for attempt in attempts[:-1])
     assert len(collector.named("queue")) == len(collector.named("decide")) == 3
@@ -147,22 +147,22 @@ async def test_a_call_that_was_refused_before_anything_has_one_span_with_the_cli
     assert (span.attributes["pointsman.outcome"], span.attributes["error.type"]) == ("rejected", "invalid_api_key")
 
 
-async def test_a_prompt_that_nobody_takes_tells_of_its_queue_and_the_last_decision(
+async def test_the_span_of_a_prompt_without_a_backend_has_its_queue_and_the_last_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     collector, status = await asked(monkeypatch, body=a_chat(response_format={"type": "json_object"}))
     assert status == 400
-    call = collector.one(f"chat {MODEL}", "server")
+    call = collector.span(f"chat {MODEL}", "server")
     assert [child.name for child in collector.children(call)] == ["queue", "decide"]
-    assert collector.one("queue").attributes["error.type"] == call.attributes["error.type"]
-    assert "pointsman.backend" not in collector.one("decide").attributes
+    assert collector.span("queue").attributes["error.type"] == call.attributes["error.type"]
+    assert "pointsman.backend" not in collector.span("decide").attributes
 
 
 async def test_several_prompts_of_one_call_are_side_by_side_in_one_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"model": MODEL, "prompt": ["one", "two"]}
     collector, _ = await asked(monkeypatch, path=COMPLETIONS, body=body)
     name = f"text_completion {MODEL}"
-    call = collector.one(name, "server")
+    call = collector.span(name, "server")
     names = sorted(child.name for child in collector.children(call))
     assert names == ["decide", "decide", "queue", "queue", name, name]
     assert call.attributes["gen_ai.response.finish_reasons"] == ["stop", "stop"]
@@ -176,9 +176,9 @@ async def test_a_client_that_goes_away_leaves_a_whole_trace(monkeypatch: pytest.
                 await reply.content.readany()
             await stuck.cancelled.wait()
         await stack.aclose()
-    attempt = collector.one(f"chat {MODEL}", "client")
+    attempt = collector.span(f"chat {MODEL}", "client")
     assert [child.name for child in collector.children(attempt)] == ["prefill", "decode"]
-    assert collector.one(f"chat {MODEL}", "server").attributes["pointsman.outcome"] == "cancelled"
+    assert collector.span(f"chat {MODEL}", "server").attributes["pointsman.outcome"] == "cancelled"
     assert not any(span.is_error for span in collector.spans)
 
 

@@ -1,4 +1,4 @@
-"""Routers whose spans arrive at a collector's stand-in."""
+"""Routers with a collector's stand-in for their spans."""
 
 from __future__ import annotations
 

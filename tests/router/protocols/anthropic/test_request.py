@@ -107,7 +107,7 @@ def test_words_of_openais_chats_are_refused(name: str) -> None:
     assert failure.value.param == name
 
 
-def test_rules_see_whose_message_it_is() -> None:
+def test_rules_see_the_user_of_a_message() -> None:
     assert messages_ask(a_message(metadata={"user_id": "u"}), {}).metadata == {"user_id": "u"}
 
 
@@ -291,11 +291,11 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
         async with client.messages.stream(**a_message(messages=history, tools=[WEATHER])) as stream:
             text = "".join([piece async for piece in stream.text_stream])
             last = await stream.get_final_message()
-    thinking, words, one, second = answer.content
+    thinking, words, weather, time_call = answer.content
     assert (thinking.type, thinking.thinking, thinking.signature) == ("thinking", "Let me look.", "sig")
     assert (words.type, words.text) == ("text", "A moment.")
-    assert (one.type, one.id, one.name, one.input) == ("tool_use", "t1", "weather", {"at": "Bonn"})
-    assert (second.type, second.id, second.input) == ("tool_use", "t2", {})
+    assert (weather.type, weather.id, weather.name, weather.input) == ("tool_use", "t1", "weather", {"at": "Bonn"})
+    assert (time_call.type, time_call.id, time_call.input) == ("tool_use", "t2", {})
     assert (answer.stop_reason, answer.usage.output_tokens) == ("tool_use", 9)
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
@@ -435,8 +435,8 @@ async def test_wrong_keys_models_and_routes_are_answered_in_anthropics_shape() -
 async def test_the_official_client_lists_models_and_finds_one() -> None:
     async with a_router() as router, official(router.http_url) as client:
         listed = [model async for model in await client.models.list()]
-        one = await client.models.retrieve(MODEL)
-        for model in (*listed, one):
+        found = await client.models.retrieve(MODEL)
+        for model in (*listed, found):
             assert (model.type, model.id, model.display_name) == ("model", MODEL, MODEL)
             assert model.max_input_tokens == CONTEXT_TOKENS
         with pytest.raises(anthropic.NotFoundError) as failure:
@@ -461,7 +461,7 @@ async def test_the_official_client_counts_tokens() -> None:
     assert counted.input_tokens > less.input_tokens > 0
 
 
-async def test_nobody_counts_without_a_tokenizer() -> None:
+async def test_tokens_cannot_be_counted_without_a_tokenizer() -> None:
     async with a_router(ScriptedBackend(speaks_tokens=False)) as router, official(router.http_url) as client:
         with pytest.raises(anthropic.BadRequestError, match="tokenizer"):
             await client.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": "a"}])

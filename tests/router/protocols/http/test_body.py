@@ -60,7 +60,7 @@ CHUNKS = (b"5\r\n%s\r\n" % FIRST, b"%x\r\n%s\r\n0\r\n\r\n" % (len(SECOND), SECON
         (a_post(b"\xef\xbb\xbf" + BODY),),
         (a_post(BODY, "X-Baggage: " + "a" * 20_000),),
         (a_post(b"", "Transfer-Encoding: chunked", length=-1), *CHUNKS),
-        # the model that is said last is the one that counts, for the router and for backends
+        # of two `model` members the last counts, for the router and for backends
         (a_post(BODY.replace(b'"model"', b'"model": "other", "model"')),),
     ],
     ids=["plain", "HTTP/1.0", "gzip", "deflate", "no encoding", "BOM", "a long header", "chunks", "twice"],
@@ -72,7 +72,7 @@ async def test_what_clients_and_proxies_make_of_a_chat_is_answered(pieces: tuple
     assert '"content":"ok"' in answer
 
 
-async def test_who_waits_to_be_told_to_go_on_is_told() -> None:
+async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
     async with a_router() as router:
         answer = await answered(router, a_post(b"", "Expect: 100-continue", length=len(BODY)), BODY)
     assert answer.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")

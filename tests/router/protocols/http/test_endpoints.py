@@ -178,7 +178,7 @@ async def test_a_backend_that_fails_before_the_first_token_is_replaced_unseen() 
         assert (status, body["choices"][0]["message"]["content"]) == (200, "fine")
 
 
-async def test_nobody_starts_over_once_the_client_has_seen_a_token() -> None:
+async def test_no_other_backend_is_tried_once_the_client_has_seen_a_token() -> None:
     broken: list[Any] = [Delta(text="half", token_ids=(1,)), BackendFailed("gone", hint="look there")]
     backends = [ScriptedBackend(f"b{i}", scripts=[list(broken)]) for i in range(2)]
     async with a_router(*backends) as router, a_client(router) as client:
@@ -366,7 +366,7 @@ async def test_a_key_of_bytes_that_are_no_text_is_a_wrong_one(header: bytes) -> 
         await writer.wait_closed()
 
 
-async def test_a_key_may_come_as_x_api_key_and_nobody_needs_one_where_all_are_welcome() -> None:
+async def test_a_key_may_come_as_x_api_key_and_is_not_needed_where_anonymous_requests_are_allowed() -> None:
     async with a_router() as router, a_client(router) as client:
         assert (await client.answer(CHAT, a_chat(), key=None, headers={"x-api-key": KEY}))[0] == 200
     welcoming = a_config(a_tenant("guest", key=None), anonymous=a_tenant("guest", key=None))
@@ -388,7 +388,7 @@ async def test_a_body_that_does_not_decompress_is_the_clients_mistake() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["compress", "gzip, gzip"])
-async def test_an_encoding_that_nobody_here_reads_is_named(encoding: str) -> None:
+async def test_an_unsupported_content_encoding_is_named(encoding: str) -> None:
     async with a_router() as router, a_client(router) as client:
         status, body = await client.answer(CHAT, data=b"{}", headers={"content-encoding": encoding})
     assert status == 400
@@ -514,7 +514,7 @@ async def test_metrics_tell_of_requests_latencies_tokens_and_the_loop() -> None:
     assert "pointsman_event_loop_lag_seconds_bucket" in text
 
 
-async def test_what_nobody_planned_for_is_a_500_that_tells_nothing() -> None:
+async def test_an_unexpected_exception_is_a_500_without_details() -> None:
     backend = ScriptedBackend(scripts=[[RuntimeError("secret")]])
     async with a_router(backend) as router, a_client(router) as client:
         status, body = await client.answer(CHAT, a_chat())

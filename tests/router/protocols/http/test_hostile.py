@@ -13,7 +13,7 @@ SECTION = "\n## Hostile input\n"
 PAGE = (Path(__file__).parents[4] / "docs/clients.md").read_text().partition(SECTION)[2].partition("\n## ")[0]
 TABLE = dict(re.findall(r"^\| (.+?) \| (\d.* \| .+) \|$", PAGE, re.MULTILINE))
 SOUND = {"chunk extension", "absolute target, `http://b/v1/...`", "`Upgrade: h2c`", "garbage behind a body"}
-"""Rows whose first request every reader understands in one way."""
+"""Rows with a first request that every parser reads alike."""
 
 
 def test_the_page_has_every_row_in_its_order() -> None:

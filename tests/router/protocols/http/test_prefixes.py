@@ -1,4 +1,4 @@
-"""`/v1/prefixes` over HTTP: what is understood, what is refused, and what is told."""
+"""`/v1/prefixes` over HTTP: valid bodies, refused ones, and replies."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_what_follows_the_document_is_a_prompt_that_begins_with_the_prefix
         assert len(pinned) * 64 == reply["tokens"]
 
 
-async def test_who_does_not_wait_is_answered_at_once() -> None:
+async def test_a_request_that_does_not_wait_is_answered_at_once() -> None:
     async with a_service() as (client, router):
         status, reply = await client.answer(PATH, a_wish(wait=False))
         assert (status, reply["state"]) == (202, "warming")

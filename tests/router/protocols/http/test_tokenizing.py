@@ -54,7 +54,7 @@ def with_pool(tokenizer: str | None = None, **more: Any) -> Config:
 
 
 def by_length() -> Config:
-    """A config whose rules look at lengths, so that they have to be exact."""
+    """A config with rules about lengths, so that lengths have to be exact."""
     return with_pool(rules=(Rule("batch", When(prompt_tokens=(Range(100, None),))), Rule("chat")))
 
 
@@ -160,7 +160,7 @@ async def test_an_engine_is_asked_only_where_something_looks_at_tokens(config: C
         assert (await client.answer(CHAT, a_chat("hello")))[0] == 200
         assert (await client.answer(COMPLETIONS, {"model": MODEL, "prompt": [1, 2, 3]}))[0] == 200
     assert bool(engine.asked) is is_asked
-    assert len(engine.asked) <= 1, "token ids need nobody"
+    assert len(engine.asked) <= 1, "token ids need no engine"
 
 
 @pytest.mark.parametrize("failure", [BackendFailed("away"), InvalidRequest("no")])

@@ -325,7 +325,7 @@ RARE = {
 
 
 @pytest.mark.parametrize("param", RARE)
-async def test_rare_fields_of_completions_reach_those_who_take_them_and_are_refused_by_name_elsewhere(
+async def test_rare_fields_of_completions_reach_backends_that_support_them_and_are_refused_by_name_elsewhere(
     param: str,
 ) -> None:
     fields, needs = RARE[param]

@@ -35,12 +35,12 @@ def test_the_next_best_stand_behind_the_chosen_one_and_there_are_few() -> None:
     assert offered(*backends) == ["b0", "b1", "b2"]
 
 
-def test_who_has_left_since_the_decision_is_not_offered() -> None:
+def test_a_backend_that_has_left_since_the_decision_is_not_offered() -> None:
     backends = [a_vllm(f"b{at}", f"10.0.0.{at}") for at in range(3)]
     assert offered(*backends, gone=frozenset({"b0", "b1"})) == ["b0", "b2"]
 
 
-def test_a_request_is_not_offered_to_who_would_get_another_one() -> None:
+def test_a_request_is_not_offered_to_backends_that_would_get_another_body() -> None:
     first, last = a_vllm("b0", "10.0.0.1", key="k"), a_vllm("b5", "10.0.0.9", key="k")
     others = [
         a_vllm("b1", "10.0.0.2", key="another"),

@@ -1,4 +1,4 @@
-"""What a gateway may say, in which order, and what is said to it when it does not keep to that."""
+"""The messages that a gateway may send, their order, and the errors for others."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def body(data: bytes = b"", *, last: bool = False) -> Message:
 
 
 def response(status: bytes = b"200", **fields: Any) -> Message:
-    said = core.HeaderMap(headers=[core.HeaderValue(key=":status", raw_value=status)])
-    return Message(response_headers=pb.HttpHeaders(headers=said, **fields))
+    header_map = core.HeaderMap(headers=[core.HeaderValue(key=":status", raw_value=status)])
+    return Message(response_headers=pb.HttpHeaders(headers=header_map, **fields))
 
 
 def piece(data: bytes = b"", *, last: bool = False) -> Message:
@@ -82,7 +82,7 @@ async def test_a_body_over_the_limit_is_not_kept() -> None:
         await heard.phases.body
 
 
-async def test_an_answer_flows_before_anybody_reads_it() -> None:
+async def test_an_answer_flows_before_it_is_read() -> None:
     heard = Heard()
     await heard.take(headers(end_of_stream=True))
     heard.phases.is_sent = True
@@ -167,7 +167,7 @@ async def test_unknown_fields_are_passed_over() -> None:
     assert heard.phases.body.result() == b""
 
 
-async def test_who_writes_waits_while_nobody_reads_and_never_once_they_left() -> None:
+async def test_the_writer_waits_for_the_reader_and_never_after_it_left() -> None:
     pieces = Pieces()
     for _ in range(MOST_WAITING_PIECES):
         await pieces.put(b"x")
@@ -181,16 +181,16 @@ async def test_who_writes_waits_while_nobody_reads_and_never_once_they_left() ->
     pieces.end()
 
 
-async def test_the_end_is_heard_behind_what_waits_and_keeps_nobody_waiting() -> None:
+async def test_the_end_comes_behind_waiting_pieces_and_delays_no_writer() -> None:
     pieces = Pieces()
     for _ in range(MOST_WAITING_PIECES):
         await pieces.put(b"x")
-    # whoever brought it may be gone the next moment
+    # the task that brought it may end the next moment
     pieces.end()
     assert [await pieces.get() for _ in range(MOST_WAITING_PIECES + 1)] == [*[b"x"] * MOST_WAITING_PIECES, None]
 
 
-async def test_who_waits_for_a_piece_hears_the_end() -> None:
+async def test_a_reader_that_waits_for_a_piece_gets_the_end() -> None:
     pieces = Pieces()
     waiting = asyncio.create_task(pieces.get())
     await asyncio.sleep(0)

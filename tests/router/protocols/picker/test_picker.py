@@ -297,7 +297,7 @@ async def test_the_gateways_own_deadline_ends_the_call() -> None:
     async with a_gateway(engine, max_requests=1) as (envoy, router):
         first = await under_way(envoy)
         (ended,) = await asyncio.gather(chat(changed(Envoy(envoy.picker), timeout_s=0.1)), return_exceptions=True)
-        # it is the call's deadline too, and whoever notices first says so
+        # it is the call's deadline too: the first to notice reports it
         if isinstance(ended, Reply):
             assert ended.status == 504
         else:
@@ -425,7 +425,7 @@ async def test_an_objective_that_is_a_class_of_ours_is_what_the_caller_asks_for(
             assert reply.headers["x-pointsman-class"] == given
 
 
-async def test_why_it_went_there_is_told_to_who_asks() -> None:
+async def test_the_choice_is_explained_on_request() -> None:
     async with a_gateway() as (envoy, _):
         reply = await chat(envoy, headers={**AUTH, "x-pointsman-explain": "1"})
         assert "b0" in reply.headers["x-pointsman-decision"]

@@ -80,7 +80,7 @@ async def test_a_backend_that_answers_without_embeddings_has_failed() -> None:
     assert (status, body["error"]["code"]) == (502, "backend_failed")
 
 
-async def test_where_nobody_embeds_the_model_is_refused_by_name() -> None:
+async def test_a_model_without_embeddings_is_refused_by_name() -> None:
     backend = ScriptedBackend(capabilities=frozenset(Capability) - {Capability.EMBEDDINGS})
     async with a_router(backend) as router, a_client(router) as client:
         status, body = await client.answer(EMBEDDINGS_PATH, a_body())

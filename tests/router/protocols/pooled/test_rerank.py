@@ -45,7 +45,7 @@ async def test_documents_that_fit_one_by_one_may_together_be_longer_than_a_conte
         assert (await client.answer(RERANK_PATH, a_body(documents=["a word " * 100] * 100)))[0] == 200
 
 
-async def test_where_nobody_reranks_the_model_is_refused_by_name() -> None:
+async def test_a_model_without_reranking_is_refused_by_name() -> None:
     backend = ScriptedBackend(capabilities=frozenset(Capability) - {Capability.RERANK})
     async with a_router(backend) as router, a_client(router) as client:
         status, body = await client.answer(RERANK_PATH, a_body())

@@ -1,4 +1,4 @@
-"""Backends announce themselves at the operators' port and get requests: ours, LMDeploy's, and who may not."""
+"""Backends announce themselves at the operators' port and get requests: ours, LMDeploy's, and refused ones."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_workers_of_fastchat_do_as_with_their_own_controller_and_are_asked
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic !"}])
-async def test_nobody_announces_anything_without_a_key(headers: dict[str, str]) -> None:
+async def test_announcements_need_a_key(headers: dict[str, str]) -> None:
     async with a_port() as port:
         announcement = {"pool": "own", "address": "10.0.0.1:7001"}
         for path in ("/backends/register", "/backends/unregister", "/nodes/add", "/nodes/remove", "/register_worker"):

@@ -19,17 +19,17 @@ from tests.standins.standin import running
 
 class Heard:
     def __init__(self) -> None:
-        self.said: list[tuple[str, str]] = []
+        self.changes: list[tuple[str, str]] = []
         self.forgot: set[str] = set()
 
     def holds(self, worker: Worker) -> bool:
         return worker.address not in self.forgot
 
     def joined(self, worker: Worker) -> None:
-        self.said.append(("joined", worker.address))
+        self.changes.append(("joined", worker.address))
 
     def left(self, worker: Worker) -> None:
-        self.said.append(("left", worker.address))
+        self.changes.append(("left", worker.address))
 
 
 class Clock:
@@ -67,23 +67,23 @@ async def a_controller(**parts: Any) -> AsyncIterator[tuple[TestClient[Any, Any]
         workers.check()
 
 
-async def said(client: TestClient[Any, Any], path: str, **body: Any) -> Any:
+async def posted(client: TestClient[Any, Any], path: str, **body: Any) -> Any:
     reply = await client.post(path, json=body)
     assert reply.status == 200
     return await reply.json()
 
 
-def test_who_registers_has_joined_once_until_its_models_change() -> None:
+def test_a_registered_worker_has_joined_once_until_its_models_change() -> None:
     workers, heard, _ = some_workers()
     workers.register(a_worker())
     workers.register(a_worker(queue_length=3))
-    assert heard.said == [("joined", "http://w:1")]
+    assert heard.changes == [("joined", "http://w:1")]
     workers.register(a_worker("http://w:1", "m", "n"))
-    assert heard.said == [("joined", "http://w:1")] * 2
+    assert heard.changes == [("joined", "http://w:1")] * 2
     assert workers.models() == ["m", "n"]
 
 
-def test_who_does_not_beat_is_gone_and_must_register_again() -> None:
+def test_a_worker_without_heart_beats_is_gone_and_must_register_again() -> None:
     workers, heard, clock = some_workers()
     workers.register(a_worker("http://beats:1"))
     workers.register(a_worker("http://silent:1"))
@@ -92,7 +92,7 @@ def test_who_does_not_beat_is_gone_and_must_register_again() -> None:
     assert workers.beat("http://beats:1", 2)
     clock.now += 1
     workers.expire()
-    assert heard.said[-1] == ("left", "http://silent:1")
+    assert heard.changes[-1] == ("left", "http://silent:1")
     assert set(workers.known) == {"http://beats:1", "http://exempt:1"}
     assert not workers.beat("http://silent:1", 0)
     workers.check()
@@ -106,7 +106,7 @@ def test_the_shortest_queue_for_its_speed_is_next_and_counts_as_one_longer() -> 
     assert workers.address_for("nobody's") == ""
 
 
-def test_there_is_room_for_so_many_and_those_who_are_there_may_register_again() -> None:
+def test_the_number_of_workers_is_limited_and_known_ones_may_register_again() -> None:
     workers, _, _ = some_workers()
     for at in range(MOST_WORKERS):
         workers.register(a_worker(f"http://w:{at}"))
@@ -115,7 +115,7 @@ def test_there_is_room_for_so_many_and_those_who_are_there_may_register_again() 
         workers.register(a_worker("http://one-more:1"))
 
 
-def test_who_was_forgotten_meanwhile_must_register_again_though_it_beats() -> None:
+def test_a_forgotten_worker_must_register_again_despite_its_heart_beats() -> None:
     workers, heard, _ = some_workers()
     workers.register(a_worker())
     heard.forgot.add("http://w:1")
@@ -123,39 +123,39 @@ def test_who_was_forgotten_meanwhile_must_register_again_though_it_beats() -> No
     workers.check()
     heard.forgot.clear()
     workers.register(a_worker())
-    assert heard.said[-1] == ("joined", "http://w:1")
+    assert heard.changes[-1] == ("joined", "http://w:1")
     assert workers.beat("http://w:1", 0)
 
 
 async def test_a_worker_registers_beats_and_is_found() -> None:
     async with a_controller() as (client, _, heard):
-        assert await said(client, "/register_worker", **a_registration()) is None
-        assert await said(client, "/receive_heart_beat", worker_name="http://w:1", queue_length=2) == {"exist": True}
-        assert await said(client, "/receive_heart_beat", worker_name="http://x:1", queue_length=0) == {"exist": False}
-        assert await said(client, "/list_models") == {"models": ["m"]}
-        assert await said(client, "/list_multimodal_models") == {"models": []}
-        assert await said(client, "/list_language_models") == {"models": ["m"]}
-        assert await said(client, "/get_worker_address", model="m") == {"address": "http://w:1"}
-        assert await said(client, "/worker_get_status") == {"model_names": ["m"], "speed": 1, "queue_length": 3}
+        assert await posted(client, "/register_worker", **a_registration()) is None
+        assert await posted(client, "/receive_heart_beat", worker_name="http://w:1", queue_length=2) == {"exist": True}
+        assert await posted(client, "/receive_heart_beat", worker_name="http://x:1", queue_length=0) == {"exist": False}
+        assert await posted(client, "/list_models") == {"models": ["m"]}
+        assert await posted(client, "/list_multimodal_models") == {"models": []}
+        assert await posted(client, "/list_language_models") == {"models": ["m"]}
+        assert await posted(client, "/get_worker_address", model="m") == {"address": "http://w:1"}
+        assert await posted(client, "/worker_get_status") == {"model_names": ["m"], "speed": 1, "queue_length": 3}
         assert await (await client.get("/test_connection")).json() == "success"
-    assert heard.said == [("joined", "http://w:1")]
+    assert heard.changes == [("joined", "http://w:1")]
 
 
 async def test_a_worker_without_a_status_is_asked_for_it_and_refreshing_asks_all() -> None:
     async with a_controller() as (client, workers, heard), running(FastChatWorker(waiting=3)) as worker:
-        await said(client, "/register_worker", worker_name=worker.url, check_heart_beat=False)
+        await posted(client, "/register_worker", worker_name=worker.url, check_heart_beat=False)
         assert workers.known[worker.url].queue_length == 3
         worker.waiting = 5
-        await said(client, "/refresh_all_workers")
+        await posted(client, "/refresh_all_workers")
         assert workers.known[worker.url].queue_length == 5
         worker.is_ill = True
-        await said(client, "/refresh_all_workers")
-        assert heard.said == [("joined", worker.url), ("left", worker.url)]
+        await posted(client, "/refresh_all_workers")
+        assert heard.changes == [("joined", worker.url), ("left", worker.url)]
 
 
 async def test_a_worker_that_does_not_answer_is_not_registered() -> None:
     async with a_controller() as (client, workers, _):
-        await said(client, "/register_worker", worker_name="http://127.0.0.1:1", check_heart_beat=True)
+        await posted(client, "/register_worker", worker_name="http://127.0.0.1:1", check_heart_beat=True)
         assert workers.known == {}
 
 
@@ -171,10 +171,10 @@ async def test_the_app_looks_for_those_that_went_silent() -> None:
         clock.now = EXPIRES_AFTER_S + 1
         ticks.put_nowait(None)
         await eventually(lambda: not workers.known)
-    assert heard.said[-1] == ("left", "http://w:1")
+    assert heard.changes[-1] == ("left", "http://w:1")
 
 
-def test_who_is_refused_by_the_listener_is_not_known() -> None:
+def test_a_worker_that_the_listener_refuses_is_not_known() -> None:
     class Unwelcoming(Heard):
         def joined(self, worker: Worker) -> None:
             raise InvalidRequest("no pool takes it")

@@ -189,7 +189,7 @@ def a_script() -> list[Any]:
 
 
 def check(response: Any) -> None:
-    assert [one.type for one in response.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert [output.type for output in response.output] == ["reasoning", "message", "function_call", "function_call"]
     thought, message, first, second = response.output
     assert thought.content[0].text == "Hm."
     assert (message.content[0].text, message.status) == ("A moment.", "completed")
@@ -200,7 +200,7 @@ def check(response: Any) -> None:
     assert (response.usage.input_tokens, response.usage.output_tokens) == (7, 5)
     assert response.usage.input_tokens_details.cached_tokens == 3
     assert response.tools[0].name == "weather"
-    assert len({one.id for one in response.output}) == 4
+    assert len({output.id for output in response.output}) == 4
 
 
 async def test_the_official_client_reads_a_whole_response() -> None:
@@ -218,8 +218,8 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
             events = [event async for event in stream]
             answer = await stream.get_final_response()
         check(answer)
-        history: list[Any] = [{"role": "user", "content": "hi"}, *(one.to_dict() for one in answer.output)]
-        calls = [one for one in answer.output if one.type == "function_call"]
+        history: list[Any] = [{"role": "user", "content": "hi"}, *(output.to_dict() for output in answer.output)]
+        calls = [output for output in answer.output if output.type == "function_call"]
         history += [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"} for call in calls]
         async with client.responses.stream(model=MODEL, input=history) as stream:
             last = await stream.get_final_response()
@@ -250,7 +250,7 @@ async def test_an_answer_that_was_cut_short_is_incomplete(finish: str, reason: s
     for response in (whole, events[-1].response):
         assert response.incomplete_details is not None
         assert (response.status, response.incomplete_details.reason) == ("incomplete", reason)
-        assert [one.status for one in response.output] == ["incomplete"]  # type: ignore[union-attr]
+        assert [output.status for output in response.output] == ["incomplete"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("reported", "shown"), [(3, 3), (0, 0), (None, 0)])
@@ -293,7 +293,7 @@ async def test_a_refusal_is_a_part_of_its_own_and_comes_back_as_text() -> None:
             (message,) = response.output
             assert isinstance(message, ResponseOutputMessage)
             assert [part.to_dict() for part in message.content] == [{"type": "refusal", "refusal": "I cannot."}]
-        history: list[Any] = [{"role": "user", "content": "hi"}, *(one.to_dict() for one in whole.output)]
+        history: list[Any] = [{"role": "user", "content": "hi"}, *(output.to_dict() for output in whole.output)]
         await client.responses.create(model=MODEL, input=[*history, {"role": "user", "content": "why?"}])
     deltas = [event.delta for event in events if event.type == "response.refusal.delta"]
     assert deltas == ["I can", "not."]

@@ -30,7 +30,7 @@ DAY_S = 86_400.0
 
 @dataclass
 class Ring:
-    """A ring over `store`, what it told of, and the clock that its keys expire by."""
+    """A ring over `store`, the events that it reported, and the clock that its keys expire by."""
 
     store: KeyStore | None
     clock: HandClock = field(default_factory=HandClock)
@@ -289,7 +289,7 @@ async def test_a_router_that_starts_while_redis_is_away_learns_the_keys_later(se
 
 
 class SlowStore:
-    """A store whose change takes until it is released."""
+    """A store with changes that take until it is released."""
 
     def __init__(self) -> None:
         self.book: KeyBook = {}
@@ -308,7 +308,7 @@ class SlowStore:
         pass
 
 
-async def test_a_change_whose_caller_leaves_is_known_all_the_same() -> None:
+async def test_a_change_is_known_even_if_its_caller_leaves() -> None:
     store = SlowStore()
     async with a_ring(store) as ring:
         asking = asyncio.create_task(ring.keys.issue("acme"))

@@ -88,7 +88,7 @@ class Bench:
     prefixes: Prefixes
     index: PrefixIndex
     clock: list[float]
-    told: list[PrefixNews]
+    shared: list[PrefixNews]
 
     @property
     def now(self) -> float:

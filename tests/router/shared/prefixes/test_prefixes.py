@@ -39,13 +39,13 @@ async def test_the_backends_compute_side_by_side() -> None:
         assert len((await keeping).places) == 3
 
 
-async def test_who_does_not_wait_is_told_that_it_is_warming() -> None:
+async def test_a_caller_that_does_not_wait_learns_that_it_is_warming() -> None:
     async with a_bench() as bench:
         assert (await bench.keep(waits=False)).state == "warming"
         await eventually(lambda: bench.prefixes.of("acme")[0].state == "ready")
 
 
-async def test_who_hangs_up_leaves_it_to_go_on() -> None:
+async def test_warming_continues_after_its_client_disconnects() -> None:
     async with a_bench() as bench:
         bench.warmer.gate.clear()
         keeping = asyncio.create_task(bench.keep())
@@ -75,11 +75,11 @@ async def test_what_no_backend_computes_is_refused_and_leaves_nothing() -> None:
         with pytest.raises(BackendFailed, match="broken"):
             await bench.keep()
         assert bench.prefixes.of() == []
-        assert isinstance(bench.told[-1], Dropped)
-        assert bench.told[-1].key == ("acme", prefix_id(KEYS))
+        assert isinstance(bench.shared[-1], Dropped)
+        assert bench.shared[-1].key == ("acme", prefix_id(KEYS))
 
 
-async def test_two_who_ask_at_once_for_what_no_backend_computes_hear_the_same() -> None:
+async def test_two_requests_at_once_for_a_prefix_that_no_backend_computes_get_the_same_error() -> None:
     async with a_bench() as bench:
         bench.warmer.failure = BackendFailed("broken")
         results = await asyncio.gather(bench.keep(), bench.keep(), return_exceptions=True)
@@ -92,7 +92,7 @@ async def test_a_backend_that_cannot_pin_is_warmed_all_the_same() -> None:
         prefix = await bench.keep()
         assert prefix.places == (Place("b0", "fake", TOKENS, 0),)
         assert prefix.state == "ready"
-        # nobody can tell when it goes, so nobody computes it again
+        # its eviction cannot be known, so it is not computed again
         bench.pass_s(100.0)
         await bench.turn()
         assert bench.warmer.warmed == [("acme", "b0")]
@@ -114,7 +114,7 @@ async def test_what_is_evicted_before_the_pin_is_there_is_computed_again() -> No
         assert bench.warmer.warmed == [("acme", "b0")] * 3
 
 
-async def test_who_asks_again_prolongs_it_under_the_same_name() -> None:
+async def test_another_request_prolongs_it_under_the_same_name() -> None:
     async with a_bench() as bench:
         first = await bench.keep(ttl_s=60.0)
         bench.pass_s(30.0)
@@ -126,7 +126,7 @@ async def test_who_asks_again_prolongs_it_under_the_same_name() -> None:
         assert (await bench.keep(shards=2)).backends == {"b0", "b1"}
 
 
-async def test_two_who_ask_at_once_have_it_computed_once() -> None:
+async def test_two_requests_at_once_have_it_computed_once() -> None:
     async with a_bench() as bench:
         first, second = await asyncio.gather(bench.keep(), bench.keep())
         assert first == second
@@ -194,7 +194,7 @@ async def test_a_tenant_keeps_no_more_than_its_limit_and_no_other_pays_for_it() 
         assert bench.prefixes.of("labs")[0].tokens == 12 * 64
 
 
-async def test_nobody_sees_or_drops_another_tenants() -> None:
+async def test_no_tenant_sees_or_drops_another_tenants_prefix() -> None:
     async with a_bench() as bench:
         prefix = await bench.keep()
         with pytest.raises(UnknownPrefix):
@@ -260,9 +260,9 @@ async def test_what_cannot_be_made_again_is_lost_says_why_and_is_tried_ever_less
         bench.cluster.drain("b0")
         tries = []
         for _ in range(60):
-            before = [news for news in bench.told if isinstance(news, Prefix) and news.is_warming]
+            before = [news for news in bench.shared if isinstance(news, Prefix) and news.is_warming]
             await bench.turn()
-            after = [news for news in bench.told if isinstance(news, Prefix) and news.is_warming]
+            after = [news for news in bench.shared if isinstance(news, Prefix) and news.is_warming]
             if len(after) > len(before):
                 tries.append(bench.now - 1000.0)
             bench.pass_s(1.0)
@@ -278,7 +278,7 @@ async def test_what_cannot_be_made_again_is_lost_says_why_and_is_tried_ever_less
 async def test_other_routers_hear_of_it_list_it_and_count_it() -> None:
     async with a_bench() as bench, a_bench(by="r2") as other:
         prefix = await bench.keep(shards=3)
-        for news in bench.told:
+        for news in bench.shared:
             other.prefixes.hear(news)
         assert other.prefixes.get("acme", prefix.id) == bench.prefixes.get("acme", prefix.id)
         other.warmer.prompts["another"] = tuple(range(101, 113))
@@ -286,24 +286,24 @@ async def test_other_routers_hear_of_it_list_it_and_count_it() -> None:
             await other.keep("another")
 
 
-async def test_any_router_can_drop_it_and_nobody_makes_it_again() -> None:
+async def test_any_router_can_drop_it_and_none_makes_it_again() -> None:
     async with a_bench() as bench, a_bench(by="r2") as other:
         prefix = await bench.keep()
-        for news in bench.told:
+        for news in bench.shared:
             other.prefixes.hear(news)
         await other.prefixes.drop("acme", prefix.id)
-        bench.prefixes.hear(other.told[-1])
+        bench.prefixes.hear(other.shared[-1])
         await eventually(lambda: not bench.backends["b0"].pinned)
         assert bench.prefixes.of() == []
-        # what was said before it was dropped comes late
-        other.prefixes.hear(bench.told[-1])
+        # news from before the drop come late
+        other.prefixes.hear(bench.shared[-1])
         assert other.prefixes.of() == []
 
 
-async def test_of_one_that_nobody_looks_after_any_more_is_shown_what_is_left_and_what_to_do() -> None:
+async def test_an_unmaintained_prefix_is_shown_with_what_is_left_and_the_remedy() -> None:
     async with a_bench() as bench, a_bench(by="r2") as other:
         prefix = await bench.keep(shards=2)
-        other.prefixes.hear(bench.told[-1])
+        other.prefixes.hear(bench.shared[-1])
         for name in ("b0", "b1"):
             other.index.store(name, KEYS)
         other.pass_s(89.0)
@@ -320,10 +320,10 @@ async def test_of_one_that_nobody_looks_after_any_more_is_shown_what_is_left_and
         assert other.prefixes.of()[0].state == "ready"
 
 
-async def test_one_that_nobody_looks_after_any_more_is_unpinned_wherever_it_was() -> None:
+async def test_an_unmaintained_prefix_is_unpinned_wherever_it_was() -> None:
     async with a_bench() as bench, a_bench(*bench.backends.values(), by="r2") as other:
         prefix = await bench.keep(shards=2)
-        other.prefixes.hear(bench.told[-1])
+        other.prefixes.hear(bench.shared[-1])
         other.pass_s(90.0)
         assert other.prefixes.of()[0].state == "lost"
         await other.prefixes.drop("acme", prefix.id)
@@ -333,19 +333,19 @@ async def test_one_that_nobody_looks_after_any_more_is_unpinned_wherever_it_was(
 @pytest.mark.parametrize("seed", range(8))
 async def test_routers_that_hear_the_same_in_any_order_know_the_same(seed: int) -> None:
     rng = random.Random(seed)
-    told: list[Prefix | Dropped] = []
+    all_news: list[Prefix | Dropped] = []
     for version in range(1, 13):
         key = rng.choice([("acme", "prefix-1"), ("labs", "prefix-1"), ("acme", "prefix-2")])
         if rng.random() < 0.4:
-            told.append(Dropped(*key, version))
+            all_news.append(Dropped(*key, version))
         else:
             item = Prefix(key[1], key[0], "fake", key[0], 64, 1, 1000.0, 2000.0, rng.choice("abc"), version=version)
-            told += [item, replace(item, changed_at=1000.0 + rng.random(), is_warming=True)]
+            all_news += [item, replace(item, changed_at=1000.0 + rng.random(), is_warming=True)]
     async with a_bench() as bench, a_bench(by="r2") as other:
-        for news in told:
+        for news in all_news:
             bench.prefixes.hear(news)
-        rng.shuffle(told)
-        for news in told:
+        rng.shuffle(all_news)
+        for news in all_news:
             other.prefixes.hear(news)
         assert bench.prefixes.of() == other.prefixes.of()
 
@@ -353,14 +353,14 @@ async def test_routers_that_hear_the_same_in_any_order_know_the_same(seed: int) 
 async def test_what_is_told_too_late_of_one_that_was_dropped_is_taken_back() -> None:
     async with a_bench() as bench, a_bench(by="r2") as other:
         prefix = await bench.keep()
-        other.prefixes.hear(bench.told[-1])
-        dropped = await other.prefixes.drop("acme", prefix.id), other.told[-1]
+        other.prefixes.hear(bench.shared[-1])
+        dropped = await other.prefixes.drop("acme", prefix.id), other.shared[-1]
         # it hears again of what was dropped longer ago than it remembers
         other.pass_s(60.0)
-        other.prefixes.hear(bench.told[-1])
+        other.prefixes.hear(bench.shared[-1])
         assert other.prefixes.of() == [dropped[0]]
         bench.prefixes.hear(dropped[1])
-        other.prefixes.hear(bench.told[-1])
+        other.prefixes.hear(bench.shared[-1])
         assert other.prefixes.of() == []
 
 
@@ -377,14 +377,14 @@ async def test_a_pin_that_could_not_be_prolonged_is_prolonged_when_its_backend_a
         assert bench.prefixes.of()[0].state == "ready"
 
 
-async def test_whoever_is_asked_last_looks_after_it() -> None:
+async def test_the_router_that_was_asked_last_maintains_it() -> None:
     async with a_bench() as bench, a_bench(by="r2") as other:
         await bench.keep()
-        for news in bench.told:
+        for news in bench.shared:
             other.prefixes.hear(news)
         other.clock[0] = 900.0
         await other.keep()
-        for news in other.told:
+        for news in other.shared:
             bench.prefixes.hear(news)
         bench.cluster.drain("b0")
         await bench.turn()
@@ -402,9 +402,9 @@ async def test_many_are_told_again_a_few_at_a_time() -> None:
         bench.pass_s(30.0)
         sent: list[list[str]] = []
         for _ in range(4):
-            bench.told.clear()
+            bench.shared.clear()
             await bench.turn()
-            sent.append([news.id for news in bench.told])
+            sent.append([news.id for news in bench.shared])
         assert [len(names) for names in sent] == [2, 2, 1, 0]
         assert {name for names in sent for name in names} == ids
 
@@ -429,13 +429,13 @@ async def test_of_many_that_were_lost_a_few_are_made_again_at_a_time() -> None:
 async def test_it_is_told_again_for_routers_that_came_later() -> None:
     async with a_bench() as bench, a_bench(by="r2") as late:
         await bench.keep()
-        bench.told.clear()
+        bench.shared.clear()
         bench.pass_s(29.0)
         await bench.turn()
-        assert bench.told == []
+        assert bench.shared == []
         bench.pass_s(1.0)
         await bench.turn()
-        for news in bench.told:
+        for news in bench.shared:
             late.prefixes.hear(news)
         assert len(late.prefixes.of("acme")) == 1
 

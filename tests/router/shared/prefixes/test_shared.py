@@ -1,4 +1,4 @@
-"""Prefixes of several routers, told through a real Redis."""
+"""Prefixes of several routers, shared through a real Redis."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_what_one_router_keeps_the_others_list_and_may_drop(server: RedisS
 
 @dataclass(slots=True, eq=False)
 class SlowToUnpin(FakeBackend):
-    """A shard that is told to let go, and does so when the test says."""
+    """A shard that unpins when the test allows it."""
 
     may_unpin: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -97,7 +97,7 @@ def agree(*routers: Bench) -> bool:
     )
 
 
-async def test_who_drops_at_one_router_and_asks_at_another_keeps_it(server: RedisServer) -> None:
+async def test_a_drop_at_one_router_and_a_later_request_at_another_keep_it(server: RedisServer) -> None:
     shards = some_shards()
     async with a_sharing(server, "r1", *shards) as first, a_sharing(server, "r2", *shards) as second:
         for _ in range(5):
@@ -116,7 +116,7 @@ async def test_who_drops_at_one_router_and_asks_at_another_keeps_it(server: Redi
             await second.prefixes.drop("acme", prefix.id)
 
 
-async def test_who_drops_and_asks_at_once_is_answered_either_way_and_all_routers_agree(server: RedisServer) -> None:
+async def test_a_drop_and_a_request_at_once_end_either_way_and_all_routers_agree(server: RedisServer) -> None:
     shards = some_shards()
     async with a_sharing(server, "r1", *shards) as first, a_sharing(server, "r2", *shards) as second:
         for number in range(20):
@@ -176,21 +176,21 @@ async def test_a_shard_that_is_slow_to_let_go_keeps_what_was_asked_for_since(ser
         assert len(first.prefixes.of()) == 1
 
 
-async def test_who_is_asked_before_it_hears_of_an_earlier_drop_pins_it_anew() -> None:
+async def test_a_router_that_is_asked_before_it_learns_of_an_earlier_drop_pins_it_anew() -> None:
     shard = SlowToUnpin("b0", pins=True)
     async with a_bench(shard) as bench, a_bench(shard, by="r2") as other:
         prefix = await bench.keep()
-        other.prefixes.hear(bench.told[-1])
+        other.prefixes.hear(bench.shared[-1])
         other.index.store("b0", KEYS)
         dropping = asyncio.create_task(bench.prefixes.drop("acme", prefix.id))
-        await eventually(lambda: isinstance(bench.told[-1], Dropped))
+        await eventually(lambda: isinstance(bench.shared[-1], Dropped))
         other.pass_s(0.001)
         await other.keep()
         shard.may_unpin.set()
         await dropping
-        other.prefixes.hear(bench.told[-1])
+        other.prefixes.hear(bench.shared[-1])
         await other.turn()
-        for news in other.told:
+        for news in other.shared:
             bench.prefixes.hear(news)
         assert agree(bench, other)
         assert [kept.state for kept in bench.prefixes.of()] == ["ready"]
@@ -199,6 +199,6 @@ async def test_who_is_asked_before_it_hears_of_an_earlier_drop_pins_it_anew() ->
 def test_prefixes_travel_as_they_are() -> None:
     place = Place("own-0", "own", 640, 576, can_pin=True)
     prefix = Prefix(prefix_id(KEYS), "acme", "m", "acme", 640, 2, 1.5, 61.5, "r1", 2.5, places=(place,), trouble="x")
-    told = [(0.0, prefix), (0.0, Dropped("acme", prefix.id))]
-    (batch,) = batches(told, None, 1.0)
-    assert [news for _, news in decode(encode(batch)).news] == [news for _, news in told]
+    timed = [(0.0, prefix), (0.0, Dropped("acme", prefix.id))]
+    (batch,) = batches(timed, None, 1.0)
+    assert [news for _, news in decode(encode(batch)).news] == [news for _, news in timed]

@@ -281,7 +281,7 @@ async def test_one_router_at_a_time_writes_and_what_is_outdated_goes(server: Red
     assert not await second.claim("y", 60)
     await first.append("one", [b"a", b"b"])
     await first.append("one", [b"c"])
-    assert await second.header() is None, "nobody sees what is not finished"
+    assert await second.header() is None, "an unfinished snapshot is not visible"
     assert await first.publish("one", b"head") is None
     assert await second.header() == b"head"
     assert await second.pieces("one", 1, 5) == [b"b", b"c"]

@@ -47,14 +47,14 @@ async def test_what_was_sent_too_long_ago_is_not_followed(server: RedisServer) -
             assert y.expected() == 0
 
 
-async def test_routers_whose_clock_and_that_of_redis_drift_apart_hear_of_each_other_in_time(
+async def test_routers_learn_of_each_other_in_time_though_their_clocks_and_redis_drift_apart(
     server: RedisServer,
 ) -> None:
     async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
         flight = x.cluster.begin("a", a_request(), 100)
         await eventually(lambda: y.elsewhere()[1] == 1)
         for _ in range(3):
-            # as after days, or when somebody sets the server's clock
+            # as after days, or when the server's clock is set
             y.ahead_s += 3600
             x.beliefs.sent("a", PromptKeys(KEYS))
             await eventually(lambda: y.expected() > 8)
@@ -174,7 +174,7 @@ async def test_a_stream_that_begins_anew_with_smaller_numbers_is_read_from_its_b
         await eventually(fell(y, "gone"))
         server.start()
         with server.admin() as admin:
-            # as a server would number it whose clock was set back
+            # as a server numbers it after its clock was set back
             admin.xadd(KEY, {"by": "z", "news": b""}, id="5-0")
         await eventually(lambda: "replicas_forgotten" in y.events)
         await eventually(lambda: y.events.count("replicas_unreadable") == 2)
@@ -222,7 +222,7 @@ async def test_a_slow_redis_holds_nothing_up(server: RedisServer) -> None:
         await eventually(lambda: x.replicas.is_exact)
 
 
-async def test_who_caught_up_was_heard_and_has_heard_all_that_was_told_before(server: RedisServer) -> None:
+async def test_a_router_that_caught_up_was_read_and_has_read_all_earlier_news(server: RedisServer) -> None:
     async with a_site(server.url, "x", tells=True) as x, a_site(server.url, "y", tells=True) as y:
         for number in range(5):
             keys = tuple(range(100 * number + 1, 100 * number + 11))
@@ -232,7 +232,7 @@ async def test_who_caught_up_was_heard_and_has_heard_all_that_was_told_before(se
             assert y.expected(keys) > 8
 
 
-async def test_nobody_waits_to_catch_up_while_redis_is_away(server: RedisServer) -> None:
+async def test_catching_up_does_not_wait_while_redis_is_away(server: RedisServer) -> None:
     async with a_site_on_a_line(server) as (x, line):
         line.delay_s = 10.0
         # once until it is seen that nothing comes, then not at all
@@ -287,7 +287,7 @@ async def test_a_key_of_another_kind_is_a_fault_and_not_an_end(server: RedisServ
             await eventually(lambda: x.replicas.is_exact)
 
 
-async def test_a_stream_that_nobody_writes_goes_away(server: RedisServer) -> None:
+async def test_a_stream_without_writers_expires(server: RedisServer) -> None:
     async with a_site(server.url, "x"):
         pass
     with server.admin() as admin:

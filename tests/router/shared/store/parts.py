@@ -90,7 +90,7 @@ def a_redis() -> Iterator[RedisServer]:
 
 @dataclass
 class Line:
-    """A TCP line to `server`. Answers come `delay_s` late, or `instead` in their place; `is_cut`: nobody is there."""
+    """A TCP line to `server`. Answers come `delay_s` late, or `instead` in their place; `is_cut`: it is down."""
 
     server: RedisServer
     delay_s: float = 0.0

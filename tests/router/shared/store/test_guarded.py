@@ -1,4 +1,4 @@
-"""A router whose Redis is slow, gone, full, lying or started anew. Redis and the line to it are real."""
+"""A router with a Redis that is slow, gone, full, lying or started anew. Redis and the line to it are real."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_while_it_is_away_no_request_asks_it(server: RedisServer) -> None:
         assert "local share" in repr(replica.store)
 
 
-async def test_a_settlement_whose_answer_was_lost_counts_once(server: RedisServer) -> None:
+async def test_a_settlement_counts_once_even_if_its_answer_was_lost(server: RedisServer) -> None:
     async with a_line(server) as line, a_replica(line.url) as replica:
         reservation = await replica.reserve("r", tokens=100)
         assert isinstance(reservation, Reservation)
@@ -227,12 +227,12 @@ async def test_four_routers_together_let_in_exactly_the_limit(server: RedisServe
         replicas = [await stack.enter_async_context(a_replica(server.url, clock, replicas=4)) for _ in range(4)]
         rng = random.Random(4)
 
-        async def one(name: str) -> int:
+        async def reserve_one(name: str) -> int:
             reservation = await rng.choice(replicas).reserve(name, tokens=10)
             await asyncio.sleep(0)
             return 10 if isinstance(reservation, Reservation) else 0
 
-        granted = await asyncio.gather(*(one(str(number)) for number in range(300)))
+        granted = await asyncio.gather(*(reserve_one(str(number)) for number in range(300)))
         assert not any(replica.store.is_away for replica in replicas)
         assert sum(granted) == 1000
 
@@ -262,7 +262,7 @@ async def test_a_router_that_is_left_alone_shares_what_was_left_not_what_there_i
         # 600 of 1000 are gone: a quarter of what is left is 100
         assert isinstance(await modest.reserve("too much", tokens=101), Refused)
         assert isinstance(await modest.reserve("its share", tokens=100), Reservation)
-        # who has had more than its share gets nothing more
+        # a router that has had more than its share gets nothing more
         assert isinstance(await greedy.reserve("more", tokens=1), Refused)
 
 
@@ -290,7 +290,7 @@ async def test_what_was_reserved_before_redis_forgot_everything_is_charged_all_t
         assert await replica.left() == 700
 
 
-async def test_closing_says_what_is_owed_if_anybody_listens(server: RedisServer) -> None:
+async def test_closing_sends_outstanding_settlements_if_redis_answers(server: RedisServer) -> None:
     async with a_replica(server.url) as replica:
         reservation = await replica.reserve("r", tokens=500)
         assert isinstance(reservation, Reservation)
@@ -304,7 +304,7 @@ async def test_closing_says_what_is_owed_if_anybody_listens(server: RedisServer)
     assert replica.store.owed == 1
 
 
-async def test_without_limits_nobody_is_asked(server: RedisServer) -> None:
+async def test_without_limits_the_store_is_not_asked(server: RedisServer) -> None:
     async with a_replica(server.url + "-nowhere") as replica:
         free = a_reservation("r", a_descriptor(), tokens=10**9)
         assert await replica.store.reserve(free) == free
@@ -320,20 +320,20 @@ class Steady(MemoryStore):
         return await super().reserve(asked)
 
 
-def test_a_store_that_is_asked_more_often_than_it_answers_keeps_nobody_waiting_for_long() -> None:
+def test_a_store_with_more_calls_than_answers_keeps_no_request_waiting_for_long() -> None:
     async def run() -> None:
         loop, events, waits = asyncio.get_running_loop(), Counter[str](), list[float]()
         store = GuardedStore(Steady(loop.time), clock=loop.time, on_event=lambda event: events.update([event]))
         await store.start()
 
-        async def one(name: str) -> None:
+        async def reserve_one(name: str) -> None:
             began_at = loop.time()
             assert isinstance(await store.reserve(a_reservation(name, LIMITED, tokens=1)), Reservation)
             waits.append(loop.time() - began_at)
 
         async with asyncio.TaskGroup() as group:
             for number in range(400):
-                group.create_task(one(f"r{number}"))
+                group.create_task(reserve_one(f"r{number}"))
                 await asyncio.sleep(0.01)
         assert len(waits) == 400
         assert max(waits) <= PATIENCE_S + 0.1

@@ -8,7 +8,7 @@ from tests.policies.builders import a_descriptor, a_reservation
 from tests.router.shared.store.parts import HandClock
 
 
-async def test_nothing_lapses_in_memory_for_who_holds_it_dies_with_it() -> None:
+async def test_nothing_lapses_in_memory_because_its_holder_ends_with_it() -> None:
     clock = HandClock()
     store = MemoryStore(clock)
     budget = a_descriptor(cost_per_day=10)
@@ -20,7 +20,7 @@ async def test_nothing_lapses_in_memory_for_who_holds_it_dies_with_it() -> None:
     store.check()
 
 
-async def test_a_store_whose_ledger_does_not_balance_is_found_out() -> None:
+async def test_a_store_with_an_unbalanced_ledger_is_found() -> None:
     store = MemoryStore(HandClock())
     await store.reserve(a_reservation("r", a_descriptor(tokens_per_minute=10), tokens=1))
     store._ledger._open.clear()

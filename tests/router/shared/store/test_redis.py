@@ -88,7 +88,7 @@ async def test_the_servers_own_clock_counts_unless_another_is_given(server: Redi
         assert 60 - 5 < refused.retry_after_s <= 60 + time.monotonic() - began
 
 
-async def test_after_a_failover_to_a_server_whose_clock_is_behind_limits_come_back_from_then_on(
+async def test_after_a_failover_to_a_server_with_a_slower_clock_limits_refill_from_then_on(
     server: RedisServer,
 ) -> None:
     limited, clock = a_descriptor(tokens_per_minute=600), HandClock()
@@ -210,7 +210,7 @@ async def test_an_answer_that_cannot_be_is_not_believed(server: RedisServer, ans
                 await store.settle(a_reservation("r", LIMITED[2], tokens=1), Charge())
 
 
-async def test_what_somebody_else_wrote_under_our_keys_is_not_believed(server: RedisServer) -> None:
+async def test_foreign_values_under_our_keys_are_a_fault(server: RedisServer) -> None:
     with server.admin() as admin:
         admin.hset("pointsman:{b}:levels", "tokens", "rubbish")
     async with a_store(server.url) as store:

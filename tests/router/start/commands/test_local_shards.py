@@ -14,7 +14,7 @@ import pytest
 from policies.errors import ConfigError
 from router.start.commands.local_shards import LocalShards, ShardCommand, shard_environment
 
-# speaks the supervised shard's part: says what it loads, listens where it is told, ends with its standard input
+# plays the supervised shard: prints what it loads, listens at the given address, ends with its standard input
 STAND_IN = """
 import json, os, socket, sys
 host, port = sys.argv[1].rsplit(":", 1)

@@ -91,7 +91,7 @@ def test_a_process_has_an_admin_port_of_its_own_and_its_part_of_the_limits() -> 
 
 
 @pytest.mark.parametrize("wrong", ["", "1", "2/2", "a/3", "-1/2"])
-def test_a_place_that_nobody_gave_is_refused(wrong: str) -> None:
+def test_an_invalid_place_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
         place_of(wrong)
 
@@ -147,7 +147,7 @@ async def test_two_routers_serve_one_port_and_end_together(tmp_path: Path) -> No
         while not all([await asyncio.to_thread(answers, url) for url in urls]):
             assert time.monotonic() < deadline, "they do not listen"
             assert parent.poll() is None, parent.communicate()
-            # asked without a pause, a port on which nobody listens yet is soon taken by the question itself
+            # asked without a pause, a port without a listener is soon taken by the question itself
             await asyncio.sleep(0.1)
         parent.send_signal(signal.SIGTERM)
         _, errors = await asyncio.to_thread(parent.communicate, timeout=20)
