@@ -32,7 +32,7 @@ def test_every_kind_is_in_the_tables() -> None:
 
 
 @pytest.mark.parametrize("kind", OVER_HTTP)
-def test_every_option_of_a_kind_is_told(kind: str) -> None:
+def test_every_option_of_a_kind_is_documented(kind: str) -> None:
     of_all = {field.name for field in fields(HttpOptions)} - IN_THE_FILE_ITSELF
     options = {field.name for field in fields(OVER_HTTP[kind].options_type)} - of_all - IN_THE_FILE_ITSELF
     inherited = {"takes_token_ids"} if kind != "openai_compatible" else set()

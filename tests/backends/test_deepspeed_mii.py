@@ -27,7 +27,7 @@ async def a_backend(server: MIIServer | None = None, **options: Any) -> AsyncIte
             await backend.close()
 
 
-async def test_it_is_always_told_how_much_to_draw_and_greedy_is_a_top_k_of_one() -> None:
+async def test_the_number_of_tokens_is_always_sent_and_greedy_is_a_top_k_of_one() -> None:
     async with a_backend() as (backend, server):
         request = a_request(sampling=Sampling(temperature=0), max_new_tokens=50)
         body = {"model": "m", "messages": MESSAGES, "temperature": 0, "top_k": -1, "max_completion_tokens": 50}

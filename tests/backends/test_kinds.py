@@ -65,7 +65,7 @@ def test_a_backend_says_whether_it_sends_cache_domains_as_salts(kind: str) -> No
         ("shard", {"credentials": "x"}, "there is no option 'credentials'"),
     ],
 )
-def test_a_slip_is_told_with_what_was_meant(kind: str, options: dict[str, Any], message: str) -> None:
+def test_a_slip_is_reported_with_what_was_meant(kind: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as failure:
         make(kind, a_place(options=options), Surroundings())
     assert message in str(failure.value)

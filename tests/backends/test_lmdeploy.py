@@ -103,7 +103,7 @@ async def test_log_probabilities_of_a_text_are_refused_before_the_server_breaks_
 
 
 @pytest.mark.parametrize("body", [{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}, None])
-async def test_a_prompt_that_is_too_long_is_told_in_either_dialect(body: dict[str, Any] | None) -> None:
+async def test_a_prompt_that_is_too_long_is_refused_in_either_dialect(body: dict[str, Any] | None) -> None:
     async with a_backend() as (backend, server):
         server.context_tokens = 4
         with pytest.raises(ContextExceeded, match="context length"):

@@ -152,7 +152,7 @@ async def test_a_full_queue_is_busy_in_either_dialect(body: dict[str, Any] | Non
             await everything(backend, prompt=a_prompt(body=body))
 
 
-async def test_a_prompt_that_is_too_long_is_told_while_it_streams() -> None:
+async def test_a_prompt_that_is_too_long_is_refused_while_it_streams() -> None:
     async with a_backend(SGLangServer(context_tokens=4)) as (backend, _):
         with pytest.raises(ContextExceeded, match="5 tokens"):
             await everything(backend, prompt=a_prompt(body=None))
@@ -171,14 +171,14 @@ def test_the_older_page_counts_those_that_wait_among_its_requests() -> None:
 
 
 @pytest.mark.parametrize("page", [b"{", b"5", b"[5]", b"{}", b'[{"dp_rank": 0}]'])
-def test_loads_that_are_nonsense_are_told(page: bytes) -> None:
+def test_invalid_loads_are_an_error(page: bytes) -> None:
     with pytest.raises(BackendFailed):
         load_of(page, 0.0)
     with pytest.raises(BackendFailed):
         loads_of(page, 0.0)
 
 
-def test_loads_are_told_of_each_rank_in_their_order() -> None:
+def test_each_rank_has_its_load_in_order() -> None:
     page = json.dumps({"loads": [{**RANK, "dp_rank": 1, "num_running_reqs": 7}, RANK]}).encode()
     assert [load.running for load in loads_of(page, 2.0)] == [3, 7]
 
@@ -198,7 +198,7 @@ async def test_each_rank_is_a_backend_and_the_server_hears_which_one_it_is(body:
 @pytest.mark.parametrize(
     ("server", "options"), [(SGLangServer(ranks=2), {"ranks": 1}), (SGLangServer(ranks=2, has_loads=False), {})]
 )
-async def test_a_server_that_chooses_the_rank_or_is_too_old_is_told_none(
+async def test_a_server_that_chooses_the_rank_or_is_too_old_gets_no_rank(
     server: SGLangServer, options: dict[str, Any]
 ) -> None:
     async with a_backend(server, **options) as (backend, _):

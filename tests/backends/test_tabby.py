@@ -113,7 +113,7 @@ async def test_a_probe_learns_the_loaded_model_and_one_without_a_model_is_not_we
             await backend.probe()
 
 
-async def test_a_prompt_that_is_too_long_and_a_wrong_key_are_told() -> None:
+async def test_a_prompt_that_is_too_long_and_a_wrong_key_are_errors() -> None:
     async with a_backend() as (backend, server):
         server.context_tokens = 4
         with pytest.raises(ContextExceeded):

@@ -43,7 +43,7 @@ def test_a_record_may_lack_what_the_engine_does_not_keep() -> None:
 
 
 @pytest.mark.parametrize("page", [b"{", b"5", b"[5]", b"\xff"])
-def test_statistics_that_are_nonsense_are_told(page: bytes) -> None:
+def test_invalid_statistics_are_an_error(page: bytes) -> None:
     with pytest.raises(BackendFailed):
         load_of(page, 0.0)
 
@@ -89,7 +89,7 @@ async def test_a_field_that_it_does_not_know_is_the_clients_mistake() -> None:
             await everything(backend, prompt=Prompt(body={"model": "m", "messages": [], "vendor": 1}))
 
 
-async def test_a_prompt_that_is_too_long_is_told_as_such() -> None:
+async def test_a_prompt_that_is_too_long_is_refused_as_such() -> None:
     async with a_backend() as (backend, server):
         server.context_tokens = 2
         with pytest.raises(ContextExceeded, match="max_seq_len"):

@@ -67,7 +67,7 @@ async def test_the_body_goes_through_whole_and_the_salt_is_the_tenants_domain() 
 
 
 @pytest.mark.parametrize("name", ["cache_salt", "c\\u0061che_salt"])
-async def test_what_the_router_says_is_said_to_readers_of_the_first_of_two_members_too(name: str) -> None:
+async def test_the_routers_own_fields_hold_for_readers_of_the_first_of_two_members_too(name: str) -> None:
     raw = f'{{"{name}":"other","model":"secret","m\\u006fdel":"m","messages":[],"cache_salt":"acme"}}'.encode()
     prompt = a_native_prompt(raw)
     async with a_backend() as (backend, _):
@@ -221,7 +221,7 @@ async def test_each_rank_that_the_server_tells_of_is_a_backend_and_the_server_he
     ],
     ids=["one", "too old", "switched off", "without metrics"],
 )
-async def test_a_server_that_has_one_rank_or_chooses_it_is_told_none(
+async def test_a_server_that_has_one_rank_or_chooses_it_gets_no_rank(
     server: VLLMServer, options: dict[str, Any]
 ) -> None:
     async with a_backend(server, **options) as (backend, _):
@@ -251,7 +251,7 @@ async def test_a_rank_of_a_server_that_was_started_anew_with_fewer_reports_nothi
         assert (second.load(), ranks_of(backend)) == (Load(), [])
 
 
-async def test_a_proxy_is_told_the_rank_too_and_may_not_take_another_rank_instead() -> None:
+async def test_a_proxy_gets_the_rank_too_and_may_not_take_another_rank_instead() -> None:
     async with a_backend(VLLMServer(ranks=3)) as (backend, server), a_backend(server) as (other, _):
         await backend.probe()
         await other.probe()
@@ -262,7 +262,7 @@ async def test_a_proxy_is_told_the_rank_too_and_may_not_take_another_rank_instea
         assert not first.is_like(backend)
 
 
-async def test_adapters_that_it_lists_and_those_that_it_loads_when_asked_are_told_apart_by_clients_names() -> None:
+async def test_listed_adapters_and_those_loaded_on_demand_are_distinguished_by_clients_names() -> None:
     server = VLLMServer(adapters=("sql-lora",), found_by_resolver=("poem-lora",))
     models = {"m": "m", "sql": "sql-lora", "poem": "poem-lora"}
     async with a_backend(server, models=models, adapters=frozenset({"sql-lora", "poem-lora"})) as (backend, _):

@@ -130,7 +130,7 @@ def test_parts_are_one_file(tmp_path: Path) -> None:
         (fenced("sh", "false", "<!-- run: stays -->"), "it ended"),
     ],
 )
-def test_what_goes_wrong_is_told_with_its_place(tmp_path: Path, part: str, message: str) -> None:
+def test_errors_are_reported_with_their_place(tmp_path: Path, part: str, message: str) -> None:
     with pytest.raises((AssertionError, PageError, SyntaxError)) as failed:
         read(tmp_path, part)
     assert message in str(failed.value)

@@ -37,5 +37,5 @@ def test_what_the_page_says_can_be_done(page: Path, up: SharedUp, tmp_path: Path
 
 
 @pytest.mark.parametrize("block", list(blocks_that_are_not_run()), ids=lambda block: block.where)
-def test_what_is_not_run_is_told_here(block: Block) -> None:
+def test_blocks_that_are_not_run_are_listed_here(block: Block) -> None:
     pytest.skip(f"{block.mark.not_run}")

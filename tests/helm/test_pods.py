@@ -108,7 +108,7 @@ def test_a_router_may_drain_as_long_as_its_file_says(drain: str, drain_s: int) -
     assert pod["terminationGracePeriodSeconds"] == pause + drain_s + 10
 
 
-def test_a_shard_may_drain_as_long_as_it_was_told_to() -> None:
+def test_a_shard_may_drain_as_long_as_configured() -> None:
     pod = shard(graceSeconds=120)
     assert "--grace-s=120" in container(pod)["args"]
     assert pod["terminationGracePeriodSeconds"] > 120
@@ -258,7 +258,7 @@ def test_secrets_come_as_variables_and_as_files() -> None:
         ({"existingSecret": "shared"}, "shared", None),
     ],
 )
-def test_routers_are_told_where_redis_is(redis: Values, secret: str, url: str | None) -> None:
+def test_routers_get_the_address_of_redis(redis: Values, secret: str, url: str | None) -> None:
     rendered = render({"redis": redis})
     (variable,) = [
         variable

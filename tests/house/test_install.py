@@ -56,7 +56,7 @@ def test_pytorchs_index_is_not_asked_where_pip_finds_the_cpu_build_by_itself(
 
 
 @pytest.mark.parametrize("versions", [(), ("2.12.1+cpu", "2.13.0", "12.13.0+cpu", "2.13.0+cpu.cxx11.abi")])
-def test_what_pip_finds_is_taken_and_its_size_said_where_there_is_no_cpu_build(
+def test_pips_choice_is_taken_and_its_size_printed_without_a_cpu_build(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], versions: tuple[str, ...]
 ) -> None:
     cpu_builds = index(tmp_path / "cpu", *versions) if versions else (tmp_path / "nothing").as_uri()

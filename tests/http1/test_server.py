@@ -254,7 +254,7 @@ async def test_an_answer_to_a_body_that_was_not_read_keeps_the_connection_if_it_
     assert statuses(answer) == [401, 401]
 
 
-async def test_a_client_that_asks_whether_to_send_its_body_is_told_when_it_is_wanted() -> None:
+async def test_a_client_that_expects_100_continue_gets_it_when_its_body_is_read() -> None:
     async def handler(request: Request) -> Reply:
         return Response(200, await request.body()) if request.path == "/yes" else Response(403)
 

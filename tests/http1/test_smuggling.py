@@ -128,7 +128,7 @@ async def test_a_body_in_bad_chunks_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD_CHUNKS)
-async def test_a_handler_that_reads_a_body_as_it_comes_is_told_of_bad_chunks(name: str) -> None:
+async def test_a_handler_that_streams_a_body_gets_an_error_for_bad_chunks(name: str) -> None:
     seen, answer = await seen_and_answered(a_request(CHUNKED), BAD_CHUNKS[name] + HIDDEN)
     assert (seen, statuses(answer)) == (["/"], [400])
 

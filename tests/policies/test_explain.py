@@ -59,7 +59,7 @@ def test_a_rule_that_holds_is_passed_over_only_for_a_class_that_the_tenant_may_n
     assert second.mismatches
 
 
-def test_a_priority_that_lowered_the_rank_is_told() -> None:
+def test_a_priority_that_lowered_the_rank_is_explained() -> None:
     explanation = the_explanation(a_backend(), priority="night")
     assert (explanation.ruled_class, explanation.service_class, explanation.rank) == ("chat", "night", 2)
 

@@ -75,7 +75,7 @@ def test_readers_raise_nothing_but_value_error(text: str, reader: Callable[[str]
         (86_399.0, "24 h"),
     ],
 )
-def test_times_are_told_in_units_that_help_and_never_as_nothing(seconds: float, text: str) -> None:
+def test_times_are_shown_in_fitting_units_and_never_as_zero(seconds: float, text: str) -> None:
     assert quantities.told_seconds(seconds) == text
 
 

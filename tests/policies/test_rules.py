@@ -102,7 +102,7 @@ def test_every_field_must_hold_and_any_entry_will_do(when: When, holds: bool) ->
     assert when.holds(facts(headers={"x-team": "ads"}, metadata={"team": "search"})) is holds
 
 
-def test_metadata_that_does_not_hold_is_told_by_its_name() -> None:
+def test_metadata_that_does_not_match_is_named() -> None:
     when = When(metadata=(("team", ("ads",)), ("tier", ("pro",))))
     assert list(when.mismatches(facts(metadata={"team": "search"}))) == [
         Mismatch("metadata.team", ("ads",), "search"),

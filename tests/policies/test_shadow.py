@@ -52,10 +52,10 @@ def test_which_of_equal_backends_was_drawn_is_no_difference() -> None:
     assert [difference.what for difference in compared(shadow)] == ["pools", "policy"]
 
 
-def test_a_request_that_the_shadow_refuses_is_told_with_the_reason() -> None:
+def test_a_request_that_the_shadow_refuses_is_reported_with_the_reason() -> None:
     narrow = FIRST.replace("{anonymous: true}", "{anonymous: true, models: [other]}") + "rules: [{class: chat}]"
     assert compared(narrow) == (Difference("refused", "chat", "model_not_found"),)
 
 
-def test_a_tenant_that_the_shadow_does_not_have_is_told() -> None:
+def test_a_tenant_that_the_shadow_does_not_have_is_reported() -> None:
     assert compared(FIRST.replace("acme", "labs") + "rules: [{class: chat}]") == (Difference("tenant", "acme", "none"),)

@@ -54,19 +54,19 @@ def test_an_ill_backend_that_could_not_take_it_when_well_is_not_waited_for() -> 
     assert not is_worth_waiting(decision)
 
 
-def test_an_objection_for_good_is_told_before_one_that_passes_wherever_the_file_has_them() -> None:
+def test_a_permanent_objection_is_reported_before_a_passing_one_in_any_order_of_the_file() -> None:
     view = a_cluster(a_backend("a", models=frozenset({"other"}), **FULL), a_backend("b", **FULL))
     decision = ROOM_FIRST.decide(a_request(), view, random.Random(1))
     assert decision.dropped == (("a", "serves_model"), ("b", "has_room"))
 
 
-def test_of_two_objections_that_pass_the_first_is_told() -> None:
+def test_of_two_passing_objections_the_first_is_reported() -> None:
     policy = Policy("own", (("healthy", healthy()), ("has_room", has_room())), (), best())
     view = a_cluster(a_backend("a", healthy=False, **FULL), a_backend("b", **FULL))
     assert policy.decide(a_request(), view, random.Random(1)).dropped == (("a", "healthy"), ("b", "has_room"))
 
 
-def test_a_backend_that_never_said_what_it_serves_gets_nothing_whatever_the_policy() -> None:
+def test_a_backend_of_unknown_models_gets_nothing_whatever_the_policy() -> None:
     policy = Policy("own", (), (), best())
     decision = policy.decide(a_request(), a_cluster(a_backend("a", models=frozenset())), random.Random(1))
     assert decision.dropped == (("a", "unreached"),)

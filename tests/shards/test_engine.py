@@ -489,7 +489,7 @@ def test_parameters_that_leave_no_token_to_draw_cost_their_own_request_only(para
     driver.assert_nothing_is_held()
 
 
-def test_a_cleared_cache_is_told_and_what_runs_goes_on():
+def test_a_cleared_cache_is_reported_and_running_sequences_go_on():
     driver, prompt = Driver(), some_tokens(200)
     driver.ask("a", prompt, new=100)
     driver.step()
@@ -629,7 +629,7 @@ def test_a_pinned_prefix_outlives_a_flood_until_its_time_is_over():
     driver.assert_nothing_is_held()
 
 
-def test_a_pin_that_ends_while_nothing_happens_is_told_as_room_for_another():
+def test_a_pin_that_ends_on_an_idle_engine_is_reported_as_room():
     driver = a_pinning_driver()
     driver.ask("a", some_tokens(129))
     driver.run()

@@ -448,7 +448,7 @@ async def test_pins_are_answered_with_what_is_held_and_kept() -> None:
         assert list(report.answers) == [wire.CacheAnswer(call=8, blocks=4)]
 
 
-async def test_a_cleared_domain_is_answered_and_told_to_every_router() -> None:
+async def test_a_cleared_domain_is_answered_and_reported_to_every_router() -> None:
     engine = ScriptedEngine()
     engine.remember([1, 2], "acme")
     engine.remember([3], "labs")

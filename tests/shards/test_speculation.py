@@ -256,7 +256,7 @@ class _Recording(CopyingNetwork):
 
 
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"speculate": "off"}])
-def test_deterministic_engines_and_those_that_are_told_compute_one_token_at_a_time(options):
+def test_deterministic_engines_and_configured_ones_compute_one_token_at_a_time(options):
     driver = Driver(_Recording(), **options)
     driver.ask("a", a_document(300), new=40)
     driver.run()

@@ -23,7 +23,7 @@ def test_a_containers_quota_bounds_the_cores(tmp_path: Path, quota: str, cores: 
 
 
 @pytest.mark.torch
-def test_torch_computes_with_the_threads_it_is_told_and_one_operator_at_a_time() -> None:
+def test_torch_computes_with_the_configured_threads_and_one_operator_at_a_time() -> None:
     # in a process of its own, since torch keeps its settings
     code = "import torch; from shards.threads import use_threads as use; use(1); use(1); "
     code += "print(torch.get_num_threads(), torch.get_num_interop_threads())"

@@ -95,7 +95,7 @@ def test_more_load_or_fewer_backends_is_one_word_away(files: list[str]) -> None:
     assert busy("--backends", "own=4") < 0.7 * usual
 
 
-def test_the_fewest_backends_are_found_and_each_trial_is_told(files: list[str]) -> None:
+def test_the_fewest_backends_are_found_and_each_trial_is_printed(files: list[str]) -> None:
     done = output_of(*files, "--find-backends", "own", "--speed", "3")
     assert "in 'own'" in done.output
     assert "in 'own' meet every target:" in done.output
@@ -113,7 +113,7 @@ def test_the_fewest_backends_are_found_and_each_trial_is_told(files: list[str]) 
         (("--json", "/nowhere/out"), "cannot write /nowhere/out"),
     ],
 )
-def test_what_cannot_be_is_told_to_people(files: list[str], words: tuple[str, ...], complaint: str) -> None:
+def test_impossible_options_are_errors_in_words(files: list[str], words: tuple[str, ...], complaint: str) -> None:
     done = output_of(*files, *words)
     assert isinstance(done.exception, InvalidRequest)
     with pytest.raises(InvalidRequest, match=complaint):

@@ -36,7 +36,7 @@ def test_fewer_than_the_file_has_may_be_enough() -> None:
     assert find_backends("own", config, fleet, ready(config, fleet, in_groups_of(2))).backends == 2
 
 
-def test_what_no_number_keeps_is_told() -> None:
+def test_a_target_that_no_number_meets_is_reported() -> None:
     config = a_config(FILE.replace("1.1s", "900ms"))
     fleet = a_fleet(config, ONE_AT_A_TIME)
     with pytest.raises(InvalidRequest, match="256 backends in 'own' do not meet the targets of chat"):
@@ -50,7 +50,7 @@ def test_a_file_that_promises_nothing_needs_no_search() -> None:
         find_backends("own", config, fleet, ready(config, fleet, in_groups_of(1)))
 
 
-def test_a_pool_that_is_not_there_is_told() -> None:
+def test_an_unknown_pool_is_reported() -> None:
     config = a_config(FILE)
     with pytest.raises(InvalidRequest, match=r"there is no pool 'onw' .did you mean 'own'"):
         find_backends("onw", config, a_fleet(config), [])

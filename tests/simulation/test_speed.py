@@ -49,11 +49,11 @@ def test_backends_of_other_kinds_plan_by_tokens_and_report_only_what_the_profile
         ("own: {step_budget_ms: 0}", "own.step_budget_ms: must be above zero"),
     ],
 )
-def test_every_mistake_in_a_profile_is_told_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_every_mistake_in_a_profile_is_reported_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         read_profile(written(tmp_path / "p", text), a_config(POOLS))
 
 
-def test_a_profile_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_profile_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_profile(tmp_path / "p", a_config(POOLS))

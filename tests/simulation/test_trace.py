@@ -102,7 +102,7 @@ def test_what_comes_in_no_lifetime_is_refused(last_s: float, speed: float) -> No
         ({}, "the line names no tenant, and the file has several .*--tenant: acme, labs"),
     ],
 )
-def test_what_the_file_does_not_know_is_told_with_what_was_meant(fields: dict[str, str], complaint: str) -> None:
+def test_unknown_names_are_reported_with_what_was_meant(fields: dict[str, str], complaint: str) -> None:
     config = a_config(TWO_CLASSES)
     with pytest.raises(InvalidRequest, match=complaint):
         settled(Arrival(0, 0.0, 1, 1, **fields), config, ["m"], usual_of(config, ["m"]))  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ async def test_the_client_reads_a_whole_text_and_what_is_known_of_models() -> No
     assert shown.parameters.split() == ["num_ctx", "64", "stop", '"<|eot_id|>"']
 
 
-async def test_a_long_prompt_is_cut_in_silence_as_ollama_does_unless_it_is_told_not_to() -> None:
+async def test_a_long_prompt_is_cut_silently_as_ollama_does_unless_configured_otherwise() -> None:
     long = [{"role": "user", "content": "x" * 100}]
     async with running(OllamaServer()) as server:
         client = AsyncClient(server.url)

@@ -167,7 +167,7 @@ def test_sound_is_refused_before_anthropic_does() -> None:
         translated({"messages": [{"role": "user", "content": [sound]}]})
 
 
-def test_how_long_an_answer_may_be_is_always_said() -> None:
+def test_the_longest_answer_is_always_sent() -> None:
     assert translated({}, max_new_tokens=77)["max_tokens"] == 77
 
 

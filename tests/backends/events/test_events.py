@@ -83,7 +83,7 @@ def test_blocks_that_cannot_be_read_are_skipped_and_counted(
 
 @pytest.mark.parametrize("decode", MSGPACK)
 @pytest.mark.parametrize("bad", [["BlockRemoved", "nonsense"], {"type": "BlockRemoved"}, [], {"hashes": [1]}, 7, [7]])
-def test_whatever_may_have_told_of_blocks_that_left_clears_everything(decode: Callable[[bytes], Any], bad: Any) -> None:
+def test_an_invalid_event_about_removed_blocks_clears_everything(decode: Callable[[bytes], Any], bad: Any) -> None:
     batch = decode(a_message(bad))
     assert (batch.events, batch.malformed) == ((Cleared(),), 1)
 

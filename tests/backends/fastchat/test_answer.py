@@ -42,7 +42,7 @@ def test_what_is_cumulative_becomes_pieces_and_half_a_character_waits(size: int)
     ]
 
 
-def test_a_character_that_never_became_whole_is_said_at_the_end() -> None:
+def test_an_incomplete_character_is_sent_at_the_end() -> None:
     deltas = read(a_frame(text="a\ufffd") + a_frame(text="a\ufffd", finish_reason="length"), prompt_tokens=7)
     assert deltas == [
         Delta(text="a"),
@@ -60,7 +60,7 @@ def test_a_worker_that_names_no_reason_is_done_at_the_end_of_the_body_if_usage_c
         read(a_frame(text="a"))
 
 
-def test_text_that_a_worker_takes_back_is_not_said_twice() -> None:
+def test_text_that_a_worker_takes_back_is_not_sent_twice() -> None:
     deltas = read(a_frame(text="abc") + a_frame(text="ab") + a_frame(text="abcd", finish_reason="stop"))
     assert "".join(delta.text for delta in deltas) == "abcd"
 

@@ -58,7 +58,7 @@ async def test_a_chat_is_put_into_the_workers_own_template_with_its_stops() -> N
     assert deltas[-1].usage == Usage(5, len(TEXT))
 
 
-async def test_a_text_goes_as_it_is_and_no_half_character_is_said() -> None:
+async def test_a_text_goes_unchanged_and_no_half_character_is_sent() -> None:
     async with a_backend() as (backend, server):
         deltas = await everything(backend, prompt=a_text())
     assert (server.received[0].body["prompt"], server.received[0].body["stop"]) == ("Hello", [])

@@ -101,7 +101,7 @@ async def test_an_ill_server_brings_no_report() -> None:
         assert backend.load().waiting == 1
 
 
-async def test_what_was_configured_goes_before_what_is_told() -> None:
+async def test_configured_values_go_before_reported_ones() -> None:
     async with a_backend(max_requests=7) as (backend, _):
         assert backend.load() == Load(waiting=1, max_requests=7, reported_at=0.0)
         assert backend.load() is backend.load(), "a decision compares it with the one before"
@@ -138,7 +138,7 @@ def test_a_proxy_reaches_an_address_over_plain_http_and_nothing_else(url: str, e
     assert OpenAICompatible("b0", url, pool="p").endpoint == endpoint
 
 
-def test_a_proxy_is_told_the_backends_key_its_name_of_the_model_and_the_fields_that_are_not_the_clients() -> None:
+def test_a_proxy_gets_the_backends_key_its_name_of_the_model_and_the_routers_own_fields() -> None:
     backend = VLLM("b0", "http://10.0.0.1:8000", pool="p", options=VLLMOptions(key="k", models={"m": "theirs"}))
     request = replace(a_request(), model="m", domain="acme")
     forward = backend.forward(request, "/v1/chat/completions")

@@ -219,7 +219,7 @@ async def test_redirects_are_not_followed() -> None:
         assert (await client.get("/moved")).status == 302
 
 
-def test_what_is_no_json_is_told() -> None:
+def test_a_page_that_is_not_json_is_an_error() -> None:
     assert decoded(Page(200, b'{"a": 1}'), "b", "this") == {"a": 1}
     with pytest.raises(BackendFailed, match="b answered 500 when asked for this"):
         decoded(Page(500, b""), "b", "this")

@@ -15,7 +15,7 @@ NGINX = (
 )
 
 
-def test_what_fastapi_found_wrong_is_told_field_by_field() -> None:
+def test_the_errors_of_fastapi_are_passed_on_field_by_field() -> None:
     wrong = [
         {"type": "missing", "loc": ["body", "messages", 0, "role"], "msg": "Field required", "input": {}},
         {"type": "less_than", "loc": ["body", "top_p"], "msg": "Input should be at most 1", "input": 7},
@@ -42,11 +42,11 @@ def test_what_fastapi_found_wrong_is_told_field_by_field() -> None:
         (None, "status 400"),
     ],
 )
-def test_whatever_shape_a_body_has_its_words_are_told(body: object, message: str) -> None:
+def test_the_message_of_an_error_body_is_found_in_every_shape(body: object, message: str) -> None:
     assert error_of("up", 400, json.dumps(body).encode(), {}).message == message
 
 
-def test_of_a_proxys_page_only_its_text_is_told() -> None:
+def test_only_the_text_of_a_proxys_page_is_passed_on() -> None:
     error = error_of("up", 502, NGINX, {})
     assert type(error) is BackendFailed
     assert error.message == "up answered 502: 502 Bad Gateway 502 Bad Gateway nginx/1.27"

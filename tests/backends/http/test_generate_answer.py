@@ -37,7 +37,7 @@ def read(data: bytes, *, is_cumulative: bool = True, size: int = 1 << 20, choice
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_what_repeats_itself_is_said_once_however_it_is_cut(size: int) -> None:
+def test_repeated_text_is_sent_once_however_it_is_cut(size: int) -> None:
     assert read(GOLDEN, size=size) == DELTAS
 
 
@@ -78,7 +78,7 @@ def test_choices_do_not_mix_and_their_tokens_are_counted_together() -> None:
 
 
 @pytest.mark.parametrize(("matched", "stop"), [("END", "END"), (151645, None), (None, None)])
-def test_the_stop_that_ended_a_choice_is_told(matched: object, stop: str | None) -> None:
+def test_the_stop_that_ended_a_choice_is_reported(matched: object, stop: str | None) -> None:
     meta = {"prompt_tokens": 2, "completion_tokens": 1, "finish_reason": {"type": "stop", "matched": matched}}
     (last, _) = read(event({"text": "", "output_ids": [], "meta_info": meta}) + b"data: [DONE]\n\n")
     assert (last.finish_reason, last.stop) == ("stop", stop)

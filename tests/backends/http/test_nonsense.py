@@ -83,5 +83,5 @@ def test_counts_and_places_that_cannot_be_are_nonsense(answer: Answer, data: byt
         heard(answer, [data])
 
 
-def test_what_is_not_told_is_nothing() -> None:
+def test_a_count_that_is_not_reported_is_zero() -> None:
     assert reported_usage(None, 3) == Usage(0, 3, 0)

@@ -52,13 +52,13 @@ def test_each_way_to_stop_has_openais_word(stop_type: str | None, finish: str) -
     assert read(event(last)) == [Delta(finish_reason=finish), Delta(usage=Usage(4, 1))]
 
 
-def test_the_word_that_stopped_it_is_told() -> None:
+def test_the_word_that_stopped_it_is_reported() -> None:
     last = {"content": "", "stop": True, "stop_type": "word", "stopping_word": "END"}
     (end, _) = read(event({**last, "tokens_evaluated": 4, "tokens_predicted": 1}))
     assert (end.finish_reason, end.stop) == ("stop", "END")
 
 
-def test_before_the_cache_was_told_it_is_what_was_not_computed() -> None:
+def test_without_a_report_the_cached_tokens_are_those_not_computed() -> None:
     last = {"content": "", "stop": True, "tokens_evaluated": 40, "tokens_predicted": 1, "timings": {"prompt_n": 8}}
     assert read(event(last))[-1] == Delta(usage=Usage(40, 1, 32))
 
@@ -69,7 +69,7 @@ def test_nonsense_and_an_early_end_are_failures(data: bytes) -> None:
         read(data)
 
 
-def test_an_error_event_is_told_as_its_status_would_be() -> None:
+def test_an_error_event_is_the_same_error_as_its_status() -> None:
     with pytest.raises(InvalidRequest, match="grammar"):
         read(event({"error": {"code": 400, "message": "failed to parse grammar", "type": "invalid_request_error"}}))
 

@@ -106,7 +106,7 @@ async def test_what_llama_cpp_would_skip_in_silence_is_refused_by_name(
 
 
 @pytest.mark.parametrize("prompt", [a_prompt(), a_prompt(body=None)])
-async def test_a_prompt_that_is_too_long_is_told_in_either_dialect(prompt: Prompt) -> None:
+async def test_a_prompt_that_is_too_long_is_refused_in_either_dialect(prompt: Prompt) -> None:
     async with a_backend(LlamaCppServer(context_tokens=4)) as (backend, _):
         with pytest.raises(ContextExceeded, match="available context size"):
             await everything(backend, prompt=prompt)
@@ -143,7 +143,7 @@ async def test_llama_cpp_pythons_server_is_spoken_to_in_openais_dialect_alone() 
         assert len(server.received) == 1
 
 
-async def test_a_wrong_key_is_told() -> None:
+async def test_a_wrong_key_is_an_error() -> None:
     async with a_backend(LlamaCppServer(key="right"), key="wrong") as (backend, _):
         with pytest.raises(BackendFailed, match="let the router in"):
             await everything(backend, prompt=a_prompt(body=None))

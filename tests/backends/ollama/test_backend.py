@@ -120,7 +120,7 @@ async def test_a_model_that_was_pulled_anew_is_looked_at_anew() -> None:
     assert described.models == {"gone", "gone:latest", "new", "new:latest"}
 
 
-async def test_a_cached_prompt_is_told_where_ollama_leaves_it_out_of_its_count() -> None:
+async def test_a_cached_prompt_is_counted_though_ollama_leaves_it_out() -> None:
     async with a_backend(OllamaServer(hides_cached=True, cached_tokens=4)) as (backend, _):
         assert (await everything(backend))[-1].usage == Usage(5, len(TEXT), 4)
 

@@ -88,7 +88,7 @@ async def test_key_organization_and_project_are_sent_in_headers() -> None:
     assert (headers["openai-organization"], headers["openai-project"]) == ("org", "proj")
 
 
-async def test_a_wrong_key_is_told() -> None:
+async def test_a_wrong_key_is_an_error() -> None:
     async with a_backend(OpenAIAPI(key="k"), key="x") as (backend, _):
         with pytest.raises(BackendFailed, match="does not let the router in"):
             await everything(backend)

@@ -29,7 +29,7 @@ def test_cached_tokens_are_understood_by_each_servers_name(reported: dict[str, A
     ("ending", "stop"),
     [({"stop_reason": "END"}, "END"), ({"matched_stop": "END"}, "END"), ({"matched_stop": 151645}, None), ({}, None)],
 )
-def test_the_stop_that_ended_a_choice_is_told_by_vllm_and_by_sglang(ending: dict[str, Any], stop: str | None) -> None:
+def test_vllm_and_sglang_report_the_stop_that_ended_a_choice(ending: dict[str, Any], stop: str | None) -> None:
     choice = {"index": 0, "delta": {}, "finish_reason": "stop", **ending}
     assert [delta.stop for delta in deltas_of({"choices": [choice]})] == [stop]
 

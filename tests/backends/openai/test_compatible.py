@@ -222,7 +222,7 @@ async def test_a_server_that_is_away_without_a_time_to_come_back_has_failed() ->
         assert type(await failure_of(backend)) is BackendFailed
 
 
-async def test_a_body_that_is_no_json_is_told_as_it_is() -> None:
+async def test_an_error_body_that_is_not_json_is_passed_on_unchanged() -> None:
     async with an_upstream(status=502, body=b"<html>Bad \xff Gateway") as upstream, a_backend(upstream) as backend:
         assert "Bad \ufffd Gateway" in (await failure_of(backend)).message
 

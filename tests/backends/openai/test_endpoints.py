@@ -106,7 +106,7 @@ async def test_messages_go_to_a_vllm_as_they_came_if_it_takes_what_the_router_sa
     assert ("x" in body) == (goes_to == MESSAGES)
 
 
-async def test_a_vllm_that_is_told_ranks_gets_them_or_a_chat() -> None:
+async def test_a_vllm_with_ranks_gets_them_in_its_body_or_as_a_chat() -> None:
     async with running(Server(document(messages=("cache_salt",), responses=("cache_salt", "priority")))) as url:
         backend = VLLM("b", url, pool="p", options=VLLMOptions(priority=True))
         await backend.probe()

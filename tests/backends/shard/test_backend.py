@@ -271,7 +271,7 @@ async def test_a_restarted_shard_is_met_anew(tmp_path: Path) -> None:
     assert [what for what, _, _ in notebook.heard] == ["clear", "store", "clear"]
 
 
-async def test_evicted_and_cleared_blocks_are_told_in_order(tmp_path: Path) -> None:
+async def test_evicted_and_cleared_blocks_are_reported_in_order(tmp_path: Path) -> None:
     class Forgetful(ScriptedEngine):
         def snapshot(self) -> tuple[CacheEvent, ...]:
             stored, evicted = CacheEvent(CacheChange.STORED, (1, 2)), CacheEvent(CacheChange.EVICTED, (2,))

@@ -33,7 +33,7 @@ async def test_take_waits_for_news() -> None:
     assert (await taking).pieces[0].token_ids == [7]
 
 
-async def test_only_the_newest_prediction_counts_and_it_is_told_once() -> None:
+async def test_only_the_newest_prediction_counts_and_it_is_reported_once() -> None:
     inbox = Inbox(choices=1)
     inbox.hear_prediction(3.0)
     inbox.hear_prediction(2.5)

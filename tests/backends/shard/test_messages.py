@@ -38,7 +38,7 @@ def test_each_end_has_its_error(end: Finished, kind: type[ExpectedError]) -> Non
     assert end.message in failure.message
 
 
-def test_what_cannot_be_held_to_is_told_by_the_field_that_asked_for_it() -> None:
+def test_an_unsupported_grammar_is_refused_by_the_field_that_asked_for_it() -> None:
     end = Finished(reason=Finished.REJECTED, cause=Finished.GRAMMAR, message='Unimplemented keys: ["not"]')
     failure = error_of(end, "own-0", Grammar("json_schema", "{}", "guided_json"))
     assert (type(failure), failure.param) == (InvalidRequest, "guided_json")

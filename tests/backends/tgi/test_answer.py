@@ -33,7 +33,7 @@ def test_tokens_become_deltas_however_they_are_cut(size: int) -> None:
     assert read(GOLDEN, size) == [Delta(text=" The", token_ids=(578,)), Delta(text=" hé", token_ids=(4062,)), *END]
 
 
-def test_log_probabilities_are_told_where_they_were_asked_for() -> None:
+def test_log_probabilities_come_if_requested() -> None:
     first = (TokenLogprob(578, " The", -0.25),)
     second = (TokenLogprob(4062, " hé", -0.5, (TokenLogprob(4062, " hé", -0.5),)),)
     assert [delta.logprobs for delta in read(GOLDEN, wants_logprobs=True)[:2]] == [first, second]
@@ -51,7 +51,7 @@ def test_the_stop_string_is_cut_off_as_openais_clients_expect() -> None:
     assert deltas[-2].finish_reason == "stop"
 
 
-def test_what_may_be_a_stop_string_and_is_none_is_said_at_the_end() -> None:
+def test_text_that_may_begin_a_stop_string_and_does_not_is_sent_at_the_end() -> None:
     details = {"finish_reason": "length", "generated_tokens": 1, "input_length": 2}
     token = {"id": 1, "text": "a EN", "logprob": 0.0, "special": False}
     deltas = read(event({"index": 1, "token": token, "generated_text": "a EN", "details": details}), stops=("END",))
@@ -109,7 +109,7 @@ def test_each_error_type_has_its_error(
         (b"\xff", InvalidRequest),
     ],
 )
-def test_other_bodies_are_told_as_they_are(body: bytes, kind: type[ExpectedError]) -> None:
+def test_other_error_bodies_are_passed_on_unchanged(body: bytes, kind: type[ExpectedError]) -> None:
     assert type(error_of_tgi("b", 422, body, {})) is kind
     assert type(error_of_tgi("b", 502, body, {})) is BackendFailed
 

@@ -151,7 +151,7 @@ async def test_what_tgi_would_skip_in_silence_is_refused_by_name(
 
 
 @pytest.mark.parametrize("prompt", [Prompt(body=CHAT), a_text()])
-async def test_errors_that_come_while_it_streams_are_told_apart(prompt: Prompt) -> None:
+async def test_errors_in_a_stream_are_distinguished(prompt: Prompt) -> None:
     async with a_backend() as (backend, server):
         server.is_busy = True
         with pytest.raises(Overloaded):

@@ -135,7 +135,7 @@ def test_each_sentence_has_its_error_whatever_its_status(message: str, kind: typ
     assert {type(streamed.value), type(whole), type(as_event)} == {kind}
 
 
-def test_other_statuses_are_told_by_their_number() -> None:
+def test_errors_of_other_statuses_name_the_number() -> None:
     assert type(error_of_triton("b", 404, b'{"error":"Request for unknown model"}', {})) is BackendRefused
     assert type(error_of_triton("b", 503, b"", {})) is BackendFailed
 

@@ -68,7 +68,7 @@ async def test_a_model_that_accumulates_is_heard_once(over_grpc: bool) -> None:
 
 
 @pytest.mark.parametrize("over_grpc", [False, True])
-async def test_errors_are_told_by_their_sentence(over_grpc: bool) -> None:
+async def test_errors_are_recognised_by_their_sentence(over_grpc: bool) -> None:
     async with a_backend(over_grpc=over_grpc) as (backend, server):
         server.is_busy = True
         with pytest.raises(Overloaded):
@@ -81,7 +81,7 @@ async def test_errors_are_told_by_their_sentence(over_grpc: bool) -> None:
             await everything(backend, prompt=PROMPT)
 
 
-async def test_a_model_that_can_be_told_to_stop_is_told_under_the_generations_own_id() -> None:
+async def test_a_model_with_a_stop_input_is_stopped_under_the_generations_own_id() -> None:
     async with a_backend(TritonStandIn(inputs=LLMAPI, hangs_after=1)) as (backend, server):
         async with aclosing(backend.generate(a_request(), PROMPT)) as deltas:
             await anext(deltas)

@@ -214,7 +214,7 @@ def test_what_is_ahead_of_a_new_ticket_counts_ranks_shares_and_floors() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_was_said_to_be_ahead_is_about_what_is_served_before(seed: int) -> None:
+def test_the_estimated_work_ahead_is_about_the_work_served_before(seed: int) -> None:
     rng, queue = random.Random(seed), a_queue(CHAT, RAG, BATCH)
     for _ in range(600):
         name = rng.choice(["chat", "rag", "batch"])

@@ -146,7 +146,7 @@ def test_a_backend_without_observations_is_believed_to_be_like_similar_ones(trut
     fresh.check()
 
 
-def test_what_it_told_of_itself_is_off_as_that_of_the_others_was() -> None:
+def test_its_reported_speed_is_off_as_that_of_the_others_was() -> None:
     peers = Peers()
     slow, fast = LatencyModel(peers), LatencyModel(peers)
     slow.told(2e-3)

@@ -116,7 +116,7 @@ def test_a_broken_promise_never_names_a_last_block_that_is_not_held() -> None:
     assert 0 < depths(index, prompt)["a"] <= 899
 
 
-def test_trust_is_told_with_each_match_until_the_backend_starts_again() -> None:
+def test_each_match_has_its_trust_until_the_backend_starts_again() -> None:
     index = PrefixIndex()
     for name in ("a", "b"):
         index.store(name, [1, 2])

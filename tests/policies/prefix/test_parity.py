@@ -28,7 +28,7 @@ def test_equal_counts_alone_prove_nothing_and_different_ones_break_it() -> None:
     assert (broken.trust, broken.doubt) == (Trust.BROKEN, Doubt.COUNT)
 
 
-def test_where_blocks_are_as_expected_another_count_is_told_and_does_not_break_the_feed() -> None:
+def test_with_blocks_as_expected_another_count_is_reported_and_does_not_break_the_feed() -> None:
     parity = after([(Doubt.BLOCKS, True), (Doubt.COUNT, False)] * 20)
     assert (parity.trust, parity.doubt) == (Trust.PROVEN, Doubt.COUNT)
 
@@ -64,7 +64,7 @@ def test_five_accidents_never_break_it(accidents: set[int], what: Doubt) -> None
 
 
 @given(NOTES)
-def test_only_the_last_twenty_of_each_kind_count_and_changes_are_told(notes: list[tuple[Doubt, bool]]) -> None:
+def test_only_the_last_twenty_of_each_kind_count_and_changes_are_reported(notes: list[tuple[Doubt, bool]]) -> None:
     parity = Parity()
     for what, is_equal in notes:
         before = (parity.trust, parity.doubt)
@@ -82,7 +82,7 @@ STEPS = some.lists(
 
 
 @given(STEPS)
-def test_a_watch_remembers_what_was_told_of_its_blocks_since_they_were_watched(steps: list[tuple[str, int]]) -> None:
+def test_a_watch_keeps_the_events_of_its_blocks_since_they_were_watched(steps: list[tuple[str, int]]) -> None:
     watch, users = Watch(most=4), {key: [] for key in range(1, 7)}  # type: ignore[var-annotated]
     reported: dict[int, set[str]] = {}
     for now, (what, key) in enumerate(steps):

@@ -42,7 +42,7 @@ def test_search_and_walk_find_the_same_depths_in_few_looks(seed: int, are_shared
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_how_many_blocks_a_set_is_said_to_have_changes_looks_but_no_depth(seed: int) -> None:
+def test_the_given_number_of_a_sets_blocks_changes_looks_but_no_depth(seed: int) -> None:
     rng = random.Random(seed)
     _, masks = closed(rng, rng.randrange(1, 400), rng.randrange(1, 12))
     found = [rng.choice([0, 1, 2, rng.randrange(400), 10**6]) for _ in range(20)]

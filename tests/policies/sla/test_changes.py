@@ -14,7 +14,7 @@ def test_a_file_that_leaves_pools_and_servers_alone_has_no_fixed_changes() -> No
     assert changes(FILE + "classes: {a: {}, b: {}}\n") == ()
 
 
-def test_each_change_of_a_pool_is_told_with_its_line() -> None:
+def test_each_change_of_a_pool_is_reported_with_its_line() -> None:
     text = FILE.replace("kind: fake", "kind: shard").replace("http", "grpc") + "classes: {a: {}}\n"
     assert [line.split(" (")[0] for line in changes(text)] == [
         "f:2: pools.own.kind: cannot change while the router runs",
@@ -23,7 +23,7 @@ def test_each_change_of_a_pool_is_told_with_its_line() -> None:
     ]
 
 
-def test_a_default_pool_that_goes_is_told_where_pools_are() -> None:
+def test_a_removed_default_pool_is_reported_where_pools_are() -> None:
     before, text = parse(""), "\npools: {mine: {kind: fake}}\n"
     lines = fixed_changes(before, parse(text), text=text, source="f")
     assert lines[0] == "f:2: pools: the pool 'own' is gone (restart to change pools)"

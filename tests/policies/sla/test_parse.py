@@ -360,7 +360,7 @@ def test_a_key_may_have_limits_of_its_own() -> None:
         ("[{key: 'plain', limits: {concurrent: 1}}]", "keys[0].key: a key must not stand in plain text"),
     ],
 )
-def test_limits_of_a_key_that_cannot_be_meant_are_told(keys: str, sentence: str) -> None:
+def test_implausible_limits_of_a_key_are_reported(keys: str, sentence: str) -> None:
     text = keys.replace("%s", "sha256:" + "a" * 64)
     with pytest.raises(ConfigError) as caught:
         parse(f"tenants: {{a: {{keys: {text}, limits: {{concurrent: 8}}}}}}")
@@ -393,7 +393,7 @@ def test_an_address_is_not_checked_if_its_kind_is_unknown() -> None:
         ("tenants: {a: {keys: [${env:KEY}]}}", '"${env:KEY}"'),
     ],
 )
-def test_what_needs_quotes_is_told_so(text: str, meant: str) -> None:
+def test_values_that_need_quotes_are_reported(text: str, meant: str) -> None:
     (problem,) = problems(text)
     assert problem.endswith(f"(put it into quotes: {meant})")
 

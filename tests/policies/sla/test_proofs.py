@@ -24,7 +24,7 @@ def test_a_file_without_rules_leaves_no_doubt() -> None:
     assert doubts("classes: {chat: {}, night: {}}\npools: {own: {local: 1}, far: {local: 1}}\n") == ()
 
 
-def test_a_class_that_nothing_leads_to_is_said() -> None:
+def test_an_unreachable_class_is_reported() -> None:
     (doubt,) = doubts("classes:\n  vip: {}\n  chat: {}\nrules: [{class: chat}]\n")
     assert doubt == "sla.yaml:2: classes.vip: no rule gives this class, and no priority leads to it"
 
@@ -42,7 +42,7 @@ def test_a_priority_leads_nowhere_for_tenants_that_may_not_use_the_class() -> No
     )
 
 
-def test_a_pool_that_nothing_leads_to_is_said() -> None:
+def test_an_unreachable_pool_is_reported() -> None:
     pools = "classes: {chat: {ttft_p95: 1s}}\npools: {own: {local: 1}, far: {local: 1}}\n"
     (doubt,) = doubts(f"{pools}rules: [{{class: chat, pools: own}}]\n")
     assert doubt == "sla.yaml:2: pools.far: no rule and no spill names this pool, so nothing runs there"
@@ -58,7 +58,7 @@ def test_an_unused_policy_of_the_file_is_reported() -> None:
     )
 
 
-def test_models_that_no_pool_names_are_said_where_all_pools_name_theirs() -> None:
+def test_models_that_no_pool_names_are_reported_if_all_pools_name_theirs() -> None:
     pools = "pools: {p: {kind: openai_compatible, at: 'http://h:1', models: {big: x}, model: base}}\n"
     tenant = "tenants: {a: {anonymous: true, models: [bgi, base], limits: {models: {base: {concurrent: 1}}}}}\n"
     rules = "rules: [{when: {model: bsae}, class: standard}, {class: standard}]\n"
@@ -84,7 +84,7 @@ def test_a_tenant_with_refused_requests_is_reported() -> None:
     assert doubts(text.replace("{class: chat}]", "{when: {tenant: acme}, class: chat}, {class: night}]")) == ()
 
 
-def test_limits_that_are_never_reached_are_said() -> None:
+def test_limits_that_are_never_reached_are_reported() -> None:
     tenant = "tenants: {a: {anonymous: true, limits: {concurrent: 10, models: {m: {concurrent: 9}}}}}\n"
     assert [doubt.split(": ")[1] for doubt in doubts(f"{tenant}server: {{max_concurrent: 8}}\n")] == [
         "tenants.a.limits.concurrent",
@@ -101,7 +101,7 @@ def test_limits_that_are_never_reached_are_said() -> None:
         ("cost: {cached: 2}", "cost.cached: a cached token costs more than an uncached one (1)"),
     ],
 )
-def test_numbers_that_are_hardly_meant_are_said(text: str, says: str) -> None:
+def test_implausible_numbers_are_reported(text: str, says: str) -> None:
     (doubt,) = doubts(text)
     assert says in doubt
 
@@ -185,7 +185,7 @@ def test_a_model_that_no_tenant_of_a_rule_may_use_never_comes() -> None:
         parse(f"{tenant}rules: [{{when: {{model: n}}, class: standard}}, {{class: standard}}]\n")
 
 
-def test_a_thousand_mistakes_are_told_a_hundred_at_a_time() -> None:
+def test_a_thousand_mistakes_are_reported_a_hundred_at_a_time() -> None:
     with pytest.raises(ConfigError) as caught:
         parse("".join(f"nonsense-{number}: 1\n" for number in range(1000)))
     assert len(caught.value.problems) == 101

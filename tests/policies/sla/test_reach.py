@@ -102,7 +102,7 @@ def test_every_request_matches_a_rule_exactly_if_none_is_left_over(seed: int) ->
         assert bool(proof.unserved(tenant)) is left
 
 
-def test_what_is_left_over_is_told_in_words() -> None:
+def test_requests_without_a_rule_are_described_in_words() -> None:
     rules = [
         Rule("chat", When(prompt_tokens=(Range(None, 15),))),
         Rule("chat", When(prompt_tokens=(Range(16),), priority=CLASSES)),

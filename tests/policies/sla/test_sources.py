@@ -63,7 +63,7 @@ def test_what_is_found_gets_a_url_where_its_kind_has_one() -> None:
         ("{at: 'a:1', register: maybe}", "pools.own.register: must be true or false"),
     ],
 )
-def test_mistakes_are_said_where_they_are(pool: str, why: str) -> None:
+def test_mistakes_are_reported_where_they_are(pool: str, why: str) -> None:
     with pytest.raises(ConfigError) as mistake:
         parse(a_pool(pool))
     assert why in str(mistake.value)

@@ -96,7 +96,7 @@ async def test_a_permit_is_settled_with_how_it_ended_and_what_was_used(
     store.check()
 
 
-async def test_what_is_left_is_told_before_it_runs_and_when_it_is_refused() -> None:
+async def test_limits_are_reported_before_it_runs_and_when_it_is_refused() -> None:
     (admission, _), tenant = an_admission(), a_tenant(limits=Limits(requests_per_minute=2))
     standings: list[Standing] = []
     for _ in range(2):

@@ -198,6 +198,6 @@ def test_names_of_the_file_stay_and_those_of_found_backends_differ() -> None:
         (f"answered 500: Traceback: {WHERE}", True, "ill for 12 s"),
     ],
 )
-def test_clients_are_told_how_long_a_backend_was_ill_and_no_details(reason: str, was_well: bool, shown: str) -> None:
+def test_clients_learn_how_long_a_backend_was_ill_and_no_details(reason: str, was_well: bool, shown: str) -> None:
     name = "own@10.0.0.5:7001"
     assert told_trouble(name, Trouble(f"{name} {reason}", 12.4, was_well)) == shown

@@ -515,7 +515,7 @@ def test_waiting_requests_follow_a_new_file() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_every_request_is_placed_or_told_and_nothing_is_left(seed: int) -> None:
+def test_every_request_is_placed_or_gets_an_error_and_nothing_is_left(seed: int) -> None:
     async def run() -> None:
         rng = random.Random(seed)
         stage = await Stage(backends=2, slots=2, most=8).well()

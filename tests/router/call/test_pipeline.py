@@ -230,7 +230,7 @@ async def test_estimates_follow_what_backends_count_and_tell_how_far_off_they_we
     gateway.check()
 
 
-async def test_of_usage_that_no_backend_told_nothing_is_learnt() -> None:
+async def test_nothing_is_learnt_from_estimated_usage() -> None:
     backend = ScriptedBackend(speaks_tokens=False, scripts=[an_answer("x", usage=Usage(900, 1, is_guess=True))])
     gateway = await well(a_gateway(backend), "b0")
     assert await ended(Listener(chat_ask(a_chat())), gateway) is None

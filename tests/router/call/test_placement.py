@@ -105,7 +105,7 @@ async def test_a_shaped_answer_comes_from_a_backend_that_can_or_is_refused_if_no
         (Capability.CHOICES, {"prompt": "Hi", "n": 2}, "n"),
     ],
 )
-async def test_what_no_backend_can_do_is_told_by_the_field_that_asks_for_it(
+async def test_an_unsupported_feature_is_refused_by_the_field_that_asks_for_it(
     lacks: Capability, fields: dict[str, Any], param: str
 ) -> None:
     backend = ScriptedBackend(capabilities=frozenset(Capability) - {lacks})

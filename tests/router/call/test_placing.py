@@ -67,7 +67,7 @@ async def test_without_a_step_that_leads_elsewhere_it_is_refused_as_before() -> 
     assert misses(gateway) == {}
 
 
-async def test_a_pool_to_spill_to_that_is_ill_too_is_told_with_the_others() -> None:
+async def test_an_ill_pool_to_spill_to_is_reported_with_the_others() -> None:
     away = ScriptedBackend("far-0", pool="far", well=False)
     gateway = await a_gateway(
         ScriptedBackend("own-0", well=False), away, ScriptedBackend("x-0", pool="x"), steps=(Spill("far"),)

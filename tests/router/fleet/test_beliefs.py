@@ -266,7 +266,7 @@ def test_an_engine_that_restarted_holds_nothing_of_what_was_learnt() -> None:
     assert stage.expected() == 0
 
 
-def test_a_backend_of_which_one_rank_is_not_heard_teaches_by_its_answers_whichever_rank_is_told_of_last() -> None:
+def test_answers_teach_about_a_backend_with_one_unheard_rank_whichever_rank_reported_last() -> None:
     stage = Stage()
     feed(stage)
     prove(stage)

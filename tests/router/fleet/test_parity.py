@@ -80,7 +80,7 @@ def test_an_engine_that_does_not_tell_what_was_cached_may_have_had_any_block_for
 
 
 @pytest.mark.parametrize("cached", [320, None])
-def test_of_an_engine_that_was_heard_since_it_was_empty_every_block_must_have_been_told_of(cached: int | None) -> None:
+def test_an_engine_heard_since_it_was_empty_must_have_reported_every_block(cached: int | None) -> None:
     stage = Stage(is_whole=True)
     for number in range(8):
         stage.ask(number, cached=cached)
@@ -88,7 +88,7 @@ def test_of_an_engine_that_was_heard_since_it_was_empty_every_block_must_have_be
 
 
 @pytest.mark.parametrize(("cached", "known"), [(0, 0), (128, 2)])
-def test_a_prompt_of_which_no_more_was_cached_than_events_told_must_have_been_stored(cached: int, known: int) -> None:
+def test_a_prompt_with_no_more_cached_than_events_reported_must_have_been_stored(cached: int, known: int) -> None:
     stage = Stage()
     for number in range(8):
         stage.ask(number, cached=cached, known=known)

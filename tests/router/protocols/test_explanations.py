@@ -78,7 +78,7 @@ def test_text_says_if_chance_decided_or_no_backend_was_left() -> None:
     assert text.endswith("dropped   own-2: healthy\nchosen    none: the request is refused")
 
 
-def test_an_adapter_is_told_of_where_one_was_asked_for() -> None:
+def test_an_adapter_is_shown_if_one_was_requested() -> None:
     first, second = TOLD.candidates
     explanation = replace(
         TOLD, model="sql", candidates=(replace(first, adapter="ready"), replace(second, adapter="loads"))

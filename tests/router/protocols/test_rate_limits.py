@@ -6,7 +6,7 @@ from policies.quota.budget import Allowance, Standing
 from router.protocols.rate_limits import duration, rate_limit_headers
 
 
-def test_what_is_left_is_told_as_openai_tells_it() -> None:
+def test_remaining_limits_have_openais_format() -> None:
     standing = Standing(requests=Allowance(60, 59, 1), tokens=Allowance(150_000, 149_984, 360))
     assert rate_limit_headers(standing) == {
         "x-ratelimit-limit-requests": "60",

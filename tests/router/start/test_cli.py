@@ -45,14 +45,14 @@ def test_a_name_that_the_file_does_not_have_is_an_error_for_people() -> None:
     assert "did you mean 'acme'?" in str(done.exception)
 
 
-def test_a_file_with_mistakes_is_told_and_ends_with_one(tmp_path: Path) -> None:
+def test_mistakes_in_a_file_are_printed_and_the_exit_status_is_one(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text("clases: {}")
     done = output_of("check", str(tmp_path / "f.yaml"))
     assert done.exit_code == 1
     assert "did you mean 'classes'?" in done.output
 
 
-def test_a_sound_file_is_told_with_its_version() -> None:
+def test_the_version_of_a_valid_file_is_printed() -> None:
     assert "is sound: 2 classes, 2 rules, 1 pool." in output_of("check", DEMO).output
 
 
@@ -64,17 +64,17 @@ def test_the_explanation_in_the_reference_is_real() -> None:
     assert [line for line in done.output.splitlines() if line not in page] == []
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert output_of("--version").output.startswith("pointsman ")
 
 
-def test_every_command_is_told_in_a_line_that_ends() -> None:
+def test_every_command_is_described_in_a_full_line() -> None:
     listed = output_of("--help").output.partition("Commands:")[2]
     assert listed.count("\n") >= 8
     assert "..." not in listed
 
 
-def test_a_file_that_is_not_there_is_said_once() -> None:
+def test_a_missing_file_is_reported_once() -> None:
     assert "cannot read nosuch.yaml: No such file or directory\n" in output_of("check", "nosuch.yaml").output
 
 
@@ -84,7 +84,7 @@ def test_counts_that_cannot_be_read_name_their_option() -> None:
     assert "--backends: write NAME=VALUE, not 'own'" in done.output
 
 
-def test_a_priority_that_is_not_followed_is_told() -> None:
+def test_a_priority_without_effect_is_explained() -> None:
     asked = output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k", "--priority", "interactive").output
     assert "not interactive, as was asked" in asked
     assert "as was asked" not in output_of("explain", DEMO, "--tenant", "acme", "--tokens", "90k").output

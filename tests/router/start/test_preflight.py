@@ -51,17 +51,17 @@ def test_an_address_that_this_machine_does_not_have_gets_another_hint() -> None:
         require_startable(a_config(http="203.0.113.7:8080"))
 
 
-def test_what_is_no_address_is_said_before_shards_are_loaded() -> None:
+def test_an_invalid_address_is_reported_before_shards_are_loaded() -> None:
     with pytest.raises(ConfigError, match="'99' is not an address"):
         require_startable(a_config(http="99"))
 
 
-def test_a_model_that_is_not_there_is_told_how_to_come_by() -> None:
+def test_the_error_for_a_missing_model_says_how_to_get_it() -> None:
     with pytest.raises(ConfigError, match=r"the model Qwen/Qwen3-0.6B, which is not a directory \(.*hf download"):
         require_startable(a_config("Qwen/Qwen3-0.6B"))
 
 
-def test_a_directory_without_a_checkpoint_is_told_what_one_is(tmp_path: Path) -> None:
+def test_the_error_for_a_directory_without_a_checkpoint_says_what_belongs_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"which has no config.json \(a checkpoint is"):
         require_startable(a_config(str(tmp_path)))
 
@@ -71,7 +71,7 @@ def test_models_of_backends_elsewhere_are_none_of_its_business() -> None:
     require_startable(replace(config, pools={"lm": PoolSpec("lm", kind="vllm", at=("http://a:1",), model="no/where")}))
 
 
-def test_shards_without_torch_are_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_shards_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"torch is not installed.*pip install 'pointsman\[shard\]'"):
         require_startable(a_config())

@@ -46,7 +46,7 @@ def counts(tokens: list[Tokens] | None) -> list[int] | None:
     return None if tokens is None else [token.count for token in tokens]
 
 
-async def test_what_was_told_is_remembered_for_its_domain_alone() -> None:
+async def test_tokens_from_an_engine_are_cached_for_their_domain_only() -> None:
     reader, cache = Reader(), ChunkCache()
     text = EngineText(cache)
     for root in (1, 1, 2):

@@ -117,7 +117,7 @@ async def test_a_tokenizer_is_read_once_and_again_when_its_files_change(tmp_path
         assert mark_of(await sources.text_of(AModel())) == "newer"
 
 
-async def test_a_directory_that_comes_later_is_found_and_what_was_missing_is_said_once(
+async def test_a_later_directory_is_found_and_missing_files_are_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sources_of(str(tmp_path / "later")) as sources:
@@ -131,7 +131,7 @@ async def test_a_directory_that_comes_later_is_found_and_what_was_missing_is_sai
         assert mark_of(await sources.text_of(AModel())) == "found"
 
 
-async def test_a_tokenizer_that_is_broken_is_said_and_the_next_source_is_used(
+async def test_a_broken_tokenizer_is_logged_and_the_next_source_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_checkpoint(tmp_path)
@@ -164,7 +164,7 @@ async def test_a_name_of_the_hub_is_downloaded_beside_the_requests(tmp_path: Pat
     assert asked == ["acme/never-cached"]
 
 
-async def test_a_download_that_fails_is_said_with_what_to_do_and_tried_again_later(
+async def test_a_failed_download_is_logged_with_the_remedy_and_tried_again_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now, asked = [0.0], []

@@ -55,7 +55,7 @@ def test_where_no_gpu_is_auto_is_the_cpu_and_cuda_is_refused(tmp_path: Path) -> 
         ({"has_compiler": False}, "install gcc, or name one in CC"),
     ],
 )
-def test_what_is_missing_for_a_gpu_is_said(changes: dict[str, Any], message: str) -> None:
+def test_missing_parts_for_a_gpu_are_reported(changes: dict[str, Any], message: str) -> None:
     all_there = Found("13.0", sees_gpu=True, capability=(9, 0), has_triton=True, has_compiler=True)
     lacking = replace(all_there, **changes).lacking
     assert message in lacking

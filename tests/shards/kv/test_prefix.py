@@ -68,7 +68,7 @@ def test_a_path_drops_what_was_evicted_and_adds_what_was_stored():
     assert path == [first, newer]
 
 
-def test_events_are_told_once_in_order_and_a_snapshot_puts_parents_first():
+def test_events_are_reported_once_in_order_and_a_snapshot_puts_parents_first():
     cache = PrefixCache("m")
     first = cache.add(0, None, a_block(1), domain="a")
     second = cache.add(1, first, a_block(2), domain="a")

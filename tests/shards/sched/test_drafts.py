@@ -51,14 +51,14 @@ def test_no_more_than_may_be():
     assert lengths(a_prospect(first=0.99, most=2), a_prospect(2, first=0.99, most=0)) == {1: 2}
 
 
-def test_among_many_rows_a_doubtful_guess_is_not_verified_even_if_a_row_is_said_to_cost_nothing():
+def test_among_many_rows_a_doubtful_guess_is_not_verified_even_if_rows_are_estimated_as_free():
     free = a_cost(token_s=0.0)
     assert lengths(a_prospect(first=0.6), rows=64, cost=free) == {}
     assert lengths(a_prospect(first=0.95), rows=64, cost=free) != {}
     assert lengths(a_prospect(first=0.6), rows=8, cost=free) == {1: 16}
 
 
-def test_tokens_that_are_said_to_cost_nothing_are_bounded_too():
+def test_tokens_that_are_estimated_as_free_are_bounded_too():
     assert lengths(a_prospect(), cost=a_cost(token_s=0.0)) == {1: 16}
 
 

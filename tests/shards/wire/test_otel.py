@@ -25,7 +25,7 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False, False),
     ],
 )
-def test_an_endpoint_asks_for_export_unless_told_otherwise(
+def test_an_endpoint_turns_on_export_unless_switched_off(
     environment: dict[str, str], traces: bool, metrics: bool
 ) -> None:
     assert (is_wanted("traces", environment), is_wanted("metrics", environment)) == (traces, metrics)

@@ -223,7 +223,7 @@ async def test_a_probe_that_brings_another_report_may_have_made_room() -> None:
     assert heard == ["b0"]
 
 
-async def test_whatever_may_make_room_is_told_with_the_backends_name() -> None:
+async def test_every_event_that_may_make_room_names_its_backend() -> None:
     heard: list[str] = []
     cluster = Cluster([a_backend("b0"), a_backend("b1")])
     cluster.listen(Heard(changed=heard.append))
@@ -250,7 +250,7 @@ def test_a_request_counts_from_the_moment_it_is_decided_on() -> None:
     cluster.check()
 
 
-def test_what_is_learnt_is_told_when_a_request_ends() -> None:
+def test_learnt_values_are_reported_when_a_request_ends() -> None:
     clock = Clock()
     predicted: list[tuple[str, float, float]] = []
     learnt: list[tuple[str, Latency, int | None]] = []
@@ -267,7 +267,7 @@ def test_what_is_learnt_is_told_when_a_request_ends() -> None:
     assert cluster.view(clock.now).backends[0].latency is latency
 
 
-def test_what_a_shard_guessed_is_told_when_a_request_ends() -> None:
+def test_a_shards_predictions_are_reported_when_a_request_ends() -> None:
     backend = a_backend(reported=Load(drafted_tokens=0, accepted_tokens=0))
     drafted: list[tuple[str, int, int]] = []
     cluster = Cluster([backend], clock=Clock())

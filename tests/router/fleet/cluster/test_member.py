@@ -204,7 +204,7 @@ def test_a_crowd_teaches_the_limit_and_not_the_speed() -> None:
     assert member.model.observations <= 4
 
 
-def test_the_prediction_and_what_came_of_it_are_told() -> None:
+def test_the_prediction_and_the_outcome_are_reported() -> None:
     heard: list[tuple[str, float, float]] = []
     member = Member(Described("b0"), on_predicted=lambda *what: heard.append(what))
     flight = member.begin(a_request(prompt_tokens=1000), 1000, now=5.0, is_first_try=True)

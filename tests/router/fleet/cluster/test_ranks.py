@@ -146,7 +146,7 @@ async def test_ranks_are_drained_and_weighed_together_whichever_is_named(named: 
     assert not any(view.draining for view in stage.views().values())
 
 
-async def test_a_new_load_of_one_rank_is_told_of_that_rank() -> None:
+async def test_a_new_load_of_one_rank_is_reported_for_that_rank() -> None:
     stage, changed = Stage(a_server()), list[str]()
     await stage.cluster.probe("b0")
     stage.cluster.listen(Heard(changed=changed.append))

@@ -6,7 +6,7 @@ from router.fleet.discovery.belief import Belief
 ONE, TWO, NONE = frozenset({"a:1"}), frozenset({"a:1", "b:1"}), frozenset[str]()
 
 
-def test_what_was_said_last_is_believed() -> None:
+def test_the_last_addresses_are_believed() -> None:
     belief = Belief(30.0)
     belief.hear(TWO, 0.0)
     belief.hear(ONE, 1.0)

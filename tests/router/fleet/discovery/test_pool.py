@@ -151,7 +151,7 @@ def test_a_drain_has_an_end() -> None:
     virtually(run)
 
 
-def test_a_source_that_fails_keeps_what_it_said_and_is_asked_again_less_and_less_often() -> None:
+def test_a_failing_source_keeps_its_addresses_and_is_asked_less_and_less_often() -> None:
     async def run() -> None:
         source = Scripted()
         async with a_scene({"s": source}) as scene:

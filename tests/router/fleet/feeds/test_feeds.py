@@ -131,7 +131,7 @@ async def test_backends_that_join_and_leave_leave_no_task_however_often(seed: in
         assert asyncio.all_tasks() - before == serving
 
 
-def test_what_is_wrong_with_the_feeds_of_backends_to_be_found_is_told_before_the_first_is() -> None:
+def test_mistakes_in_feeds_of_discovered_backends_are_reported_before_the_first_is_found() -> None:
     for options in ({"events": "tcp://here:5557"}, {"events": "tcp://*:5557", "replay": "tcp://here:5558"}):
         pool = PoolSpec("gpu", kind="vllm", register=True, options=options)
         with pytest.raises(ConfigError, match="finds backends at run time"):

@@ -164,7 +164,7 @@ def test_an_engine_that_is_sent_no_salts_is_proven_by_its_answers_whatever_salts
     beliefs.check()
 
 
-def test_of_an_engine_that_has_more_blocks_than_are_remembered_no_block_need_be_told_of() -> None:
+def test_an_engine_with_more_blocks_than_are_remembered_need_not_report_every_block() -> None:
     beliefs = some_beliefs()
     sink = FoldingSink(beliefs, lambda _: ("tiny",), most_blocks=64)
     sink.hear(SOURCE, stored())

@@ -74,7 +74,7 @@ def test_the_backends_see_only_their_own_options() -> None:
         ({"events": "http://*:1", "replay": "http://*:1", "events_engine": "tensorrt_llm"}, "has no replay"),
     ],
 )
-def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:
+def test_mistakes_are_reported(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         feed_specs(a_pool(**options), ("gpu-0",))
 

@@ -150,7 +150,7 @@ async def test_an_issued_key_is_good_over_grpc_and_a_revoked_one_is_not(path: Pa
         ("POST", KEYS, [], "the body must be a JSON object"),
     ],
 )
-async def test_a_mistake_is_told_with_what_was_meant(
+async def test_a_mistake_is_reported_with_what_was_meant(
     path: Path, method: str, call: str, body: Any, message: str
 ) -> None:
     async with a_desk(path) as desk:
@@ -176,7 +176,7 @@ async def test_without_a_place_for_keys_none_is_issued() -> None:
         assert (status, answer["error"]["hint"]) == (400, "set server.keys_file to a file, or store.redis to a Redis")
 
 
-async def test_a_disk_that_refuses_is_told_and_what_was_known_stays(path: Path) -> None:
+async def test_a_failing_disk_is_reported_and_the_known_keys_stay(path: Path) -> None:
     async with a_desk(path) as desk:
         made = await desk.issue()
         (path.parent / "keys.jsonl.new").mkdir()

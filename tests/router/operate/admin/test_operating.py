@@ -65,7 +65,7 @@ async def test_a_body_that_is_not_json_is_refused() -> None:
         assert (status, "not JSON" in reply["error"]["message"]) == (400, True)
 
 
-async def test_usage_is_told_per_tenant_and_model_as_json_and_as_a_sheet() -> None:
+async def test_usage_is_shown_per_tenant_and_model_as_json_and_as_a_sheet() -> None:
     async with an_operator(PacedBackend("own-0")) as operator:
         await operator.ask("acme", words=100)
         await operator.ask("acme", words=100)
@@ -84,7 +84,7 @@ async def test_usage_is_told_per_tenant_and_model_as_json_and_as_a_sheet() -> No
     ]
 
 
-async def test_a_cache_that_cannot_be_cleared_is_said_to_be_there_still() -> None:
+async def test_a_cache_that_cannot_be_cleared_is_reported() -> None:
     async with an_operator(ScriptedBackend("own-0")) as operator:
         status, reply = await operator.call("DELETE", "/admin/tenants/acme/cache")
         assert (status, reply["complete"], reply["tenants"]) == (200, False, ["acme"])

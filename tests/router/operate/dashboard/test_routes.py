@@ -91,7 +91,7 @@ async def test_a_snapshot_tells_of_prefixes_that_are_kept_first_of_those_that_ar
     assert 3500 < second.left_s <= 3600
 
 
-async def test_only_what_has_changed_is_told_again() -> None:
+async def test_only_changes_are_sent_again() -> None:
     async with an_operator() as operator:
         await operator.ask()
         before = await operator.snapshot()
@@ -115,7 +115,7 @@ async def test_one_decision_shows_what_was_weighed_and_where_its_prefix_lives() 
         assert (await operator.get("/admin/decisions/x"))[0] == 400
 
 
-async def test_a_dead_backend_and_a_drained_one_are_told_apart() -> None:
+async def test_a_dead_backend_and_a_drained_one_look_different() -> None:
     backends = [PacedBackend("own-0"), PacedBackend("own-1"), PacedBackend("own-2")]
     async with an_operator(*backends) as operator:
         operator.router.gateway.cluster.drain("own-1")
@@ -133,7 +133,7 @@ async def test_a_dead_backend_and_a_drained_one_are_told_apart() -> None:
         assert (decision.chosen, decision.why) == ("own-0", "the only candidate; 2 dropped by healthy")
 
 
-async def test_why_a_backend_gets_no_requests_is_told() -> None:
+async def test_the_reason_why_a_backend_gets_no_requests_is_shown() -> None:
     away = PacedBackend("own-1")
     away.is_well = False
     async with an_operator(PacedBackend("own-0"), away) as operator:

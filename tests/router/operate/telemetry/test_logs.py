@@ -43,7 +43,7 @@ def test_a_traceback_stays_in_its_line() -> None:
     assert "ValueError: no\nway" in json.loads(text)["traceback"]
 
 
-def test_what_json_cannot_say_is_said_as_text() -> None:
+def test_values_without_a_json_form_become_text() -> None:
     assert json.loads(JsonLines().format(a_record(LogFields({"what": complex(1, 2)}))))["what"] == "(1+2j)"
 
 

@@ -158,7 +158,7 @@ def test_a_shape_and_an_effort_have_openais_names() -> None:
     assert body["response_format"]["json_schema"]["schema"] == schema
 
 
-def test_images_and_documents_are_parts_also_in_what_a_tool_said() -> None:
+def test_images_and_documents_are_parts_in_results_of_tools_too() -> None:
     png = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     image = {"type": "image", "source": png, "cache_control": {"type": "ephemeral"}}
     page = {"type": "document", "title": "T", "source": {**png, "media_type": "application/pdf"}}
@@ -308,7 +308,7 @@ async def test_the_official_client_streams_a_conversation_with_tool_calls() -> N
     assert native.body == {**a_message(messages=history, tools=[WEATHER]), "stream": True}
 
 
-async def test_what_an_anthropic_backend_must_be_told_in_headers_goes_with_the_prompt() -> None:
+async def test_headers_that_an_anthropic_backend_needs_go_with_the_prompt() -> None:
     backend = ScriptedBackend()
     headers = {"anthropic-beta": "context-management-2025-06-27,x-1", "anthropic-version": "2023-06-01"}
     async with a_router(backend) as router, a_client(router) as client:

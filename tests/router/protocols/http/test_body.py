@@ -89,7 +89,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
         (a_chat_with(5_000), "nested more than 128 levels deep"),
     ],
 )
-async def test_what_is_no_json_in_utf_8_is_told_so(body: bytes, words: str) -> None:
+async def test_a_body_that_is_not_json_in_utf_8_is_refused(body: bytes, words: str) -> None:
     async with a_router() as router:
         answer = await answered(router, a_post(body))
     assert answer.startswith("HTTP/1.1 400")

@@ -46,7 +46,7 @@ async def test_a_browser_may_ask_without_a_key_whether_a_page_may_call(path: str
         assert "Access-Control-Allow-Credentials" not in reply.headers
 
 
-async def test_pages_that_the_file_does_not_name_are_told_so_and_may_read_nothing() -> None:
+async def test_pages_of_other_origins_are_refused_and_may_read_nothing() -> None:
     async with a_browser(origins=frozenset({PAGE})) as (client, _):
         async with preflight(client, OTHER) as reply:
             assert reply.status == 403
@@ -80,7 +80,7 @@ async def test_a_page_reads_streams_and_errors_too() -> None:
                 assert (reply.status, reply.headers.getall(ALLOW)) == (status, [PAGE])
 
 
-async def test_without_it_in_the_file_nothing_is_said_of_origins() -> None:
+async def test_without_it_in_the_file_there_are_no_headers_about_origins() -> None:
     async with a_browser(origins=frozenset()) as (client, _):
         async with preflight(client, PAGE) as reply:
             assert (reply.status, ALLOW in reply.headers) == (405, False)

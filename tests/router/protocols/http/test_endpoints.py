@@ -416,14 +416,14 @@ async def test_a_byte_order_mark_is_no_part_of_a_body() -> None:
         ("/", f"POST {CHAT}, "),
     ],
 )
-async def test_an_unknown_path_is_told_what_was_probably_meant(path: str, hint: str) -> None:
+async def test_the_error_for_an_unknown_path_names_the_likely_one(path: str, hint: str) -> None:
     async with a_router() as router, a_client(router) as client:
         status, body = await client.answer(path, a_chat())
     assert status == 404
     assert body["error"]["message"].startswith(f"there is no {path} here ({hint}")
 
 
-async def test_a_wrong_method_is_told_which_are_right() -> None:
+async def test_the_error_for_a_wrong_method_names_the_right_ones() -> None:
     async with a_router() as router, a_client(router) as client:
         async with client.get(CHAT) as reply:
             assert (reply.status, reply.headers["Allow"]) == (405, "POST")

@@ -155,7 +155,7 @@ async def test_more_than_the_tenant_may_keep_is_refused_with_its_limit() -> None
         assert "more than 100, its limit" in reply["error"]["message"]
 
 
-async def test_without_a_key_nothing_is_told_and_another_tenants_is_not_there() -> None:
+async def test_without_a_key_nothing_is_shown_and_another_tenants_prefix_does_not_exist() -> None:
     async with a_service() as (client, _):
         _, body = await client.answer(PATH, a_wish())
         for method, path in (("GET", PATH), ("GET", f"{PATH}/{body['id']}"), ("DELETE", f"{PATH}/{body['id']}")):

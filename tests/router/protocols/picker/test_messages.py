@@ -108,7 +108,7 @@ def test_without_the_key_every_endpoint_is_allowed() -> None:
     assert subset_in(metadata("envoy.lb.subset_hint", "other", [])) is None
 
 
-def test_the_endpoint_that_served_is_told_in_metadata() -> None:
+def test_the_endpoint_that_served_is_in_the_metadata() -> None:
     key = "x-gateway-destination-endpoint-served"
     assert served_in(metadata("envoy.lb", key, "10.0.0.1:80")) == "10.0.0.1:80"
     assert served_in(metadata("envoy.lb", key, 7)) is None

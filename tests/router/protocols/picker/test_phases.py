@@ -123,7 +123,7 @@ OUT_OF_ORDER: list[tuple[Sequence[Message], str]] = [
 
 
 @pytest.mark.parametrize(("messages", "message"), OUT_OF_ORDER, ids=[message for _, message in OUT_OF_ORDER])
-async def test_what_has_no_place_there_is_said_to_have_none(messages: Sequence[Message], message: str) -> None:
+async def test_messages_out_of_order_are_refused(messages: Sequence[Message], message: str) -> None:
     heard = Heard()
     with pytest.raises(OutOfOrder, match=message):
         await heard.take(*messages)

@@ -116,7 +116,7 @@ async def test_the_model_is_called_what_its_backend_calls_it_and_a_buffered_body
                 assert length == (str(len(reply.sent_body)) if mode == BUFFERED else None)
 
 
-async def test_what_the_router_says_to_an_engine_is_said_behind_a_gateway_too() -> None:
+async def test_an_engine_gets_the_routers_own_fields_behind_a_gateway_too() -> None:
     engine = VLLMServer(model=MODEL)
     async with running(engine):
         backend = VLLM("b0", engine.url, pool="own", options=VLLMOptions())
@@ -327,7 +327,7 @@ async def test_an_answer_that_is_not_understood_reaches_the_client_all_the_same(
         assert settled(router) == {Outcome.FAILED: 1}
 
 
-async def test_a_compressed_answer_passes_and_is_said_to_be_beyond_counting() -> None:
+async def test_a_compressed_answer_passes_and_is_reported_as_uncounted() -> None:
     class Compressed(OpenAIServer):
         async def complete(self, request: web.Request) -> web.StreamResponse:
             return web.Response(body=b"\x1f\x8b", headers={"content-encoding": "gzip"})
@@ -440,7 +440,7 @@ async def test_a_router_that_drains_lets_streams_end_and_takes_none() -> None:
         assert (await first).status == 200
 
 
-async def test_health_is_told_as_the_protocol_names_it() -> None:
+async def test_health_has_the_protocols_names() -> None:
     async with a_gateway() as (envoy, _), grpc.aio.insecure_channel(envoy.picker) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
         assert (await stub.Check(health_pb2.HealthCheckRequest(service="liveness"))).status == SERVING

@@ -101,7 +101,7 @@ async def test_only_the_hash_is_kept(path: Path, caplog: pytest.LogCaptureFixtur
     assert not [secret for secret in (made.text, newer.text, "pm_") if secret in texts]
 
 
-async def test_a_key_that_has_expired_is_told_so(path: Path) -> None:
+async def test_the_error_for_an_expired_key_says_so(path: Path) -> None:
     async with a_ring(FileKeys(str(path))) as ring:
         made = await ring.keys.issue("acme", lives_s=90 * DAY_S)
         ring.clock.pass_s(90 * DAY_S - 1)
@@ -194,7 +194,7 @@ async def test_a_file_that_vanishes_takes_no_key_along_and_is_made_again(path: P
         assert ring.events == ["keys_away", "keys_back"]
 
 
-async def test_a_folder_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no folder .*nowhere for the keys \(make it"):
         await Ring(FileKeys(str(tmp_path / "nowhere" / "keys.jsonl"))).keys.start()
 

@@ -62,7 +62,7 @@ async def test_fewer_backends_than_asked_for_make_it_partial_and_say_why() -> No
         assert (prefix.state, prefix.trouble, prefix.backends) == ("partial", "none is left", {"b0"})
 
 
-async def test_what_went_wrong_is_told_within_a_bound() -> None:
+async def test_the_shown_error_has_a_bounded_length() -> None:
     async with a_bench() as bench:
         await bench.keep()
         bench.warmer.failure = InvalidRequest("broken " * 1000)
@@ -350,7 +350,7 @@ async def test_routers_that_hear_the_same_in_any_order_know_the_same(seed: int) 
         assert bench.prefixes.of() == other.prefixes.of()
 
 
-async def test_what_is_told_too_late_of_one_that_was_dropped_is_taken_back() -> None:
+async def test_late_news_of_a_dropped_prefix_are_taken_back() -> None:
     async with a_bench() as bench, a_bench(by="r2") as other:
         prefix = await bench.keep()
         other.prefixes.hear(bench.shared[-1])
@@ -394,7 +394,7 @@ async def test_the_router_that_was_asked_last_maintains_it() -> None:
         assert other.prefixes.of()[0].backends == {"b1"}
 
 
-async def test_many_are_told_again_a_few_at_a_time() -> None:
+async def test_many_prefixes_are_repeated_a_few_at_a_time() -> None:
     async with a_bench(most_sent=2) as bench:
         names = {f"text {number}": (number,) for number in range(1, 6)}
         bench.warmer.prompts |= names
@@ -426,7 +426,7 @@ async def test_of_many_that_were_lost_a_few_are_made_again_at_a_time() -> None:
         assert {prefix.backends for prefix in bench.prefixes.of()} == {frozenset({"b1"})}
 
 
-async def test_it_is_told_again_for_routers_that_came_later() -> None:
+async def test_it_is_repeated_for_routers_that_came_later() -> None:
     async with a_bench() as bench, a_bench(by="r2") as late:
         await bench.keep()
         bench.shared.clear()

@@ -222,7 +222,7 @@ async def test_a_redis_out_of_reach_while_a_snapshot_is_read_is_asked_again(serv
             assert all(y.expected(keys) > 0 for keys in asked)
 
 
-async def test_a_full_redis_gets_no_snapshot_and_is_told_the_rest_when_there_is_room(server: RedisServer) -> None:
+async def test_a_full_redis_gets_no_snapshot_and_gets_the_rest_when_there_is_room(server: RedisServer) -> None:
     async with a_site(server.url, "x", WRITING) as x:
         x.answer()
         await written(x)

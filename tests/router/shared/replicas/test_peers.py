@@ -31,7 +31,7 @@ def test_a_first_token_is_where_it_begins_the_next_prompt(peers: Peers, then: di
     assert peers.together(10.2)["a"] == Elsewhere(then["a"], 10.1)
 
 
-def test_what_is_said_again_is_not_begun_again(peers: Peers) -> None:
+def test_a_repeated_report_does_not_start_again(peers: Peers) -> None:
     peers.hear("x", waiting(500), 10.0)
     peers.hear("x", waiting(500), 11.0)
     peers.hear("x", None, 12.0)

@@ -91,7 +91,7 @@ async def test_backends_that_are_not_here_are_not_believed_in(server: RedisServe
         assert "elsewhere" not in y.beliefs.longest(PromptKeys(KEYS))
 
 
-async def test_of_the_longest_prompts_the_beginning_is_told(server: RedisServer) -> None:
+async def test_the_beginning_of_the_longest_prompts_is_sent(server: RedisServer) -> None:
     keys = some_keys(MOST_KEYS + 1000, seed=1)
     async with a_site(server.url, "x") as x, a_site(server.url, "y") as y:
         x.answer(keys)
@@ -194,7 +194,7 @@ async def test_while_redis_is_away_what_was_learnt_is_believed_less_but_not_forg
         await eventually(lambda: x.expected() > 0.9 * before)
 
 
-async def test_what_cannot_be_told_is_kept_within_a_bound(server: RedisServer) -> None:
+async def test_unsent_news_are_kept_within_a_bound(server: RedisServer) -> None:
     server.stop()
     async with a_site(server.url, "x") as x:
         for number in range(QUICK.most_kept + 12):

@@ -85,7 +85,7 @@ async def test_a_shard_that_cannot_load_ends_the_start_with_a_sentence() -> None
             pass
 
 
-async def test_a_restart_that_fails_is_told_and_tried_again(caplog: pytest.LogCaptureFixture, tmp_path: object) -> None:
+async def test_a_failed_restart_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture, tmp_path: object) -> None:
     # the second life finds the mark of the first and refuses
     script = f"import os, sys\nmark = {str(tmp_path)!r} + '/seen'\n"
     script += "first = not os.path.exists(mark)\nopen(mark, 'w').close()\nif not first: sys.exit(3)\n" + STAND_IN

@@ -50,7 +50,7 @@ def lines(folder: Path, place: str) -> list[str]:
     return []
 
 
-async def test_each_is_told_its_place_and_hears_signals(tmp_path: Path) -> None:
+async def test_each_process_gets_its_place_and_signals(tmp_path: Path) -> None:
     some = Processes((sys.executable, "-c", WRITES_DOWN, str(tmp_path)), 2, print)
     running = asyncio.create_task(some.run())
     await eventually(lambda: all(lines(tmp_path, place) for place in ("0-2", "1-2")))
