@@ -68,6 +68,6 @@ async def test_a_wrong_key_or_version_fails_the_probe(wrong: dict[str, str]) -> 
             await backend.probe()
 
 
-def test_the_verdict_on_the_prompt_that_comes_first_says_nothing() -> None:
+def test_the_verdict_on_the_prompt_that_comes_first_has_no_text() -> None:
     verdict = {"prompt_index": 0, "content_filter_results": {"hate": {"filtered": False, "severity": "safe"}}}
     assert list(deltas_of({"choices": [], "prompt_filter_results": [verdict], "object": ""})) == []

@@ -17,7 +17,7 @@ def pieces_of(length: int, cuts: list[int]) -> list[slice]:
 
 
 @given(st.lists(st.integers(0, 256)), st.lists(st.integers(0, 1000)))
-def test_increments_join_to_what_decoding_all_at_once_says(ids: list[int], cuts: list[int]) -> None:
+def test_increments_join_to_the_text_of_decoding_all_at_once(ids: list[int], cuts: list[int]) -> None:
     text = TokenText(a_tokenizer())
     joined = "".join(text.push(ids[piece]) for piece in pieces_of(len(ids), cuts)) + text.flush()
     assert joined == a_tokenizer().decode(ids)

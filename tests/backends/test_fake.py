@@ -12,7 +12,7 @@ from policies.nouns import Delta, Usage
 from tests.backends.parts import a_prompt, a_request, everything, text_of
 
 
-async def test_it_says_what_the_script_says_and_remembers_what_it_was_asked() -> None:
+async def test_it_answers_as_scripted_and_records_its_requests() -> None:
     fake = FakeBackend("f", script=Answer(("a", "b"), cached_tokens=3))
     request, prompt = a_request(), a_prompt()
     deltas = await everything(fake, request, prompt)
@@ -32,7 +32,7 @@ async def test_a_script_may_look_at_the_request() -> None:
     assert text_of(await everything(fake, a_request(tenant="acme"))) == "acme"
 
 
-async def test_it_fails_where_the_script_says() -> None:
+async def test_it_fails_as_scripted() -> None:
     fake = FakeBackend("f", script=Answer(("a", "b"), error=BackendRefused("no"), error_at=1))
     async with aclosing(fake.generate(a_request(), a_prompt())) as deltas:
         assert (await anext(deltas)).text == "a"

@@ -46,7 +46,7 @@ def test_options_are_read_from_text() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "tensorrt_llm"])
-def test_a_backend_says_whether_it_sends_cache_domains_as_salts(kind: str) -> None:
+def test_a_backend_reports_whether_it_sends_cache_domains_as_salts(kind: str) -> None:
     for written in ("true", "false"):
         backend = make(kind, a_place(options={"cache_salt": written}), Surroundings())
         assert isinstance(backend, CacheSalter)

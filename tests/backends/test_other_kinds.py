@@ -67,7 +67,7 @@ def test_a_class_of_http_backends_is_a_kind(install: Installer) -> None:
     assert (backend.kind, backend.name, backend._options.lanes) == ("lanes_a", "far-0", 3)  # type: ignore[attr-defined]
 
 
-def test_any_backend_is_a_kind_if_it_says_how_it_is_made(install: Installer) -> None:
+def test_any_backend_is_a_kind_if_it_can_be_built_from_options(install: Installer) -> None:
     install("quiet", QUIET, "quiet")
     for options, kind in (({}, "quiet"), ({"loud": "true"}, "loud")):
         assert make("quiet", a_place(options=options), Surroundings()).kind == kind

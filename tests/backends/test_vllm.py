@@ -126,7 +126,7 @@ def test_metrics_of_all_engines_make_one_load() -> None:
     assert load_of(PAGE, 9.0) == Load(running=5, waiting=7, free_tokens=20000, reported_at=9.0)
 
 
-def test_metrics_tell_the_load_of_each_engine() -> None:
+def test_metrics_give_the_load_of_each_engine() -> None:
     assert loads_of(PAGE, 9.0) == (
         Load(running=3, waiting=7, free_tokens=8000, reported_at=9.0),
         Load(running=2, waiting=0, free_tokens=12000, reported_at=9.0),
@@ -190,7 +190,7 @@ def ranks_of(backend: VLLM) -> list[str]:
 
 
 @pytest.mark.parametrize("first_engine", [0, 4])
-async def test_each_rank_that_the_server_tells_of_is_a_backend_and_the_server_hears_which_one_it_is(
+async def test_each_rank_that_the_server_reports_is_a_backend_and_requests_name_it(
     first_engine: int,
 ) -> None:
     async with a_backend(VLLMServer(ranks=4, first_engine=first_engine), max_requests=8) as (backend, server):
@@ -231,7 +231,7 @@ async def test_a_server_that_has_one_rank_or_chooses_it_gets_no_rank(
         assert "x-data-parallel-rank" not in server.received[0].headers
 
 
-async def test_ranks_are_configured_where_the_server_does_not_tell_and_what_it_tells_goes_before() -> None:
+async def test_reported_ranks_go_before_configured_ones() -> None:
     async with a_backend(VLLMServer(ranks=2, has_metrics=False), ranks=2) as (backend, server):
         await backend.probe()
         assert ranks_of(backend) == ["v/1"]
@@ -279,7 +279,7 @@ async def test_listed_adapters_and_those_loaded_on_demand_are_distinguished_by_c
 
 
 @pytest.mark.parametrize(("models", "active"), [({}, {"a-lora"}), ({"a": "a-lora", "m": "m"}, {"a"})])
-async def test_metrics_tell_which_adapters_have_requests_now_and_how_many_fit(
+async def test_metrics_give_the_adapters_with_requests_and_how_many_fit(
     models: dict[str, str], active: set[str]
 ) -> None:
     async with a_backend(VLLMServer(adapters=("a-lora", "b-lora")), models=models) as (backend, server):

@@ -115,7 +115,7 @@ async def test_two_answers_at_once_do_not_mix(stage: Stage) -> None:
     assert [text_of(deltas) for deltas in both] == [TEXT, TEXT]
 
 
-async def test_what_is_well_says_what_it_serves(stage: Stage) -> None:
+async def test_a_healthy_backend_describes_itself(stage: Stage) -> None:
     described = stage.backend.describe()
     assert described is not None
     assert described.models

@@ -53,7 +53,7 @@ def adding(text: str, tenant: str = "acme") -> Callable[[KeyBook], KeyBook]:
     return lambda book: with_key(book, an_issued_key(text, tenant), now=NOW_S)
 
 
-async def test_a_new_store_is_empty_and_says_so_once(store: KeyStore) -> None:
+async def test_a_new_store_is_empty_and_reports_it_once(store: KeyStore) -> None:
     assert await store.look() == {}
     assert await store.look() is None
 
@@ -94,7 +94,7 @@ async def test_changes_of_several_routers_at_once_lose_nothing(another: Opens) -
 
 
 @pytest.mark.parametrize("asked", ["look", "change"])
-async def test_a_place_that_is_away_says_so_with_a_hint(asked: str, tmp_path: Path, server: RedisServer) -> None:
+async def test_an_unreachable_store_is_reported_with_a_hint(asked: str, tmp_path: Path, server: RedisServer) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     file = FileKeys(str(folder / "keys.jsonl"))

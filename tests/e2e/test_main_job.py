@@ -76,7 +76,7 @@ async def test_the_bundled_model_answers_from_the_document(whole: Whole) -> None
         assert answer.finish_reason == "stop"
 
 
-async def test_streamed_text_equals_whole_text_and_tells_usage_last(whole: Whole) -> None:
+async def test_streamed_text_equals_whole_text_and_ends_with_usage(whole: Whole) -> None:
     paper = a_document(2)
     text = prompt(paper.text, paper.questions[3].question)
     expected = await ask(whole, text)

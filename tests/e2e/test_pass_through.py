@@ -190,7 +190,7 @@ async def test_a_model_of_another_name_is_all_that_changes() -> None:
     assert [raw for raw, _ in engine.received] == [BODY, BODY.replace(b'"stream" : true', b'"stream" : false')]
 
 
-async def test_a_cache_domain_is_put_in_and_what_a_client_must_not_say_is_taken_out() -> None:
+async def test_a_cache_domain_is_put_in_and_fields_that_clients_may_not_set_are_taken_out() -> None:
     engine = Engine()
     body = BODY.replace(b'"vendor":1.50', b'"vendor":1.50, "kv_transfer_params":{"from":"afar"}, "cache_salt":"theirs"')
     async with a_house(engine, pool="kind: vllm, model: m") as house:

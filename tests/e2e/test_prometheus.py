@@ -89,7 +89,7 @@ async def a_prometheus(folder: Path, target: str) -> AsyncIterator[Prometheus]:
         await process.wait()
 
 
-async def test_what_a_router_tells_is_understood_and_every_rule_can_be_evaluated(tmp_path: Path) -> None:
+async def test_a_routers_metrics_are_understood_and_every_rule_can_be_evaluated(tmp_path: Path) -> None:
     async with (
         running(OpenAIServer()) as backend,
         Router(parse(SLA.format(backend=backend.url))) as router,

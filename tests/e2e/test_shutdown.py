@@ -271,7 +271,7 @@ async def test_a_call_that_outlasts_the_grace_of_several_processes_ends_with_an_
         assert router.backend.open_requests == 0
 
 
-async def test_a_shard_that_ends_loses_nothing_and_one_in_a_hurry_says_what_it_broke_off() -> None:
+async def test_a_shard_that_ends_loses_nothing_and_one_in_a_hurry_reports_cut_requests() -> None:
     ports = free_ports(2)
     patient, hurried = [
         ["shards", "--listen", f"127.0.0.1:{port}", "--name", f"own-{number}", "--threads", "1", "--grace-s", grace]

@@ -150,7 +150,7 @@ def test_options_reach_the_command_as_they_were_written() -> None:
     assert not [arg for arg in container(shard(options={"deterministic": False}))["args"] if "deterministic" in arg]
 
 
-def test_what_a_pool_says_goes_before_the_defaults_even_if_it_is_nothing() -> None:
+def test_values_of_a_pool_go_before_the_defaults_even_if_they_are_empty() -> None:
     values: Values = {
         "shardDefaults": {"replicas": 3, "gpus": 1, "options": {"dtype": "int8", "step-ms": 20}},
         "shards": [{"name": "own", "replicas": 0, "gpus": 0, "options": {"step-ms": 30}}],

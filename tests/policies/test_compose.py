@@ -116,7 +116,7 @@ def test_deciding_leaves_the_view_as_it_is() -> None:
     assert view.backends == backends
 
 
-def test_where_only_an_estimate_says_how_long_a_prompt_is_contexts_that_it_fits_in_any_case_come_first() -> None:
+def test_contexts_that_an_estimated_prompt_fits_in_any_case_come_first() -> None:
     short, long = a_backend("short", context_tokens=2000), a_backend("long", context_tokens=8000, running=9)
     view = a_cluster(short, long)
     unsure = a_request(prompt_tokens=1800, least_prompt_tokens=700, likely_prompt_tokens=(1500, 2100))

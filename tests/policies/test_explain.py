@@ -31,7 +31,7 @@ def the_explanation(*backends: Any, **what: Any) -> Explanation:
     return explain(request, facts, ruling, config=CONFIG, view=view, decision=decision)
 
 
-def test_each_earlier_rule_says_field_by_field_why_it_did_not_match() -> None:
+def test_each_earlier_rule_is_explained_field_by_field() -> None:
     explanation = the_explanation(a_backend())
     assert (explanation.rule, explanation.service_class, explanation.ruled_class, explanation.rank) == (
         3,

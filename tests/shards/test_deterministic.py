@@ -132,7 +132,9 @@ def alone(model: Path) -> dict[bool, list[Drawn]]:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_deterministic_engine_says_the_same_to_the_last_bit(model: Path, alone: dict[bool, list[Drawn]], scene: str):
+def test_a_deterministic_engine_answers_the_same_to_the_last_bit(
+    model: Path, alone: dict[bool, list[Drawn]], scene: str
+):
     play, options = SCENES[scene]
     driver = a_driver(model, deterministic=True, **options)
     play(driver)
@@ -141,7 +143,7 @@ def test_a_deterministic_engine_says_the_same_to_the_last_bit(model: Path, alone
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_any_engine_says_the_same_up_to_rounding(model: Path, alone: dict[bool, list[Drawn]], scene: str):
+def test_any_engine_answers_the_same_up_to_rounding(model: Path, alone: dict[bool, list[Drawn]], scene: str):
     play, options = SCENES[scene]
     driver = a_driver(model, **options)
     play(driver)

@@ -53,7 +53,7 @@ def test_greedy_answers_are_those_of_transformers_cold_and_warm(tmp_path: Path, 
     assert answers(engine, prompts, 12) == expected
 
 
-def test_a_loaded_model_says_what_it_is(tmp_path: Path):
+def test_a_loaded_model_describes_itself(tmp_path: Path):
     save_checkpoint(tmp_path, "llama")
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     shares: list[float] = []

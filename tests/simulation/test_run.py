@@ -145,7 +145,7 @@ def test_a_file_that_turns_prompts_away_from_their_prefixes_shows_more_misses() 
     assert first.pools[0].hit_rate > second.pools[0].hit_rate + 0.1
 
 
-def test_a_pool_that_tells_nothing_of_itself_is_learnt() -> None:
+def test_the_speed_of_a_pool_without_reports_is_learnt() -> None:
     config = a_config("pools: {far: {kind: openai_compatible, at: ['http://a:1', 'http://b:1'], model: m}}\n")
     run = simulated(config, arrivals(80, per_second=3.0), fleet=a_fleet(config))
     assert all(call.outcome is Outcome.FINISHED for call in run.calls)

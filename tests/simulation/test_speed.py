@@ -20,7 +20,7 @@ def test_a_step_takes_what_its_tokens_take() -> None:
     assert speed.seconds(shape, decoding=2) == pytest.approx(1.0 + 10 * 0.1 + 1050 * 0.01 + 2 * 0.5 + 300 * 0.001)
 
 
-def test_a_profile_says_only_what_is_otherwise(tmp_path: Path) -> None:
+def test_a_profile_has_only_differences(tmp_path: Path) -> None:
     config = a_config(POOLS)
     profile = read_profile(written(tmp_path / "p", "far: {step_ms: 5, token_us: 20, kv_tokens: 100k}"), config)
     machines = machines_of(config, profile)

@@ -37,7 +37,7 @@ def test_pages_may_have_one_token() -> None:
     assert (event.block_tokens, len(event.hashes)) == (1, 3)
 
 
-def test_a_topic_may_tell_the_epoch() -> None:
+def test_a_topic_may_have_the_epoch() -> None:
     assert epoch_of(b"kv@pod") is None
     assert epoch_of(b"kv@pod\x00sgl-kv-epoch=4f2a") == "4f2a"
     assert epoch_of(b"\x00sgl-kv-epoch=4f2a\x00sgl-kv-snapshot=9") == "4f2a"

@@ -22,7 +22,7 @@ def a_block(*tokens: int, **fields: Any) -> dict[str, Any]:
     return {"block_hash": 1, "tokens": [{"token_id": token} for token in tokens], "cache_level": 0, **fields}
 
 
-def test_an_engine_without_news_says_so_in_two_ways() -> None:
+def test_an_engine_without_news_answers_in_two_ways() -> None:
     assert decode(b"[]") == decode(b"null") == []
 
 

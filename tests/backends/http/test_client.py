@@ -131,7 +131,7 @@ async def answer_to(client: HttpClient, content: bytes, deadline_s: float | None
     return "".join([delta.text async for delta in client.stream(an_exchange(content), {}, deadline_s)])
 
 
-async def test_what_the_server_says_is_read_as_it_comes() -> None:
+async def test_the_servers_stream_is_read_as_it_comes() -> None:
     async with a_client() as (client, _):
         assert await answer_to(client, b"all of it.") == "all of it."
         assert client.name in repr(client)

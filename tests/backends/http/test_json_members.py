@@ -72,7 +72,7 @@ def test_changing_nothing_changes_no_byte(body: dict[str, Any], indent: Any) -> 
     assert with_members(raw, {}) == raw
 
 
-def test_what_is_there_once_is_seen_at_a_glance_however_often_a_text_says_it() -> None:
+def test_a_member_that_is_there_once_is_seen_at_a_glance_however_often_a_text_has_its_name() -> None:
     raw = json.dumps({"model": "m", "text": 'say "model": "x" in \u00fc\u4e2d', "other": 1}).encode()
     assert maybe_twice(raw, ("model", "salt")) == frozenset()
 

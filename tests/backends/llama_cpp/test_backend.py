@@ -46,7 +46,7 @@ async def test_a_body_goes_through_whole_but_for_the_slot_which_may_be_anothers(
     }
 
 
-async def test_token_ids_go_to_the_native_api_which_tells_ids_progress_and_what_was_cached() -> None:
+async def test_token_ids_go_to_the_native_api_which_reports_ids_progress_and_cached_tokens() -> None:
     async with a_backend(LlamaCppServer(cached_tokens=2)) as (backend, server):
         deltas = await everything(backend, a_request(sampling=Sampling(top_logprobs=0)), a_prompt(body=None))
         assert server.received[0].path == "/completion"
@@ -57,7 +57,7 @@ async def test_token_ids_go_to_the_native_api_which_tells_ids_progress_and_what_
     assert deltas[-1].usage == Usage(5, len(TEXT), 2)
 
 
-def test_the_native_body_says_all_that_was_asked_for_and_switches_llama_cpps_own_filters_off() -> None:
+def test_the_native_body_has_all_requested_settings_and_switches_llama_cpps_own_filters_off() -> None:
     plain = completion_body(a_request(max_new_tokens=9), pack_ids([1, 2]))
     assert (plain["prompt"], plain["n_predict"], plain["top_k"], plain["min_p"]) == ([1, 2], 9, 0, 0.0)
     assert not {"seed", "n_probs"} & plain.keys()
@@ -124,7 +124,7 @@ async def test_a_probe_learns_model_slots_and_load() -> None:
             await backend.probe()
 
 
-async def test_without_metrics_the_slots_tell_what_runs_and_what_was_configured_goes_first() -> None:
+async def test_without_metrics_the_slots_report_the_load_and_configured_limits_go_first() -> None:
     async with a_backend(LlamaCppServer(has_metrics=False), max_requests=2, context_tokens=99) as (backend, _):
         await backend.probe()
         assert backend.load() == Load(0, max_requests=2, reported_at=3.0)

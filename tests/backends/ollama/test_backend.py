@@ -150,7 +150,7 @@ async def test_token_ids_alone_are_refused() -> None:
     assert failure.value.param == "prompt"
 
 
-async def test_it_tells_no_queue_and_an_ill_one_fails_its_probe() -> None:
+async def test_it_reports_no_queue_and_an_ill_server_fails_its_probe() -> None:
     async with a_backend(OllamaServer(is_ill=True), max_requests=4) as (backend, _):
         with pytest.raises(BackendFailed):
             await backend.probe()

@@ -46,7 +46,7 @@ def test_what_was_asked_for_is_spelt_in_ollamas_words() -> None:
     assert (sent["tools"], sent["logprobs"], sent["top_logprobs"]) == ([TOOL], True, 2)
 
 
-def test_what_the_pool_decides_is_no_clients_to_say() -> None:
+def test_clients_cannot_set_what_the_pool_decides() -> None:
     forged = {"keep_alive": -1, "truncate": True, "shift": True, "num_ctx": 9, "template": "x"}
     assert chat_body(a_request(), {**CHAT, **forged}) == chat_body(a_request(), CHAT)
 
@@ -87,7 +87,7 @@ def test_a_text_is_continued_as_it_is_unless_the_template_must_place_something()
     assert "raw" not in generate_body(a_request(), {"prompt": "Hi", "system": "Be kind."}, is_raw=True)
 
 
-def test_messages_keep_all_that_they_say() -> None:
+def test_messages_keep_all_their_fields() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     assert messages_of(

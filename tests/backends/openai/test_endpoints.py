@@ -31,7 +31,7 @@ def a_post(schema: str) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": {"$ref": schema}}}}}
 
 
-def test_an_openapi_document_tells_endpoints_and_their_fields() -> None:
+def test_an_openapi_document_lists_endpoints_and_their_fields() -> None:
     page = json.dumps(document(messages=("model", "cache_salt"), responses=("model",))).encode()
     assert endpoints_in(page) == {MESSAGES: {"model", "cache_salt"}, RESPONSES: {"model"}}
 
@@ -39,7 +39,7 @@ def test_an_openapi_document_tells_endpoints_and_their_fields() -> None:
 @pytest.mark.parametrize(
     "page", [b"", b"[]", b"{}", b'{"paths": {"/a": {"post": 5}}}', json.dumps({"paths": []}).encode()]
 )
-def test_what_is_no_such_document_tells_nothing(page: bytes) -> None:
+def test_other_documents_list_nothing(page: bytes) -> None:
     assert endpoints_in(page) == {}
 
 
@@ -92,7 +92,7 @@ def sent_to(backend: HttpBackend, path: str) -> tuple[str, dict[str, Any]]:
         pytest.param(None, False, "/v1/chat/completions", id="tells nothing"),
     ],
 )
-async def test_messages_go_to_a_vllm_as_they_came_if_it_takes_what_the_router_says(
+async def test_messages_go_unchanged_to_a_vllm_that_accepts_the_routers_own_fields(
     published: dict[str, Any] | None, salted: bool, goes_to: str
 ) -> None:
     async with running(Server(published)) as url:

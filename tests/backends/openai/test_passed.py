@@ -116,7 +116,7 @@ def test_what_is_held_has_a_bound() -> None:
     assert len(raw_of(goes)) > MOST_HELD_BYTES
 
 
-def test_usage_that_was_not_asked_for_is_taken_out_of_a_chunk_that_says_more() -> None:
+def test_usage_that_was_not_requested_is_taken_out_of_a_chunk_with_more() -> None:
     last = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}], "usage": {"prompt_tokens":3}}\n\n'
     deltas = heard(a_stream(), [last, DONE])
     assert raw_of(deltas) == last.replace(b', "usage": {"prompt_tokens":3}', b"") + DONE
@@ -179,7 +179,7 @@ WHOLE = (
 )
 
 
-def test_a_whole_answer_goes_through_whole_and_tells_nothing_of_its_first_token() -> None:
+def test_a_whole_answer_goes_through_whole_without_a_time_of_its_first_token() -> None:
     answer = PassedWhole(an_ear(2))
     assert heard(answer, cut(WHOLE, [3, 50])) == [
         Delta(choice=1, body=WHOLE, finish_reason="length", is_whole=True, tokens=6),
@@ -215,7 +215,7 @@ def test_an_answer_with_an_unexpected_index_is_nonsense(index: int) -> None:
             heard(answer, [data])
 
 
-def test_a_server_that_tells_no_usage_does_not_tell_how_many_tokens_an_answer_in_one_piece_has() -> None:
+def test_without_reported_usage_the_tokens_of_an_answer_in_one_piece_are_unknown() -> None:
     untold = WHOLE.replace(b'"usage"', b'"other"')
     first, *_, last = heard(PassedWhole(an_ear(2)), [untold])
     assert first.tokens == 0
@@ -223,7 +223,7 @@ def test_a_server_that_tells_no_usage_does_not_tell_how_many_tokens_an_answer_in
     assert last.usage.completion_tokens == 2
 
 
-def test_what_a_hidden_chunk_of_usage_says_of_the_answer_moves_to_the_chunk_that_ends_it() -> None:
+def test_fields_of_a_hidden_usage_chunk_move_to_the_chunk_that_ends_the_answer() -> None:
     ends = b'data: {"choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n'
     hidden = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2},"system_fingerprint":"fp"}\n\n'
     changed = ends.replace(b"}]}", b'}],"system_fingerprint":"fp"}')

@@ -30,7 +30,7 @@ def test_the_reply_is_one_delta_with_every_byte_and_usage(size: int) -> None:
     assert read(REPLY, size) == [Delta(body=REPLY, usage=Usage(3))]
 
 
-def test_a_server_that_tells_no_usage_used_what_the_prompt_has() -> None:
+def test_without_reported_usage_the_prompts_length_counts() -> None:
     assert read(b'{"data":[]}')[0].usage == Usage(5, is_guess=True)
 
 
@@ -41,7 +41,7 @@ def test_nonsense_is_a_failure_of_the_backend(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), [(RERANK_PATH, "results"), (SCORE_PATH, "data")])
-def test_scores_are_one_delta_too_and_may_tell_their_total_alone(path: str, name: str) -> None:
+def test_scores_are_one_delta_too_and_may_report_only_a_total(path: str, name: str) -> None:
     reply = json.dumps({"id": "x", name: [{"index": 0, "relevance_score": 0.5}], "usage": {"total_tokens": 9}}).encode()
     assert read(reply, path=path) == [Delta(body=reply, usage=Usage(9))]
     with pytest.raises(BackendFailed, match=f"instead of `{name}`"):
@@ -66,7 +66,7 @@ async def test_the_body_goes_through_whole_under_the_servers_name_of_the_model()
     assert delta.usage == Usage(3)
 
 
-async def test_fields_that_are_the_routers_to_say_do_not_come_from_a_client() -> None:
+async def test_the_routers_own_fields_do_not_come_from_a_client() -> None:
     forged = {**BODY, "model": "m", "cache_salt": "other", "priority": -9}
     async with running(VLLMServer()) as server:
         backend = VLLM("b", server.url, pool="p")

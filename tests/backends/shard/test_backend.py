@@ -142,7 +142,7 @@ async def test_an_index_that_holds_nothing_yet_hears_as_any_other(tmp_path: Path
         await eventually(lambda: len(index) == 3)
 
 
-async def test_the_second_question_is_cached_and_says_so(tmp_path: Path) -> None:
+async def test_the_second_question_is_reported_as_cached(tmp_path: Path) -> None:
     notebook, prompt = Notebook(), a_prompt("x" * 200)
     async with a_shard(an_engine(tmp_path)) as server, a_backend(server, listener=notebook) as backend:
         await everything(backend, prompt=prompt)
@@ -322,7 +322,7 @@ async def test_a_large_snapshot_is_heard_in_pieces_in_order_while_the_loop_turns
     assert len(notebook.heard) < 60
 
 
-async def test_a_shard_says_what_it_is_and_how_busy(tmp_path: Path) -> None:
+async def test_a_shard_reports_its_model_and_its_load(tmp_path: Path) -> None:
     models = {"alias": "scripted", "other": "x"}
     reported: list[str] = []
     async with (
@@ -363,7 +363,7 @@ async def test_nothing_is_known_of_a_shard_that_was_never_reached() -> None:
     await backend.close()
 
 
-async def test_a_draining_shard_says_so_fails_its_probe_and_hands_requests_back(tmp_path: Path) -> None:
+async def test_a_draining_shard_reports_it_fails_its_probe_and_hands_requests_back(tmp_path: Path) -> None:
     async with a_shard(an_engine(tmp_path)) as server, a_backend(server) as backend:
         await everything(backend)
         assert not backend.load().draining
@@ -510,7 +510,7 @@ async def test_a_shard_that_does_not_know_pins_is_never_asked_for_any(tmp_path: 
             assert backend.load().pinnable_tokens is None
 
 
-async def test_only_a_shard_that_says_so_is_asked_to_shape_an_answer(tmp_path: Path) -> None:
+async def test_only_a_shard_with_the_capability_is_asked_to_shape_an_answer(tmp_path: Path) -> None:
     shaped = Sampling(grammar=Grammar("json_schema", "{}", "response_format"))
     for shapes in (True, False):
         engine = an_engine(tmp_path)

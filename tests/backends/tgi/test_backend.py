@@ -167,7 +167,7 @@ def test_metrics_make_a_load_and_a_gauge_that_was_never_set_is_zero() -> None:
     assert load_of(b"", 1.0) == Load(0, 0, reported_at=1.0)
 
 
-async def test_a_probe_learns_what_info_says() -> None:
+async def test_a_probe_reads_info() -> None:
     async with a_backend(TGIServer(queue=2)) as (backend, server):
         described = backend.describe()
         assert described is not None

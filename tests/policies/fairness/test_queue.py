@@ -102,7 +102,7 @@ def test_a_removed_ticket_is_gone_and_not_charged() -> None:
     queue.check()
 
 
-def test_counts_tell_what_waits_by_class_and_by_tenant() -> None:
+def test_waiting_requests_are_counted_by_class_and_by_tenant() -> None:
     queue = a_queue(CHAT, RAG)
     queue.push(a_ticket("acme", "chat", cost_s=2.0, tokens=10), now=0.0)
     queue.push(a_ticket("acme", "rag", cost_s=3.0, tokens=20), now=0.0)

@@ -47,7 +47,7 @@ def test_an_adapter_waits_while_requests_of_others_use_all_slots() -> None:
     assert seen(slots, "c", active={"b"}) is Readiness.KNOWN
 
 
-def test_one_slot_is_believed_where_the_backend_does_not_tell() -> None:
+def test_one_slot_is_assumed_without_a_report() -> None:
     slots = AdapterSlots()
     slots.begin("a")
     assert seen(slots, "b", most=None) is Readiness.NO_SLOT

@@ -52,7 +52,7 @@ def test_characters_are_counted_once_whatever_the_text(text: str) -> None:
     assert all(count >= 0 for count in counts.values())
 
 
-def test_of_a_long_text_windows_tell_about_the_same_as_all_of_it() -> None:
+def test_windows_of_a_long_text_give_about_the_same_estimate_as_all_of_it() -> None:
     piece = "The 3 quick brown foxes, jumping over 12 lazy dogs.\n    return 你好\n"
     whole = piece * (4 * WINDOWS * WINDOW_CHARACTERS // len(piece))
     expected = counted(piece)

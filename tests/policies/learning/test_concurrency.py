@@ -125,7 +125,7 @@ def test_a_request_that_a_report_saw_arriving_is_no_queue() -> None:
     limit.check()
 
 
-def test_between_reports_a_slow_first_token_says_nothing_and_a_fast_one_that_there_is_room() -> None:
+def test_between_reports_a_slow_first_token_means_nothing_and_a_fast_one_means_room() -> None:
     slow, fast, queue = AdaptiveLimit(), AdaptiveLimit(), Queue(1.0, running=8, waiting=0)
     for _ in range(64):
         slow.observe(5.0, in_flight=16, queue=queue)

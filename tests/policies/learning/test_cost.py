@@ -86,7 +86,7 @@ def test_hiccups_of_half_a_minute_do_not_wreck_it(truth: Latency) -> None:
     assert model.snapshot().ttft_s(2000) < 1.3 * before + 0.3
 
 
-def test_what_short_prompts_tell_about_speed_holds_for_long_ones_too() -> None:
+def test_the_speed_of_short_prompts_holds_for_long_ones_too() -> None:
     truth, model = FLEET["8B on an H200"], LatencyModel()
     for _ in range(30):
         model.observe_ttft(prefill_work(1000), Ahead(), truth.ttft_s(1000))
@@ -118,7 +118,7 @@ def test_predictions_are_usable_before_anything_was_seen(kind: str) -> None:
     assert latency.tpot_s(8, 8000) < 8 * latency.tpot_s(1, 1000)
 
 
-def test_a_speed_that_a_backend_tells_counts_until_its_first_answer_was_seen() -> None:
+def test_a_reported_speed_counts_until_the_first_answer() -> None:
     model = LatencyModel()
     model.told(None)
     assert model.snapshot() == TYPICAL

@@ -19,7 +19,7 @@ def test_what_leaves_while_others_wait_sets_the_rate() -> None:
     assert rate.per_second(4) == pytest.approx(12.0, rel=0.15)
 
 
-def test_idle_time_says_nothing() -> None:
+def test_idle_time_teaches_nothing() -> None:
     rate = DrainRate()
     rate.waited(0.0, backends=1)
     rate.left(1.0)

@@ -195,7 +195,7 @@ def test_it_holds_what_is_whole_after_any_history(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_its_books_are_right_though_an_engine_tells_of_blocks_that_continue_themselves(seed: int) -> None:
+def test_its_books_are_right_though_an_engine_reports_blocks_that_continue_themselves(seed: int) -> None:
     rng, folder, texts = (
         random.Random(seed),
         Folder(keys_of, most_parts=8),

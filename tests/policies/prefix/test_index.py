@@ -94,7 +94,7 @@ def test_an_unknown_tier_is_the_slowest() -> None:
     assert index.longest([1, 2]) == {"a": Match(2, 0, 0.25)}
 
 
-def test_a_backend_with_holes_is_walked_if_it_says_so() -> None:
+def test_a_backend_marked_as_having_holes_is_walked() -> None:
     index, prompt = PrefixIndex(), a_prompt(random.Random(4), 1500)
     for name in ("closed", "holes"):
         index.store(name, prompt)

@@ -89,7 +89,7 @@ def test_belief_fades_with_what_came_after_and_with_idle_time() -> None:
 
 
 @pytest.mark.parametrize("capacity", [400, 3000, 20_000])
-def test_it_learns_the_capacity_of_an_engine_and_says_how_likely_a_hit_is(capacity: int) -> None:
+def test_it_learns_the_capacity_of_an_engine_and_estimates_the_probability_of_a_hit(capacity: int) -> None:
     rng, engine = random.Random(capacity), Engine(capacity)
     residency = Residency(ResidencyRules(first_blocks=3000))
     documents = [a_prompt(rng.randrange(20, 120), seed) for seed in range(max(20, capacity // 25))]

@@ -52,7 +52,7 @@ def test_it_grows_by_one_segment_at_a_time_and_no_further_than_its_bytes() -> No
     table.check()
 
 
-def test_a_full_table_drops_the_oldest_and_says_what_went() -> None:
+def test_a_full_table_drops_the_oldest_and_returns_it() -> None:
     dropped: list[int] = []
     table = KeyTable(2**17, dropped=lambda values: dropped.extend(values.tolist()))
     for stamp in range(1, 200):

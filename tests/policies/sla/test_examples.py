@@ -69,7 +69,7 @@ def test_every_example_is_sound_and_leaves_no_doubt(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "what", "given"), REQUESTS, ids=[f"{case[0]}-{at}" for at, case in enumerate(REQUESTS)]
 )
-def test_a_request_gets_the_class_and_pools_that_the_comments_say(
+def test_a_request_gets_the_class_and_pools_of_the_comments(
     name: str, what: dict[str, Any], given: tuple[int, str, tuple[str, ...] | None]
 ) -> None:
     config = read(name).config
@@ -85,7 +85,7 @@ def test_every_rule_of_an_example_is_shown_by_a_request(name: str) -> None:
     assert shown == set(range(1, len(read(name).config.rules) + 1))
 
 
-def test_what_follows_a_miss_is_what_the_comments_say() -> None:
+def test_the_steps_after_a_miss_are_those_of_the_comments() -> None:
     mixed, saas = read("mixed-fleet").config, read("saas").config
     assert mixed.on_miss["interactive"] == (Spill("rented"), Degrade("llama-1b"), Shed(429))
     assert mixed.on_miss["long-rag"] == (Queue(10), Spill("rented"), Shed(503))

@@ -71,7 +71,7 @@ def again(failure: ExpectedError) -> ExpectedError:
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
 @pytest.mark.parametrize("path", DIALECTS)
-async def test_no_dialect_tells_where_a_backend_is(path: str, failure: ExpectedError) -> None:
+async def test_no_dialect_shows_a_backends_address(path: str, failure: ExpectedError) -> None:
     backend = ScriptedBackend(scripts=[[again(failure)] for _ in range(3)])
     async with a_router(backend) as router, a_client(router) as client, client.post(path, DIALECTS[path]) as reply:
         text = f"{dict(reply.headers)} {await reply.text()}"
@@ -169,7 +169,7 @@ async def test_log_and_decision_log_have_all_of_it(tmp_path: Path, caplog: pytes
         ("use /v1/responses; 1.5/2 is 3/4, version 0.9.1", "use /v1/responses; 1.5/2 is 3/4, version 0.9.1"),
     ],
 )
-def test_places_are_left_out_of_what_a_backend_says(text: str, shown: str) -> None:
+def test_addresses_are_left_out_of_a_backends_text(text: str, shown: str) -> None:
     assert without_places(text) == shown
 
 

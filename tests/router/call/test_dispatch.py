@@ -382,7 +382,7 @@ def test_each_outage_is_waited_for_anew() -> None:
     run_virtually(run())
 
 
-def test_an_outage_says_nothing_of_how_fast_the_queue_empties() -> None:
+def test_an_outage_teaches_nothing_about_the_rate_of_the_queue() -> None:
     async def run() -> None:
         stage = await Stage().well()
         holder = await stage.place(stage.bid())

@@ -215,7 +215,7 @@ async def test_and_to_none_that_is_as_short() -> None:
     assert sum(len(backend.requests) for backend in backends) == 1
 
 
-async def test_estimates_follow_what_backends_count_and_tell_how_far_off_they_were() -> None:
+async def test_estimates_follow_backends_counts_and_report_their_error() -> None:
     scripts = [an_answer("x", usage=Usage(900, 1)) for _ in range(12)]
     backend = ScriptedBackend(speaks_tokens=False, scripts=scripts)
     gateway = await well(a_gateway(backend), "b0")

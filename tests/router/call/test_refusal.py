@@ -63,6 +63,6 @@ def test_nor_does_a_long_context_that_lacks_what_is_needed() -> None:
     assert isinstance(refused(able, unable, needs=frozenset({Capability.LOGPROBS})), ContextExceeded)
 
 
-def test_of_an_estimated_length_the_error_tells_the_lower_bound() -> None:
+def test_the_error_for_an_estimated_length_has_the_lower_bound() -> None:
     error = refused(SMALL, least_prompt_tokens=1200)
     assert "at least 1,200 tokens of prompt" in error.message

@@ -110,7 +110,7 @@ def test_a_backend_without_events_is_believed_to_keep_what_it_answered() -> None
     assert stage.expected() < 1
 
 
-def test_an_answer_in_one_piece_says_nothing_of_what_was_cached() -> None:
+def test_an_answer_in_one_piece_teaches_nothing_about_cached_tokens() -> None:
     stage = Stage()
     stage.answer()
     flight = stage.cluster.begin("a", a_request(prompt_tokens=TOKENS), TOKENS)
@@ -139,7 +139,7 @@ def test_of_text_a_key_counts_as_many_tokens_as_its_prompt_has(key_tokens: float
     assert [belief.cached_share for belief in learnt] == [None, 1.0 if tokens >= 6400 else None]
 
 
-def test_where_events_tell_nothing_is_learnt() -> None:
+def test_a_backend_with_cache_reports_teaches_nothing() -> None:
     stage = Stage(tells=True)
     stage.answer()
     stage.now += 60
@@ -161,7 +161,7 @@ def prove(stage: Stage, answers: int = 4) -> None:
         stage.ask(keys, ids, reported=keys)
 
 
-def test_a_feed_that_is_proven_says_more_than_what_was_learnt_and_one_that_is_broken_off_less() -> None:
+def test_a_proven_feed_counts_more_than_learnt_blocks_and_a_broken_one_less() -> None:
     stage = Stage()
     feed(stage)
     stage.answer()
@@ -204,7 +204,7 @@ def test_a_wrong_tokenizer_is_found_out_and_what_was_learnt_counts_until_events_
     stage.beliefs.check()
 
 
-def test_events_that_come_late_or_were_missed_say_nothing_against_the_tokenizer() -> None:
+def test_late_or_missed_events_do_not_count_against_the_tokenizer() -> None:
     stage = Stage()
     feed(stage)
     late: list[tuple[int, ...]] = []

@@ -60,7 +60,7 @@ class Stage:
         return report.trust, report.doubt
 
 
-def test_blocks_that_an_engine_has_had_since_before_it_was_heard_say_nothing_against_its_feed() -> None:
+def test_blocks_from_before_the_feed_do_not_count_against_it() -> None:
     stage = Stage()
     for number in range(30):
         stage.ask(number, cached=320)
@@ -72,7 +72,7 @@ def test_blocks_that_an_engine_has_had_since_before_it_was_heard_say_nothing_aga
     assert stage.judged() == (Trust.PROVEN, None)
 
 
-def test_an_engine_that_does_not_tell_what_was_cached_may_have_had_any_block_for_long() -> None:
+def test_an_engine_without_cached_counts_may_have_had_any_block_for_long() -> None:
     stage = Stage()
     for number in range(30):
         stage.ask(number, cached=None)

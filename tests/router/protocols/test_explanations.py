@@ -36,7 +36,7 @@ TOLD = Explanation(
 )
 
 
-def test_text_is_aligned_and_tells_all() -> None:
+def test_text_is_aligned_and_complete() -> None:
     explanation = replace(
         TOLD, skipped=(replace(TOLD.skipped[0], mismatches=(Mismatch("prompt_tokens", (Range(9),), 1),)),)
     )
@@ -89,7 +89,7 @@ def test_an_adapter_is_shown_if_one_was_requested() -> None:
     assert not any("adapter" in candidate for candidate in json.loads(as_json(TOLD))["candidates"])
 
 
-def test_text_of_a_class_without_targets_says_nothing_of_them() -> None:
+def test_text_of_a_class_without_targets_leaves_them_out() -> None:
     text = as_text(replace(TOLD, targets={}, on_miss=()))
     assert "targets" not in text
     assert "on miss" not in text
@@ -108,7 +108,7 @@ def test_a_header_holds_printable_ascii_only() -> None:
     assert "é\x7f\n" in json.loads(as_header(TOLD))["skipped"][0]["why"][1]
 
 
-def test_a_header_is_bounded_and_says_what_it_left_out() -> None:
+def test_a_header_is_bounded_and_counts_what_it_leaves_out() -> None:
     many = tuple(replace(TOLD.candidates[1], backend=f"own-{at}") for at in range(100))
     line = as_header(replace(TOLD, candidates=many, dropped={f"b{at}": "healthy" for at in range(1000)}))
     record = json.loads(line)

@@ -187,7 +187,7 @@ def test_what_is_held_has_a_bound(tool_format: str, begins: str) -> None:  # fmt
     assert CallReader(ToolSyntax(FORMATS[tool_format], TOOLS), str).push(spaces).text == spaces
 
 
-def test_a_delta_keeps_all_but_its_text_and_says_that_it_called() -> None:
+def test_a_delta_with_calls_keeps_all_but_its_text_and_has_the_finish_reason_of_calls() -> None:
     reader = AnswerReader("r", ToolSyntax(LLAMA, TOOLS))
     progress = Delta(computed_tokens=5)
     assert reader.read(progress) is progress

@@ -81,7 +81,7 @@ def test_trust_comes_back_although_nothing_is_drafted():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_draft_is_what_following_it_would_say(seed):
+def test_a_draft_is_what_following_it_token_by_token_gives(seed):
     rng = random.Random(seed)
     tokens = [rng.randint(0, 3) for _ in range(300)]
     drafter = a_drafter(tokens[:100])

@@ -15,7 +15,7 @@ def a_decode(row: int, computed: int, blocks: list[int], *, known: int | None = 
     return Span(row, None if known is None else [known], computed, blocks, Drawing(seed=row))
 
 
-def test_spans_say_where_every_token_goes() -> None:
+def test_spans_give_the_place_of_every_token() -> None:
     step = step_of_spans([Span(0, [5, 6, 7], 63, [9, 4]), a_decode(3, 64, [2, 1])])
     assert step.known.tolist() == [5, 6, 7, 0]
     assert step.positions.tolist() == [63, 64, 65, 64]

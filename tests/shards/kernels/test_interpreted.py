@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 HERE = Path(__file__).parent
 
 
-def test_every_kernel_does_what_its_reference_says() -> None:
+def test_every_kernel_computes_what_its_reference_does() -> None:
     # set before triton is imported, hence the process; a read out of bounds ends that process and not this one
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     if platform.machine() == "x86_64":

@@ -91,5 +91,5 @@ def test_the_size_of_a_block_is_what_the_cache_takes(dtype: torch.dtype) -> None
     assert KvCache(config, 7, dtype=dtype).data.nbytes == 7 * bytes_per_block(config, dtype)
 
 
-def test_the_representation_says_how_large_it_is() -> None:
+def test_the_representation_has_the_size() -> None:
     assert "4 blocks" in repr(KvCache(a_config(), 4))

@@ -44,7 +44,7 @@ def test_copies_are_made_in_order(kind):
     copier.close()
 
 
-def test_a_thread_copies_beside_and_says_when_it_is_done():
+def test_a_thread_copies_in_the_background_and_reports_the_end():
     memory = Memory()
     memory.gate.clear()
     copier = ThreadCopier(memory)

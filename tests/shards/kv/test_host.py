@@ -338,7 +338,7 @@ def test_distrust_forgets_both_copies():
     house.pool.check([])
 
 
-def test_the_representation_says_what_is_where():
+def test_the_representation_has_the_contents():
     house = House(4, 4)
     table = house.table(1, 2)
     table.park()

@@ -22,7 +22,7 @@ def a_shape(rng: random.Random) -> StepShape:
     return shape
 
 
-def test_before_anything_was_measured_it_says_so_and_still_predicts():
+def test_before_any_measurement_it_reports_no_speed_and_still_predicts():
     cost = CostModel()
     assert cost.prefill_s_per_token == 0
     assert cost.predict_s(StepShape(64)) > 0
@@ -47,7 +47,7 @@ def test_a_chunk_far_into_a_context_costs_more_than_one_at_its_beginning():
 
 
 @pytest.mark.parametrize("fixed_s", [0.3e-3, 3e-3, 30e-3, 300e-3])
-def test_a_few_steps_tell_how_fast_a_machine_is_even_if_it_is_unlike_the_usual(fixed_s):
+def test_a_few_steps_show_the_speed_of_a_machine_even_if_it_is_unusual(fixed_s):
     # the shares of a model of 8 billion parameters: of the prior nothing holds but about these
     def takes(shape: StepShape) -> float:
         return fixed_s * (1.0 + 0.01 * shape.tokens + 6e-7 * shape.pairs + 8e-6 * shape.decode_context)

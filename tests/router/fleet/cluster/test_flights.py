@@ -36,7 +36,7 @@ def test_a_flight_is_timed_from_its_sending_to_its_first_and_last_piece() -> Non
     assert (flight.ttft_s, flight.last_at, flight.drawn_tokens, flight.later_tokens) == (1.0, 12.0, 5, 2)
 
 
-def test_pieces_without_token_ids_count_as_one_until_the_end_tells() -> None:
+def test_pieces_without_token_ids_count_as_one_token_until_usage_comes() -> None:
     flight = a_flight(Flights())
     for _ in range(3):
         flight.heard(Delta(text="two words"), 1.0)
@@ -45,7 +45,7 @@ def test_pieces_without_token_ids_count_as_one_until_the_end_tells() -> None:
     assert flight.later_tokens == 8
 
 
-def test_an_answer_in_one_piece_tells_no_first_token() -> None:
+def test_an_answer_in_one_piece_has_no_time_of_its_first_token() -> None:
     flight = a_flight(Flights())
     flight.heard(Delta(body=b"{}", tokens=9, is_whole=True), 1.0)
     flight.heard(Delta(usage=Usage(100, 9, 0)), 1.0)

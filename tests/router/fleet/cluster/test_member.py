@@ -78,7 +78,7 @@ class Serial:
         return flight
 
 
-def test_a_new_backend_is_as_fast_as_its_kind_or_as_it_says() -> None:
+def test_a_new_backend_is_as_fast_as_its_kind_or_as_it_reports() -> None:
     assert a_member().view(0.0, {}).latency == TYPICAL
     assert a_member(prefill_s_per_token=2e-3).view(0.0, {}).latency.token_s == pytest.approx(2e-3)
 
@@ -158,7 +158,7 @@ def test_an_answer_that_fails_halfway_teaches_its_first_token_alone() -> None:
     assert learnt.step_s == TYPICAL.step_s
 
 
-def test_where_the_cache_is_unknown_the_end_tells_what_was_computed() -> None:
+def test_with_an_unknown_cache_the_computed_tokens_come_from_usage() -> None:
     member = a_member(says=Description(frozenset({"llama"})))
     speed = msgspec.structs.replace(SPEED, pair_s=0.0)
     now = 0.0
@@ -173,7 +173,7 @@ def test_where_the_cache_is_unknown_the_end_tells_what_was_computed() -> None:
     assert member.model.snapshot().ttft_s(2000) == pytest.approx(speed.ttft_s(2000), rel=0.15)
 
 
-def test_an_answer_in_one_piece_tells_nothing_of_its_first_token() -> None:
+def test_an_answer_in_one_piece_teaches_nothing_about_first_tokens() -> None:
     member = a_member(says=Description(frozenset({"llama"})))
     flight = member.begin(a_request(), 1000, now=0.0, is_first_try=True)
     flight.heard(Delta(text="all of it"), 9.0)
@@ -182,7 +182,7 @@ def test_an_answer_in_one_piece_tells_nothing_of_its_first_token() -> None:
     assert member.model.snapshot() == TYPICAL
 
 
-def test_only_a_backend_that_does_not_tell_its_limit_gets_one_and_loses_some_when_it_refuses() -> None:
+def test_only_a_backend_without_a_reported_limit_gets_one_and_loses_some_when_it_refuses() -> None:
     assert a_member(max_requests=4).view(0.0, {}).adaptive_limit is None
     member = a_member()
     before = member.view(0.0, {}).adaptive_limit
@@ -380,7 +380,7 @@ def others_wait(member: Member, since: float, count: int = 2) -> float:
     return count * member.model.snapshot().work_s(flight)
 
 
-def test_what_others_sent_is_computed_though_they_are_late_to_tell() -> None:
+def test_requests_of_other_routers_are_computed_though_their_news_are_late() -> None:
     member = a_member()
     took_s = others_wait(member, since=10.0)
     assert member.view(10.0, {}).queue_s == pytest.approx(took_s)
@@ -398,7 +398,7 @@ def test_a_backend_computes_what_others_sent_and_what_this_router_sent_one_after
         assert member.view(at, {}).queue_s == pytest.approx((1.0 - done) * (theirs_s + ours_s))
 
 
-def test_the_last_first_token_at_a_backend_says_how_far_it_is_whichever_router_saw_it() -> None:
+def test_the_last_first_token_at_a_backend_shows_its_progress_whichever_router_saw_it() -> None:
     member = a_member()
     member.begin(a_request(prompt_tokens=1000), 1000, now=10.0, is_first_try=True)
     theirs_s = others_wait(member, since=20.0)
@@ -408,7 +408,7 @@ def test_the_last_first_token_at_a_backend_says_how_far_it_is_whichever_router_s
     assert member.view(20.0, {}).queue_s == 0.0
 
 
-def test_what_a_backend_tells_of_its_queue_is_no_less_because_time_passes() -> None:
+def test_a_reported_queue_does_not_shrink_because_time_passes() -> None:
     member = a_member(waiting_tokens=1000, reported_at=10.0)
     took_s = others_wait(member, since=10.0)
     assert member.view(10.0 + took_s, {}).queue_s == member.view(10.0, {}).queue_s > 0.0

@@ -78,7 +78,7 @@ class Stage:
         self.cluster.end(self.begin(name), BackendFailed("x"))
 
 
-async def test_the_ranks_that_a_server_tells_of_become_backends_with_a_load_of_their_own() -> None:
+async def test_reported_ranks_become_backends_with_a_load_of_their_own() -> None:
     stage = Stage(a_server())
     assert list(stage.views()) == ["b0"]
     assert await stage.cluster.probe("b0")
@@ -90,7 +90,7 @@ async def test_the_ranks_that_a_server_tells_of_become_backends_with_a_load_of_t
     assert stage.cluster.server_of("b0/2").ranks == ["b0", "b0/1", "b0/2"]
 
 
-async def test_a_server_that_was_started_anew_has_as_many_ranks_as_it_tells_now() -> None:
+async def test_a_restarted_server_has_as_many_ranks_as_it_reports_now() -> None:
     stage = Stage(a_server())
     await stage.cluster.probe("b0")
     lost = stage.begin("b0/2")

@@ -51,13 +51,13 @@ async def test_a_name_that_does_not_exist_or_has_no_address_is_empty() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["fails", "is_silent"])
-async def test_a_server_that_fails_or_is_silent_says_nothing_about_the_name(trouble: str) -> None:
+async def test_a_failing_or_silent_dns_server_does_not_change_the_name(trouble: str) -> None:
     async with a_name_server(hosts={"shards.example": ["10.0.0.1"]}, **{trouble: True}) as server:
         with pytest.raises(SourceFailed, match=r"A of shards\.example"):
             await first(DnsSource(DnsName("shards.example", 9000), a_resolver(server)))
 
 
-async def test_a_server_that_fails_for_one_version_of_addresses_still_tells_the_other() -> None:
+async def test_a_dns_server_that_fails_for_one_version_of_addresses_still_gives_the_other() -> None:
     hosts = {"shards.example": ["10.0.0.1", "fd00::7"], "four.example": ["10.0.0.1"]}
     async with a_name_server(hosts=hosts, fails_for=frozenset({AAAA})) as server:
         assert await first(DnsSource(DnsName("four.example", 1), a_resolver(server))) == {"10.0.0.1:1"}
@@ -79,6 +79,6 @@ async def test_srv_records_name_hosts_and_ports_and_the_best_priority_counts() -
         assert found == {"10.0.0.1:7001", "10.0.0.2:7002", "[fd00::2]:7002"}
 
 
-async def test_a_lone_dot_says_that_there_is_no_such_service() -> None:
+async def test_a_lone_dot_means_that_there_is_no_such_service() -> None:
     async with a_name_server(services={"_x._tcp.example": [(0, 0, 0, ".")]}) as server:
         assert await first(SrvSource(SrvName("_x._tcp.example"), a_resolver(server))) == frozenset()

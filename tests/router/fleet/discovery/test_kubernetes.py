@@ -159,7 +159,7 @@ async def test_an_api_that_refuses_or_is_away_is_a_failure_of_the_source(tmp_pat
             await next_of(found)
 
 
-def test_inside_a_pod_the_api_is_where_the_environment_says() -> None:
+def test_inside_a_pod_the_environment_has_the_address_of_the_api() -> None:
     access = KubernetesAccess.in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"})
     assert access.url == "https://[fd00::1]:6443"
     with pytest.raises(SourceFailed, match="not in a pod"):

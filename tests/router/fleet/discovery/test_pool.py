@@ -74,7 +74,7 @@ def test_a_backend_has_the_name_of_its_pool_and_address_whatever_its_scheme() ->
     assert found_name("lm", "http://10.0.0.1:23333") == "lm@10.0.0.1:23333"
 
 
-def test_what_several_sources_say_together_is_there() -> None:
+def test_the_addresses_of_several_sources_are_joined() -> None:
     async def run() -> None:
         first, second = Scripted(), Scripted()
         async with a_scene({"dns://one:1": first, "dns://two:1": second}) as scene:
@@ -199,7 +199,7 @@ def test_an_address_that_no_backend_can_have_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_sources_say_the_cluster_ends_up_with_that_and_no_task_is_left(seed: int) -> None:
+def test_the_cluster_ends_up_with_the_sources_addresses_and_no_task_is_left(seed: int) -> None:
     async def run() -> None:
         rng, sources = random.Random(seed), {"one": Scripted(0.0), "two": Scripted(0.0)}
         named: dict[str, set[str]] = {name: set() for name in sources}

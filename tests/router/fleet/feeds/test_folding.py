@@ -101,7 +101,7 @@ def reported(beliefs: Beliefs, prompt: PromptKeys) -> dict[str, int]:
     return {name: match.blocks for name, match in prompt.reported.items()}
 
 
-def test_of_an_engine_that_tells_no_salts_a_domain_finds_what_it_sent_there_itself_and_no_other_does() -> None:
+def test_at_an_engine_without_salts_in_events_a_domain_finds_only_its_own_prompts() -> None:
     beliefs = some_beliefs()
     sink = a_sink(beliefs)
     sink.hear(SOURCE, stored(salt=None))
@@ -117,7 +117,7 @@ def test_of_an_engine_that_tells_no_salts_a_domain_finds_what_it_sent_there_itse
     beliefs.check()
 
 
-def test_the_events_of_an_engine_that_tells_no_salts_are_proven_by_its_answers() -> None:
+def test_events_without_salts_are_proven_by_the_engines_answers() -> None:
     beliefs = some_beliefs()
     sink = a_sink(beliefs)
     beliefs.trust("gpu-0", 0, 1.0)

@@ -76,7 +76,7 @@ def source_of(publisher: Publisher) -> dict[str, dict[str, str]]:
     return {"0": {"endpoint": events, "replay_endpoint": replay, "topic": "kv-events"}}
 
 
-async def test_a_vllm_that_says_where_it_publishes_is_heard_although_its_pool_names_no_events() -> None:
+async def test_a_vllm_that_reports_its_publisher_is_read_although_its_pool_names_no_events() -> None:
     engine = Engine(vllm_0_26, random.Random(1), size=100, block_size=16)
     async with a_publisher() as publisher, running(VLLMServer(event_sources=source_of(publisher))) as server:
         await publisher.send(engine.publish(list(engine.run(("acme", PROMPT)))))
@@ -113,7 +113,7 @@ async def test_a_vllm_that_comes_back_and_publishes_elsewhere_is_heard_there_and
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["switched off", "a version that does not tell"])
-async def test_a_vllm_is_not_listened_to_where_that_is_switched_off_or_it_does_not_tell(written: bool) -> None:
+async def test_a_vllms_events_are_not_read_if_switched_off_or_without_a_reported_publisher(written: bool) -> None:
     async with a_publisher() as publisher:
         sources = source_of(publisher) if written else None
         async with running(VLLMServer(event_sources=sources)) as server:
@@ -124,7 +124,7 @@ async def test_a_vllm_is_not_listened_to_where_that_is_switched_off_or_it_does_n
                 assert router.gateway.feeds.health() == ()
 
 
-async def test_without_pyzmq_a_vllm_that_tells_where_it_publishes_is_not_heard_and_the_log_says_so_once(
+async def test_without_pyzmq_a_vllm_that_reports_its_publisher_is_not_read_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("router.fleet.feeds.feeds.find_spec", lambda _: None)

@@ -98,9 +98,7 @@ def test_a_pool_of_another_kind_must_name_the_engine_of_its_events() -> None:
         ("gpu-7:8000", "nonsense", None),
     ],
 )
-def test_where_an_engine_says_that_it_publishes_is_heard_at_its_own_host(
-    address: str, published: str, heard: str | None
-) -> None:
+def test_a_reported_publisher_is_read_at_the_engines_own_host(address: str, published: str, heard: str | None) -> None:
     specs = published_specs("gpu-0", address, [EventAddress(1, published, "tcp://*:5558")])
     assert [(spec.source, spec.engine, spec.events) for spec in specs] == (
         [(RankCache("gpu-0", 1), "vllm", heard)] if heard else []

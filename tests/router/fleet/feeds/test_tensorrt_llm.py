@@ -117,7 +117,7 @@ async def test_a_status_that_is_no_answer_is_trouble() -> None:
         await until(lambda: bool(fold.claims()) and not feed.health()[0].trouble)
 
 
-async def test_while_the_engine_does_not_tell_all_routers_believe_what_they_know_less() -> None:
+async def test_while_the_engine_is_silent_all_routers_trust_their_blocks_less() -> None:
     relay, folds = a_relay(), [Fold(), Fold()]
     async with (
         a_server() as server,

@@ -194,7 +194,7 @@ async def test_something_that_is_no_engine_is_trouble_and_no_crash() -> None:
             assert not health(feed).connected
 
 
-async def test_sglang_tells_its_epoch_in_the_topic() -> None:
+async def test_sglang_has_its_epoch_in_the_topic() -> None:
     engine, fold = an_engine("sglang-maps", int_hashes=True), Fold()
     dialect = ZmqDialect(sglang.decode, sglang.epoch_of)
     async with a_publisher() as publisher, a_feed(a_spec(publisher, replay=None), fold, dialect=dialect) as feed:

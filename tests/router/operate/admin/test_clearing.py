@@ -42,7 +42,7 @@ async def test_one_domain_goes_everywhere_and_the_others_stay() -> None:
     }
 
 
-async def test_it_says_where_it_cannot_be_done_or_failed() -> None:
+async def test_it_lists_backends_where_it_failed_or_is_impossible() -> None:
     made = a_keeper("b0"), a_keeper("b1", pins=False), a_keeper("b2")
     async with a_warmer(*made) as (_, router):
         made[2].is_well = False

@@ -85,7 +85,7 @@ async def test_a_key_is_issued_used_rotated_and_revoked_and_holds_over_a_restart
         assert [(await desk.chat(made["key"]))[0] for made in (first, second)] == [401, 200]
 
 
-async def test_a_list_tells_everything_but_keys(path: Path) -> None:
+async def test_a_list_shows_everything_but_keys(path: Path) -> None:
     async with a_desk(path) as desk:
         made = await desk.issue(name="ci")
         await desk.chat(made["key"])

@@ -54,7 +54,7 @@ async def an_operator(*backends: PacedBackend, **server: Any) -> AsyncIterator[O
         yield Operator(router, http)
 
 
-async def test_a_snapshot_tells_of_classes_tenants_backends_and_decisions() -> None:
+async def test_a_snapshot_has_classes_tenants_backends_and_decisions() -> None:
     async with an_operator(PacedBackend("own-0")) as operator:
         await operator.ask()
         await operator.ask()
@@ -74,7 +74,7 @@ async def test_a_snapshot_tells_of_classes_tenants_backends_and_decisions() -> N
     assert shown.decisions[1].why == "the only candidate"
 
 
-async def test_a_snapshot_tells_of_prefixes_that_are_kept_first_of_those_that_are_not_as_they_should_be() -> None:
+async def test_a_snapshot_has_kept_prefixes_and_those_with_problems_first() -> None:
     async with an_operator(PacedBackend("own-0"), PacedBackend("own-1")) as operator:
         router, http = operator.router, operator.http
         for number, shards in enumerate((5, 1, 2)):

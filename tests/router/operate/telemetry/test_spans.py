@@ -50,7 +50,7 @@ async def test_a_call_has_a_span_with_children_for_queue_decision_and_backend(mo
     assert decode.end_ns <= attempt.end_ns <= call.end_ns
 
 
-async def test_spans_say_what_was_asked_used_and_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_have_the_request_the_usage_and_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = ScriptedBackend(scripts=[an_answer("a", "b", usage=Usage(20, 2, 8))])
     collector, _ = await asked(monkeypatch, backend, body=a_chat(max_tokens=5))
     used = {

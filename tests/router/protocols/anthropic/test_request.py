@@ -334,7 +334,7 @@ async def test_what_openais_models_say_to_refuse_is_text_and_a_refusal(finish: s
         assert message.stop_reason == "refusal"
 
 
-async def test_message_start_tells_how_long_the_prompt_is() -> None:
+async def test_message_start_has_the_prompts_length() -> None:
     async with a_router() as router, a_client(router) as client:
         async with client.post(MESSAGES_PATH, a_message(stream=True)) as reply:
             assert reply.content_type == "text/event-stream"

@@ -500,7 +500,7 @@ async def test_a_router_is_ready_once_each_pool_was_reached_and_alive_before() -
             assert reply.status == 200
 
 
-async def test_metrics_tell_of_requests_latencies_tokens_and_the_loop() -> None:
+async def test_metrics_have_requests_latencies_tokens_and_the_loop() -> None:
     async with a_router() as router, a_client(router) as client:
         await client.answer(CHAT, a_chat())
         async with client.get("/metrics", key=None) as reply:

@@ -81,7 +81,7 @@ def test_what_makes_no_sense_is_refused_by_its_field(fields: dict[str, Any], par
     assert refused.value.param == param
 
 
-def test_what_says_how_to_answer_may_be_there_and_what_makes_the_prompt_goes_along() -> None:
+def test_fields_about_answers_are_allowed_and_fields_of_the_prompt_are_kept() -> None:
     wish = wish_of(a_wish(temperature=0.5, n=3, reasoning_effort="low", vendor=None), {})
     assert wish.ask.bodies[0]["reasoning_effort"] == "low"
     assert wish.ask.sampling.choices == 1
@@ -138,7 +138,7 @@ async def test_a_request_that_does_not_wait_is_answered_at_once() -> None:
         assert await router.gateway.doors.emptied(5)
 
 
-async def test_a_backend_that_cannot_pin_says_so_and_one_that_must_is_not_found() -> None:
+async def test_a_place_without_pins_is_marked_and_a_required_pin_finds_no_backend() -> None:
     async with a_service(pins=False) as (client, _):
         status, reply = await client.answer(PATH, a_wish())
         assert (status, reply["backends"][0]["pinned_tokens"], reply["backends"][0]["pinned_until"]) == (200, 0, None)

@@ -121,7 +121,9 @@ async def test_what_cannot_be_read_is_refused_with_a_hint(
         (Engine(failure=BackendFailed("it is away")), 502, "the backend that had the request failed"),
     ],
 )
-async def test_where_no_backend_tells_the_client_hears_why(engine: ScriptedBackend, status: int, says: str) -> None:
+async def test_if_no_backend_tokenizes_the_client_gets_the_reason(
+    engine: ScriptedBackend, status: int, says: str
+) -> None:
     async with a_router(engine, config=with_pool()) as router, a_client(router) as client:
         found, reply = await client.answer("/tokenize", {"prompt": "abc"})
     assert (found, says in str(reply)) == (status, True), reply

@@ -54,7 +54,7 @@ def shaped(**fields: Any) -> Grammar | None:
         ({"guided_grammar": "x"}, Grammar("rules", "x", "guided_grammar")),
     ],
 )
-def test_every_way_to_say_it_is_read(fields: dict[str, Any], grammar: Grammar | None) -> None:
+def test_every_spelling_of_a_grammar_is_read(fields: dict[str, Any], grammar: Grammar | None) -> None:
     assert shaped(**fields) == grammar
 
 
@@ -67,7 +67,7 @@ def test_every_way_to_say_it_is_read(fields: dict[str, Any], grammar: Grammar | 
         ({"guided_json": 5}, "guided_json"),
     ],
 )
-def test_what_says_two_things_or_none_is_refused(fields: dict[str, Any], param: str) -> None:
+def test_two_grammars_or_an_empty_one_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         shaped(**fields)
     assert caught.value.param == param

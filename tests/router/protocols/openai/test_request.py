@@ -299,7 +299,7 @@ def test_logit_biases_are_keyed_by_token_ids(wrong: str) -> None:
         ({"structured_outputs": {}, "guided_json": None}, set()),
     ],
 )
-def test_a_chat_says_what_a_backend_must_be_able_to_do(fields: dict[str, Any], needs: set[Capability]) -> None:
+def test_a_chat_has_the_capabilities_that_its_backend_needs(fields: dict[str, Any], needs: set[Capability]) -> None:
     assert chat_ask(a_chat(**fields)).needs == needs
 
 

@@ -73,7 +73,7 @@ def test_responses_without_an_end_are_failures() -> None:
         ({"input_tokens": 6, "cache_creation_input_tokens": 4, "output_tokens": 7}, Usage(10, 7, 0)),
     ],
 )
-def test_a_whole_answer_tells_its_usage_as_responses_or_as_messages_do(usage: dict[str, Any], read: Usage) -> None:
+def test_a_whole_answer_has_usage_as_in_responses_or_messages(usage: dict[str, Any], read: Usage) -> None:
     answer = WholeAnswer("b0")
     raw = json.dumps({"usage": usage}).encode()
     assert not [*answer.feed(raw[:9]), *answer.feed(raw[9:])]

@@ -145,7 +145,7 @@ async def test_a_mode_in_which_nothing_can_be_picked_or_counted_is_refused(modes
 
 
 @pytest.mark.parametrize("wrong", [b"\xff\xff\xff", headers().SerializeToString()], ids=["no message", "no order"])
-async def test_a_gateway_that_says_what_has_no_place_hears_why_and_nothing_stays(wrong: bytes) -> None:
+async def test_a_gateway_with_messages_out_of_order_gets_the_reason_and_nothing_stays(wrong: bytes) -> None:
     async with a_gateway() as (envoy, router), grpc.aio.insecure_channel(envoy.picker) as channel:
         stream: Any = channel.stream_stream("/envoy.service.ext_proc.v3.ExternalProcessor/Process")()
         await stream.write(envoy.first(POST, is_last=False).SerializeToString())

@@ -47,7 +47,7 @@ from tests.standins.vllm import VLLMServer
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_request_goes_where_the_picker_says_and_its_answer_comes_back_as_it_is() -> None:
+async def test_a_request_goes_to_the_picked_endpoint_and_its_answer_comes_back_unchanged() -> None:
     engine = OpenAIServer(model=MODEL)
     async with a_gateway(engine) as (envoy, router):
         reply = await chat(envoy)
@@ -71,7 +71,7 @@ async def test_usage_is_read_from_the_answer_that_passes_by(modes: dict[str, Any
         assert (spent.prompt_tokens, spent.completion_tokens, spent.cached_tokens) == (5, len(engine.text), 3)
 
 
-async def test_a_stream_that_tells_no_usage_is_counted_by_its_pieces() -> None:
+async def test_a_stream_without_usage_is_counted_by_its_pieces() -> None:
     engine = OpenAIServer(model=MODEL)
     async with a_gateway(engine) as (envoy, router):
         reply = await chat(envoy, a_chat(stream=True))
@@ -168,7 +168,7 @@ async def test_without_an_allowed_endpoint_the_answer_is_503(subset: list[str]) 
         assert settled(router) == {Outcome.REJECTED: 1}
 
 
-async def test_backends_that_a_gateway_cannot_reach_are_dropped_and_say_why() -> None:
+async def test_backends_that_a_gateway_cannot_reach_are_dropped_with_the_reason() -> None:
     engine = OpenAIServer(model=MODEL)
     async with running(engine):
         named = OpenAICompatible("named", engine.url.replace("127.0.0.1", "localhost"), pool="own")

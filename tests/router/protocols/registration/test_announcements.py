@@ -183,7 +183,7 @@ async def test_a_shard_announces_itself_again_and_again_and_takes_it_back() -> N
         await port.until()
 
 
-async def test_a_shard_that_no_router_hears_says_so_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_shard_without_a_reachable_router_logs_it_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async with a_port() as port:
         routers = [f"http://{port.router.admin}", "http://127.0.0.1:1"]
         announcer = Announcer(Announcement(routers, "own", "10.0.0.1:7001", "wrong"), every_s=0.005)

@@ -69,7 +69,7 @@ def test_rules_see_the_metadata_of_a_response() -> None:
     ("name", "value", "instead"),
     [("max_tokens", 5, "max_output_tokens"), ("messages", [], "input"), ("n", 2, "several calls")],
 )
-def test_words_of_chats_are_refused_with_what_to_say_instead(name: str, value: Any, instead: str) -> None:
+def test_fields_of_chats_are_refused_with_the_ones_to_use(name: str, value: Any, instead: str) -> None:
     with pytest.raises(InvalidRequest) as failure:
         responses_ask(a_body(**{name: value}), {})
     assert failure.value.param == name

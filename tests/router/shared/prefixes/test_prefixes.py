@@ -56,7 +56,7 @@ async def test_warming_continues_after_its_client_disconnects() -> None:
         await eventually(lambda: bench.prefixes.of("acme")[0].state == "ready")
 
 
-async def test_fewer_backends_than_asked_for_make_it_partial_and_say_why() -> None:
+async def test_fewer_backends_than_requested_make_it_partial_with_the_reason() -> None:
     async with a_bench(FakeBackend("b0", pins=True)) as bench:
         prefix = await bench.keep(shards=2)
         assert (prefix.state, prefix.trouble, prefix.backends) == ("partial", "none is left", {"b0"})
@@ -254,7 +254,7 @@ async def test_a_draining_backend_is_replaced_at_once() -> None:
         assert bench.prefixes.of()[0].backends == {"b1"}
 
 
-async def test_what_cannot_be_made_again_is_lost_says_why_and_is_tried_ever_less_often() -> None:
+async def test_a_prefix_that_cannot_be_restored_is_lost_with_the_reason_and_retried_ever_less_often() -> None:
     async with a_bench(FakeBackend("b0", pins=True)) as bench:
         await bench.keep()
         bench.cluster.drain("b0")

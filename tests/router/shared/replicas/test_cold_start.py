@@ -98,7 +98,7 @@ async def test_a_router_that_starts_after_the_stream_was_cut_believes_what_the_o
             await eventually(lambda: y.expected((7, 8, 9)) > 2)
 
 
-async def test_without_a_snapshot_a_late_router_says_approximate_until_it_has_listened_for_long(
+async def test_without_a_snapshot_a_late_router_is_approximate_until_it_has_read_for_long(
     server: RedisServer,
 ) -> None:
     asked = prompts(200, seed=1)

@@ -40,7 +40,7 @@ def test_a_switch_that_is_off_is_no_flag() -> None:
     assert shard_flags({"deterministic": "false"}) == ()
 
 
-def test_what_the_pool_says_itself_is_no_option() -> None:
+def test_the_pools_own_fields_are_not_options() -> None:
     known = shard_options()
     assert {"dtype", "kv-dtype", "device", "threads", "kv-memory", "host-memory", "max-running", "step-ms"} <= set(
         known
